@@ -1,0 +1,108 @@
+"""What a rank tells its agent: one JSON datagram each on the agent's Unix socket.
+
+Sending never blocks and never fails training: a datagram that cannot be sent is lost.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.contract.codec import decode, encode_tagged
+
+Phase = Literal["init", "compile", "train", "checkpoint", "eval"]
+MAX_BYTES = 60_000
+"""A larger text is cut before it is sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted:
+    """The rank's process exists."""
+
+    attempt: int
+    rank: int
+    local_rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A step was done, or another phase began."""
+
+    attempt: int
+    rank: int
+    step: int
+    """Optimizer steps of the job that are done; the checkpoint's step right after a resume."""
+    phase: Phase
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    """Of the whole job."""
+    memory_bytes: int | None = None
+    """Peak device memory; on CPU, the resident set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Rank 0 loaded its state, or found none and began at step 0."""
+
+    attempt: int
+    rank: int
+    step: int
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """Rank 0 committed a checkpoint: it is complete from now on."""
+
+    attempt: int
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """The rank is about to die of a Python exception."""
+
+    attempt: int
+    rank: int
+    step: int
+    """The step that was being computed."""
+    error: str
+    """Class of the exception."""
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillFired:
+    """The rank is about to suffer drill `drill`; for a host drill its agent is to die."""
+
+    attempt: int
+    rank: int
+    drill: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnded:
+    """The rank's process is gone; told by the process that waited for it."""
+
+    attempt: int
+    rank: int
+    exit_code: int | None
+    """What it returned; None when a signal killed it."""
+    signal: int | None
+
+
+Datagram = RankStarted | Beat | Resumed | Saved | Raised | DrillFired | RankEnded
+
+
+def to_bytes(datagram: Datagram) -> bytes:
+    return json.dumps(encode_tagged(datagram), separators=(",", ":")).encode()
+
+
+def from_bytes(data: bytes) -> Datagram:
+    """Raises ValueError when the bytes are not a datagram of this version."""
+    datagram: Datagram = decode(Datagram, json.loads(data))
+    return datagram

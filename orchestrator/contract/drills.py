@@ -1,0 +1,46 @@
+"""Faults on order: a team rehearses a failure before it trusts us with weeks."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from orchestrator.contract.codec import AtLeast, Invalid, Problem
+
+FORM = "FAULT:rank=R@step=S with FAULT one of kill, stop, raise, exit; or kill:host=H@step=S"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """One fault at one step; it happens once, whatever is restarted afterwards."""
+
+    id: int
+    """Place in the job's list of drills, from 1."""
+    fault: Literal["kill", "stop", "raise", "exit"]
+    """SIGKILL, SIGSTOP, a Python exception, or leaving with exit code 1."""
+    target: Literal["rank", "host"]
+    """For a host, its agent and all its ranks are killed."""
+    index: Annotated[int, AtLeast(0)]
+    """Global rank, or node rank of the host."""
+    step: Annotated[int, AtLeast(1)]
+    """The optimizer step, from 1, at whose beginning the fault happens."""
+
+    def __str__(self) -> str:
+        return f"{self.fault}:{self.target}={self.index}@step={self.step}"
+
+
+def parse_drill(text: str, number: int) -> Drill:
+    """`kill:rank=1@step=25` as the `number`-th drill of a job.
+
+    Raises:
+        Invalid: when the text has another form.
+    """
+    found = re.fullmatch(r"(kill|stop|raise|exit):rank=(\d+)@step=([1-9]\d*)", text)
+    target: Literal["rank", "host"] = "rank"
+    if found is None:
+        found = re.fullmatch(r"(kill):host=(\d+)@step=([1-9]\d*)", text)
+        target = "host"
+    if found is None:
+        fix = "for example --drill kill:rank=1@step=25"
+        raise Invalid([Problem(path="--drill", value=text, limit=FORM, fix=fix)])
+    fault, index, step = found.groups()
+    return Drill(id=number, fault=fault, target=target, index=int(index), step=int(step))  # type: ignore[arg-type]

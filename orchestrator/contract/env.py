@@ -1,0 +1,49 @@
+"""Environment variables between agent and rank, read once into a value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+ATTEMPT = "NDCTL_ATTEMPT"
+"""Which launch of all ranks this is, from 1."""
+HEARTBEAT_SOCKET = "NDCTL_HEARTBEAT_SOCKET"
+"""Path of the agent's Unix datagram socket; unset when no agent listens."""
+TRACE_DIR = "NDCTL_TRACE_DIR"
+"""Where a rank writes `rank-<r>.stacks` on SIGUSR2; unset: to its standard error."""
+DRILLS = "NDCTL_DRILLS"
+"""JSON list of the drills that are still to happen."""
+HOST = "NDCTL_HOST"
+"""Name of the host that the rank runs on."""
+RUN_ROOT = "NDCTL_RUN_ROOT"
+"""Default of `--run-root` for every verb."""
+TOKEN = "NDCTL_TOKEN"
+"""The job's token, where a backend cannot hand over the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnv:
+    """Who this rank is; the defaults make a lone `python -m trainer` one rank of one."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    attempt: int = 1
+    host: str = ""
+    heartbeat_socket: str = ""
+    trace_dir: str = ""
+    drills: str = "[]"
+
+    @classmethod
+    def from_mapping(cls, environ: Mapping[str, str]) -> Self:
+        return cls(
+            rank=int(environ.get("RANK", "0")),
+            local_rank=int(environ.get("LOCAL_RANK", "0")),
+            world_size=int(environ.get("WORLD_SIZE", "1")),
+            local_world_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+            attempt=int(environ.get(ATTEMPT, "1")),
+            host=environ.get(HOST, ""),
+            heartbeat_socket=environ.get(HEARTBEAT_SOCKET, ""),
+            trace_dir=environ.get(TRACE_DIR, ""),
+            drills=environ.get(DRILLS, "[]"),
+        )

@@ -1,0 +1,45 @@
+"""Exit codes of every program of ndctl, in one table.
+
+Codes of agents and ranks from 200 on say "start me again": they lie above 128 because the Kubeflow
+operator's `restartPolicy: ExitCode` retries those and takes 1-127 as final, and above 192 because
+128 + n is taken by death through signal n.
+"""
+
+OK = 0
+FAILED = 1
+"""The job failed, or something unexpected was raised."""
+USAGE = 2
+"""The command line could not be understood (click's own code)."""
+BAD_SPEC = 3
+NO_PLAN = 4
+BAD_JOB_STATE = 5
+"""The job does not exist, or is not in a state that allows the verb."""
+BACKEND = 6
+CANCELLED = 7
+"""`submit --follow` saw the job being cancelled."""
+REFUSED = 78
+"""A rank refuses its configuration (sysexits' EX_CONFIG). Never restarted: it would be refused again."""
+NOT_ADMITTED = 77
+"""An agent whose token the leader refused (sysexits' EX_NOPERM)."""
+INTERRUPTED = 130
+"""^C in a command that follows a job; the job itself runs on."""
+CHECKPOINTED = 210
+"""A rank that was asked to leave (SIGTERM, SIGUSR1), wrote its checkpoint and left."""
+LEADER_LOST = 211
+"""An agent that lost its leader, stopped its ranks and left: requeue it."""
+
+MEANING = {
+    OK: "success",
+    FAILED: "the job failed, or an unexpected error",
+    USAGE: "the command line could not be understood",
+    BAD_SPEC: "the job spec is not valid",
+    NO_PLAN: "no plan fits the spec and the cluster",
+    BAD_JOB_STATE: "no such job, or not in a state that allows this",
+    BACKEND: "the cluster refused or did not answer",
+    CANCELLED: "the job was cancelled",
+    REFUSED: "a rank refuses its configuration; not restarted",
+    NOT_ADMITTED: "an agent was refused by the leader",
+    INTERRUPTED: "interrupted while following; the job runs on",
+    CHECKPOINTED: "a rank wrote its checkpoint on SIGTERM/SIGUSR1 and left",
+    LEADER_LOST: "an agent lost its leader and stopped its ranks; requeue",
+}

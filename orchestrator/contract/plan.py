@@ -1,0 +1,48 @@
+"""The split of a job over ranks, as the planner decided it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from orchestrator.contract.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes that the fullest rank needs, by what for; an estimate."""
+
+    peak_bytes: int
+    items: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    mesh: Mesh
+    micro_batch_size: int
+    gradient_accumulation: int
+    hosts: tuple[str, ...]
+    """Names in node-rank order, as planned; the leader binds again to the hosts that came."""
+    ranks_per_host: int
+    memory: Memory
+    notes: tuple[str, ...] = ()
+    """What a person should know of how the plan came about."""
+
+    @property
+    def world_size(self) -> int:
+        return self.mesh.world_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    rank: int
+    host: str
+    local_rank: int
+    coords: Mapping[str, int]
+
+
+def places(plan: Plan, hosts: tuple[str, ...]) -> Iterator[RankPlace]:
+    """Every rank of `plan` on `hosts`, given in node-rank order."""
+    for rank in range(plan.world_size):
+        node, local = divmod(rank, plan.ranks_per_host)
+        yield RankPlace(
+            rank=rank, host=hosts[node], local_rank=local, coords=plan.mesh.coords(rank)
+        )

@@ -1,0 +1,72 @@
+"""The run directory: where each file of a job lies.
+
+    <run root>/<job name>/
+      spec.yaml               the spec as submitted, resolved
+      plan-<n>.json           mesh, batch, memory, placement; trainer-<n>.json is its trainer config
+      journal.jsonl           append-only, one writer; the state of the job is its fold
+      metrics.jsonl           a line per optimizer step
+      token                   the job's secret, mode 0600
+      leader.json             where the present leader listens
+      logs/agent-<host>.log   what the agent of a host said
+      logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
+      traces/attempt-<a>/     stacks taken at a hang
+      checkpoints/step-<s>/   complete only with its marker
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    path: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.yaml"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def token(self) -> Path:
+        return self.path / "token"
+
+    @property
+    def leader(self) -> Path:
+        return self.path / "leader.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def plan(self, number: int) -> Path:
+        return self.path / f"plan-{number}.json"
+
+    def trainer_config(self, number: int) -> Path:
+        return self.path / f"trainer-{number}.json"
+
+    def agent_log(self, host: str) -> Path:
+        return self.logs / f"agent-{host}.log"
+
+    def agent_lock(self, host: str) -> Path:
+        """Held by the agent of `host` and by every process it started: free means none is left."""
+        return self.logs / f"agent-{host}.lock"
+
+    def attempt_logs(self, attempt: int, host: str) -> Path:
+        return self.logs / f"attempt-{attempt}" / host
+
+    def rank_log(self, attempt: int, host: str, rank: int) -> Path:
+        return self.attempt_logs(attempt, host) / f"rank-{rank}.log"
+
+    def traces(self, attempt: int) -> Path:
+        return self.path / "traces" / f"attempt-{attempt}"

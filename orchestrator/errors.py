@@ -1,0 +1,50 @@
+"""Every error that ndctl raises on purpose, and the exit code of each.
+
+    NdctlError
+    ├── SpecError        the job spec cannot be read as a JobSpec
+    ├── PlanError        no plan fits the spec and the cluster
+    ├── JobError         the job is unknown, or not in a state that allows the verb
+    ├── BackendError     the cluster refused or did not answer
+    └── TrainingError    the trainer refuses its configuration; trying again would not help
+
+A message holds the offending value and the limit; `fix` says what to type or to change.
+The codes are listed in `contract/exits.py`, the one place that documents them.
+"""
+
+from typing import ClassVar
+
+from orchestrator.contract import exits
+
+
+class NdctlError(Exception):
+    """What happened, and in `fix` what to do about it."""
+
+    exit_code: ClassVar[int] = exits.FAILED
+
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  fix: {self.fix}" if self.fix else self.message
+
+
+class SpecError(NdctlError):
+    exit_code = exits.BAD_SPEC
+
+
+class PlanError(NdctlError):
+    exit_code = exits.NO_PLAN
+
+
+class JobError(NdctlError):
+    exit_code = exits.BAD_JOB_STATE
+
+
+class BackendError(NdctlError):
+    exit_code = exits.BACKEND
+
+
+class TrainingError(NdctlError):
+    exit_code = exits.REFUSED
