@@ -1,0 +1,221 @@
+"""What happens to a job: facts, in the past tense, each a line of the journal.
+
+`at` is the leader's time in unix seconds, from a clock that never jumps while the leader lives. An
+event that no decision depends on is journalled all the same when a person would want to see it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.contract.datagrams import Phase
+from orchestrator.contract.drills import Drill
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.plan import Plan
+
+Health = Literal["ok", "slow", "silent", "dead"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """A person asked for the job, or with `resume` for its continuation."""
+
+    at: float
+    backend: str
+    steps: int
+    plan: Plan
+    plan_number: int
+    launch: LaunchPlan
+    max_restarts: int
+    hang_timeout: float | None
+    """Seconds; None adapts to the step time."""
+    init_timeout: float
+    stop_grace: float
+    drills: tuple[Drill, ...] = ()
+    resume: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderStarted:
+    at: float
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRegistered:
+    at: float
+    host: str
+    address: str
+    devices: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLost:
+    at: float
+    host: str
+    why: str
+    silent_s: float
+    """Seconds since its last word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResumed:
+    """Rank 0 loaded the state of `step`, or began at step 0."""
+
+    at: float
+    attempt: int
+    step: int
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReached:
+    """The first step of an attempt, and then one at a time for the record; not every step."""
+
+    at: float
+    attempt: int
+    step: int
+    loss: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    at: float
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthChanged:
+    """How long ago a rank was heard, in words; told when the word changes."""
+
+    at: float
+    attempt: int
+    rank: int
+    health: Health
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillHappened:
+    at: float
+    attempt: int
+    drill: int
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankError:
+    """The Python exception that ended a rank."""
+
+    error: str
+    message: str
+    step: int
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited:
+    """A rank ended other than by returning 0."""
+
+    at: float
+    """When it ended."""
+    attempt: int
+    rank: int
+    host: str
+    exit_code: int | None
+    signal: int | None
+    """Both None when its keeper died with it and nobody could see how it ended."""
+    step: int
+    """The last step that it reported."""
+    stopped: bool
+    """Ended after its agent had begun to stop the attempt: a consequence, never a cause."""
+    detected_after_s: float
+    error: RankError | None
+    log_tail: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangDetected:
+    at: float
+    attempt: int
+    phase: Phase
+    step: int
+    stalled_s: float
+    """Seconds since any rank last made progress."""
+    limit_s: float
+    behind: tuple[int, ...]
+    """Ranks that reported fewer steps than the others; empty when all are level."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvidence:
+    """What could be learned of one rank at a hang."""
+
+    rank: int
+    pid: int
+    process_state: str
+    """Linux's letter (R, S, D, T, Z, …) or `gone`."""
+    step: int
+    phase: Phase
+    age_s: float
+    """Seconds since its last datagram."""
+    stack: tuple[str, ...]
+    """Innermost frame of each thread first; empty when the process did not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceGathered:
+    at: float
+    attempt: int
+    host: str
+    ranks: tuple[RankEvidence, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStopped:
+    """Every process of the attempt on this host is gone."""
+
+    at: float
+    attempt: int
+    host: str
+    finished: bool
+    """All its ranks returned 0."""
+    why: str = ""
+    """What torchrun itself said, where it is to blame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested:
+    at: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passed. Journalled only when a deadline was reached."""
+
+    at: float
+
+
+Event = (
+    JobSubmitted
+    | LeaderStarted
+    | AgentRegistered
+    | AgentLost
+    | TrainingResumed
+    | StepReached
+    | CheckpointSaved
+    | HealthChanged
+    | DrillHappened
+    | RankExited
+    | HangDetected
+    | EvidenceGathered
+    | HostStopped
+    | CancelRequested
+    | Tick
+)

@@ -1,0 +1,150 @@
+"""What agents and leader say to each other: one JSON text message each on a WebSocket.
+
+The agent connects to `/v1/agent` of the leader with the header `Authorization: Bearer <token>`, says
+`Register` first, then reports; the leader answers with orders and a `Pulse` each second, so that
+either side knows silence from rest. `POST /v1/cancel` with the same header cancels the job.
+"""
+
+from dataclasses import dataclass
+
+from orchestrator.contract.datagrams import DrillFired, Phase, RankEnded, Resumed, Saved
+from orchestrator.contract.drills import Drill
+from orchestrator.contract.events import RankError, RankEvidence
+
+AGENT_PATH = "/v1/agent"
+CANCEL_PATH = "/v1/cancel"
+PULSE_S = 1.0
+"""Seconds between two pulses, and between two digests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Register:
+    host: str
+    address: str
+    """Where other hosts reach this one."""
+    devices: int
+    pid: int
+    launch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDigest:
+    """The last word of one rank."""
+
+    rank: int
+    pid: int
+    step: int
+    phase: Phase
+    age_s: float
+    """Since its last datagram."""
+    still_s: float
+    """Since its step or phase last changed."""
+    loss: float | None
+    tokens_per_second: float | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """Sent each second, and at once when a rank's first step of an attempt is done."""
+
+    attempt: int
+    ranks: tuple[RankDigest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A rank's own words that the leader is to have at once."""
+
+    host: str
+    datagram: Resumed | Saved | DrillFired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """A rank ended other than by returning 0."""
+
+    host: str
+    ended: RankEnded
+    age_s: float
+    step: int
+    stopped: bool
+    error: RankError | None
+    log_tail: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    attempt: int
+    host: str
+    ranks: tuple[RankEvidence, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A free port of the host that is to be node 0 of `attempt`."""
+
+    attempt: int
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """No process of the attempt is left on the host."""
+
+    attempt: int
+    host: str
+    finished: bool
+    why: str = ""
+
+
+Report = Register | Digest | Told | Exited | Evidence | Port | Stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """The leader lives."""
+
+    launch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferPort:
+    """Find a free port to be torchrun's master of `attempt`, and say it."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    attempt: int
+    node_rank: int
+    nodes: int
+    ranks_per_host: int
+    master_address: str
+    master_port: int
+    config: str
+    """The trainer's CONFIG."""
+    drills: tuple[Drill, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    attempt: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    attempt: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """The job is over: go."""
+
+    reason: str
+
+
+Order = Pulse | OfferPort | Start | Stop | Gather | Leave

@@ -1,0 +1,181 @@
+"""The state of a job: a frozen value, the fold of its journal."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from orchestrator.contract.actions import Ending
+from orchestrator.contract.events import (
+    AgentLost,
+    EvidenceGathered,
+    HangDetected,
+    HostStopped,
+    JobSubmitted,
+    RankExited,
+)
+
+State = Literal[
+    "SUBMITTED",
+    "PENDING",
+    "STARTING",
+    "RUNNING",
+    "RECOVERING",
+    "SUCCEEDED",
+    "FAILED",
+    "CANCELLED",
+]
+ENDED: tuple[State, ...] = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+class Stage(Enum):
+    """Where the state machine stands; `Run.state` says it in the user's words."""
+
+    SUBMITTED = "submitted"
+    WAITING = "waiting for agents"
+    STARTING = "starting ranks"
+    RUNNING = "training"
+    DIAGNOSING = "gathering evidence"
+    STOPPING = "stopping ranks"
+    ENDED = "ended"
+
+
+LIVE = (Stage.STARTING, Stage.RUNNING, Stage.DIAGNOSING)
+"""An attempt is under way and has not been told to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostState:
+    name: str
+    address: str
+    devices: int
+    pid: int
+    alive: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """Who caused an incident; None where it is not known."""
+
+    host: str | None = None
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        where = self.host or "an unknown host"
+        return where if self.rank is None else f"rank {self.rank} on {where}"
+
+
+NOBODY = Culprit()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    exit_code: int | None = None
+    signal: str | None = None
+    log_tail: tuple[str, ...] = ()
+    traceback: str = ""
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Rank to its stack at a hang."""
+    notes: tuple[str, ...] = ()
+    """How the cause is known, and what evidence is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """What went wrong once, and what came of it."""
+
+    id: int
+    attempt: int
+    at: float
+    """When it happened, as near as is known."""
+    kind: str
+    cause: str
+    culprit: Culprit
+    evidence: Evidence
+    action: str
+    """What ndctl did about it."""
+    step: int
+    """The last step known to be done."""
+    detected_after_s: float
+    recovered_after_s: float | None = None
+    """From `at` to the first new step of a later attempt; None while that has not come."""
+    drill: str | None = None
+    """The drill that made it happen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What is known so far of the trouble of the present attempt."""
+
+    opened_at: float
+    """When the first sign of it was seen."""
+    exits: tuple[RankExited, ...] = ()
+    lost: tuple[AgentLost, ...] = ()
+    hang: HangDetected | None = None
+    evidence: tuple[EvidenceGathered, ...] = ()
+    stopped: tuple[HostStopped, ...] = ()
+    leader_lost: float | None = None
+    """When the former leader was last heard, where it is that which went away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One job. Small whatever its size: what grows with ranks or steps is left to the views."""
+
+    job: JobSubmitted | None = None
+    stage: Stage = Stage.SUBMITTED
+    since: float = 0.0
+    """When the stage began."""
+    deadline: float | None = None
+    """When the stage has lasted too long."""
+    reason: str = ""
+    """Why the stage was entered, ready to print."""
+    ending: Ending | None = None
+    cancelled_by: str | None = None
+    last_at: float = 0.0
+    """Time of the last event that changed anything."""
+
+    hosts: Mapping[str, HostState] = field(default_factory=dict)
+    """Every host whose agent ever registered in this launch."""
+    placement: tuple[str, ...] = ()
+    """Hosts of the present attempt in node-rank order."""
+    done: Mapping[str, bool] = field(default_factory=dict)
+    """Host of the attempt that has no process left -> did all its ranks return 0."""
+
+    attempt: int = 0
+    restarts: int = 0
+    fruitless: int = 0
+    """Restarts since the last new checkpoint: what the budget counts."""
+    step: int = 0
+    """Last step reported by the present attempt."""
+    saved: int = 0
+    """Newest complete checkpoint's step; 0 for none."""
+    fired: tuple[int, ...] = ()
+    """Drills that have happened."""
+    fired_now: tuple[int, ...] = ()
+    """Those of the present attempt."""
+    findings: Findings | None = None
+    incidents: tuple[Incident, ...] = ()
+
+    @property
+    def state(self) -> State:
+        match self.stage:
+            case Stage.ENDED:
+                return self.ending or "FAILED"
+            case Stage.SUBMITTED:
+                return "SUBMITTED"
+            case _ if self.recovering:
+                return "RECOVERING"
+            case Stage.WAITING:
+                return "PENDING"
+            case Stage.STARTING:
+                return "STARTING"
+            case _:
+                return "RUNNING"
+
+    @property
+    def recovering(self) -> bool:
+        """Something broke, and training has not made a new step since."""
+        if self.findings is not None:
+            return True
+        return bool(self.incidents) and self.incidents[-1].recovered_after_s is None
