@@ -1,0 +1,15 @@
+"""How a launch becomes agents on hosts; one module for each kind of cluster."""
+
+from collections.abc import Mapping
+
+from orchestrator.errors import BackendError
+from orchestrator.seams import Backend, Clock
+
+
+def backend_named(name: str, environ: Mapping[str, str], clock: Clock) -> Backend:
+    """Raises BackendError for a name that has no backend."""
+    if name == "local":
+        from orchestrator.backends.local import LocalBackend
+
+        return LocalBackend(environ, clock)
+    raise BackendError(f"backend {name!r} is not known", fix="use local")

@@ -1,0 +1,1 @@
+"""What exists: hosts and their devices, as values. Knows nothing of jobs' processes."""

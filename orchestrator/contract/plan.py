@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from orchestrator.contract.mesh import Mesh
 
@@ -19,6 +20,8 @@ class Plan:
     mesh: Mesh
     micro_batch_size: int
     gradient_accumulation: int
+    activation_checkpointing: Literal["none", "selective", "full", "every_k"] = "none"
+    """What the spec asked for, `auto` decided."""
     hosts: tuple[str, ...]
     """Names in node-rank order, as planned; the leader binds again to the hosts that came."""
     ranks_per_host: int

@@ -42,6 +42,7 @@ class RankDigest:
     loss: float | None
     tokens_per_second: float | None
     memory_bytes: int | None
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,16 @@
 """The run directory: where each file of a job lies.
 
-    <run root>/<job name>/
-      spec.yaml               the spec as submitted, resolved
-      plan-<n>.json           mesh, batch, memory, placement; trainer-<n>.json is its trainer config
-      journal.jsonl           append-only, one writer; the state of the job is its fold
-      metrics.jsonl           a line per optimizer step
-      token                   the job's secret, mode 0600
-      leader.json             where the present leader listens
-      logs/agent-<host>.log   what the agent of a host said
-      logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
-      traces/attempt-<a>/     stacks taken at a hang
-      checkpoints/step-<s>/   complete only with its marker
+<run root>/<job name>/
+  spec.yaml               the spec as submitted, resolved
+  plan-<n>.json           mesh, batch, memory, placement; trainer-<n>.json is its trainer config
+  journal.jsonl           append-only, one writer; the state of the job is its fold
+  metrics.jsonl           a line per optimizer step
+  token                   the job's secret, mode 0600
+  leader.json             where the present leader listens
+  logs/agent-<host>.log   what the agent of a host said
+  logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
+  traces/attempt-<a>/     stacks taken at a hang
+  checkpoints/step-<s>/   complete only with its marker
 """
 
 from dataclasses import dataclass
@@ -59,8 +59,12 @@ class RunDir:
         return self.logs / f"agent-{host}.log"
 
     def agent_lock(self, host: str) -> Path:
-        """Held by the agent of `host` and by every process it started: free means none is left."""
+        """Held by the agent of `host` while it lives; the file has its process id."""
         return self.logs / f"agent-{host}.lock"
+
+    def ranks_lock(self, host: str) -> Path:
+        """Shared by every process that the agent of `host` started: free means none is left."""
+        return self.logs / f"ranks-{host}.lock"
 
     def attempt_logs(self, attempt: int, host: str) -> Path:
         return self.logs / f"attempt-{attempt}" / host

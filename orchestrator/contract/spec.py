@@ -1,15 +1,17 @@
 """What the user wants: one job, as written in one YAML file.
 
-Frozen values that state what is true of themselves alone; whether a cluster can do it is for `plan/`.
+Frozen values that state what is true of themselves alone; whether a cluster can do it is for
+`plan/`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from orchestrator.contract.codec import Above, AtLeast, AtMost, Invalid, Matches, Problem
+from orchestrator.contract.codec import Above, AtLeast, AtMost, Invalid, Matches, OneOf, Problem
 from orchestrator.contract.presets import PRESETS
 
+DEFAULT_RUN_ROOT = "ndctl-runs"
 Auto = Literal["auto"]
 Count = Annotated[int, AtLeast(1)]
 Seconds = Annotated[float, Above(0)]
@@ -19,7 +21,7 @@ Seconds = Annotated[float, Above(0)]
 class ModelSpec:
     """Exactly one of the three keys says which transformers model is trained."""
 
-    preset: str | None = None
+    preset: Annotated[str, OneOf(tuple(PRESETS))] | None = None
     """A model that ndctl knows by name."""
     config: Mapping[str, Any] | None = None
     """A transformers config, inline: `{model_type: llama, hidden_size: 256, …}`."""
@@ -28,35 +30,28 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         given = [key for key in ("preset", "config", "path") if getattr(self, key) is not None]
-        if len(given) != 1:
-            raise Invalid(
-                [
-                    Problem(
-                        path="",
-                        value=given,
-                        limit="exactly one of preset, config, path",
-                        fix=f"keep one, for example preset: {next(iter(PRESETS))}",
-                    )
-                ]
-            )
-        if self.preset is not None and self.preset not in PRESETS:
-            known = ", ".join(PRESETS)
-            raise Invalid(
-                [
-                    Problem(
-                        path="preset",
-                        value=self.preset,
-                        limit=f"one of {known}",
-                        fix="use a known preset, or give config or path instead",
-                    )
-                ]
-            )
+        if len(given) == 1:
+            return
+        first = given[0] if given else "preset"
+        drop = " ".join(f"--set model.{key}=null" for key in given[1:])
+        raise Invalid(
+            [
+                Problem(
+                    path="",
+                    value=", ".join(given) or "none",
+                    limit="told by exactly one of preset, config, path",
+                    fix=f"keep one, for example {first} ({drop})"
+                    if given
+                    else f"add one, for example preset: {next(iter(PRESETS))}",
+                )
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
-    files: Annotated[str, Matches(r".+", "a file name or a glob, not empty")]
-    """A glob of text files, `**` for any depth; `{stdlib}` stands for Python's own library folder."""
+    files: Annotated[str, Matches(r".+", "a file name or a glob, not empty", "corpus/**/*.txt")]
+    """A glob of text files, `**` for any depth; `{stdlib}` is Python's own library folder."""
     tokenizer: Literal["bytes"] = "bytes"
     """`bytes`: each byte is a token, 256 of them."""
     sequence_length: Annotated[int, AtLeast(8), AtMost(1 << 20)]
@@ -87,7 +82,7 @@ class TrainSpec:
     steps: Count
     """Optimizer steps of the whole job."""
     global_batch_size: Count
-    """Sequences per optimizer step, whatever the number of hosts: accumulation takes up the rest."""
+    """Sequences per optimizer step, whatever the number of hosts: accumulation fills it up."""
     micro_batch_size: Count | Auto = "auto"
     """Sequences that one data-parallel rank passes through the model at a time."""
     seed: Annotated[int, AtLeast(0), AtMost(2**63 - 1)] = 0
@@ -96,7 +91,7 @@ class TrainSpec:
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
     activation_checkpointing: Literal["none", "selective", "full", "every_k", "auto"] = "none"
-    """Which activations are computed again in the backward pass; `every_k` takes every √L-th layer."""
+    """Which activations are computed again in the backward pass; `every_k`: every √L-th layer's."""
     compile: bool = False
     """torch.compile each decoder layer."""
     grad_clip: Annotated[float, Above(0)] | None = 1.0
@@ -184,7 +179,8 @@ class JobSpec:
         str,
         Matches(
             r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?",
-            "1 to 63 of a-z, 0-9 and -, beginning with a letter, not ending with - (RFC 1035 label)",
+            "1 to 63 of a-z, 0-9 and -, first a letter, last not - (RFC 1035 label)",
+            "llama-run-1",
         ),
     ]
     model: ModelSpec
@@ -194,5 +190,5 @@ class JobSpec:
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     resilience: ResilienceSpec = field(default_factory=ResilienceSpec)
-    run_root: Annotated[str, Matches(r".+", "a directory, not empty")] = "ndctl-runs"
+    run_root: Annotated[str, Matches(r".+", "a directory, not empty", "ndctl-runs")] = "ndctl-runs"
     """Where run directories are made; on a cluster, a file system that every host sees."""

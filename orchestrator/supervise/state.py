@@ -96,6 +96,8 @@ class Incident:
     """What ndctl did about it."""
     step: int
     """The last step known to be done."""
+    signature: str = ""
+    """Exception, message and step: two incidents that share it are the program's own error."""
     detected_after_s: float
     recovered_after_s: float | None = None
     """From `at` to the first new step of a later attempt; None while that has not come."""
@@ -116,6 +118,8 @@ class Findings:
     stopped: tuple[HostStopped, ...] = ()
     leader_lost: float | None = None
     """When the former leader was last heard, where it is that which went away."""
+    drill: str | None = None
+    """The drill that killed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +135,7 @@ class Run:
     reason: str = ""
     """Why the stage was entered, ready to print."""
     ending: Ending | None = None
+    """Set when the job has ended."""
     cancelled_by: str | None = None
     last_at: float = 0.0
     """Time of the last event that changed anything."""

@@ -1,0 +1,345 @@
+"""The agent of one host: runs attempts as the leader orders, and reports what becomes of them.
+
+It holds no policy. It leaves when the leader says so, and when the leader is gone: then it stops its
+ranks first.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import socket
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+import aiohttp
+
+from orchestrator.agent.attempt import Attempt
+from orchestrator.agent.torchrun import HostPlace
+from orchestrator.contract import exits
+from orchestrator.contract.codec import decode, encode_tagged
+from orchestrator.contract.datagrams import (
+    Beat,
+    Datagram,
+    DrillFired,
+    Resumed,
+    Saved,
+    from_bytes,
+)
+from orchestrator.contract.protocol import (
+    AGENT_PATH,
+    PULSE_S,
+    Digest,
+    Evidence,
+    Gather,
+    Leave,
+    OfferPort,
+    Order,
+    Port,
+    Pulse,
+    Register,
+    Report,
+    Start,
+    Stop,
+    Stopped,
+    Told,
+)
+from orchestrator.seams import Clock
+
+log = logging.getLogger(__name__)
+
+LEAVE_GRACE_S = 3.0
+"""SIGTERM to SIGKILL for ranks whose leader is gone or whose job is over."""
+FIND_LEADER_S = 60.0
+"""How long a new agent looks for its leader."""
+RETRY_S = 0.2
+HOST_DRILL_S = 0.5
+"""Between telling the leader of a host drill and dying of it: the journal is to know."""
+PORTS = range(20_000, 32_000)
+"""Below Linux's ephemeral ports, which connections of the job itself take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    place: HostPlace
+    token: str
+    launch: int
+    devices: int
+    agent_timeout: float
+
+
+class Agent:
+    def __init__(self, config: AgentConfig, environ: Mapping[str, str], clock: Clock) -> None:
+        self.config = config
+        self.environ = environ
+        self.clock = clock
+        self.attempt: Attempt | None = None
+        self.running: asyncio.Task[None] | None = None
+        self.ended: Stopped | None = None
+        """How the last attempt ended here."""
+        self.outbox: deque[Report] = deque()
+        self.wake = asyncio.Event()
+        self.last_heard = clock.monotonic()
+        self.exit_code: int | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Serve the leader until it lets go, or is gone; the exit code."""
+        transport = await self._listen()
+        try:
+            await self._serve()
+        finally:
+            transport.close()
+            await self._stop_attempt(LEAVE_GRACE_S)
+            for task in self.tasks:
+                task.cancel()
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def leave(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self.wake.set()
+
+    async def _listen(self) -> asyncio.DatagramTransport:
+        """Open the socket that the ranks of this host report to."""
+        path = self.config.place.socket
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        sock.bind(str(path))
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(lambda: _Ears(self), sock=sock)
+        return transport
+
+    async def _serve(self) -> None:
+        """Keep a connection to the leader; give up when it was silent for too long."""
+        patience = max(FIND_LEADER_S, self.config.agent_timeout)
+        async with aiohttp.ClientSession() as session:
+            while self.exit_code is None:
+                url = _leader_url(self.config)
+                if url is not None:
+                    with contextlib.suppress(aiohttp.ClientConnectionError, TimeoutError):
+                        await self._converse(session, url)
+                        patience = self.config.agent_timeout
+                if self.exit_code is None and self._silent_for() > patience:
+                    log.error("no word from the leader for %.1f s: leaving", self._silent_for())
+                    self.exit_code = exits.LEADER_LOST
+                await asyncio.sleep(RETRY_S)
+
+    def _silent_for(self) -> float:
+        return self.clock.monotonic() - self.last_heard
+
+    async def _converse(self, session: aiohttp.ClientSession, url: str) -> None:
+        headers = {"Authorization": f"Bearer {self.config.token}"}
+        try:
+            ws = await session.ws_connect(url, headers=headers, max_msg_size=0)
+        except aiohttp.WSServerHandshakeError as exc:
+            if exc.status in (401, 409):
+                log.error("the leader refused this agent (%s): %s", exc.status, exc.message)
+                self.exit_code = exits.NOT_ADMITTED
+            return
+        async with ws:
+            await self._send(ws, self._register())
+            self._repeat_ends()
+            speaking = asyncio.create_task(self._speak(ws))
+            try:
+                await self._obey(ws)
+            finally:
+                speaking.cancel()
+                await asyncio.gather(speaking, return_exceptions=True)
+
+    def _register(self) -> Register:
+        place = self.config.place
+        return Register(
+            host=place.host,
+            address=place.address,
+            devices=self.config.devices,
+            pid=os.getpid(),
+            launch=self.config.launch,
+        )
+
+    def _repeat_ends(self) -> None:
+        """After a reconnection, say again what may have been lost with the old connection."""
+        if self.attempt is not None:
+            for record in self.attempt.ranks.values():
+                if record.ended is not None and record.ended.exit_code != 0:
+                    self.outbox.append(self.attempt.exited(record.ended))
+        elif self.ended is not None:
+            self.outbox.append(self.ended)
+
+    async def _speak(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        """Send reports as they come, and a digest with every pulse."""
+        while True:
+            while self.outbox:
+                await self._send(ws, self.outbox[0])
+                self.outbox.popleft()
+            attempt = self.attempt
+            number = attempt.start.attempt if attempt else 0
+            ranks = attempt.digest() if attempt else ()
+            await self._send(ws, Digest(attempt=number, ranks=ranks))
+            self.wake.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.wake.wait(), PULSE_S)
+
+    async def _send(self, ws: aiohttp.ClientWebSocketResponse, report: Report) -> None:
+        await ws.send_str(json.dumps(encode_tagged(report)))
+
+    async def _obey(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        while self.exit_code is None:
+            try:
+                message = await ws.receive(timeout=self.config.agent_timeout)
+            except TimeoutError:
+                log.warning("no word from the leader for %.1f s", self._silent_for())
+                return
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                return
+            self.last_heard = self.clock.monotonic()
+            order: Order = decode(Order, json.loads(message.data))
+            self._perform(order)
+
+    def _perform(self, order: Order) -> None:
+        match order:
+            case Pulse():
+                pass
+            case OfferPort():
+                port = _free_port(self.config.place.address)
+                self._report(Port(attempt=order.attempt, port=port))
+            case Start():
+                self._start(order)
+            case Stop():
+                self._spawn(self._stop(order))
+            case Gather():
+                self._spawn(self._gather(order))
+            case Leave():
+                log.info("leaving: %s", order.reason)
+                self.exit_code = exits.OK
+            case _:
+                assert_never(order)
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def _report(self, report: Report) -> None:
+        self.outbox.append(report)
+        self.wake.set()
+
+    def _start(self, order: Start) -> None:
+        if self.attempt is not None or (self.ended and self.ended.attempt >= order.attempt):
+            return  # said twice
+        self.attempt = Attempt(order, self.config.place, self.clock)
+        self.running = asyncio.create_task(self._run_attempt(self.attempt))
+
+    async def _run_attempt(self, attempt: Attempt) -> None:
+        try:
+            await attempt.launch(self.environ)
+            unseen, stopped = await attempt.wait()
+        except OSError as exc:
+            number, host = attempt.start.attempt, self.config.place.host
+            unseen = []
+            stopped = Stopped(
+                attempt=number, host=host, finished=False, why=f"it could not be started: {exc}"
+            )
+        for exited in unseen:
+            self._report(exited)
+        self.ended, self.attempt = stopped, None
+        log.info(
+            "attempt %s: no process left, %s",
+            stopped.attempt,
+            "all ranks returned 0" if stopped.finished else stopped.why.split("\n")[0],
+        )
+        self._report(stopped)
+
+    async def _stop(self, order: Stop) -> None:
+        host = self.config.place.host
+        if self.attempt is not None and self.attempt.start.attempt == order.attempt:
+            await self._stop_attempt(order.grace_s)
+        elif self.ended is not None and self.ended.attempt == order.attempt:
+            self._report(self.ended)
+        else:
+            # Never begun: remember, so that a Start that comes late is not obeyed.
+            self.ended = Stopped(attempt=order.attempt, host=host, finished=False)
+            self._report(self.ended)
+
+    async def _stop_attempt(self, grace_s: float) -> None:
+        if self.attempt is None or self.running is None:
+            return
+        await self.attempt.stop(grace_s)
+        await self.running
+
+    async def _gather(self, order: Gather) -> None:
+        attempt = self.attempt
+        running = attempt is not None and attempt.start.attempt == order.attempt
+        ranks = await attempt.gather(order.timeout_s) if attempt is not None and running else ()
+        host = self.config.place.host
+        self._report(Evidence(attempt=order.attempt, host=host, ranks=ranks))
+
+    def hear(self, datagram: Datagram) -> None:
+        """A rank of this host said something."""
+        attempt = self.attempt
+        if attempt is None or datagram.attempt != attempt.start.attempt:
+            return
+        known = attempt.ranks.get(datagram.rank)
+        before = known.loss if known else None
+        exited = attempt.hear(datagram)
+        if exited is not None:
+            self._report(exited)
+        match datagram:
+            case Beat() if before is None and datagram.loss is not None:
+                self.wake.set()  # the first step of the attempt: the leader waits for it
+            case Resumed() | Saved():
+                self._report(Told(host=self.config.place.host, datagram=datagram))
+            case DrillFired():
+                self._report(Told(host=self.config.place.host, datagram=datagram))
+                self._drill_host(datagram, attempt)
+            case _:
+                pass
+
+    def _drill_host(self, fired: DrillFired, attempt: Attempt) -> None:
+        drill = next((d for d in attempt.start.drills if d.id == fired.drill), None)
+        if drill is not None and drill.target == "host":
+            log.warning("drill %s: this agent and its ranks die now", drill)
+            loop = asyncio.get_running_loop()
+            loop.call_later(HOST_DRILL_S, os.kill, os.getpid(), signal.SIGKILL)
+
+
+class _Ears(asyncio.DatagramProtocol):
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        try:
+            datagram = from_bytes(data)
+        except ValueError as exc:
+            log.warning("a datagram that cannot be read: %s", exc)
+            return
+        self.agent.hear(datagram)
+
+
+def _leader_url(config: AgentConfig) -> str | None:
+    """Where the leader of this launch listens, once it has said so in the run directory."""
+    try:
+        leader = json.loads(config.place.run_dir.leader.read_text())
+        if leader["launch"] != config.launch:
+            return None
+        return f"http://{leader['address']}:{leader['port']}{AGENT_PATH}"
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _free_port(address: str) -> int:
+    for port in random.sample(PORTS, 200):
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                sock.bind((address, port))
+                return port
+    raise OSError(f"no free port between {PORTS.start} and {PORTS.stop} on {address}")

@@ -1,0 +1,239 @@
+"""One attempt on one host: torchrun and the ranks under it, from start to the last process gone."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.agent.evidence import gather_stacks, last_lines, process_state
+from orchestrator.agent.torchrun import HostPlace, environment, render
+from orchestrator.contract.datagrams import (
+    Beat,
+    Datagram,
+    Phase,
+    Raised,
+    RankEnded,
+    RankStarted,
+)
+from orchestrator.contract.events import RankError, RankEvidence
+from orchestrator.contract.protocol import Exited, RankDigest, Start, Stopped
+from orchestrator.seams import Clock
+
+log = logging.getLogger(__name__)
+
+REAP_S = 2.0
+"""After torchrun ended, for its keepers to say how the ranks ended, and for the lock to be free."""
+POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class RankRecord:
+    """What is known of one rank of this host."""
+
+    pid: int
+    heard: float
+    moved: float
+    step: int = 0
+    phase: Phase = "init"
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    memory_bytes: int | None = None
+    error: RankError | None = None
+    ended: RankEnded | None = None
+
+
+class Attempt:
+    """Owns the processes; everything that it finds out is returned, nothing decided."""
+
+    def __init__(self, start: Start, place: HostPlace, clock: Clock) -> None:
+        self.start = start
+        self.place = place
+        self.clock = clock
+        self.ranks: dict[int, RankRecord] = {}
+        self.torchrun: asyncio.subprocess.Process | None = None
+        self.stopping = False
+        self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
+
+    async def launch(self, environ: Mapping[str, str]) -> None:
+        """Start torchrun. Raises OSError when it cannot be started."""
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self.place.run_dir.traces(self.start.attempt).mkdir(parents=True, exist_ok=True)
+        with (self.log_dir / "torchrun.log").open("ab") as out:
+            self.torchrun = await asyncio.create_subprocess_exec(
+                *render(self.start, self.place),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**environment(self.start, self.place), **environ},
+                start_new_session=True,
+            )
+        log.info("attempt %s: torchrun is process %s", self.start.attempt, self.torchrun.pid)
+
+    def hear(self, datagram: Datagram) -> Exited | None:
+        """Take in a rank's word; the report to make when the rank failed."""
+        now = self.clock.monotonic()
+        if isinstance(datagram, RankStarted):
+            self.ranks[datagram.rank] = RankRecord(pid=datagram.pid, heard=now, moved=now)
+            return None
+        record = self.ranks.get(datagram.rank)
+        if record is None:
+            return None
+        record.heard = now
+        match datagram:
+            case Beat():
+                self._beat(record, datagram, now)
+            case Raised():
+                record.error = RankError(
+                    error=datagram.error,
+                    message=datagram.message,
+                    step=datagram.step,
+                    traceback=datagram.traceback,
+                )
+            case RankEnded():
+                record.ended = datagram
+                if datagram.exit_code != 0:
+                    return self.exited(datagram)
+            case _:
+                pass
+        return None
+
+    def _beat(self, record: RankRecord, beat: Beat, now: float) -> None:
+        if (beat.step, beat.phase) != (record.step, record.phase):
+            record.moved = now
+        record.step, record.phase = beat.step, beat.phase
+        if beat.loss is not None:
+            record.loss, record.tokens_per_second = beat.loss, beat.tokens_per_second
+        record.memory_bytes = beat.memory_bytes or record.memory_bytes
+
+    def exited(self, ended: RankEnded) -> Exited:
+        record = self.ranks[ended.rank]
+        return Exited(
+            host=self.place.host,
+            ended=ended,
+            age_s=max(0.0, self.clock.monotonic() - record.heard),
+            step=record.step,
+            stopped=self.stopping,
+            error=record.error,
+            log_tail=last_lines(self.log_dir / f"rank-{ended.rank}.log"),
+        )
+
+    def digest(self) -> tuple[RankDigest, ...]:
+        now = self.clock.monotonic()
+        return tuple(
+            RankDigest(
+                rank=rank,
+                pid=record.pid,
+                step=record.step,
+                phase=record.phase,
+                age_s=now - record.heard,
+                still_s=now - record.moved,
+                loss=record.loss,
+                tokens_per_second=record.tokens_per_second,
+                memory_bytes=record.memory_bytes,
+                ended=record.ended is not None,
+            )
+            for rank, record in sorted(self.ranks.items())
+        )
+
+    async def gather(self, timeout_s: float) -> tuple[RankEvidence, ...]:
+        """Process states and stacks of the ranks that still run."""
+        alive = [(rank, r) for rank, r in sorted(self.ranks.items()) if r.ended is None]
+        states = {rank: process_state(record.pid) for rank, record in alive}
+        traces = self.place.run_dir.traces(self.start.attempt)
+        stacks = await gather_stacks([(n, r.pid) for n, r in alive], traces, timeout_s)
+        now = self.clock.monotonic()
+        return tuple(
+            RankEvidence(
+                rank=rank,
+                pid=record.pid,
+                process_state=states[rank],
+                step=record.step,
+                phase=record.phase,
+                age_s=now - record.heard,
+                stack=stacks.get(rank, ()),
+            )
+            for rank, record in alive
+        )
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM to every rank; SIGKILL to all that is left after the grace."""
+        self.stopping = True
+        self._signal(signal.SIGTERM)
+        if self.torchrun is None:
+            return
+        deadline = self.clock.monotonic() + grace_s
+        while self.clock.monotonic() < deadline:
+            if self.torchrun.returncode is not None or self._all_ended():
+                break
+            await asyncio.sleep(POLL_S)
+        self.kill()
+
+    def _all_ended(self) -> bool:
+        """Every rank that was to start here has ended."""
+        ended = [record for record in self.ranks.values() if record.ended is not None]
+        return len(ended) == self.start.ranks_per_host
+
+    def kill(self) -> None:
+        """End torchrun, and with it by the kernel's hand all that it started."""
+        self.stopping = True
+        self._signal(signal.SIGKILL)
+        if self.torchrun is not None and self.torchrun.returncode is None:
+            self.torchrun.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for record in self.ranks.values():
+            if record.ended is None and process_state(record.pid) not in ("gone", "Z"):
+                os.kill(record.pid, number)
+
+    async def wait(self) -> tuple[list[Exited], Stopped]:
+        """Return when no process is left: what had not been reported yet, and the end itself."""
+        assert self.torchrun is not None
+        code = await self.torchrun.wait()
+        await self._until_gone()
+        unseen = [
+            RankEnded(attempt=self.start.attempt, rank=rank, exit_code=None, signal=None)
+            for rank, record in sorted(self.ranks.items())
+            if record.ended is None
+        ]
+        ended = [record.ended for record in self.ranks.values() if record.ended is not None]
+        finished = (
+            code == 0
+            and len(ended) == self.start.ranks_per_host
+            and all(end.exit_code == 0 for end in ended)
+        )
+        why = "" if finished else f"torchrun ended with code {code}\n" + self._torchrun_said()
+        stopped = Stopped(
+            attempt=self.start.attempt, host=self.place.host, finished=finished, why=why
+        )
+        return [self.exited(end) for end in unseen], stopped
+
+    def _torchrun_said(self) -> str:
+        return "\n".join(last_lines(self.log_dir / "torchrun.log"))
+
+    async def _until_gone(self) -> None:
+        """Wait for the lock that every process of this host's ranks holds; kill what lingers."""
+        waited = 0.0
+        while not lock_is_free(self.place.lock) or self._reports_due(waited):
+            await asyncio.sleep(POLL_S)
+            waited += POLL_S
+            if waited > REAP_S:
+                self._signal(signal.SIGKILL)
+
+    def _reports_due(self, waited: float) -> bool:
+        """Keepers have ended, but their last datagrams may still be on the way."""
+        return waited < 2 * POLL_S and any(r.ended is None for r in self.ranks.values())
+
+
+def lock_is_free(path: Path) -> bool:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,73 @@
+"""What an agent can learn of its ranks from outside: process state, stacks, last log lines."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+LOG_LINES = 20
+LOG_BYTES = 8_192
+STACK_LINES = 60
+STACK_POLL_S = 0.1
+
+
+def process_state(pid: int) -> str:
+    """Linux's letter for the state of `pid` (R, S, D, T, Z, …), or `gone`."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "gone"
+    return stat[stat.rindex(")") + 2]
+
+
+def last_lines(path: Path, lines: int = LOG_LINES) -> tuple[str, ...]:
+    """The end of a text file; empty when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - LOG_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ()
+    return tuple(text.splitlines()[-lines:])
+
+
+async def gather_stacks(
+    pids: Iterable[tuple[int, int]], traces: Path, timeout_s: float
+) -> dict[int, tuple[str, ...]]:
+    """Ask each (rank, pid) for its Python stacks; a rank that does not answer in time is left out.
+
+    A rank appends to `rank-<r>.stacks` on SIGUSR2 from a C signal handler, so it answers also from
+    inside a collective; a stopped process does not.
+    """
+    before: dict[int, int] = {}
+    for rank, pid in pids:
+        before[rank] = _size(traces / f"rank-{rank}.stacks")
+        if process_state(pid) not in ("gone", "Z"):
+            os.kill(pid, signal.SIGUSR2)
+    sizes = dict(before)
+    for _ in range(max(1, int(timeout_s / STACK_POLL_S))):
+        await asyncio.sleep(STACK_POLL_S)
+        now = {rank: _size(traces / f"rank-{rank}.stacks") for rank in before}
+        if now == sizes and all(now[rank] > before[rank] for rank in before):
+            break
+        sizes = now
+    return {
+        rank: _read_from(traces / f"rank-{rank}.stacks", start)
+        for rank, start in before.items()
+        if sizes[rank] > start
+    }
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read_from(path: Path, start: int) -> tuple[str, ...]:
+    with path.open("rb") as file:
+        file.seek(start)
+        return tuple(file.read().decode(errors="replace").splitlines()[:STACK_LINES])

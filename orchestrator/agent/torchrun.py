@@ -1,0 +1,66 @@
+"""The command line of torchrun on one host. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.contract import env
+from orchestrator.contract.codec import encode
+from orchestrator.contract.protocol import Start
+from orchestrator.contract.rundir import RunDir
+
+KEEPER = ("-m", "orchestrator.agent.keeper")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPlace:
+    """Where an agent works."""
+
+    python: str
+    run_dir: RunDir
+    host: str
+    address: str
+    socket: Path
+    """Where ranks send their datagrams."""
+    parent: int
+    """The agent's process id."""
+
+    @property
+    def lock(self) -> Path:
+        return self.run_dir.ranks_lock(self.host)
+
+
+def render(start: Start, place: HostPlace) -> list[str]:
+    """torchrun with static rendezvous; attempts are ours, so it restarts nothing itself."""
+    lock = ["--lock", str(place.lock)]
+    log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
+    bind = [place.python, *KEEPER, "bind", "--parent", str(place.parent), *lock, "--"]
+    torchrun = [
+        place.python,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={start.nodes}",
+        f"--node-rank={start.node_rank}",
+        f"--nproc-per-node={start.ranks_per_host}",
+        f"--master-addr={start.master_address}",
+        f"--master-port={start.master_port}",
+        f"--local-addr={place.address}",
+        "--max-restarts=0",
+        "--no-python",
+    ]
+    keep = [place.python, *KEEPER, "rank", *lock, "--log-dir", str(log_dir), "--"]
+    return [*bind, *torchrun, *keep, place.python, "-m", "trainer", start.config]
+
+
+def environment(start: Start, place: HostPlace) -> Mapping[str, str]:
+    """What the ranks are told besides what torchrun tells them."""
+    return {
+        "OMP_NUM_THREADS": "1",  # torchrun's own default; said so that it does not warn of it
+        env.ATTEMPT: str(start.attempt),
+        env.HOST: place.host,
+        env.HEARTBEAT_SOCKET: str(place.socket),
+        env.TRACE_DIR: str(place.run_dir.traces(start.attempt)),
+        env.DRILLS: json.dumps(encode(start.drills)),
+    }
+

@@ -1,0 +1,270 @@
+"""Use cases: what the command line's verbs do. The only place that picks a backend and a clock."""
+
+import getpass
+import json
+import os
+import secrets
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from orchestrator.contract import env
+from orchestrator.contract.codec import encode
+from orchestrator.contract.drills import Drill
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.protocol import CANCEL_PATH
+from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.spec import DEFAULT_RUN_ROOT, JobSpec
+from orchestrator.contract.training import TrainingConfig
+from orchestrator.errors import BackendError, JobError
+from orchestrator.seams import Clock
+from orchestrator.supervise.log import Journal, has_writer, read
+from orchestrator.supervise.state import Run
+from orchestrator.supervise.step import fold
+
+INIT_TIMEOUT_S = 600.0
+"""`resilience.init_timeout: auto`: imports on a cold file system, rendezvous, loading a checkpoint."""
+ARCHIVE = ".archive"
+"""Where `--new` puts the run of the same name that ended before."""
+CANCEL_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A spec with everything that follows from it."""
+
+    spec: JobSpec
+    plan: Plan
+    model_config: Mapping[str, Any]
+
+
+def plan_spec(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> Planned:
+    """Read and plan a spec. Raises SpecError or PlanError with everything that is wrong."""
+    from orchestrator.cluster.local import local_inventory
+    from orchestrator.load import read_spec
+    from orchestrator.model_config import hub_cache, read_model_config
+    from orchestrator.plan.planner import plan
+
+    spec = read_spec(path, overrides)
+    config = read_model_config(spec.model, hub_cache(environ))
+    inventory = local_inventory(spec.cluster)
+    return Planned(spec=spec, plan=plan(spec, inventory, config), model_config=config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    planned: Planned
+    run_root: Path
+    drills: tuple[Drill, ...] = ()
+    resume: bool = False
+    new: bool = False
+
+    @property
+    def run_dir(self) -> RunDir:
+        return RunDir((self.run_root / self.planned.spec.name).absolute())
+
+
+def launch_of(submission: Submission, number: int) -> LaunchPlan:
+    spec = submission.planned.spec
+    from orchestrator.cluster.local import local_inventory
+
+    return LaunchPlan(
+        job=spec.name,
+        run_dir=str(submission.run_dir.path),
+        launch=number,
+        hosts=tuple(host.name for host in local_inventory(spec.cluster).hosts),
+        devices_per_host=spec.cluster.gpus_per_host,
+        agent_timeout=spec.resilience.agent_timeout,
+    )
+
+
+def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) -> str:
+    """What `submit` would write and start."""
+    from orchestrator.backends import backend_named
+
+    backend = backend_named(submission.planned.spec.cluster.backend, environ, clock)
+    config = json.dumps(encode(_trainer_config(submission)), indent=2)
+    launch = launch_of(submission, 1)
+    return f"# trainer configuration\n{config}\n\n{backend.describe(launch)}"
+
+
+def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> RunDir:
+    """Write the run directory, start the agents, and return while they work.
+
+    Raises:
+        JobError: the job runs already, or ended and neither `resume` nor `new` is said.
+        BackendError: the agents could not be started; nothing is left running.
+    """
+    from orchestrator.backends import backend_named
+
+    run_dir = submission.run_dir
+    _admit(submission, clock)
+    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    backend = backend_named(submission.planned.spec.cluster.backend, environ, clock)
+    with Journal(run_dir.journal, clock) as journal:
+        past = fold(entry.event for entry in journal.entries)
+        job = _submitted(submission, past, clock.now())
+        _write_files(submission, job.plan_number)
+        journal.append(job)
+    backend.submit(job.launch)
+    return run_dir
+
+
+def _admit(submission: Submission, clock: Clock) -> None:
+    """Refuse a second start; make room for a new one."""
+    run_dir, name = submission.run_dir, submission.planned.spec.name
+    if has_writer(run_dir.journal):
+        raise JobError(
+            f"job {name} is running",
+            fix=f"watch it with `ndctl dashboard {name}`, end it with `ndctl cancel {name}`",
+        )
+    entries = read(run_dir.journal)
+    if not entries:
+        if submission.resume:
+            raise JobError(f"job {name} has no run to resume", fix="submit it without --resume")
+        return
+    if submission.new:
+        _archive(submission.run_root, run_dir, clock)
+    elif not submission.resume:
+        state = fold(entry.event for entry in entries).state
+        ended = f"ended {state}" if state in ("SUCCEEDED", "FAILED", "CANCELLED") else "was cut off"
+        raise JobError(
+            f"job {name} exists in {run_dir.path} and {ended}",
+            fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
+            f" run in {ARCHIVE}/",
+        )
+
+
+def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:
+    stamp = datetime.fromtimestamp(clock.now(), UTC).strftime("%Y%m%dT%H%M%SZ")
+    archive = run_root / ARCHIVE
+    archive.mkdir(exist_ok=True)
+    run_dir.path.rename(archive / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
+
+
+def _submitted(submission: Submission, past: Run, at: float) -> JobSubmitted:
+    spec = submission.planned.spec
+    resilience = spec.resilience
+    number = past.job.launch.launch + 1 if past.job else 1
+    return JobSubmitted(
+        at=at,
+        backend=spec.cluster.backend,
+        steps=spec.train.steps,
+        plan=submission.planned.plan,
+        plan_number=number,
+        launch=launch_of(submission, number),
+        max_restarts=resilience.max_restarts,
+        hang_timeout=None if resilience.hang_timeout == "auto" else resilience.hang_timeout,
+        init_timeout=INIT_TIMEOUT_S
+        if resilience.init_timeout == "auto"
+        else resilience.init_timeout,
+        stop_grace=resilience.stop_grace,
+        drills=submission.drills,
+        resume=past.job is not None,
+    )
+
+
+def _trainer_config(submission: Submission) -> TrainingConfig:
+    from orchestrator.plan.training import trainer_config
+
+    planned = submission.planned
+    out = str(submission.run_dir.path)
+    return trainer_config(planned.spec, planned.plan, planned.model_config, out)
+
+
+def _write_files(submission: Submission, number: int) -> None:
+    from orchestrator.load import dump_spec
+    from orchestrator.plan.explain import plan_json
+
+    run_dir, planned = submission.run_dir, submission.planned
+    run_dir.spec.write_text(dump_spec(planned.spec))
+    run_dir.plan(number).write_text(json.dumps(plan_json(planned.plan), indent=2))
+    config = encode(_trainer_config(submission))
+    run_dir.trainer_config(number).write_text(json.dumps(config, indent=2))
+    if not run_dir.token.exists():
+        fd = os.open(run_dir.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_urlsafe(32))
+
+
+# Finding jobs
+
+
+def run_root_of(option: str | None, environ: Mapping[str, str], spec: JobSpec | None) -> Path:
+    """`--run-root`, else NDCTL_RUN_ROOT, else the spec's, else the default."""
+    default = spec.run_root if spec else DEFAULT_RUN_ROOT
+    return Path(option or environ.get(env.RUN_ROOT) or default)
+
+
+def find_job(run_root: Path, name: str) -> RunDir:
+    """Raises JobError, with the names there are, when there is no such job."""
+    run_dir = RunDir((run_root / name).absolute())
+    if not run_dir.journal.exists():
+        known = ", ".join(job.path.name for job in jobs(run_root)) or "none"
+        raise JobError(
+            f"no job {name!r} in {run_root.absolute()}; there are: {known}",
+            fix="name one of them, or give --run-root or NDCTL_RUN_ROOT",
+        )
+    return run_dir
+
+
+def jobs(run_root: Path) -> list[RunDir]:
+    return [RunDir(path.parent.absolute()) for path in sorted(run_root.glob("*/journal.jsonl"))]
+
+
+def cancel(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
+    """Ask the leader to stop; without one, end what is left. What was done, in words."""
+    run = fold(entry.event for entry in read(run_dir.journal))
+    name = run_dir.path.name
+    if run.ending is not None:
+        raise JobError(f"job {name} has already ended: {run.state}", fix="nothing to cancel")
+    assert run.job is not None
+    if has_writer(run_dir.journal) and _ask_to_cancel(run_dir):
+        return f"{name} is being cancelled: its ranks write a checkpoint and leave"
+    from orchestrator.backends import backend_named
+
+    backend_named(run.job.backend, environ, clock).clear(run.job.launch)
+    return _record_cancel(run_dir, clock)
+
+
+def _ask_to_cancel(run_dir: RunDir) -> bool:
+    """Whether the leader took the order."""
+    try:
+        leader = json.loads(run_dir.leader.read_text())
+        request = urllib.request.Request(
+            f"http://{leader['address']}:{leader['port']}{CANCEL_PATH}",
+            data=json.dumps({"by": getpass.getuser()}).encode(),
+            headers={
+                "Authorization": f"Bearer {run_dir.token.read_text().strip()}",
+                "Content-Type": "application/json",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=CANCEL_TIMEOUT_S) as answer:
+            return bool(answer.status == 202)
+    except urllib.error.HTTPError as exc:
+        raise BackendError(
+            f"the leader refused to cancel: {exc.code} {exc.reason}",
+            fix=f"use the token in {run_dir.token}",
+        ) from exc
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _record_cancel(run_dir: RunDir, clock: Clock) -> str:
+    """The journal of a job without a leader gets its end from here."""
+    from orchestrator.contract.events import CancelRequested, LeaderStarted
+    from orchestrator.supervise.loop import Supervisor
+
+    with Journal(run_dir.journal, clock) as journal:
+        supervisor = Supervisor(journal)
+        assert supervisor.run.job is not None
+        host = supervisor.run.job.launch.leader
+        supervisor.feed(LeaderStarted(at=clock.now(), host=host, pid=os.getpid()))
+        supervisor.feed(CancelRequested(at=clock.now(), by=getpass.getuser()))
+    return f"{run_dir.path.name} had no leader any more; what was left of it has been ended"

@@ -1,0 +1,144 @@
+"""Hosts played by processes of this machine: one agent each, in a session of its own."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import BackendError
+from orchestrator.seams import Clock
+from orchestrator.supervise.log import has_writer
+
+LEAVE_S = 15.0
+"""For an agent that was told to go (SIGTERM) before it is killed."""
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProcess:
+    """What starts one agent."""
+
+    host: str
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    """Added to the environment of whoever submits."""
+    log: Path
+
+
+def render(launch: LaunchPlan, gpus: int) -> tuple[AgentProcess, ...]:
+    """One agent for each host, the leader first. `gpus` is how many this machine has."""
+    return tuple(_agent(launch, node, host, gpus) for node, host in enumerate(launch.hosts))
+
+
+def _agent(launch: LaunchPlan, node: int, host: str, gpus: int) -> AgentProcess:
+    run_dir = RunDir(Path(launch.run_dir))
+    argv = (
+        sys.executable,
+        "-m",
+        "orchestrator.agent",
+        f"--run-dir={launch.run_dir}",
+        f"--host={host}",
+        "--address=127.0.0.1",
+        "--bind=127.0.0.1",
+        f"--launch={launch.launch}",
+        f"--devices={launch.devices_per_host}",
+        f"--agent-timeout={launch.agent_timeout}",
+        *(("--lead",) if host == launch.leader else ()),
+    )
+    devices = launch.devices_per_host
+    mine = range(node * devices, (node + 1) * devices)
+    visible = ",".join(map(str, mine)) if len(launch.hosts) * devices <= gpus else ""
+    # Loopback: a laptop's host name often resolves to nothing, or to an address that moves.
+    environ = {"CUDA_VISIBLE_DEVICES": visible, "GLOO_SOCKET_IFNAME": "lo"}
+    return AgentProcess(host=host, argv=argv, environ=environ, log=run_dir.agent_log(host))
+
+
+class LocalBackend:
+    def __init__(self, environ: Mapping[str, str], clock: Clock) -> None:
+        self.environ = environ
+        self.clock = clock
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def describe(self, launch: LaunchPlan) -> str:
+        lines = []
+        for agent in render(launch, _gpus()):
+            setting = " ".join(f"{key}={shlex.quote(value)}" for key, value in agent.environ.items())
+            lines.append(f"# {agent.host}, output to {agent.log}\n{setting} {shlex.join(agent.argv)}")
+        return "\n".join(lines)
+
+    def submit(self, launch: LaunchPlan) -> None:
+        self.clear(launch)
+        for agent in render(launch, _gpus()):
+            self._start(agent)
+
+    def replace(self, launch: LaunchPlan, host: str) -> None:
+        self.started = [process for process in self.started if process.poll() is None]
+        _end_holder(RunDir(Path(launch.run_dir)).agent_lock(host), self.clock, leave_s=0.0)
+        agent = next((a for a in render(launch, _gpus()) if a.host == host), None)
+        if agent is None:
+            raise BackendError(f"{host} is no host of this launch", fix="a defect: report it")
+        self._start(agent)
+
+    def clear(self, launch: LaunchPlan) -> None:
+        run_dir = RunDir(Path(launch.run_dir))
+        for lock in sorted(run_dir.logs.glob("agent-*.lock")):
+            _end_holder(lock, self.clock, leave_s=LEAVE_S)
+
+    def _start(self, agent: AgentProcess) -> None:
+        agent.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with agent.log.open("ab") as out:
+                process = subprocess.Popen(
+                    agent.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env={**self.environ, **agent.environ},
+                    start_new_session=True,
+                )
+        except OSError as exc:
+            raise BackendError(f"the agent of {agent.host} could not be started: {exc}") from exc
+        self.started.append(process)
+
+
+def _end_holder(lock: Path, clock: Clock, leave_s: float) -> None:
+    """End the agent that holds `lock`: SIGTERM, and SIGKILL after `leave_s`."""
+    begun = clock.monotonic()
+    told = False
+    while has_writer(lock):
+        pid = _pid_in(lock)
+        overdue = clock.monotonic() - begun >= leave_s
+        if pid is not None and (overdue or not told):
+            _signal(pid, signal.SIGKILL if overdue else signal.SIGTERM)
+            told = True
+        if clock.monotonic() - begun > leave_s + LEAVE_S:
+            raise BackendError(
+                f"process {pid}, an agent of this job, does not end",
+                fix=f"look at it with `ps -o pid,stat,wchan,cmd -p {pid}`",
+            )
+        clock.sleep(POLL_S)
+
+
+def _pid_in(lock: Path) -> int | None:
+    try:
+        return int(lock.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _gpus() -> int:
+    """NVIDIA devices of this machine, counted without any library."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))

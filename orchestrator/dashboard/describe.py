@@ -1,0 +1,152 @@
+"""The long form: everything that is known of a job, each incident in full."""
+
+from collections.abc import Iterable, Iterator
+from datetime import tzinfo
+
+from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.dashboard import words
+from orchestrator.dashboard.status import (
+    Snapshot,
+    checkpoint_words,
+    look_at,
+    next_step,
+    row,
+    status_text,
+    times,
+)
+from orchestrator.supervise.state import Incident
+
+MOST_STACK_LINES = 12
+MOST_STACKS = 16
+MOST_HOSTS = 32
+
+
+def describe_text(
+    snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[PassedOver] = ()
+) -> str:
+    """Everything; `passed_over` is what `checkpoints.newest_complete` finds on disk now."""
+    sections = (
+        ("", [status_text(snapshot, zone)]),
+        ("Plan", _plan(snapshot)),
+        ("Hosts", _hosts(snapshot)),
+        ("Training", _training(snapshot)),
+        ("Checkpoints", _checkpoints(snapshot, zone, passed_over)),
+        ("Drills", _drills(snapshot)),
+        ("Incidents", _incidents(snapshot, zone)),
+        ("Files", _files(snapshot)),
+    )
+    blocks = ((title, list(lines)) for title, lines in sections)
+    texts = ("\n".join(([title] if title else []) + lines) for title, lines in blocks if lines)
+    return "\n\n".join(texts)
+
+
+def _plan(snapshot: Snapshot) -> Iterator[str]:
+    job = snapshot.seen.run.job
+    assert job is not None
+    plan = job.plan
+    yield row("mesh", f"{plan.mesh} ({words.count(plan.world_size, 'rank')})")
+    accumulation = f"gradient accumulation {plan.gradient_accumulation}"
+    yield row("batch", f"micro batch {plan.micro_batch_size}, {accumulation}")
+    gib = plan.memory.peak_bytes / 2**30
+    yield row("memory", f"about {gib:.2f} GiB on the fullest rank")
+    for note in plan.notes:
+        yield row("note", note)
+    yield row("file", str(snapshot.run_dir.plan(job.plan_number)))
+
+
+def _hosts(snapshot: Snapshot) -> Iterator[str]:
+    run, shown = snapshot.seen.run, snapshot.view
+    for host in shown.hosts[:MOST_HOSTS]:
+        known = run.hosts.get(host.name)
+        agent = f"agent pid {known.pid} at {known.address}" if known else "has not registered"
+        last = host.first_rank + len(host.ranks) - 1
+        ranks = f"ranks {host.first_rank}-{last}" if len(host.ranks) > 1 else f"rank {last}"
+        yield row(host.name, f"{ranks}, {host.worst}, {agent}")
+    if len(shown.hosts) > MOST_HOSTS:
+        yield row("…", f"{len(shown.hosts) - MOST_HOSTS:,} more: ndctl status --json")
+    for spare in shown.spares:
+        yield row(spare, "spare")
+
+
+def _training(snapshot: Snapshot) -> Iterator[str]:
+    first, last = snapshot.progress.first, snapshot.progress.last
+    if first is None or last is None:
+        return
+    yield row("loss", f"{words.loss(first.loss)} at step {first.step:,}")
+    yield row("", f"{words.loss(last.loss)} at step {last.step:,}")
+    if snapshot.progress.step_s is not None:
+        step_s = words.duration(snapshot.progress.step_s)
+        yield row("speed", f"{step_s} a step, {words.rate(last.tokens_per_second)}")
+    yield row("elapsed", words.duration(snapshot.view.elapsed_s))
+
+
+def _checkpoints(
+    snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[PassedOver]
+) -> Iterator[str]:
+    found = snapshot.seen.checkpoint
+    yield row("newest", checkpoint_words(found, snapshot.view))
+    if found.at is not None:
+        yield row("written", words.moment(found.at, zone))
+    for passed in passed_over:
+        yield row("passed over", f"{passed.name}: {passed.why}")
+
+
+def _drills(snapshot: Snapshot) -> Iterator[str]:
+    for text, fired in snapshot.view.drills:
+        yield row("happened" if fired else "armed", text)
+
+
+def _incidents(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
+    run = snapshot.seen.run
+    for incident in reversed(run.incidents):
+        yield from incident_lines(incident, zone)
+        ended = incident is run.incidents[-1] and incident.recovered_after_s is None
+        if ended:
+            yield row("  next", f"{look_at(snapshot)}; {next_step(snapshot)}")
+
+
+def incident_lines(incident: Incident, zone: tzinfo | None) -> Iterator[str]:
+    """What, who, since when, how it is known, what was done and what it cost."""
+    drill = f" (drill {incident.drill})" if incident.drill else ""
+    at = words.moment(incident.at, zone)
+    yield f"  #{incident.id} {incident.kind} at {at}{drill}"
+    yield row("  cause", words.one_line(incident.cause))
+    yield row("  culprit", str(incident.culprit))
+    yield row("  when", f"attempt {incident.attempt}, after step {incident.step}")
+    yield row("  decision", words.one_line(incident.action))
+    yield row("  time", times(incident))
+    yield from _evidence(incident)
+
+
+def _evidence(incident: Incident) -> Iterator[str]:
+    found = incident.evidence
+    if found.signal is not None:
+        yield row("  evidence", f"signal {found.signal}")
+    elif found.exit_code is not None:
+        yield row("  evidence", f"exit code {found.exit_code}")
+    for note in found.notes:
+        yield row("  evidence", words.one_line(note))
+    if found.traceback:
+        yield from _quoted("traceback", found.traceback.splitlines())
+    if found.log_tail:
+        yield from _quoted("last lines of its log", found.log_tail)
+    for rank, stack in list(found.stacks.items())[:MOST_STACKS]:
+        if stack:
+            yield from _quoted(f"stack of rank {rank}", stack[:MOST_STACK_LINES])
+    if len(found.stacks) > MOST_STACKS:
+        yield row("", f"stacks of {len(found.stacks) - MOST_STACKS:,} more ranks: see traces/")
+
+
+def _quoted(title: str, lines: Iterable[str]) -> Iterator[str]:
+    yield f"    {title}:"
+    for line in lines:
+        yield f"      | {words.clean(line).rstrip()}"
+
+
+def _files(snapshot: Snapshot) -> Iterator[str]:
+    run, run_dir = snapshot.seen.run, snapshot.run_dir
+    yield row("journal", str(run_dir.journal))
+    yield row("metrics", str(run_dir.metrics))
+    yield row("logs", str(run_dir.logs / f"attempt-{run.attempt}"))
+    if any(incident.evidence.stacks for incident in run.incidents):
+        yield row("traces", str(run_dir.path / "traces"))

@@ -1,0 +1,112 @@
+"""The dashboard's loop: read what is new, draw it, wait for a key. It decides nothing."""
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+
+from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.draw import draw
+from orchestrator.dashboard.metrics import NOTHING, MetricTail, Progress, fold_metrics
+from orchestrator.dashboard.view import Seen, View, fold_seen, view
+from orchestrator.errors import JobError
+from orchestrator.seams import Clock
+from orchestrator.supervise import log
+
+REFRESH_S = 0.5
+QUIT = ("q", "Q", "\x03", "\x04")
+
+
+class Keys(Protocol):
+    def __call__(self, timeout: float, /) -> str:
+        """The next key, waited for no longer than `timeout` seconds; empty when none came."""
+
+
+class Screen:
+    """What has been read of one job so far, in bounded memory."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_dir = run_dir
+        self.entries = log.Tail(run_dir.journal)
+        self.metrics = MetricTail(run_dir.metrics)
+        self.seen: Seen = Seen()
+        self.progress: Progress = NOTHING
+
+    def look(self, now: float) -> View | None:
+        """The job as it is now; None while its journal is empty."""
+        alive = log.has_writer(self.run_dir.journal)  # asked first: see `status.read_snapshot`
+        if entries := self.entries.more():
+            self.seen = fold_seen(self.seen, entries)
+        if metrics := self.metrics.more():
+            self.progress = fold_metrics(self.progress, metrics)
+        if self.seen.run.job is None:
+            return None
+        shown = view(self.seen, self.progress, leader_alive=alive, now=now)
+        if not shown.fix:
+            return shown
+        return replace(shown, fix=shown.fix.replace("SPEC", str(self.run_dir.spec)))
+
+
+def run_dashboard(run_dir: RunDir, *, console: Console, clock: Clock, keys: Keys) -> None:
+    """Until q or ^C; where the console is no terminal, one frame.
+
+    Raises:
+        JobError: nobody has submitted the job.
+    """
+    screen = Screen(run_dir)
+    first = screen.look(clock.now())
+    if first is None:
+        raise JobError(
+            f"{run_dir.path} holds no journal",
+            fix="see the jobs there are with `ndctl list`",
+        )
+    if not console.is_terminal:
+        console.print(draw(first, *console.size))
+        return
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            shown = screen.look(clock.now()) or first
+            live.update(draw(shown, *console.size), refresh=True)
+            if keys(REFRESH_S) in QUIT:
+                return
+
+
+@contextlib.contextmanager
+def terminal_keys(clock: Clock) -> Iterator[Keys]:
+    """Keys of standard input, each at once; the terminal is put back as it was."""
+    if not sys.stdin.isatty():
+        yield _no_keys(clock)
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+
+    def wait(timeout: float, /) -> str:
+        ready, _, _ = select.select([fd], [], [], timeout)
+        if not ready:
+            return ""
+        return os.read(fd, 1).decode(errors="replace") or "\x04"  # end of file: nobody is there
+
+    try:
+        tty.setcbreak(fd)
+        yield wait
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _no_keys(clock: Clock) -> Keys:
+    def wait(timeout: float, /) -> str:
+        clock.sleep(timeout)
+        return ""
+
+    return wait

@@ -1,0 +1,203 @@
+"""The trainer's `metrics.jsonl`: a line per optimizer step, read without holding all of it.
+
+A step that is done again after a resume has a second line, and the later line counts. A last line
+that a crash cut short is left out, and so is one that cannot be read: numbers are for looking at,
+and no decision depends on them.
+"""
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+MOST_POINTS = 512
+"""Points that a series keeps, however long the job."""
+RECENT = 32
+"""Steps of the present attempt that the step time is taken from."""
+_CHUNK = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One line."""
+
+    attempt: int
+    step: int
+    loss: float | None = None
+    """None where it was not a finite number."""
+    grad_norm: float | None = None
+    lr: float | None = None
+    tokens_per_second: float | None = None
+    step_s: float | None = None
+    time: float | None = None
+    """Unix seconds at the end of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the views keep of the metrics: bounded, whatever the number of steps."""
+
+    first: Metric | None = None
+    last: Metric | None = None
+    points: tuple[tuple[int, float], ...] = ()
+    """(step, loss) by rising step, one for each `stride` steps and always the newest."""
+    stride: int = 1
+    recent: tuple[tuple[int, float], ...] = ()
+    """(step, time) of the last steps of the present attempt."""
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds a step takes now, checkpoints and all."""
+        if len(self.recent) < 2:
+            return None if self.last is None else self.last.step_s
+        (step, began), (last_step, ended) = self.recent[0], self.recent[-1]
+        return (ended - began) / (last_step - step) if last_step > step else None
+
+
+NOTHING = Progress()
+
+
+def parse_metric(line: bytes) -> Metric | None:
+    """None when the line is not a metric."""
+    try:
+        body = json.loads(line)
+        return Metric(
+            attempt=int(body["attempt"]),
+            step=int(body["step"]),
+            **{name: _number(body.get(name)) for name in _OPTIONAL},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+_OPTIONAL = ("loss", "grad_norm", "lr", "tokens_per_second", "step_s", "time")
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def last_metric(path: Path) -> Metric | None:
+    """The newest line, read from the end of the file."""
+    return next(_backwards(path), None)
+
+
+def glance(path: Path) -> Progress:
+    """The ends of a file of any size: enough for all of `Progress` but the series."""
+    recent = list(itertools.islice(_backwards(path), RECENT))
+    progress = fold_metrics(NOTHING, reversed(recent))
+    try:
+        with path.open("rb") as file:
+            first = parse_metric(file.readline())
+    except FileNotFoundError:
+        first = None
+    return replace(progress, first=first or progress.first)
+
+
+def _backwards(path: Path) -> Iterator[Metric]:
+    for line in lines_backwards(path):
+        metric = parse_metric(line)
+        if metric is not None:
+            yield metric
+
+
+def lines_backwards(path: Path) -> Iterator[bytes]:
+    """The whole lines of a file, last first; an unfinished last one is left out."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        place = file.seek(0, os.SEEK_END)
+        rest: bytes | None = None
+        while place > 0:
+            start = max(0, place - _CHUNK)
+            file.seek(start)
+            pieces = file.read(place - start).split(b"\n")
+            if rest is not None:
+                pieces[-1] += rest
+                rest = None
+            elif len(pieces) > 1:
+                pieces.pop()  # what follows the last line end: nothing, or a torn line
+            else:
+                place = start
+                continue
+            yield from reversed(pieces[1:])
+            rest, place = pieces[0], start
+        if rest is not None:
+            yield rest
+
+
+class MetricTail:
+    """Reads what the metrics have gained since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def more(self) -> tuple[Metric, ...]:
+        try:
+            with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size <= self.offset:
+                    return ()
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return ()
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        metrics = (parse_metric(line) for line in whole.splitlines())
+        return tuple(metric for metric in metrics if metric is not None)
+
+
+def fold_metrics(progress: Progress, metrics: Iterable[Metric]) -> Progress:
+    """`progress` after `metrics`; give many at once, for each call copies the series once."""
+    series = _Series(list(progress.points), progress.stride)
+    recent = list(progress.recent)
+    first, last = progress.first, progress.last
+    for metric in metrics:
+        if last is None or metric.attempt != last.attempt:
+            recent.clear()
+        if metric.time is not None:
+            recent.append((metric.step, metric.time))
+            del recent[:-RECENT]
+        if first is None or metric.step <= first.step:
+            first = metric
+        last = metric
+        if metric.loss is not None:
+            series.add(metric.step, metric.loss)
+    return replace(
+        progress,
+        first=first,
+        last=last,
+        points=tuple(series.points),
+        stride=series.stride,
+        recent=tuple(recent),
+    )
+
+
+@dataclass(slots=True)
+class _Series:
+    points: list[tuple[int, float]] = field(default_factory=list)
+    stride: int = 1
+
+    def add(self, step: int, loss: float) -> None:
+        while self.points and self.points[-1][0] >= step:
+            self.points.pop()  # done again after a resume
+        self._put(step, loss)
+        if len(self.points) > MOST_POINTS:
+            self.stride *= 2
+            old, self.points = self.points, []
+            for point in old:
+                self._put(*point)
+
+    def _put(self, step: int, loss: float) -> None:
+        """One point for each stretch of `stride` steps: its last."""
+        if self.points and self.points[-1][0] // self.stride == step // self.stride:
+            self.points[-1] = (step, loss)
+        else:
+            self.points.append((step, loss))

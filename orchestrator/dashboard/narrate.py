@@ -1,0 +1,146 @@
+"""The journal as a person reads it: one line for each event, with what was decided and why."""
+
+from datetime import tzinfo
+from typing import assert_never
+
+from orchestrator.contract.actions import (
+    Action,
+    EndJob,
+    GatherEvidence,
+    ReplaceAgent,
+    StartAttempt,
+    StopAttempt,
+)
+from orchestrator.contract.events import (
+    AgentLost,
+    AgentRegistered,
+    CancelRequested,
+    CheckpointSaved,
+    DrillHappened,
+    Event,
+    EvidenceGathered,
+    HangDetected,
+    HealthChanged,
+    HostStopped,
+    JobSubmitted,
+    LeaderStarted,
+    RankExited,
+    StepReached,
+    Tick,
+    TrainingResumed,
+)
+from orchestrator.dashboard import words
+from orchestrator.supervise.log import Entry
+
+
+def event_line(entry: Entry, zone: tzinfo | None) -> str:
+    """`14:03:22  rank 1 on host-0 was killed by SIGKILL at step 24 -> stop attempt 1 (…)`."""
+    decided = "".join(f" -> {action_words(action)}" for action in entry.actions)
+    line = f"{event_words(entry.event)}{decided}"
+    return f"{words.time_of_day(entry.event.at, zone)}  {words.one_line(line)}"
+
+
+def action_words(action: Action) -> str:
+    match action:
+        case StartAttempt(reason=reason, drills=drills):
+            armed = f", drills armed: {', '.join(map(str, drills))}" if drills else ""
+            return f"start {reason}{armed}"
+        case StopAttempt(attempt=attempt, grace_s=grace, reason=reason):
+            return f"stop attempt {attempt} within {words.duration(grace)} ({reason})"
+        case GatherEvidence(attempt=attempt, reason=reason):
+            return f"gather stacks of attempt {attempt} ({reason})"
+        case ReplaceAgent(host=host, reason=reason):
+            return f"ask for a new agent on {host} ({reason})"
+        case EndJob(state=state, reason=reason):
+            return f"end the job: {state} ({reason})"
+        case _:
+            assert_never(action)
+
+
+def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
+    match event:
+        case JobSubmitted():
+            return _submitted(event)
+        case LeaderStarted(host=host, pid=pid):
+            return f"leader started on {host} (pid {pid})"
+        case AgentRegistered(host=host, address=address, devices=devices, pid=pid):
+            many = words.count(devices, "device")
+            return f"agent of {host} registered from {address} with {many} (pid {pid})"
+        case AgentLost(host=host, why=why, silent_s=silent):
+            return f"agent of {host} lost: {why} (last heard {words.duration(silent)} before)"
+        case TrainingResumed():
+            return _resumed(event)
+        case StepReached():
+            return _step(event)
+        case CheckpointSaved(step=step):
+            return f"checkpoint step-{step} is complete"
+        case HealthChanged(rank=rank, health=health, age_s=age):
+            return f"rank {rank} is {health} (last heard {words.duration(age)} ago)"
+        case DrillHappened(drill=drill, rank=rank, step=step):
+            return f"drill {drill} happened to rank {rank} at step {step}"
+        case RankExited():
+            return _exited(event)
+        case HangDetected():
+            return _hang(event)
+        case EvidenceGathered(host=host, ranks=ranks):
+            stacks = sum(bool(rank.stack) for rank in ranks)
+            return f"stacks of {stacks} of {words.count(len(ranks), 'rank')} gathered on {host}"
+        case HostStopped(host=host, finished=finished, why=why):
+            how = "finished" if finished else "stopped"
+            return f"all ranks on {host} {how}{f': {why}' if why else ''}"
+        case CancelRequested(by=by):
+            return f"cancel requested by {by}"
+        case Tick():
+            return "a deadline passed"
+        case _:
+            assert_never(event)
+
+
+def _submitted(event: JobSubmitted) -> str:
+    verb = "submitted again" if event.resume else "submitted"
+    ranks = words.count(event.plan.world_size, "rank")
+    hosts = words.count(len(event.plan.hosts), "host")
+    drills = f", drills {', '.join(map(str, event.drills))}" if event.drills else ""
+    return (
+        f"job {event.launch.job} {verb} to {event.backend}: {event.steps:,} steps,"
+        f" {ranks} on {hosts}, {event.plan.mesh}{drills}"
+    )
+
+
+def _resumed(event: TrainingResumed) -> str:
+    origin = f"checkpoint step-{event.step}" if event.step else "the beginning"
+    passed = "".join(f"; passed over {p.name}: {p.why}" for p in event.passed_over)
+    return f"attempt {event.attempt} goes on from {origin}{passed}"
+
+
+def _step(event: StepReached) -> str:
+    known = []
+    if event.loss is not None:
+        known.append(f"loss {words.loss(event.loss)}")
+    if event.tokens_per_second is not None:
+        known.append(words.rate(event.tokens_per_second))
+    return ", ".join([f"attempt {event.attempt} reached step {event.step:,}", *known])
+
+
+def _exited(event: RankExited) -> str:
+    if event.error is not None:
+        how = f"raised {event.error.error}: {event.error.message}"
+    elif event.signal is not None:
+        how = f"was killed by {words.signal_name(event.signal)}"
+    elif event.exit_code is not None:
+        how = f"left with exit code {event.exit_code}"
+    else:
+        how = "vanished"
+    told = "as it was told, " if event.stopped else ""
+    after = words.duration(event.detected_after_s)
+    who = f"rank {event.rank} on {event.host}"
+    return f"{who} {how} after step {event.step} ({told}seen after {after})"
+
+
+def _hang(event: HangDetected) -> str:
+    behind = f", {words.ranks_in_words(event.behind)} behind" if event.behind else ""
+    stalled, limit = words.duration(event.stalled_s), words.duration(event.limit_s)
+    return (
+        f"hang in phase {event.phase} at step {event.step}:"
+        f" no progress for {stalled} (limit {limit}){behind}"
+    )

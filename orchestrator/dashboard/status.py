@@ -1,0 +1,271 @@
+"""One job at one moment: for a script, and for a person at 3 a.m."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import tzinfo
+from typing import Any
+
+from orchestrator.contract.codec import encode
+from orchestrator.contract.mesh import AXES
+from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard import words
+from orchestrator.dashboard.metrics import Progress, glance
+from orchestrator.dashboard.view import (
+    CheckpointView,
+    Seen,
+    Standing,
+    View,
+    effective_state,
+    fold_seen,
+    last_step,
+    view,
+)
+from orchestrator.supervise import log
+from orchestrator.supervise.state import Incident
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What `status`, `describe` and `list` say of a job is all in here."""
+
+    run_dir: RunDir
+    seen: Seen
+    progress: Progress
+    leader_alive: bool
+    now: float
+
+    @property
+    def view(self) -> View:
+        return view(self.seen, self.progress, leader_alive=self.leader_alive, now=self.now)
+
+    @property
+    def standing(self) -> Standing:
+        spec = str(self.run_dir.spec)
+        return effective_state(self.seen.run, self.leader_alive, self.now, spec)
+
+
+def read_snapshot(run_dir: RunDir, now: float) -> Snapshot | None:
+    """None when the journal has no line yet: nobody has submitted the job.
+
+    Whether a leader lives is asked before the journal is read: one that ends in between has
+    written its end by then.
+    """
+    alive = log.has_writer(run_dir.journal)
+    seen = fold_seen(Seen(), log.read(run_dir.journal))
+    if seen.run.job is None:
+        return None
+    progress = glance(run_dir.metrics)
+    return Snapshot(run_dir=run_dir, seen=seen, progress=progress, leader_alive=alive, now=now)
+
+
+def status_json(snapshot: Snapshot) -> dict[str, Any]:
+    run, job, last = snapshot.seen.run, snapshot.seen.run.job, snapshot.progress.last
+    assert job is not None
+    standing, shown = snapshot.standing, snapshot.view
+    return {
+        "name": job.launch.job,
+        "state": standing.state,
+        "reason": standing.reason,
+        "fix": standing.fix,
+        "since": run.since,
+        "backend": job.backend,
+        "attempt": run.attempt,
+        "restarts": run.restarts,
+        "max_restarts": job.max_restarts,
+        "step": last_step(run, snapshot.progress),
+        "steps": job.steps,
+        "loss": last.loss if last else None,
+        "tokens_per_second": last.tokens_per_second if last else None,
+        "eta_s": shown.eta_s,
+        "hosts": list(run.placement or job.plan.hosts),
+        "world_size": job.plan.world_size,
+        "mesh": dict(zip(AXES, job.plan.mesh.degrees, strict=True)),
+        "incidents": [incident_json(incident) for incident in run.incidents],
+        "checkpoint": _checkpoint_json(snapshot),
+        "drills": [{"drill": text, "fired": fired} for text, fired in shown.drills],
+        "leader_alive": snapshot.leader_alive,
+        "submitted_at": job.at,
+        "updated_at": updated_at(snapshot),
+        "run_dir": str(snapshot.run_dir.path),
+    }
+
+
+def incident_json(incident: Incident) -> dict[str, Any]:
+    body: dict[str, Any] = encode(incident)
+    return body
+
+
+def _checkpoint_json(snapshot: Snapshot) -> dict[str, Any] | None:
+    found = snapshot.seen.checkpoint
+    if not found.step and not found.passed_over:
+        return None
+    return {
+        "step": found.step or None,
+        "name": found.name if found.step else None,
+        "path": str(snapshot.run_dir.checkpoints / found.name) if found.step else None,
+        "at": found.at,
+        "age_s": None if found.at is None else max(0.0, snapshot.now - found.at),
+        "passed_over": encode(found.passed_over),
+    }
+
+
+def updated_at(snapshot: Snapshot) -> float:
+    """The job's last sign of life."""
+    last = snapshot.progress.last
+    return max(snapshot.seen.run.last_at, (last.time if last else None) or 0.0)
+
+
+def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
+    """Under twelve lines: what, where, since when, what ndctl did, what to type next."""
+    run, shown, standing = snapshot.seen.run, snapshot.view, snapshot.standing
+    ago = words.duration(snapshot.now - run.since)
+    lines = [
+        f"{shown.name}: {standing.state}, {words.one_line(standing.reason)}",
+        row("since", f"{words.moment(run.since, zone)} ({ago} ago)"),
+        row("progress", _progress(shown)),
+        row("where", where(snapshot)),
+        row("restarts", restarts(snapshot)),
+        row("checkpoint", checkpoint_words(shown.checkpoint, shown)),
+        *(row("trouble", line) for line in _trouble(shown)),
+        *_last_incident(shown, zone),
+        row("run dir", str(snapshot.run_dir.path)),
+        row("next", next_step(snapshot)),
+    ]
+    return "\n".join(lines)
+
+
+def row(label: str, text: str) -> str:
+    return f"  {label:<12}{text}"
+
+
+def _progress(shown: View) -> str:
+    parts = [f"step {shown.step:,} of {shown.steps:,}"]
+    if shown.loss is not None:
+        parts.append(f"loss {words.loss(shown.loss)}")
+    if shown.state == "RUNNING" and shown.tokens_per_second is not None:
+        parts.append(words.rate(shown.tokens_per_second))
+    if shown.eta_s is not None:
+        parts.append(f"about {words.duration(shown.eta_s)} left")
+    return ", ".join(parts)
+
+
+def where(snapshot: Snapshot) -> str:
+    run, job = snapshot.seen.run, snapshot.seen.run.job
+    assert job is not None
+    names = run.placement or job.plan.hosts
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
+    ranks, hosts = words.count(job.plan.world_size, "rank"), words.count(len(names), "host")
+    return f"{ranks} on {hosts} ({shown}), {job.plan.mesh}, backend {job.backend}"
+
+
+def restarts(snapshot: Snapshot) -> str:
+    run, job = snapshot.seen.run, snapshot.seen.run.job
+    assert job is not None
+    budget = f"{run.fruitless} of {job.max_restarts} without a new checkpoint"
+    return f"attempt {run.attempt}, {words.count(run.restarts, 'restart')} ({budget})"
+
+
+def checkpoint_words(found: CheckpointView, shown: View) -> str:
+    passed = "".join(f"; passed over {p.name}: {p.why}" for p in found.passed_over)
+    if not found.step:
+        return f"none yet{passed}"
+    behind = max(0, shown.step - found.step)
+    ages = [words.count(behind, "step")] if behind else []
+    ages += [words.duration(shown.now - found.at)] if found.at is not None else []
+    age = f", {' and '.join(ages)} ago" if ages else ""
+    return f"{found.name} is complete{age}{passed}"
+
+
+def _trouble(shown: View) -> Iterator[str]:
+    """Hosts on which something is wrong now."""
+    if shown.state not in ("RUNNING", "STARTING", "RECOVERING"):
+        return
+    bad = [host for host in shown.hosts if host.worst in ("dead", "silent", "slow")]
+    if bad:
+        named = ", ".join(f"{host.name} {host.worst}" for host in bad[:4])
+        yield named + (f" and {len(bad) - 4:,} more hosts" if len(bad) > 4 else "")
+
+
+def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
+    if not shown.incidents:
+        return
+    last = shown.incidents[-1]
+    rest = f" ({len(shown.incidents) - 1} earlier)" if len(shown.incidents) > 1 else ""
+    drill = f" [drill {last.drill}]" if last.drill else ""
+    at = words.time_of_day(last.at, zone)
+    cause = words.one_line(last.cause)
+    yield row("incident", f"{at} {last.kind}: {cause}; culprit {last.culprit}{drill}{rest}")
+    yield row("ndctl did", f"{words.one_line(last.action)}; {times(last)}")
+
+
+def times(incident: Incident) -> str:
+    seen = f"detected after {words.duration(incident.detected_after_s)}"
+    if incident.recovered_after_s is None:
+        return f"{seen}, not recovered"
+    return f"{seen}, recovered after {words.duration(incident.recovered_after_s)}"
+
+
+def next_step(snapshot: Snapshot) -> str:
+    """What a person should type now."""
+    run, job, standing = snapshot.seen.run, snapshot.seen.run.job, snapshot.standing
+    assert job is not None
+    name = job.launch.job
+    again = f"ndctl submit {snapshot.run_dir.spec} --resume"
+    match standing.state:
+        case "SUBMITTED":
+            return f"wait for the leader; if it does not come: ndctl logs {name}"
+        case "PENDING":
+            here = sum(host.alive for host in run.hosts.values())
+            return f"wait: {here} of {words.count(len(job.plan.hosts), 'host')} registered"
+        case "STARTING" | "RUNNING":
+            return f"nothing; to watch it: ndctl dashboard {name}"
+        case "RECOVERING":
+            return f"nothing, ndctl is on it; to watch: ndctl dashboard {name}"
+        case "SUCCEEDED":
+            return f"nothing; the whole story: ndctl describe {name}"
+        case "CANCELLED":
+            return f"to go on from the checkpoint: {again}"
+        case _ if standing.fix:
+            return standing.fix
+        case _:
+            return f"see why: {look_at(snapshot)}; then: {again}"
+
+
+def look_at(snapshot: Snapshot) -> str:
+    """The command that shows the log of who is to blame."""
+    job, incidents = snapshot.seen.run.job, snapshot.seen.run.incidents
+    assert job is not None
+    name = job.launch.job
+    if not incidents or incidents[-1].culprit.rank is None:
+        return f"ndctl describe {name}"
+    last = incidents[-1]
+    return f"ndctl logs {name} --rank {last.culprit.rank} --attempt {last.attempt}"
+
+
+def list_rows(snapshots: Iterable[Snapshot]) -> list[dict[str, Any]]:
+    """`ndctl list --json`; newest first."""
+    keys = ("name", "state", "step", "steps", "attempt", "restarts", "loss", "updated_at")
+    rows = [{key: body[key] for key in keys} for body in map(status_json, snapshots)]
+    return sorted(rows, key=lambda row: -float(row["updated_at"]))
+
+
+def list_text(rows: Sequence[Mapping[str, Any]], zone: tzinfo | None) -> str:
+    head = ("NAME", "STATE", "STEP", "ATTEMPT", "RESTARTS", "LOSS", "UPDATED")
+    table = [head, *(_cells(body, zone) for body in rows)]
+    widths = [max(len(cells[i]) for cells in table) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        for cells in table
+    )
+
+
+def _cells(body: Mapping[str, Any], zone: tzinfo | None) -> tuple[str, ...]:
+    return (
+        body["name"],
+        body["state"],
+        f"{body['step']}/{body['steps']}",
+        str(body["attempt"]),
+        str(body["restarts"]),
+        words.loss(body["loss"]),
+        words.moment(body["updated_at"], zone),
+    )

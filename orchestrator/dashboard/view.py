@@ -1,0 +1,298 @@
+"""All that a screen shows of one job, as one frozen value folded from journal and metrics.
+
+`Run` is small whatever the job's size; what the screens need beyond it (the health of each rank,
+when the checkpoint was written) is `Seen`, folded here from the same entries. Nothing here
+knows how it is drawn.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from orchestrator.contract.actions import StartAttempt
+from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.contract.events import (
+    AgentLost,
+    CheckpointSaved,
+    HealthChanged,
+    JobSubmitted,
+    RankExited,
+    StepReached,
+    TrainingResumed,
+)
+from orchestrator.contract.mesh import Mesh
+from orchestrator.dashboard.metrics import NOTHING, Progress
+from orchestrator.supervise.log import Entry
+from orchestrator.supervise.state import ENDED, Incident, Run, Stage, State
+from orchestrator.supervise.step import step
+
+Health = Literal["dead", "silent", "slow", "starting", "stopped", "done", "ok"]
+WORST_FIRST: tuple[Health, ...] = (
+    "dead",
+    "silent",
+    "slow",
+    "starting",
+    "stopped",
+    "done",
+    "ok",
+)
+TROUBLE: tuple[Health, ...] = ("dead", "silent", "slow")
+LEADER_START_S = 30.0
+"""What a leader may take to open the journal before it counts as gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointView:
+    """The newest complete checkpoint, by the journal."""
+
+    step: int = 0
+    """0 for none yet."""
+    at: float | None = None
+    """When it was complete; None where the journal does not say."""
+    passed_over: tuple[PassedOver, ...] = ()
+    """Newer ones that the last resume could not use."""
+
+    @property
+    def name(self) -> str:
+        return f"step-{self.step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the views keep of the journal beyond `Run`."""
+
+    run: Run = field(default_factory=Run)
+    started: bool = False
+    """The present attempt has done its first step."""
+    resumed_from: int | None = None
+    """Step that the present attempt went on from; None while it is loading."""
+    health: Mapping[int, Health] = field(default_factory=dict)
+    """Ranks of the present attempt whose health was told."""
+    lost: frozenset[str] = frozenset()
+    """Hosts that the present attempt lost."""
+    checkpoint: CheckpointView = field(default_factory=CheckpointView)
+
+
+def fold_seen(seen: Seen, entries: Iterable[Entry]) -> Seen:
+    """`seen` after `entries`; give many at once, for each call copies the ranks' health once."""
+    health = dict(seen.health)
+    for entry in entries:
+        run, _ = step(seen.run, entry.event)
+        seen = _after(replace(seen, run=run), entry, health)
+    return replace(seen, health=health)
+
+
+def _after(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
+    event = entry.event
+    if getattr(event, "attempt", seen.run.attempt) == seen.run.attempt:
+        seen = _noted(seen, entry, health)
+    if any(isinstance(action, StartAttempt) for action in entry.actions):
+        health.clear()
+        seen = replace(seen, started=False, resumed_from=None, lost=frozenset())
+    return seen
+
+
+def _noted(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
+    match entry.event:
+        case JobSubmitted(resume=resume):
+            health.clear()
+            kept = seen.checkpoint if resume else CheckpointView()
+            return Seen(run=seen.run, checkpoint=kept)
+        case HealthChanged(rank=rank, health=word):
+            if health.get(rank) != "dead":
+                health[rank] = word
+        case RankExited(rank=rank, stopped=stopped):
+            if health.get(rank) != "dead":
+                health[rank] = "stopped" if stopped else "dead"
+        case AgentLost(host=host):
+            return replace(seen, lost=seen.lost | {host})
+        case StepReached():
+            return replace(seen, started=True)
+        case CheckpointSaved(step=saved, at=at):
+            return replace(seen, checkpoint=CheckpointView(step=saved, at=at))
+        case TrainingResumed(step=resumed, passed_over=passed):
+            known = seen.checkpoint.at if seen.checkpoint.step == resumed else None
+            found = CheckpointView(step=resumed, at=known, passed_over=passed)
+            return replace(seen, resumed_from=resumed, checkpoint=found)
+        case _:
+            pass
+    return seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The state of a job as a person must hear it."""
+
+    state: State
+    reason: str
+    fix: str = ""
+    """What to type, where nothing will happen by itself."""
+
+
+def effective_state(run: Run, leader_alive: bool, now: float, spec: str = "SPEC") -> Standing:
+    """A job that has not ended and has no leader is not running, whatever its journal says last."""
+    if run.state in ENDED or leader_alive:
+        return Standing(state=run.state, reason=run.reason)
+    if run.stage is Stage.SUBMITTED and now - run.since < LEADER_START_S:
+        return Standing(state=run.state, reason=run.reason)
+    if run.stage is Stage.SUBMITTED:
+        reason = "no leader ever started: the backend did not bring up the first host's agent"
+    else:
+        reason = f"the leader went away without a word while {run.stage.value}"
+    return Standing(state="FAILED", reason=reason, fix=f"ndctl submit {spec} --resume")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRow:
+    name: str
+    first_rank: int
+    ranks: tuple[Health, ...]
+    """In the order of local ranks."""
+
+    @property
+    def worst(self) -> Health:
+        return min(self.ranks, key=WORST_FIRST.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    name: str
+    state: State
+    reason: str
+    fix: str
+    stage: str
+    """What is being done, in words."""
+    backend: str
+    attempt: int
+    restarts: int
+    step: int
+    steps: int
+    loss: float | None
+    tokens_per_second: float | None
+    step_s: float | None
+    quiet_s: float | None
+    """Since the last step was done."""
+    eta_s: float | None
+    elapsed_s: float
+    """Since it was submitted, until it ended."""
+    mesh: Mesh
+    hosts: tuple[HostRow, ...]
+    """In node-rank order."""
+    spares: tuple[str, ...]
+    """Hosts that are there and wait."""
+    incidents: tuple[Incident, ...]
+    losses: tuple[tuple[int, float], ...]
+    """(step, loss), a few hundred at most."""
+    checkpoint: CheckpointView
+    drills: tuple[tuple[str, bool], ...]
+    """Each drill, and whether it has happened."""
+    now: float
+
+
+def view(seen: Seen, progress: Progress = NOTHING, *, leader_alive: bool, now: float) -> View:
+    """What to show at `now`."""
+    run, last = seen.run, progress.last
+    assert run.job is not None, "a journal begins with JobSubmitted"
+    standing = effective_state(run, leader_alive, now)
+    over = standing.state in ENDED
+    done = last_step(run, progress)
+    return View(
+        name=run.job.launch.job,
+        state=standing.state,
+        reason=standing.reason,
+        fix=standing.fix,
+        stage=_doing(run),
+        backend=run.job.backend,
+        attempt=run.attempt,
+        restarts=run.restarts,
+        step=done,
+        steps=run.job.steps,
+        loss=last.loss if last else None,
+        tokens_per_second=last.tokens_per_second if last else None,
+        step_s=progress.step_s,
+        quiet_s=None if last is None or last.time is None else max(0.0, now - last.time),
+        eta_s=_eta(standing.state, run.job.steps - done, progress, now),
+        elapsed_s=max(0.0, (_ended_at(run, progress) if over else now) - run.job.at),
+        mesh=run.job.plan.mesh,
+        hosts=tuple(_rows(seen, standing.state)),
+        spares=_spares(run),
+        incidents=run.incidents,
+        losses=progress.points,
+        checkpoint=seen.checkpoint,
+        drills=tuple((str(drill), drill.id in run.fired) for drill in run.job.drills),
+        now=now,
+    )
+
+
+def _doing(run: Run) -> str:
+    if run.stage is not Stage.WAITING or run.job is None:
+        return run.stage.value
+    here = sum(host.alive for host in run.hosts.values())
+    return f"{run.stage.value}, {here} of {len(run.job.launch.hosts)} here"
+
+
+def last_step(run: Run, progress: Progress) -> int:
+    """The last step that was done; the metrics know it sooner than the journal."""
+    return run.step if progress.last is None else progress.last.step
+
+
+def _ended_at(run: Run, progress: Progress) -> float:
+    """For a job whose leader is gone, its last sign of life."""
+    if run.stage is Stage.ENDED:
+        return run.since
+    written = progress.last.time if progress.last else None
+    return max(run.last_at, written or 0.0)
+
+
+def _eta(state: State, left: int, progress: Progress, now: float) -> float | None:
+    step_s, last = progress.step_s, progress.last
+    if state != "RUNNING" or step_s is None or last is None:
+        return None
+    since = now - last.time if last.time is not None else 0.0
+    return max(0.0, left * step_s - min(max(0.0, since), step_s))
+
+
+def _rows(seen: Seen, state: State) -> Iterable[HostRow]:
+    job = seen.run.job
+    assert job is not None
+    each = job.plan.ranks_per_host
+    for node, host in enumerate(seen.run.placement or job.plan.hosts):
+        rest = _rest(seen, state, host)
+        if state == "SUCCEEDED" or host in seen.lost:
+            ranks: tuple[Health, ...] = (rest,) * each
+        else:
+            ranks = tuple(
+                _health(seen.health.get(rank, rest), rest)
+                for rank in range(node * each, (node + 1) * each)
+            )
+        yield HostRow(name=host, first_rank=node * each, ranks=ranks)
+
+
+def _health(told: Health, rest: Health) -> Health:
+    """A rank that is stopped or not yet training is neither ok, slow nor silent."""
+    return rest if rest in ("stopped", "done", "starting") and told != "dead" else told
+
+
+def _rest(seen: Seen, state: State, host: str) -> Health:
+    """The health of those ranks of `host` of which nothing was told."""
+    run = seen.run
+    if state == "SUCCEEDED":
+        return "done"
+    if host in seen.lost:
+        return "dead"
+    if state in ENDED:
+        return "stopped"
+    if run.stage in (Stage.SUBMITTED, Stage.WAITING):
+        return "stopped" if run.attempt else "starting"
+    if host in run.done:
+        return "done" if run.done[host] else "stopped"
+    return "ok" if seen.started else "starting"
+
+
+def _spares(run: Run) -> tuple[str, ...]:
+    """Before the first attempt nobody is spare: all are waited for."""
+    if not run.placement or run.state in ENDED:
+        return ()
+    return tuple(
+        host.name for host in run.hosts.values() if host.alive and host.name not in run.placement
+    )

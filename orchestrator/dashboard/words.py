@@ -1,0 +1,87 @@
+"""Numbers, times and names as a person reads them; the same words on every screen."""
+
+import re
+import signal as signals
+from collections.abc import Mapping
+from datetime import datetime, tzinfo
+
+UNSEEN = "-"
+"""Stands where a number is not known."""
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def clean(text: str) -> str:
+    """`text` without what would steer a terminal: a rank's log may hold anything."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text)).replace("\t", "    ")
+
+
+def one_line(text: str) -> str:
+    return " ".join(clean(text).split())
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"
+
+
+def stopwatch(seconds: float | None) -> str:
+    """`1:42`, `2:05:10`, `3d 04:05:10`: keeps its width while it runs."""
+    if seconds is None:
+        return UNSEEN
+    minutes, second = divmod(max(0, int(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def time_of_day(at: float, zone: tzinfo | None) -> str:
+    """In `zone`; None is this machine's."""
+    return f"{datetime.fromtimestamp(at, zone):%H:%M:%S}"
+
+
+def moment(at: float, zone: tzinfo | None) -> str:
+    return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M:%S}"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def loss(value: float | None) -> str:
+    return UNSEEN if value is None else f"{value:.4f}"
+
+
+def rate(tokens_per_second: float | None) -> str:
+    return UNSEEN if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def coordinates(coords: Mapping[str, int], degrees: Mapping[str, int]) -> str:
+    """`dp_shard 1, tp 0`: the axes that have more than one place."""
+    return ", ".join(f"{axis} {place}" for axis, place in coords.items() if degrees[axis] > 1)
+
+
+def ranks_in_words(ranks: tuple[int, ...], most: int = 6) -> str:
+    """`rank 3`, `ranks 1, 4, 5`, `ranks 0, 1, 2, 3, 4, 5 and 10 more`."""
+    shown = ", ".join(str(rank) for rank in ranks[:most])
+    rest = f" and {len(ranks) - most:,} more" if len(ranks) > most else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{rest}"

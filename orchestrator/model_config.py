@@ -1,0 +1,72 @@
+"""The model's config.json, from wherever a spec says that it is."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec import ModelSpec
+from orchestrator.errors import SpecError
+
+
+def hub_cache(environ: Mapping[str, str]) -> Path:
+    """Where huggingface_hub keeps what it fetched, by its own environment variables."""
+    if "HF_HUB_CACHE" in environ:
+        return Path(environ["HF_HUB_CACHE"])
+    home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+def read_model_config(model: ModelSpec, hub: Path) -> dict[str, Any]:
+    """The values of the model's config; `hub` is the local Hugging Face cache. Nothing is fetched.
+
+    Raises:
+        SpecError: `model.path` leads to no readable config.json.
+    """
+    if model.preset is not None:
+        return dict(PRESETS[model.preset])
+    if model.config is not None:
+        return dict(model.config)
+    assert model.path is not None
+    file = _find(model.path, hub)
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        message = f"model.path: {file} cannot be read as JSON ({exc})"
+        raise SpecError(message, fix="fetch it again, or save the model's config anew") from exc
+    if not isinstance(config, dict):
+        message = f"model.path: {file} must hold a JSON object, got {type(config).__name__}"
+        raise SpecError(message, fix="give the config.json of a transformers model")
+    return config
+
+
+def _find(path: str, hub: Path) -> Path:
+    local = Path(path).expanduser()
+    if local.is_file():
+        return local
+    if (local / "config.json").is_file():
+        return local / "config.json"
+    if local.is_dir():
+        raise SpecError(
+            f"model.path: must be a folder with a config.json, {local} has none",
+            fix="give the folder that save_pretrained wrote",
+        )
+    repository = hub / f"models--{path.replace('/', '--')}"
+    cached = _snapshot(repository)
+    if cached is None:
+        raise SpecError(
+            f"model.path: must be a folder or a hub id in the local cache, got {path!r};"
+            f" there is no {local} and nothing of it under {hub}",
+            fix=f"fetch its config first: hf download {path} config.json",
+        )
+    return cached
+
+
+def _snapshot(repository: Path) -> Path | None:
+    """The config.json of the revision that `main` names, else of the last in name order."""
+    main = repository / "refs" / "main"
+    named = [main.read_text().strip()] if main.is_file() else []
+    others = sorted((one.name for one in (repository / "snapshots").glob("*")), reverse=True)
+    files = (repository / "snapshots" / name / "config.json" for name in [*named, *others])
+    return next((file for file in files if file.is_file()), None)

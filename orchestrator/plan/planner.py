@@ -1,0 +1,141 @@
+"""From a spec, the hosts that there are and the model's config to one plan, with its reasons."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.cluster.inventory import Inventory
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.spec import JobSpec
+from orchestrator.errors import PlanError
+from orchestrator.plan.alternatives import nearest_plans
+from orchestrator.plan.degrees import BYTE_TOKENS, choose_mesh, divisors, refusals, tensor_split
+from orchestrator.plan.memory import Checkpointing, memory_of, show_bytes
+from orchestrator.plan.shape import ModelShape, shape_of
+
+USED_OF_DEVICE = 0.8
+"""What an estimate without allocator slack and buffers may take of a device's memory."""
+MODEST_BYTES = 256 << 20
+"""Activations and logits of a micro batch where the memory of a device is not known."""
+
+
+def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan:
+    """The plan for `spec` on `inventory`; `config` holds the values of the model's config.json.
+
+    Raises:
+        PlanError: with every reason why not, and the nearest plans that can.
+    """
+    shape = shape_of(config)
+    mesh = choose_mesh(spec, shape)
+    reasons = refusals(spec, inventory, shape, mesh)
+    if reasons:
+        raise _refusal(spec, inventory, shape, reasons)
+    hosts = inventory.with_devices(spec.cluster.gpus_per_host)[: spec.cluster.hosts]
+    known = [host.device_bytes for host in hosts if host.device_bytes is not None]
+    device_bytes = min(known) if len(known) == len(hosts) else None
+    kind, micro = _fill(spec, shape, mesh, device_bytes)
+    memory = memory_of(spec, shape, mesh, micro, kind)
+    return Plan(
+        mesh=mesh,
+        micro_batch_size=micro,
+        gradient_accumulation=spec.train.global_batch_size // (mesh.data_parallel * micro),
+        activation_checkpointing=kind,
+        hosts=tuple(host.name for host in hosts),
+        ranks_per_host=spec.cluster.gpus_per_host,
+        memory=memory,
+        notes=(
+            *_notes_of_split(spec, shape, mesh),
+            *_notes_of_batch(spec, mesh, micro, kind, device_bytes),
+            *_notes_of_hosts(spec, inventory, memory.peak_bytes, device_bytes),
+            *shape.notes,
+        ),
+    )
+
+
+def _refusal(
+    spec: JobSpec, inventory: Inventory, shape: ModelShape, reasons: tuple[str, ...]
+) -> PlanError:
+    cluster = spec.cluster
+    head = f"no plan for {spec.name} on {cluster.hosts} hosts x {cluster.gpus_per_host} ranks:"
+    fixes = [str(found) for found in nearest_plans(spec, inventory, shape)]
+    if shape.vocab_size < BYTE_TOKENS:
+        fixes = [
+            f"use a model with a vocab_size of {BYTE_TOKENS} or more"
+            f" (--set model.config.vocab_size={BYTE_TOKENS} where the config is inline)"
+        ]
+    many = "the nearest plans that can:\n    " if len(fixes) > 1 else ""
+    fix = many + "\n    ".join(fixes) if fixes else "free or add hosts, or ask for fewer"
+    return PlanError("\n  ".join([head, *reasons]), fix=fix)
+
+
+def _fill(
+    spec: JobSpec, shape: ModelShape, mesh: Mesh, device_bytes: int | None
+) -> tuple[Checkpointing, int]:
+    """The checkpointing that is needed, and the largest micro batch that then fits."""
+
+    def fits(micro: int, kind: Checkpointing) -> bool:
+        memory = memory_of(spec, shape, mesh, micro, kind)
+        if device_bytes is not None:
+            return memory.peak_bytes <= USED_OF_DEVICE * device_bytes
+        return memory.items["activations"] + memory.items["logits"] <= MODEST_BYTES
+
+    wish, asked = spec.train.activation_checkpointing, spec.train.micro_batch_size
+    least = 1 if asked == "auto" else asked
+    kinds: tuple[Checkpointing, ...] = ("none", "selective", "full") if wish == "auto" else (wish,)
+    kind = next((kind for kind in kinds if fits(least, kind)), kinds[-1])
+    if asked != "auto":
+        return kind, asked
+    shares = divisors(spec.train.global_batch_size // mesh.data_parallel)
+    return kind, next((micro for micro in reversed(shares) if fits(micro, kind)), 1)
+
+
+def _notes_of_split(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> list[str]:
+    notes = []
+    if spec.parallel.tp == "auto":
+        parts = ", ".join(f"{size} {what}" for what, size in tensor_split(spec, shape).items())
+        notes.append(
+            f"tp={mesh.tp} (auto): the largest degree that divides the"
+            f" {spec.cluster.gpus_per_host} ranks of a host, {parts}"
+        )
+    if spec.parallel.dp_shard == "auto":
+        notes.append(f"dp_shard={mesh.dp_shard} (auto): the ranks that the other axes leave")
+    return notes
+
+
+def _notes_of_batch(
+    spec: JobSpec, mesh: Mesh, micro: int, kind: Checkpointing, device_bytes: int | None
+) -> list[str]:
+    if device_bytes is None:
+        bound = (
+            f"activations and logits within {show_bytes(MODEST_BYTES)}"
+            " (the memory of a device is not known)"
+        )
+    else:
+        bound = f"all within {USED_OF_DEVICE:.0%} of a device's {show_bytes(device_bytes)}"
+    notes = []
+    if spec.train.activation_checkpointing == "auto":
+        notes.append(f"activation_checkpointing={kind} (auto): the least that keeps {bound}")
+    if spec.train.micro_batch_size == "auto":
+        share = spec.train.global_batch_size // mesh.data_parallel
+        notes.append(
+            f"micro_batch_size={micro} (auto): the largest divisor of the {share} sequences of a"
+            f" data-parallel rank that keeps {bound}"
+        )
+    return notes
+
+
+def _notes_of_hosts(
+    spec: JobSpec, inventory: Inventory, peak_bytes: int, device_bytes: int | None
+) -> list[str]:
+    notes = []
+    able = len(inventory.with_devices(spec.cluster.gpus_per_host))
+    spares = able - spec.cluster.hosts
+    if spares < spec.cluster.spare_hosts:
+        notes.append(f"{spec.cluster.spare_hosts} spare hosts asked for, {spares} there")
+    if device_bytes is not None and peak_bytes > device_bytes:
+        notes.append(
+            f"the fullest rank needs about {show_bytes(peak_bytes)}, a device has"
+            f" {show_bytes(device_bytes)}: expect it to run out of memory;"
+            " --set train.activation_checkpointing=full, a smaller micro batch or more hosts help"
+        )
+    return notes

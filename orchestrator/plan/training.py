@@ -1,0 +1,28 @@
+"""What the trainer is told of a plan."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.spec import JobSpec, ModelSpec
+from orchestrator.contract.training import TrainingConfig
+
+
+def trainer_config(
+    spec: JobSpec, plan: Plan, config: Mapping[str, Any], out: str
+) -> TrainingConfig:
+    """Everything that was `auto` decided, and the model's config inline: no look-up is left."""
+    return TrainingConfig(
+        model=ModelSpec(config=dict(config)),
+        data=spec.data,
+        train=replace(
+            spec.train,
+            micro_batch_size=plan.micro_batch_size,
+            activation_checkpointing=plan.activation_checkpointing,
+        ),
+        checkpoint=spec.checkpoint,
+        mesh=plan.mesh,
+        micro_batch_size=plan.micro_batch_size,
+        out=out,
+    )

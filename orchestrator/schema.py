@@ -1,0 +1,135 @@
+"""The JSON schema of a job spec, from the dataclasses that define it; editors complete from it.
+
+It says what one value may be. What two values must be together (the warm-up within the steps, the
+micro batch within the global batch) is left to the loader, which knows more and says it better.
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import textwrap
+import types
+import typing
+from typing import Any, Literal, Union
+
+from orchestrator.contract.codec import (
+    MISSING,
+    Above,
+    AtLeast,
+    AtMost,
+    Limit,
+    Matches,
+    OneOf,
+    encode,
+    fields_of,
+)
+from orchestrator.contract.spec import JobSpec, ModelSpec
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+TYPES: dict[Any, dict[str, Any]] = {
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    types.NoneType: {"type": "null"},
+    Any: {},
+    object: {},
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of `JobSpec`."""
+    definitions: dict[str, Any] = {}
+    root = _object(JobSpec, definitions)
+    return {"$schema": DIALECT, "title": "ndctl job spec"} | root | {"$defs": definitions}
+
+
+def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    about, notes = _docstrings(cls)
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    defaults = {f.name: _default(f) for f in dataclasses.fields(cls)}
+    for key, (name, kind, needed) in fields_of(cls).items():
+        properties[key] = _type(kind, definitions)
+        if name in notes:
+            properties[key]["description"] = notes[name]
+        if needed:
+            required.append(key)
+        elif defaults[name] is not None:
+            properties[key]["default"] = defaults[name]
+    schema: dict[str, Any] = {"type": "object"} | ({"description": about} if about else {})
+    schema |= {"properties": properties, "additionalProperties": False}
+    if required:
+        schema["required"] = required
+    return schema | _together(cls)
+
+
+def _together(cls: type) -> dict[str, Any]:
+    """What the keys of `cls` must be together, where a schema can say it."""
+    if cls is not ModelSpec:
+        return {}
+    given = [
+        {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
+        for key in fields_of(cls)
+    ]
+    return {"oneOf": given}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """The field's default as JSON; None where there is none or where it is null."""
+    if field.default_factory is not MISSING:
+        return encode(field.default_factory())
+    return None if field.default is MISSING else encode(field.default)
+
+
+def _type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        schema = _type(args[0], definitions)
+        for limit in args[1:]:
+            schema |= _limit(limit)
+        return schema
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_type(one, definitions) for one in args]}
+    if origin is Literal:
+        return {"enum": list(args)}
+    if origin is tuple:
+        return {"type": "array", "items": _type(args[0], definitions)}
+    if origin is not None:
+        return {"type": "object", "additionalProperties": _type(args[1], definitions)}
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if kind.__name__ not in definitions:
+            definitions[kind.__name__] = {}
+            definitions[kind.__name__] = _object(kind, definitions)
+        return {"$ref": f"#/$defs/{kind.__name__}"}
+    return dict(TYPES[kind])
+
+
+def _limit(limit: Limit) -> dict[str, Any]:
+    match limit:
+        case AtLeast(low):
+            return {"minimum": low}
+        case AtMost(high):
+            return {"maximum": high}
+        case Above(low):
+            return {"exclusiveMinimum": low}
+        case Matches(pattern, _):
+            return {"pattern": f"^(?:{pattern})$"}
+        case OneOf(names):
+            return {"enum": list(names)}
+        case _:
+            typing.assert_never(limit)
+
+
+@functools.cache
+def _docstrings(cls: type) -> tuple[str, dict[str, str]]:
+    """The docstring of `cls`, and of each of its fields the one that stands below it."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    notes = {}
+    for above, below in zip(tree.body, tree.body[1:], strict=False):
+        match above, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(str(text))):
+                notes[name] = inspect.cleandoc(text)
+    return ast.get_docstring(tree) or "", notes

@@ -1,0 +1,172 @@
+"""The journal: append-only JSON lines, one writer, on disk before anything is done about them.
+
+A line holds an event and the actions that `step` decided on it:
+
+    {"v": 1, "seq": 7, "event": {"kind": "RankExited", …}, "actions": [{"kind": "StopAttempt", …}]}
+
+A crash can cut the last line short; a reader drops it, and the next writer removes it.
+"""
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from orchestrator.contract.actions import Action
+from orchestrator.contract.codec import Invalid, decode, encode_tagged
+from orchestrator.contract.events import Event
+from orchestrator.errors import JobError
+from orchestrator.seams import Clock
+
+VERSION = 1
+LOCK_PATIENCE_S = 2.0
+LOCK_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of the journal."""
+
+    seq: int
+    event: Event
+    actions: tuple[Action, ...]
+
+
+def to_line(entry: Entry) -> bytes:
+    body = {
+        "v": VERSION,
+        "seq": entry.seq,
+        "event": encode_tagged(entry.event),
+        "actions": [encode_tagged(action) for action in entry.actions],
+    }
+    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Entry:
+    """Raises ValueError when the line is not one of this version's."""
+    body = json.loads(line)
+    if body["v"] != VERSION:
+        raise ValueError(f"journal version {body['v']}, this ndctl reads {VERSION}")
+    actions = tuple(decode(Action, action) for action in body["actions"])
+    return Entry(seq=body["seq"], event=decode(Event, body["event"]), actions=actions)
+
+
+def parse(data: bytes) -> Iterator[Entry]:
+    """The entries of a journal's bytes; an unfinished last line is left out.
+
+    Raises:
+        JobError: a whole line cannot be read, which no crash explains.
+    """
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            yield from_line(line)
+        except (ValueError, KeyError, TypeError, Invalid) as exc:
+            raise JobError(
+                f"journal line {number} cannot be read: {exc}",
+                fix="read it with the ndctl that wrote it; if the file was damaged, restore it",
+            ) from exc
+
+
+class Tail:
+    """Reads what a journal has gained since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def more(self) -> tuple[Entry, ...]:
+        if not self.path.exists():
+            return ()
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return tuple(parse(whole))
+
+
+def read(path: Path) -> tuple[Entry, ...]:
+    return Tail(path).more()
+
+
+def has_writer(path: Path) -> bool:
+    """Whether some process, a leader, holds the journal for writing."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _open_alone(path: Path, clock: Clock) -> int:
+    """A descriptor that alone may write; patient, because `has_writer` holds the lock for a moment."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    deadline = clock.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if clock.monotonic() < deadline:
+                clock.sleep(LOCK_POLL_S)
+                continue
+            os.close(fd)
+            raise JobError(
+                f"{path} is being written by another process",
+                fix="the job is running: see `ndctl status`, or cancel it first",
+            ) from None
+        return fd
+
+
+class Journal:
+    """The one writer; holds a lock on the file for as long as it is open."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        """Raises JobError when another process writes to it."""
+        self.path = path
+        self.fd = _open_alone(path, clock)
+        with path.open("rb") as file:
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.ftruncate(self.fd, whole)
+        self.entries = tuple(parse(data[:whole]))
+        self.seq = self.entries[-1].seq if self.entries else 0
+
+    def append(self, event: Event, actions: Iterable[Action] = ()) -> Entry:
+        """Write one line and wait until it is on disk.
+
+        Raises OSError, with the file as it was before, when the disk does not take it.
+        """
+        entry = Entry(seq=self.seq + 1, event=event, actions=tuple(actions))
+        line = to_line(entry)
+        end = os.fstat(self.fd).st_size
+        try:
+            written = os.write(self.fd, line)
+            if written != len(line):
+                raise OSError(errno.ENOSPC, "only a part of a line fitted", str(self.path))
+            os.fsync(self.fd)
+        except OSError:
+            os.ftruncate(self.fd, end)
+            raise
+        self.seq = entry.seq
+        return entry
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        os.close(self.fd)

@@ -1,0 +1,42 @@
+"""What to do about a verdict: restart, or end the job."""
+
+from dataclasses import dataclass
+
+from orchestrator.supervise.diagnose import Verdict
+from orchestrator.supervise.state import Incident, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    restart: bool
+    reason: str
+    """Which rule decided, ready to print."""
+
+
+def decide(run: Run, verdict: Verdict) -> Decision:
+    """First rule that fits wins."""
+    assert run.job is not None
+    if verdict.final:
+        return Decision(False, f"{verdict.cause}; a restart would meet the same refusal")
+    if verdict.signature and verdict.signature in _signatures(run):
+        return Decision(
+            False, f"the same error twice, so it is the program's own: {verdict.signature}"
+        )
+    if run.fruitless >= run.job.max_restarts:
+        budget = f"{run.fruitless} of max_restarts {run.job.max_restarts}"
+        return Decision(
+            False, f"no new checkpoint in {budget} restarts; last cause: {verdict.cause}"
+        )
+    origin = f"checkpoint step-{run.saved}" if run.saved else "the beginning: no checkpoint yet"
+    return Decision(True, f"restart as attempt {run.attempt + 1} from {origin}")
+
+
+def _signatures(run: Run) -> set[str]:
+    """Of the incidents since a person last submitted the job: a fix may have come with that."""
+    assert run.job is not None
+    since = run.job.at
+    return {incident.signature for incident in _after(run.incidents, since)} - {""}
+
+
+def _after(incidents: tuple[Incident, ...], since: float) -> tuple[Incident, ...]:
+    return tuple(incident for incident in incidents if incident.at >= since)

@@ -1,0 +1,31 @@
+"""The real Clock and Shell."""
+
+import subprocess
+import time
+from collections.abc import Sequence
+
+from orchestrator.seams import Completed
+
+
+class SystemClock:
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def run_command(argv: Sequence[str], /, *, timeout: float) -> Completed:
+    """The real `Shell`."""
+    try:
+        done = subprocess.run(
+            list(argv), capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except FileNotFoundError as exc:
+        return Completed(127, "", str(exc))
+    except subprocess.TimeoutExpired as exc:
+        raise TimeoutError(f"{argv[0]} did not end within {timeout:.0f} s") from exc
+    return Completed(done.returncode, done.stdout, done.stderr)

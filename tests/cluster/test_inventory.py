@@ -1,0 +1,38 @@
+"""Hosts and their order."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.cluster.inventory import Host, Inventory, natural
+from orchestrator.cluster.local import local_inventory
+from orchestrator.contract.spec import ClusterSpec
+
+
+def test_this_machine_plays_the_hosts_and_the_spares() -> None:
+    cluster = ClusterSpec(hosts=2, gpus_per_host=4, spare_hosts=1)
+    assert local_inventory(cluster, 1024).hosts == tuple(
+        Host(name=name, devices=4, device_bytes=1024) for name in ("host-0", "host-1", "host-2")
+    )
+
+
+def test_hosts_come_in_natural_order_and_only_those_with_the_devices() -> None:
+    inventory = Inventory(
+        hosts=tuple(Host(name=f"n{i}", devices=8 if i != 3 else 7) for i in (10, 2, 3, 1))
+    )
+    assert [host.name for host in inventory.with_devices(8)] == ["n1", "n2", "n10"]
+
+
+def test_a_name_is_there_once() -> None:
+    with pytest.raises(ValueError, match="host names must be unique, a is there twice"):
+        Inventory(hosts=(Host(name="a", devices=1), Host(name="a", devices=1)))
+
+
+@given(st.lists(st.text("ab-019"), unique=True))
+def test_the_order_is_total(names: list[str]) -> None:
+    assert sorted(names, key=natural) == sorted(names[::-1], key=natural)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_numbers_in_names_count_as_numbers(one: int, other: int) -> None:
+    assert (natural(f"rack-1-host-{one}") < natural(f"rack-1-host-{other}")) == (one < other)

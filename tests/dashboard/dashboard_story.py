@@ -1,0 +1,205 @@
+"""Jobs told as events: entries as the real supervisor decides them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from orchestrator.contract.drills import Drill, parse_drill
+from orchestrator.contract.events import (
+    AgentRegistered,
+    CheckpointSaved,
+    DrillHappened,
+    Event,
+    HangDetected,
+    HostStopped,
+    JobSubmitted,
+    LeaderStarted,
+    RankExited,
+    StepReached,
+    TrainingResumed,
+)
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.plan import Memory, Plan
+from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
+from orchestrator.dashboard.view import Seen, View, fold_seen, view
+from orchestrator.supervise.log import Entry
+from orchestrator.supervise.state import Run
+from orchestrator.supervise.step import step
+
+START = 1_700_000_000.0
+"""2023-11-14 22:13:20 UTC."""
+DRILL = parse_drill("kill:rank=1@step=25", 1)
+
+
+def names(hosts: int) -> tuple[str, ...]:
+    width = len(str(hosts - 1))
+    return tuple(f"host-{number:0{width}}" for number in range(hosts))
+
+
+def submitted(
+    hosts: int = 2,
+    each: int = 2,
+    at: float = START,
+    drills: tuple[Drill, ...] = (),
+    spares: int = 0,
+    **more: Any,
+) -> JobSubmitted:
+    plan = Plan(
+        mesh=Mesh(dp_shard=hosts, tp=each),
+        micro_batch_size=4,
+        gradient_accumulation=2,
+        hosts=names(hosts + spares)[:hosts],
+        ranks_per_host=each,
+        memory=Memory(peak_bytes=3 << 20, items={}),
+        notes=("tp=2 fills the host",),
+    )
+    launch = LaunchPlan(
+        job="quickstart",
+        run_dir="/runs/quickstart",
+        launch=1,
+        hosts=names(hosts + spares),
+        devices_per_host=each,
+        agent_timeout=10.0,
+    )
+    values: dict[str, Any] = {
+        "at": at,
+        "backend": "local",
+        "steps": 60,
+        "plan": plan,
+        "plan_number": 1,
+        "launch": launch,
+        "max_restarts": 5,
+        "hang_timeout": None,
+        "init_timeout": 600.0,
+        "stop_grace": 30.0,
+        "drills": drills,
+    }
+    return JobSubmitted(**values | more)
+
+
+def arrivals(hosts: Iterable[str], at: float, each: int = 2) -> Iterator[Event]:
+    for number, host in enumerate(hosts):
+        yield AgentRegistered(
+            at=at, host=host, address="127.0.0.1", devices=each, pid=100 + number
+        )
+
+
+def started(hosts: int = 2, each: int = 2, **more: Any) -> list[Event]:
+    """Up to the first step of attempt 1."""
+    job = submitted(hosts, each, **more)
+    return [
+        job,
+        LeaderStarted(at=START + 1, host="host-0", pid=99),
+        *arrivals(job.launch.hosts, START + 2, each),
+        TrainingResumed(at=START + 6, attempt=1, step=0),
+        StepReached(at=START + 8, attempt=1, step=1, loss=5.5, tokens_per_second=9000.0),
+    ]
+
+
+def killed(at: float, rank: int = 1, host: str = "host-0", attempt: int = 1) -> RankExited:
+    return RankExited(
+        at=at,
+        attempt=attempt,
+        rank=rank,
+        host=host,
+        exit_code=None,
+        signal=9,
+        step=24,
+        stopped=False,
+        detected_after_s=0.21,
+        error=None,
+        log_tail=("step 23 loss 3.2", "step 24 loss \x1b[31m3.1\x1b[0m"),
+    )
+
+
+def broken() -> list[Event]:
+    """Rank 1 is killed by its drill, and the ranks are being stopped."""
+    return [
+        *started(drills=(DRILL,)),
+        CheckpointSaved(at=START + 25, attempt=1, step=20),
+        DrillHappened(at=START + 30, attempt=1, drill=1, rank=1, step=25),
+        killed(START + 30),
+    ]
+
+
+def restarting() -> list[Event]:
+    """All ranks are gone, and attempt 2 is being started."""
+    return [
+        *broken(),
+        HostStopped(at=START + 31, attempt=1, host="host-0", finished=False),
+        HostStopped(at=START + 32, attempt=1, host="host-1", finished=False),
+    ]
+
+
+def recovered() -> list[Event]:
+    return [
+        *restarting(),
+        TrainingResumed(at=START + 36, attempt=2, step=20),
+        StepReached(at=START + 37, attempt=2, step=21, loss=3.4, tokens_per_second=9100.0),
+    ]
+
+
+def finished() -> list[Event]:
+    return [
+        *recovered(),
+        CheckpointSaved(at=START + 60, attempt=2, step=40),
+        CheckpointSaved(at=START + 80, attempt=2, step=60),
+        HostStopped(at=START + 81, attempt=2, host="host-0", finished=True),
+        HostStopped(at=START + 82, attempt=2, host="host-1", finished=True),
+    ]
+
+
+def hung() -> list[Event]:
+    return [
+        *started(),
+        HangDetected(
+            at=START + 60,
+            attempt=1,
+            phase="train",
+            step=12,
+            stalled_s=10.5,
+            limit_s=10.0,
+            behind=(3,),
+        ),
+    ]
+
+
+def journal(events: Iterable[Event], run: Run | None = None) -> list[Entry]:
+    entries = []
+    run = run or Run()
+    for number, event in enumerate(events, 1):
+        run, actions = step(run, event)
+        entries.append(Entry(seq=number, event=event, actions=actions))
+    return entries
+
+
+def seen_of(events: Iterable[Event]) -> Seen:
+    return fold_seen(Seen(), journal(events))
+
+
+def metric(number: int, attempt: int = 1, at: float | None = None) -> Metric:
+    return Metric(
+        attempt=attempt,
+        step=number,
+        loss=2.0 + 3.5 / number**0.5,
+        grad_norm=1.0,
+        lr=3e-4,
+        tokens_per_second=9000.0 + number,
+        step_s=0.8,
+        time=START + 8 + 0.8 * number if at is None else at,
+    )
+
+
+def metrics(first: int, last: int, attempt: int = 1) -> list[Metric]:
+    return [metric(number, attempt) for number in range(first, last + 1)]
+
+
+def view_of(
+    events: Iterable[Event],
+    lines: Iterable[Metric] = (),
+    *,
+    now: float = START + 40,
+    leader_alive: bool = True,
+) -> View:
+    progress = fold_metrics(Progress(), lines)
+    return view(seen_of(events), progress, leader_alive=leader_alive, now=now)

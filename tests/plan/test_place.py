@@ -1,0 +1,92 @@
+"""Laws of late binding."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.plan import Memory, Plan, places
+from orchestrator.errors import PlanError
+from orchestrator.plan.place import place
+
+
+def plan_for(hosts: int, ranks: int = 2, tp: int = 1) -> Plan:
+    return Plan(
+        mesh=Mesh(dp_shard=hosts * ranks // tp, tp=tp),
+        micro_batch_size=1,
+        gradient_accumulation=1,
+        hosts=tuple(f"planned-{i}" for i in range(hosts)),
+        ranks_per_host=ranks,
+        memory=Memory(peak_bytes=0, items={}),
+    )
+
+
+names = st.lists(st.integers(0, 30).map(lambda i: f"host-{i}"), unique=True, max_size=12)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Plan, list[str], tuple[str, ...], list[str]]:
+    tp = draw(st.sampled_from([1, 2, 4]))
+    plan = plan_for(draw(st.integers(1, 6)), tp * draw(st.integers(1, 2)), tp)
+    return plan, draw(names), tuple(draw(names)), draw(names)
+
+
+@given(cases())
+def test_the_laws_of_placement(case: tuple[Plan, list[str], tuple[str, ...], list[str]]) -> None:
+    plan, hosts, previous, avoid = case
+    usable = set(hosts) - set(avoid)
+    need = len(plan.hosts)
+    if len(usable) < need:
+        with pytest.raises(PlanError):
+            place(plan, hosts, previous, avoid)
+        return
+    chosen = place(plan, hosts, previous, avoid)
+    assert len(chosen) == len(set(chosen)) == need
+    assert set(chosen) <= usable
+    for node, host in enumerate(previous[:need]):
+        assert (host in usable) == (chosen[node] == host)
+    assert place(plan, hosts[::-1], previous, avoid) == chosen
+    assert place(plan, hosts, chosen, avoid) == chosen
+
+    ranks = list(places(plan, chosen))
+    assert len({(one.host, one.local_rank) for one in ranks}) == plan.world_size
+    assert len({tuple(one.coords.values()) for one in ranks}) == plan.world_size
+    groups: dict[tuple[int, ...], set[str]] = {}
+    for one in ranks:
+        outer = tuple(at for axis, at in one.coords.items() if axis != "tp")
+        groups.setdefault(outer, set()).add(one.host)
+    assert all(len(hosts_of_group) == 1 for hosts_of_group in groups.values())
+
+
+def test_the_first_hosts_in_natural_order_are_taken() -> None:
+    assert place(plan_for(3), ["host-10", "host-2", "host-1", "host-11"]) == (
+        "host-1",
+        "host-2",
+        "host-10",
+    )
+
+
+def test_a_spare_takes_the_node_rank_of_the_host_that_broke() -> None:
+    hosts = ["host-0", "host-1", "host-2", "host-3"]
+    assert place(plan_for(3), hosts, ("host-0", "host-1", "host-2"), {"host-1"}) == (
+        "host-0",
+        "host-3",
+        "host-2",
+    )
+
+
+def test_for_fewer_hosts_those_of_the_job_come_before_a_fresh_one() -> None:
+    hosts = ["host-0", "host-1", "host-3"]
+    previous = ("host-1", "host-2", "host-3")
+    assert place(plan_for(2), hosts, previous) == ("host-1", "host-3")
+
+
+def test_too_few_hosts_are_told_with_those_left_out() -> None:
+    with pytest.raises(PlanError) as caught:
+        place(plan_for(3), ["a", "b", "c"], avoid=["c", "z"])
+    assert caught.value.message == (
+        "the plan needs 3 hosts, 2 can be used of 3 that registered, c left out"
+    )
+    assert "--set cluster.hosts=2" in caught.value.fix
+    with pytest.raises(PlanError, match=r"wait for more hosts, or plan again for fewer$"):
+        place(plan_for(1), [])

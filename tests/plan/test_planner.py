@@ -1,0 +1,322 @@
+"""Which plan a spec becomes, and what is refused with which way out."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.cluster.inventory import Host, Inventory
+from orchestrator.cluster.local import local_inventory
+from orchestrator.contract.codec import decode, encode
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.training import TrainingConfig
+from orchestrator.errors import PlanError
+from orchestrator.plan.alternatives import apply, nearest_plans
+from orchestrator.plan.degrees import choose_mesh, refusals
+from orchestrator.plan.planner import plan
+from orchestrator.plan.shape import shape_of
+from orchestrator.plan.training import trainer_config
+
+TINY = PRESETS["llama-tiny"]
+GIB = 1 << 30
+
+
+def job(**changes: Any) -> JobSpec:
+    """The quickstart, with other values at `section__key`."""
+    data: dict[str, Any] = {
+        "name": "demo",
+        "model": {"preset": "llama-tiny"},
+        "data": {"files": "*.txt", "sequence_length": 256},
+        "train": {"steps": 60, "global_batch_size": 16},
+        "cluster": {"hosts": 2, "gpus_per_host": 2},
+    }
+    for path, value in changes.items():
+        section, _, key = path.partition("__")
+        data.setdefault(section, {})[key] = value
+    return decode(JobSpec, data)
+
+
+def planned(spec: JobSpec, config: Any = TINY, device_bytes: int | None = None) -> Plan:
+    return plan(spec, local_inventory(spec.cluster, device_bytes), config)
+
+
+def refused(spec: JobSpec, config: Any = TINY, inventory: Inventory | None = None) -> PlanError:
+    with pytest.raises(PlanError) as caught:
+        plan(spec, inventory or local_inventory(spec.cluster), config)
+    assert caught.value.fix
+    return caught.value
+
+
+def test_the_quickstart_splits_tensors_inside_the_host_and_shards_across() -> None:
+    found = planned(job())
+    assert found.mesh == Mesh(dp_shard=2, tp=2)
+    assert found.hosts == ("host-0", "host-1")
+    assert (found.micro_batch_size, found.gradient_accumulation) == (8, 1)
+    assert found.activation_checkpointing == "none"
+    assert [note.split(" (auto)")[0] for note in found.notes] == [
+        "tp=2",
+        "dp_shard=2",
+        "micro_batch_size=8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "mesh"),
+    [
+        ({"cluster__gpus_per_host": 8}, Mesh(dp_shard=4, tp=4)),  # 4 kv heads
+        ({"cluster__gpus_per_host": 3, "train__global_batch_size": 12}, Mesh(dp_shard=6)),
+        ({"cluster__hosts": 1, "cluster__gpus_per_host": 1}, Mesh()),
+        ({"parallel__tp": 1}, Mesh(dp_shard=4)),
+        ({"data__sequence_length": 255}, Mesh(dp_shard=4)),
+        ({"parallel__dp_shard": 4}, Mesh(dp_shard=4)),
+        ({"parallel__dp_shard": 1, "parallel__dp_replicate": 2}, Mesh(dp_replicate=2, tp=2)),
+        ({"parallel__dp_replicate": 2, "parallel__tp": 1}, Mesh(dp_replicate=2, dp_shard=2)),
+        ({"parallel__dp_replicate": 4}, Mesh(dp_replicate=4)),
+        ({"cluster__hosts": 8, "cluster__gpus_per_host": 4}, Mesh(dp_shard=8, tp=4)),
+    ],
+)
+def test_auto_degrees_take_what_the_others_leave(changes: dict[str, Any], mesh: Mesh) -> None:
+    assert planned(job(**changes)).mesh == mesh
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"parallel__tp": 4}, "a tensor-parallel group would span hosts", "--set parallel.tp=2  (dp_s"),
+    ({"parallel__tp": 3}, "must divide 8 heads, 4 kv heads, 256 vocabulary", "--set parallel.tp="),
+    (
+        {"cluster__gpus_per_host": 8, "parallel__tp": 8},
+        "parallel.tp=8: must divide 4 kv heads",
+        "--set parallel.tp=4",
+    ),
+    (
+        {"parallel__dp_shard": 3, "parallel__tp": 2},
+        "dp_shard=3 x cp=1 x tp=2 multiply to 6, not to the 4 ranks of 2 hosts x 2",
+        "--set parallel.dp_shard=2",
+    ),
+    (
+        {"parallel__dp_replicate": 3},
+        "dp_shard=auto x cp=1 x tp=2 (auto) multiply to a multiple of 6",
+        "--set parallel.dp_replicate=2",
+    ),
+    (
+        {"train__global_batch_size": 7},
+        "must be a multiple of 2 data-parallel ranks = 2",
+        "--set train.global_batch_size=8",
+    ),
+    (
+        {"train__micro_batch_size": 16},
+        "must be a multiple of 2 data-parallel ranks x micro batch 16 = 32",
+        "--set train.micro_batch_size=auto",
+    ),
+    (
+        {"data__sequence_length": 255, "parallel__tp": 2},
+        "parallel.tp=2: must divide 255 tokens of a sequence",
+        "--set parallel.tp=1",
+    ),
+    (
+        {"data__sequence_length": 4096},
+        "max_position_embeddings is 2048",
+        "--set data.sequence_length=2048",
+    ),
+    ({"parallel__pp": 2}, "runs no pipeline parallelism yet", "--set parallel.pp=1"),
+    ({"parallel__cp": 2}, "runs no context parallelism yet", "--set parallel.cp=1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason", "way_out"), REFUSED)
+def test_a_spec_that_cannot_be_is_refused_with_a_reason_and_a_way_out(
+    changes: dict[str, Any], reason: str, way_out: str
+) -> None:
+    error = refused(job(**changes))
+    assert reason in error.message
+    assert way_out in error.fix
+
+
+def test_every_reason_is_told_at_once() -> None:
+    error = refused(
+        job(
+            parallel__pp=2,
+            parallel__tp=4,
+            parallel__dp_shard=3,
+            data__sequence_length=9000,
+            train__global_batch_size=7,
+        )
+    )
+    begin = [line.strip().split(":")[0] for line in error.message.splitlines()[1:]]
+    assert begin == [
+        "data.sequence_length=9000",
+        "parallel.pp=2",
+        "parallel.tp=4",
+        "parallel",
+        "train.global_batch_size=7",
+    ]
+
+
+def test_bytes_need_a_vocabulary_that_holds_them() -> None:
+    error = refused(job(), {**TINY, "vocab_size": 128})
+    assert "needs a vocabulary of 256 or more, the model's vocab_size is 128" in error.message
+    assert "--set model.config.vocab_size=256" in error.fix
+
+
+def test_too_few_hosts_are_told_with_what_the_inventory_has() -> None:
+    error = refused(job(cluster__hosts=3), inventory=local_inventory(job().cluster))
+    assert "cluster.hosts=3: the inventory has 2" in error.message
+    assert "--set cluster.hosts=2" in error.fix
+
+
+def test_hosts_with_too_few_devices_are_named() -> None:
+    inventory = Inventory(
+        hosts=(Host(name="a", devices=4), *(Host(name=f"b{i}", devices=2) for i in range(6)))
+    )
+    error = refused(job(cluster__gpus_per_host=4), inventory=inventory)
+    assert "only 1 of the 2 hosts that are needed" in error.message
+    assert "(b0 has 2, b1 has 2, b2 has 2, b3 has 2 and 2 more have too few)" in error.message
+    assert "--set cluster.gpus_per_host=2" in error.fix
+    assert "--set cluster.hosts=1" in error.fix
+
+
+def test_an_empty_inventory_leaves_only_more_hosts() -> None:
+    assert "add hosts" in refused(job(), inventory=Inventory(hosts=())).fix
+
+
+def test_hosts_that_lack_a_device_are_passed_over() -> None:
+    inventory = Inventory(
+        hosts=tuple(Host(name=f"n{i}", devices=1 if i == 2 else 2) for i in (10, 1, 2))
+    )
+    assert plan(job(), inventory, TINY).hosts == ("n1", "n10")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "gpt2"}, "model_type must be one of llama, qwen3, got 'gpt2'"),
+        ({"model_type": "lama"}, "got 'lama'"),
+        ({}, "got 'none'"),
+        ({**TINY, "hidden_size": "128"}, "hidden_size must be a whole number, at least 1"),
+        ({**TINY, "num_hidden_layers": 0}, "num_hidden_layers must be a whole number"),
+        ({**TINY, "attention_bias": 1}, "attention_bias must be true or false"),
+        ({**TINY, "num_key_value_heads": 3}, "num_key_value_heads=3 must divide"),
+        ({**TINY, "hidden_size": 132}, "num_attention_heads=8 must divide hidden_size=132"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(config: dict[str, Any], reason: str) -> None:
+    assert reason in refused(job(), config).message
+
+
+def test_a_misspelt_key_of_the_config_is_noted() -> None:
+    config = {**TINY, "hiden_size": 64, "torch_dtype": "float32"}
+    del config["hidden_size"]
+    notes = planned(job(), config).notes
+    assert [note for note in notes if "hiden_size" in note] == [
+        "the model's config has hiden_size, which means nothing; did you mean hidden_size?"
+    ]
+    assert not any("torch_dtype" in note for note in notes)
+
+
+def test_the_micro_batch_grows_with_the_memory_of_the_device() -> None:
+    small, large = (
+        planned(job(train__global_batch_size=4096), device_bytes=size).micro_batch_size
+        for size in (GIB, 64 * GIB)
+    )
+    assert 1 < small < large == 2048
+
+
+def test_where_memory_is_not_known_activations_stay_modest() -> None:
+    found = planned(job(train__global_batch_size=4096))
+    kept = found.memory.items["activations"] + found.memory.items["logits"]
+    assert kept <= 256 << 20 < 2 * kept
+
+
+def test_checkpointing_is_decided_by_what_is_needed() -> None:
+    long = {"data__sequence_length": 2048, "train__micro_batch_size": 8}
+    kinds = [
+        planned(
+            job(train__activation_checkpointing="auto", **long), device_bytes=mib << 20
+        ).activation_checkpointing
+        for mib in (600, 500, 300)
+    ]
+    assert kinds == ["none", "selective", "full"]
+
+
+def test_a_plan_that_will_not_fit_says_so() -> None:
+    notes = planned(job(train__micro_batch_size=8), device_bytes=10 << 20).notes
+    assert any("expect it to run out of memory" in note for note in notes)
+
+
+def test_missing_spares_are_noted() -> None:
+    notes = plan(job(cluster__spare_hosts=2), local_inventory(job().cluster), TINY).notes
+    assert "2 spare hosts asked for, 0 there" in notes
+
+
+def test_nothing_is_left_to_decide_for_the_trainer() -> None:
+    spec = job(train__activation_checkpointing="auto")
+    found = planned(spec)
+    config = trainer_config(spec, found, TINY, "out")
+    assert config.model.config == TINY
+    assert config.train.activation_checkpointing == "none"
+    assert config.train.micro_batch_size == config.micro_batch_size == found.micro_batch_size
+    assert config.gradient_accumulation == found.gradient_accumulation
+    assert "auto" not in str(encode(config))
+    assert decode(TrainingConfig, encode(config)) == config
+
+
+def test_a_plan_comes_back_from_its_file() -> None:
+    assert decode(Plan, encode(planned(job()))) == planned(job())
+
+
+degrees = st.integers(1, 6)
+jobs = st.builds(
+    job,
+    cluster__hosts=st.integers(1, 6),
+    cluster__gpus_per_host=st.integers(1, 8),
+    parallel__tp=degrees | st.just("auto"),
+    parallel__dp_shard=degrees | st.just("auto"),
+    parallel__dp_replicate=st.integers(1, 4),
+    parallel__pp=st.sampled_from([1, 1, 1, 2]),
+    train__global_batch_size=st.integers(1, 16).map(lambda n: 4 * n),
+    train__micro_batch_size=st.sampled_from([1, 2, 4, "auto"]),
+    data__sequence_length=st.sampled_from([256, 4096]),
+)
+inventories = st.lists(st.integers(1, 8), min_size=1, max_size=8).map(
+    lambda sizes: Inventory(
+        hosts=tuple(Host(name=f"host-{i}", devices=size) for i, size in enumerate(sizes))
+    )
+)
+
+
+@given(jobs, inventories)
+def test_a_plan_fills_the_world_and_keeps_the_batch(spec: JobSpec, inventory: Inventory) -> None:
+    shape = shape_of(TINY)
+    if refusals(spec, inventory, shape, choose_mesh(spec, shape)):
+        offers = nearest_plans(spec, inventory, shape)
+        spec = apply(spec, offers[0].edits) if offers else job()
+    if len(inventory.with_devices(spec.cluster.gpus_per_host)) < spec.cluster.hosts:
+        inventory = local_inventory(spec.cluster)
+    found = plan(spec, inventory, TINY)
+    mesh = found.mesh
+    per_pass = mesh.data_parallel * found.micro_batch_size
+    assert mesh.world_size == len(found.hosts) * found.ranks_per_host
+    assert per_pass * found.gradient_accumulation == spec.train.global_batch_size
+    assert found.ranks_per_host % mesh.tp == 0
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
+        asked = getattr(spec.parallel, axis)
+        assert asked in ("auto", getattr(mesh, axis))
+
+
+@given(jobs, inventories)
+def test_an_offered_plan_can_be_planned(spec: JobSpec, inventory: Inventory) -> None:
+    for offer in nearest_plans(spec, inventory, shape_of(TINY)):
+        assert plan(apply(spec, offer.edits), inventory, TINY).mesh == offer.mesh
+
+
+@given(jobs)
+def test_a_refusal_on_enough_hosts_always_offers_a_plan(spec: JobSpec) -> None:
+    inventory, shape = local_inventory(spec.cluster), shape_of(TINY)
+    if refusals(spec, inventory, shape, choose_mesh(spec, shape)):
+        fix = refused(spec).fix
+        offers = nearest_plans(spec, inventory, shape)
+        assert offers
+        assert all(str(offer) in fix for offer in offers)

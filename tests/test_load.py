@@ -1,0 +1,442 @@
+"""From YAML and `--set` to a spec, or to every problem with its place."""
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.contract.codec import Invalid, encode
+from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec import (
+    CheckpointSpec,
+    ClusterSpec,
+    DataSpec,
+    JobSpec,
+    ModelSpec,
+    OptimizerSpec,
+    ParallelSpec,
+    ResilienceSpec,
+    ScheduleSpec,
+    TrainSpec,
+)
+from orchestrator.errors import SpecError
+from orchestrator.load import dump_spec, load_spec, read_spec
+from orchestrator.model_config import hub_cache, read_model_config
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SPECS = sorted(path for path in EXAMPLES.glob("*.yaml") if path.stem != "trainer")
+"""trainer.yaml is what the trainer alone reads."""
+GOOD = """\
+name: demo
+model: {preset: llama-tiny}
+data:
+  files: "{stdlib}/*.py"
+  sequence_length: 64
+train:
+  steps: 10
+  global_batch_size: 8
+"""
+
+
+def refused(text: str, *overrides: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        load_spec(text, "job.yaml", overrides)
+    assert "fix: " in str(caught.value)
+    return str(caught.value)
+
+
+BAD: list[tuple[str, str, str, str]] = [
+    # override, place, limit, fix
+    ("nam=x", "nam", "one of the keys name, model", "did you mean name?"),
+    ("name=My Job", "name", "first a letter", "something like llama-run-1"),
+    ("name=" + "a" * 64, "name", "1 to 63 of", "something like"),
+    ("name=2024", "name", "a string", 'put it in quotes: "2024"'),
+    ("model={}", "model", "exactly one of preset, config, path, got 'none'", "preset: llama-tiny"),
+    ("model.preset=llama-tny", "model.preset", "one of llama-tiny", "did you mean llama-tiny?"),
+    ("model.preset=gpt", "model.preset", "one of llama-tiny, qwen3-tiny", "set model.preset to"),
+    ("model.path=x", "model", "got 'preset, path'", "--set model.path=null"),
+    ("model=llama", "model", "key: value pairs, got 'llama'", "use the keys preset, config, path"),
+    ("data.files=", "data.files", "a string", "give data.files a value"),
+    ('data.files=""', "data.files", "not empty", "something like corpus"),
+    ("data.files=[a, b]", "data.files", "got ['a', 'b']", "set data.files to"),
+    ("data.tokenizer=byte", "data.tokenizer", "'bytes', got 'byte'", "did you mean bytes?"),
+    ("data.sequence_length=4", "data.sequence_length", "at least 8, got 4", "to 8 or more"),
+    ("data.sequence_length=2000000", "data.sequence_length", "at most 1048576", "or less"),
+    ("train.step=5", "train.step", "one of the keys steps", "did you mean steps?"),
+    ("train.steps=0", "train.steps", "at least 1, got 0", "set train.steps to 1 or more"),
+    ("train.steps=1.5", "train.steps", "a whole number (at least 1), got 1.5", "set train.steps"),
+    ("train.steps='60'", "train.steps", "a whole number", "write 60 without quotes"),
+    ("train.steps=60.0", "train.steps", "a whole number", "set train.steps to 60"),
+    ("train.steps=true", "train.steps", "got true", "set train.steps to a whole number"),
+    ("train.steps=null", "train.steps", "got null", "give train.steps a value"),
+    ("train.micro_batch_size=3", "train.micro_batch_size", "a divisor of", "to 2, or to auto"),
+    ("train.micro_batch_size=-1", "train.micro_batch_size", "(at least 1) or 'auto'", "set train"),
+    ("train.micro_batch_size=aut", "train.micro_batch_size", "'auto'", "did you mean auto?"),
+    ("train.seed=-1", "train.seed", "at least 0, got -1", "0 or more"),
+    ("train.dtype=bf16", "train.dtype", "'float32' or 'bfloat16'", "did you mean bfloat16?"),
+    ("train.optimizer.lr=0", "train.optimizer.lr", "above 0, got 0", "a number above 0"),
+    ("train.optimizer.lr=.nan", "train.optimizer.lr", "a finite number", "set train.optimizer.lr"),
+    ("train.optimizer.lr=fast", "train.optimizer.lr", "a finite number", "set train.optimizer.lr"),
+    ("train.optimizer.beta2=1", "train.optimizer.beta2", "at most 0.9999", "0.9999 or less"),
+    ("train.schedule.kind=cosin", "train.schedule.kind", "'cosine'", "did you mean cosine?"),
+    ("train.schedule.warmup_steps=11", "train.schedule.warmup_steps", "at most steps (10)", "to 1"),
+    (
+        "train.activation_checkpointing=some",
+        "train.activation_checkpointing",
+        "'none' or 'selective'",
+        "set train.activation_checkpointing",
+    ),
+    ("train.compile=yes", "train.compile", "true or false, got 'yes'", "set train.compile to true"),
+    ("train.grad_clip=-1", "train.grad_clip", "above 0", "a number above 0"),
+    (
+        "parallel.tp=0",
+        "parallel.tp",
+        "a whole number (at least 1) or 'auto', got 0",
+        "set parallel",
+    ),
+    ("parallel.dp=2", "parallel.dp", "one of the keys pp, dp_replicate", "remove it, or use"),
+    ("parallel.pp=auto", "parallel.pp", "a whole number (at least 1)", "set parallel.pp"),
+    ("cluster.backend=slrm", "cluster.backend", "'local'", "set cluster.backend"),
+    ("cluster.host=2", "cluster.host", "one of the keys backend", "did you mean hosts?"),
+    ("cluster.gpus_per_host=0", "cluster.gpus_per_host", "at least 1", "1 or more"),
+    ("cluster.spare_hosts=-1", "cluster.spare_hosts", "at least 0", "0 or more"),
+    ("checkpoint.keep=0", "checkpoint.keep", "at least 1", "1 or more"),
+    ("checkpoint.async=later", "checkpoint.async", "true or false", "set checkpoint.async"),
+    ("resilience.hang_timeout=0", "resilience.hang_timeout", "above 0) or 'auto'", "set resil"),
+    ("resilience=null", "resilience", "key: value pairs, got null", "max_restarts"),
+    ("run_root=3", "run_root", "a string", 'put it in quotes: "3"'),
+]
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "limit", "fix"), BAD, ids=[row[0][:40] for row in BAD]
+)
+def test_a_bad_value_is_refused_with_path_limit_and_fix(
+    override: str, path: str, limit: str, fix: str
+) -> None:
+    """Said alike for a value in the file and for one from `--set`."""
+    from_set = refused(GOOD, override)
+    assert f"{path}: must be " in from_set
+    data = yaml.safe_load(GOOD)
+    key, _, text = override.partition("=")
+    *above, last = key.split(".")
+    section = data
+    for part in above:
+        section = section.setdefault(part, {})
+    section[last] = "VALUE"
+    from_file = refused(json.dumps(data).replace('"VALUE"', text))
+    for said in (from_set, from_file):
+        message, _, advice = said.partition("\n    fix: ")
+        assert limit in message
+        assert fix in advice
+    assert f"job.yaml:1: {path}: must be " in from_file
+
+
+FILES: list[tuple[str, str, str, str]] = [
+    ("", "job.yaml:1: ", "got 'an empty file'", "examples/quickstart.yaml"),
+    ("# nothing\n", "job.yaml:1: ", "an empty file", "examples/quickstart.yaml"),
+    ("[1]", "job.yaml:1: ", "must be a mapping", "examples/quickstart.yaml"),
+    ("just words", "job.yaml:1: ", "got 'just words'", "examples/quickstart.yaml"),
+    ("name: a\n\tsteps: 1\n", "job.yaml:2:1: not YAML", "tab", "indent with spaces"),
+    ("name:\n\t- 1\n", "job.yaml:2:1: not YAML", "at '\\t- 1'", "indent with spaces"),
+    ("a: b: c\n", "job.yaml:1:5: not YAML", "mapping values", "quote a value that has ': '"),
+    ("a: [1, 2\nb: 3\n", "job.yaml:2:", "at 'b: 3'", "commas and closing quotes"),
+    ("data: {files: {stdlib}/*.py}\n", "job.yaml:1:", "not YAML", "quote a value with { }"),
+    ("a: 1\n---\nb: 2\n", "job.yaml:2:1: not YAML", "single document", "remove what follows"),
+    ("a: *b\n", "job.yaml:1:4: not YAML", "undefined alias", "begins with * or &"),
+    ("a: \x01\n", "job.yaml:1: not YAML", "control", "remove that character"),
+    ("a: 'open\n", "job.yaml:2:1: not YAML", "at the end of the file", "closing quotes"),
+]
+
+
+@pytest.mark.parametrize(("text", "place", "said", "fix"), FILES)
+def test_a_file_that_is_no_spec_is_refused_at_its_line(
+    text: str, place: str, said: str, fix: str
+) -> None:
+    message, _, advice = refused(text).partition("fix: ")
+    assert message.startswith(place)
+    assert said in message
+    assert fix in advice
+
+
+def test_all_problems_are_told_at_once_each_at_its_own_line() -> None:
+    text = (
+        GOOD.replace("steps: 10", "steps: 0").replace("name: demo", "name: Demo")
+        + "parallell: {}\n"
+    )
+    lines = refused(text, "cluster.hosts=none", "train.dtyp=float32").splitlines()
+    places = [line.partition(": must be")[0] for line in lines if ": must be" in line]
+    assert lines[0] == "job.yaml has 5 problems"
+    assert sorted(places) == [
+        "--set cluster.hosts",
+        "--set train.dtyp",
+        "job.yaml:1: name",
+        "job.yaml:7: train.steps",
+        "job.yaml:9: parallell",
+    ]
+
+
+def test_the_problems_are_also_there_as_values() -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec(GOOD, "job.yaml", ["train.steps=0"])
+    cause = caught.value.__cause__
+    assert isinstance(cause, Invalid)
+    assert [problem.path for problem in cause.problems] == ["train.steps"]
+
+
+def test_a_missing_key_is_told_at_the_section_that_lacks_it() -> None:
+    said = refused(GOOD.replace("  steps: 10\n", ""))
+    assert "job.yaml:6: train.steps: must be given" in said
+    assert "fix: add train.steps: a whole number (at least 1)" in said
+    assert "job.yaml:1: data: must be given" in refused("name: a\nmodel: {preset: llama-tiny}\n")
+
+
+def test_a_key_that_stands_twice_is_told_with_both_lines() -> None:
+    said = refused(GOOD + "name: other\n")
+    assert "job.yaml:9: name: must be given once" in said
+    assert "keep this one or the one at job.yaml:1" in said
+    assert "job.yaml:8: train.steps" in refused(GOOD.replace("  global", "  steps: 5\n  global"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD.replace("{preset: llama-tiny}", "&m {preset: llama-tiny}") + "data2: *m\n", "alias"),
+        (GOOD + "parallel: &p {tp: *p}\n", "without an alias"),
+        (GOOD.replace("name: demo", "name: !!python/name:os.x demo"), "without a tag"),
+        (GOOD.replace("steps: 10", "steps: !!int ten"), "what its tag says (!!int)"),
+        (GOOD + "? [a, b]\n: 3\n", "plain keys with values"),
+        (GOOD.replace("steps: 10", "steps: " + "9" * 5000), "what its tag says"),
+    ],
+)
+def test_yaml_beyond_plain_values_is_refused(text: str, said: str) -> None:
+    assert said in refused(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3e-4", 3e-4), ("3.0e-4", 3e-4), ("1E+0", 1.0), (".5", 0.5), ("1", 1.0), ("0x10", 16.0)],
+)
+def test_a_number_is_read_however_it_is_written(text: str, value: float) -> None:
+    assert load_spec(GOOD, "x", [f"train.optimizer.lr={text}"]).train.optimizer.lr == value
+
+
+def test_what_yaml_1_1_would_turn_into_something_else_is_what_it_looks_like() -> None:
+    spec = load_spec(GOOD, "x", ["model={config: {a: yes, b: 1:30, c: 2024-01-01, d: 010, 7: ~}}"])
+    assert spec.model.config == {"a": "yes", "b": "1:30", "c": "2024-01-01", "d": 10, "7": None}
+
+
+def test_an_override_wins_over_the_file_and_a_later_one_over_an_earlier() -> None:
+    spec = load_spec(GOOD, "x", ["train.steps=20", "train.steps=30", "run_root=/a=b"])
+    assert (spec.train.steps, spec.run_root) == (30, "/a=b")
+
+
+def test_an_override_makes_the_sections_that_are_not_there() -> None:
+    spec = load_spec(GOOD + "parallel:\n", "x", ["parallel.tp=2", "train.optimizer.lr=1e-3"])
+    assert (spec.parallel.tp, spec.train.optimizer.lr) == (2, 1e-3)
+
+
+def test_an_override_takes_a_model_away_and_gives_another() -> None:
+    spec = load_spec(GOOD, "x", ["model.preset=null", "model.config={model_type: llama}"])
+    assert spec.model == ModelSpec(config={"model_type": "llama"})
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.steps", "--set train.steps: must be written KEY=VALUE"),
+        ("=3", "must be written KEY=VALUE"),
+        ("train..steps=3", "must be written KEY=VALUE"),
+        ("name.first=a", "--set name.first: must be a key of a mapping, and name is a value"),
+        ("trian.steps=3", "--set trian.steps: trian: must be one of the keys"),
+        ("train.optimizer={l: 1}", "--set train.optimizer: train.optimizer.l: must be one of"),
+        ("train.steps=[1", "--set train.steps: must be a YAML value (while parsing a flow"),
+        ("parallel={tp: 1, tp: 2}", "parallel.tp: must be given once"),
+    ],
+)
+def test_a_bad_override_is_told_at_the_override(override: str, said: str) -> None:
+    assert said in refused(GOOD, override)
+
+
+def test_a_file_that_cannot_be_read_is_told_with_the_specs_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text(GOOD)
+    with pytest.raises(SpecError, match=r"no such file\n  fix: there are .*other\.yaml"):
+        read_spec(tmp_path / "job.yaml")
+    with pytest.raises(SpecError, match="cannot be read: Is a directory"):
+        read_spec(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
+    with pytest.raises(SpecError, match="UTF-8 text, byte 9 is not"):
+        read_spec(tmp_path / "latin.yaml")
+    with pytest.raises(SpecError, match="examples/ has specs"):
+        read_spec(tmp_path / "none" / "job.yaml")
+    assert read_spec(tmp_path / "other.yaml").name == "demo"
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
+def test_every_example_loads_and_comes_back_from_its_dump(path: Path) -> None:
+    spec = read_spec(path)
+    assert load_spec(dump_spec(spec), "dump") == spec
+
+
+def test_the_quickstart_is_the_issues_own() -> None:
+    spec = read_spec(EXAMPLES / "quickstart.yaml")
+    assert encode(spec)["train"] | {"optimizer": 0} == {
+        "steps": 60,
+        "global_batch_size": 16,
+        "micro_batch_size": "auto",
+        "seed": 0,
+        "dtype": "float32",
+        "optimizer": 0,
+        "schedule": {"kind": "cosine", "warmup_steps": 10},
+        "activation_checkpointing": "none",
+        "compile": False,
+        "grad_clip": 1.0,
+    }
+    assert spec.cluster == ClusterSpec(hosts=2, gpus_per_host=2)
+    assert spec.checkpoint == CheckpointSpec(every_steps=20, keep=2, async_=True)
+
+
+def test_a_dump_writes_every_default_and_no_absent_model_key() -> None:
+    dumped = yaml.safe_load(dump_spec(load_spec(GOOD, "x", ["train.grad_clip=null"])))
+    assert dumped["model"] == {"preset": "llama-tiny"}
+    assert dumped["train"]["grad_clip"] is None
+    assert set(dumped) == {f.name for f in fields(JobSpec)}
+
+
+words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn", "Co"]), min_size=1)
+config_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+counts = st.integers(1, 10**6)
+models = (
+    st.builds(ModelSpec, preset=st.sampled_from(list(PRESETS)))
+    | st.builds(ModelSpec, path=words)
+    | st.builds(ModelSpec, config=st.dictionaries(words, config_values, max_size=4))
+)
+positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_subnormal=True)
+trains = st.builds(
+    lambda steps, warmup, batch, **rest: TrainSpec(
+        steps=steps,
+        global_batch_size=batch,
+        schedule=ScheduleSpec(warmup_steps=min(steps, warmup)),
+        **rest,
+    ),
+    steps=counts,
+    warmup=st.integers(0, 100),
+    batch=counts,
+    seed=st.integers(0, 2**63 - 1),
+    optimizer=st.builds(OptimizerSpec, lr=positive, eps=positive),
+    compile=st.booleans(),
+    grad_clip=st.none() | positive,
+)
+specs = st.builds(
+    JobSpec,
+    name=st.from_regex(r"[a-z]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True),
+    model=models,
+    data=st.builds(DataSpec, files=words, sequence_length=st.integers(8, 1 << 20)),
+    train=trains,
+    parallel=st.builds(ParallelSpec, tp=counts | st.just("auto")),
+    cluster=st.builds(ClusterSpec, hosts=counts),
+    checkpoint=st.builds(CheckpointSpec, async_=st.booleans()),
+    resilience=st.builds(ResilienceSpec, hang_timeout=positive | st.just("auto")),
+    run_root=words,
+)
+
+
+@given(specs)
+def test_a_dumped_spec_loads_as_an_equal_spec(spec: JobSpec) -> None:
+    assert load_spec(dump_spec(spec), "dump") == spec
+
+
+@given(st.text())
+def test_any_text_is_either_a_spec_or_a_spec_error(text: str) -> None:
+    with pytest.raises(SpecError):
+        load_spec(text, "x")
+
+
+@given(st.text(), st.text())
+def test_any_override_is_either_taken_or_a_spec_error(path: str, value: str) -> None:
+    with suppress(SpecError):
+        load_spec(GOOD, "x", [f"{path}={value}", f"train.{path}={value}"])
+
+
+def test_a_models_config_is_found_where_the_spec_says(tmp_path: Path) -> None:
+    shape = {"model_type": "llama", "hidden_size": 64}
+    hub = tmp_path / "hub"
+    cached = hub / "models--org--name" / "snapshots" / "abc"
+    for folder in (tmp_path / "model", cached):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(shape))
+    refs = hub / "models--org--name" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc\n")
+    assert read_model_config(ModelSpec(config=shape), hub) == shape
+    assert read_model_config(ModelSpec(preset="llama-tiny"), hub) == PRESETS["llama-tiny"]
+    assert read_model_config(ModelSpec(path=str(tmp_path / "model")), hub) == shape
+    assert read_model_config(ModelSpec(path=str(tmp_path / "model/config.json")), hub) == shape
+    assert read_model_config(ModelSpec(path="org/name"), hub) == shape
+    (refs / "main").unlink()
+    assert read_model_config(ModelSpec(path="org/name"), hub) == shape
+
+
+def test_a_models_config_that_is_not_there_is_told_with_the_way_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"hf download org/name config\.json"):
+        read_model_config(ModelSpec(path="org/name"), tmp_path)
+    with pytest.raises(SpecError, match="a folder with a config"):
+        read_model_config(ModelSpec(path=str(tmp_path)), tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(SpecError, match="cannot be read as JSON"):
+        read_model_config(ModelSpec(path=str(tmp_path)), tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(SpecError, match="a JSON object, got list"):
+        read_model_config(ModelSpec(path=str(tmp_path)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environ", "cache"),
+    [
+        ({"HF_HUB_CACHE": "/c", "HF_HOME": "/h"}, "/c"),
+        ({"HF_HOME": "/h"}, "/h/hub"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
+        ({}, str(Path("~/.cache/huggingface/hub").expanduser())),
+    ],
+)
+def test_the_hub_cache_is_where_huggingface_hub_has_it(environ: dict[str, str], cache: str) -> None:
+    assert hub_cache(environ) == Path(cache)
+
+
+def test_an_edited_spec_is_another_value() -> None:
+    spec: Any = load_spec(GOOD, "x")
+    assert replace(spec, name="other") != spec
+
+
+HEAVY = ("torch", "pydantic", "aiohttp", "rich", "transformers", "numpy", "click")
+
+
+@pytest.mark.process
+def test_loading_and_planning_import_nothing_heavy() -> None:
+    program = f"""if True:
+        import sys
+        from pathlib import Path
+        import orchestrator.load, orchestrator.model_config
+        from orchestrator.cluster.local import local_inventory
+        from orchestrator.plan import explain, place, planner, training
+        spec = orchestrator.load.read_spec(Path({str(EXAMPLES / "quickstart.yaml")!r}))
+        config = orchestrator.model_config.read_model_config(spec.model, Path("."))
+        explain.plan_json(planner.plan(spec, local_inventory(spec.cluster), config))
+        print(sorted(set(sys.modules) & set({HEAVY!r})))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,150 @@
+"""Tiny trainings for the trainer's tests: configurations, ranks as processes, and what they did."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+QWEN3: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "qwen3",
+    "head_dim": 8,
+    "tie_word_embeddings": True,
+}
+MODELS = {"llama": LLAMA, "qwen3": QWEN3}
+
+
+def write_text(folder: Path) -> str:
+    """Some text in `folder`, and the glob that finds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in range(3):
+        words = " ".join(f"word{(i * i + part) % 97}" for i in range(800))
+        (folder / f"{part}.txt").write_text(words)
+    return str(folder / "*.txt")
+
+
+def tiny(out: Path, **changes: Any) -> dict[str, Any]:
+    """A configuration of the trainer that takes milliseconds a step.
+
+    `changes` are keys of `train`, but for `model`, `mesh`, `micro` and `checkpoint`.
+    """
+    return {
+        "model": {"config": MODELS[changes.pop("model", "llama")]},
+        "data": {"files": write_text(out.parent / "text"), "sequence_length": 32},
+        "mesh": changes.pop("mesh", {}),
+        "micro_batch_size": changes.pop("micro", 2),
+        "checkpoint": {"every_steps": 100, **changes.pop("checkpoint", {})},
+        "train": {
+            "steps": 5,
+            "global_batch_size": 8,
+            "optimizer": {"lr": 1e-2},
+            "schedule": {"kind": "cosine", "warmup_steps": 1},
+            **changes,
+        },
+        "out": str(out),
+    }
+
+
+def metrics_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses_of(out: Path) -> dict[int, float]:
+    """Step -> loss, of a repeated step the last."""
+    return {line["step"]: line["loss"] for line in metrics_of(out)}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@dataclass
+class RankProcess:
+    process: subprocess.Popen[str]
+    output: str = ""
+
+    def wait(self, timeout: float) -> int:
+        """Exit code; minus the signal's number when one killed it."""
+        self.output, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode
+
+
+def start_ranks(
+    arguments: Sequence[str], num_ranks: int, env: Mapping[str, str] | None = None
+) -> list[RankProcess]:
+    """`python *arguments` once per rank, as torchrun starts it but without torchrun's 2 seconds."""
+    port = free_port()
+    ranks = []
+    for rank in range(num_ranks):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(num_ranks),
+            "LOCAL_WORLD_SIZE": str(num_ranks),
+            **(env or {}),
+        }
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        ranks.append(RankProcess(process))
+    return ranks
+
+
+def finish(ranks: Sequence[RankProcess], timeout: float = 90.0) -> list[int]:
+    """The exit codes; whatever has not ended in time is killed and fails the test."""
+    try:
+        return [rank.wait(timeout) for rank in ranks]
+    finally:
+        for rank in ranks:
+            if rank.process.poll() is None:
+                rank.process.send_signal(signal.SIGKILL)
+                rank.process.wait()
+
+
+def train(config: dict[str, Any], num_ranks: int, **env: str) -> list[RankProcess]:
+    """Start `python -m trainer` on `config` as `num_ranks` ranks."""
+    path = Path(config["out"]).with_suffix(".json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config))
+    return start_ranks(["-m", "trainer", str(path)], num_ranks, env)
+
+
+def work(folder: Path, num_ranks: int, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run `cases` (see `trainer_worker.py`) one after the other on the same ranks."""
+    request, answer = folder / "cases.json", folder / "answers.json"
+    request.write_text(json.dumps(list(cases)))
+    worker = str(Path(__file__).with_name("trainer_worker.py"))
+    ranks = start_ranks([worker, str(request), str(answer)], num_ranks)
+    codes = finish(ranks)
+    assert codes == [0] * num_ranks, "\n".join(rank.output for rank in ranks)
+    answers: list[dict[str, Any]] = json.loads(answer.read_text())
+    return answers

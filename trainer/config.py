@@ -1,0 +1,66 @@
+"""Reads the trainer's configuration, and refuses early what this trainer cannot do."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from orchestrator.contract.codec import Invalid, decode
+from orchestrator.contract.training import TrainingConfig
+from orchestrator.errors import TrainingError
+
+
+def load_config(path: Path) -> TrainingConfig:
+    """The configuration in a `.json` file, or in a YAML file of any other name.
+
+    Raises:
+        TrainingError: with everything that is wrong with it.
+    """
+    try:
+        text = path.read_text()
+        data = json.loads(text) if path.suffix == ".json" else parse_yaml(text)
+    except (OSError, ValueError) as exc:
+        raise TrainingError(
+            f"cannot read the configuration {path}: {exc}", fix="give a JSON or YAML file"
+        ) from exc
+    try:
+        config: TrainingConfig = decode(TrainingConfig, data)
+    except Invalid as exc:
+        raise TrainingError(f"{path} is not a trainer configuration:\n{exc}") from exc
+    return config
+
+
+def parse_yaml(text: str) -> Any:
+    """YAML in which `3e-4` is a number, as in JSON; YAML 1.1 takes it for a string."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as exc:
+        raise ValueError(str(exc)) from exc
+
+
+def check_config(config: TrainingConfig, world_size: int) -> None:
+    """Raises TrainingError when this trainer cannot do what a well-formed configuration asks."""
+    mesh = config.mesh
+    for axis, degree, name in (("pp", mesh.pp, "pipeline"), ("cp", mesh.cp, "context")):
+        if degree > 1:
+            raise TrainingError(
+                f"mesh.{axis}={degree}: this trainer does not do {name} parallel yet",
+                fix=f"set mesh.{axis} to 1 and give its ranks to dp_shard",
+            )
+    if mesh.world_size != world_size:
+        raise TrainingError(
+            f"the mesh ({mesh}) is for {mesh.world_size} ranks, but torchrun started {world_size}",
+            fix=f"start {mesh.world_size} ranks, or change the mesh",
+        )
+    if config.train.activation_checkpointing == "auto":
+        raise TrainingError(
+            "activation_checkpointing: auto is for the planner to resolve",
+            fix="set it to none, selective, full or every_k",
+        )

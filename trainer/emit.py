@@ -1,0 +1,92 @@
+"""Tells the agent of this host how the rank is doing; with no agent around, tells nobody.
+
+A datagram is sent without waiting and without retry: training never feels who listens.
+"""
+
+import contextlib
+import math
+import socket
+import traceback
+from dataclasses import replace
+
+from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.contract.datagrams import (
+    MAX_BYTES,
+    Beat,
+    Datagram,
+    DrillFired,
+    Phase,
+    Raised,
+    Resumed,
+    Saved,
+    to_bytes,
+)
+from orchestrator.contract.drills import Drill
+from orchestrator.contract.env import RankEnv
+
+MAX_MESSAGE = 4_000
+
+
+class Reporter:
+    """Speaks for one rank; `step` is the number of optimizer steps that are done."""
+
+    def __init__(self, env: RankEnv) -> None:
+        self.env = env
+        self.step = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+
+    def beat(
+        self,
+        phase: Phase,
+        *,
+        loss: float | None = None,
+        tokens_per_second: float | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        beat = Beat(
+            attempt=self.env.attempt,
+            rank=self.env.rank,
+            step=self.step,
+            phase=phase,
+            # JSON has no NaN, and the receiver refuses Python's.
+            loss=loss if loss is not None and math.isfinite(loss) else None,
+            tokens_per_second=tokens_per_second,
+            memory_bytes=memory_bytes,
+        )
+        self._send(beat)
+
+    def resumed(self, step: int, passed_over: tuple[PassedOver, ...]) -> None:
+        attempt, rank = self.env.attempt, self.env.rank
+        self._send(Resumed(attempt=attempt, rank=rank, step=step, passed_over=passed_over))
+
+    def saved(self, step: int) -> None:
+        self._send(Saved(attempt=self.env.attempt, rank=self.env.rank, step=step))
+
+    def drill_fired(self, drill: Drill) -> None:
+        attempt, rank = self.env.attempt, self.env.rank
+        self._send(DrillFired(attempt=attempt, rank=rank, drill=drill.id, step=drill.step))
+
+    def raised(self, exc: BaseException) -> None:
+        self._send(raised_of(exc, self.env, self.step + 1))
+
+    def _send(self, datagram: Datagram) -> None:
+        if self.env.heartbeat_socket:
+            # Sent by name, not over a connection: an agent that was replaced is found again.
+            with contextlib.suppress(OSError):
+                self._socket.sendto(to_bytes(datagram), self.env.heartbeat_socket)
+
+
+def raised_of(exc: BaseException, env: RankEnv, step: int) -> Raised:
+    """`exc` as a datagram that fits; of a long traceback its end, where the cause is."""
+    raised = Raised(
+        attempt=env.attempt,
+        rank=env.rank,
+        step=step,
+        error=type(exc).__name__,
+        message=str(exc)[:MAX_MESSAGE],
+        traceback="".join(traceback.format_exception(exc)),
+    )
+    while len(to_bytes(raised)) > MAX_BYTES:
+        raised = replace(raised, traceback=raised.traceback[len(raised.traceback) // 2 + 1 :])
+    return raised

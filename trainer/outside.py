@@ -1,0 +1,19 @@
+"""What reaches a rank from outside its configuration, gathered by the frame and handed inwards."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.contract.drills import Drill
+from orchestrator.contract.env import RankEnv
+from trainer.emit import Reporter
+from trainer.signals import StopRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    env: RankEnv
+    reporter: Reporter
+    drills: Sequence[Drill]
+    stop: StopRequest
+    clock: Callable[[], float]
+    """Unix time, for readers of the metrics; the length of a step is measured without it."""

@@ -1,0 +1,1 @@
+"""One file per axis of the mesh, one `apply_*` function each."""

@@ -1,0 +1,38 @@
+"""Data parallel: parameters, gradients and optimizer state sharded by FSDP2, replicated by HSDP."""
+
+from typing import Literal
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+
+from trainer.model import layers_of
+
+
+def apply_data_parallel(
+    model: PreTrainedModel, mesh: DeviceMesh, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    """Shard each decoder layer, and the rest as one more unit.
+
+    One rank that computes in the master weights' own type is left unsharded; bfloat16 needs FSDP
+    even there, for it is what keeps float32 weights beside the ones computed with.
+    """
+    replicas, shards = mesh["dp_replicate"].size(), mesh["dp_shard"].size()
+    if replicas * shards == 1 and dtype == "float32":
+        return
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if dtype == "bfloat16" else None,
+        reduce_dtype=torch.float32,
+    )
+    axes = mesh["dp_replicate", "dp_shard"] if replicas > 1 else mesh["dp_shard"]
+    for layer in layers_of(model):
+        fully_shard(layer, mesh=axes, mp_policy=policy)
+    fully_shard(model, mesh=axes, mp_policy=policy)
+
+
+def reduce_gradients_in_backward(model: PreTrainedModel, last: bool) -> None:
+    """Gradients of all but the `last` micro batch of a step stay where they are computed."""
+    if isinstance(model, FSDPModule):
+        model.set_is_last_backward(last)
+        model.set_requires_gradient_sync(last)

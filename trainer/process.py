@@ -1,0 +1,63 @@
+"""The frame around training: signals, the first heartbeat, and how an error becomes an exit code.
+
+Nothing here imports torch, so a rank answers signals and refuses a bad configuration before that.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.contract import exits
+from orchestrator.contract.env import RankEnv
+from orchestrator.errors import TrainingError
+from trainer.config import check_config, load_config
+from trainer.drills import read_drills
+from trainer.emit import Reporter
+from trainer.outside import Outside
+from trainer.signals import StopRequest, show_stacks_on_signal
+
+LOG = logging.getLogger("trainer")
+
+
+def start(arguments: Sequence[str], env: RankEnv) -> int:
+    """Train as `arguments` say; returns the process's exit code."""
+    show_stacks_on_signal(env)
+    stop = StopRequest()
+    set_up_logging()
+    if len(arguments) != 1:
+        LOG.error("usage: python -m trainer CONFIG (one JSON or YAML file)")
+        return exits.USAGE
+    reporter = Reporter(env)
+    reporter.beat("init")
+    try:
+        return _train(Path(arguments[0]), env, reporter, stop)
+    except TrainingError as exc:
+        reporter.raised(exc)
+        if env.rank == 0:
+            LOG.error("error: %s", exc)
+        return exc.exit_code
+    except Exception as exc:
+        reporter.raised(exc)
+        LOG.exception("rank %d failed at step %d", env.rank, reporter.step + 1)
+        return exits.FAILED
+
+
+def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> int:
+    config = load_config(path)
+    check_config(config, env.world_size)
+    drills = read_drills(env.drills)
+    clock = time.time  # noqa: TID251 (handed inwards from here)
+    outside = Outside(env=env, reporter=reporter, drills=drills, stop=stop, clock=clock)
+    from trainer.main import main
+
+    return main(config, outside)
+
+
+def set_up_logging() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False

@@ -1,0 +1,95 @@
+"""The ranks as torch sees them: device, process group and the five-dimensional mesh."""
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from orchestrator.contract.env import RankEnv
+from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.errors import TrainingError
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(minutes=30)
+"""Whoever supervises the job notices a hang long before; this only ends what nobody watches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    env: RankEnv
+    device: torch.device
+    mesh: DeviceMesh
+    data_rank: int
+    """Which of the data-parallel ranks this one is; ranks that differ in tp alone share it."""
+
+
+@contextmanager
+def process_group(env: RankEnv) -> Iterator[None]:
+    """The process group of all ranks, for as long as all goes well.
+
+    It is not torn down after an error: that can wait for ranks which are gone, and the process is
+    about to end anyway.
+    """
+    device = device_of(env)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # A rank alone needs nobody to meet; so it runs without torchrun as well.
+    store = HashStore() if env.world_size == 1 else None
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=env.rank if store else -1,
+        world_size=env.world_size if store else -1,
+        timeout=TIMEOUT,
+    )
+    yield
+    dist.destroy_process_group()
+
+
+def arrange(mesh: Mesh, env: RankEnv) -> Ranks:
+    """This rank's place in `mesh`."""
+    device = device_of(env)
+    coords = mesh.coords(env.rank)
+    return Ranks(
+        env=env,
+        device=device,
+        mesh=init_device_mesh(device.type, mesh.degrees, mesh_dim_names=AXES),
+        data_rank=coords["dp_replicate"] * mesh.dp_shard + coords["dp_shard"],
+    )
+
+
+def device_of(env: RankEnv) -> torch.device:
+    return (
+        torch.device("cuda", env.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    )
+
+
+def shared_from_first(ask: Callable[[], T]) -> T:
+    """What `ask` answers on rank 0, on every rank; or the TrainingError that it raises there."""
+    answer: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            answer = [ask()]
+        except TrainingError as exc:
+            answer = [exc]
+    dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
+    if isinstance(answer[0], TrainingError):
+        raise answer[0]
+    return cast(T, answer[0])
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Peak memory of the device; on CPU, what the process holds now."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

@@ -1,0 +1,82 @@
+"""What a checkpoint holds, as one flat dictionary that any mesh can cut anew.
+
+model.<parameter>                the master weights
+optimizer.<parameter>.<moment>   AdamW's moments and step count
+rng.<rank>, rng.<rank>.cuda      random state of each rank; only a world as large reads it back
+progress                         JSON of `Progress`
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from trainer.model import plain_names
+from trainer.ranks import Ranks
+
+PROGRESS = "progress"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """What decides which tokens a step reads; a job that goes on must not change it."""
+
+    seed: int
+    global_batch_size: int
+    sequence_length: int
+    data: str
+    """Fingerprint of the files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where the job stands: schedule and data position follow from the step."""
+
+    step: int
+    stream: Stream
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Progress":
+        values = json.loads(text)
+        return cls(step=values["step"], stream=Stream(**values["stream"]))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    model: PreTrainedModel
+    optimizer: torch.optim.Optimizer
+    stream: Stream
+    ranks: Ranks
+
+    def snapshot(self, step: int) -> dict[str, Any]:
+        """Everything that `step` finished steps amount to."""
+        progress = Progress(step=step, stream=self.stream)
+        return {**self.tensors(), **self.random(), PROGRESS: progress.to_json()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Weights and moments; loading into these tensors is loading the state."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, parameter in plain_names(self.model).items():
+            tensors[f"model.{name}"] = parameter.detach()
+            for key, value in self.optimizer.state[parameter].items():
+                tensors[f"optimizer.{name}.{key}"] = value
+        return tensors
+
+    def random(self) -> dict[str, torch.Tensor]:
+        name = f"rng.{self.ranks.env.rank}"
+        states = {name: torch.get_rng_state()}
+        if self.ranks.device.type == "cuda":
+            states[f"{name}.cuda"] = torch.cuda.get_rng_state()
+        return states
+
+    def set_random(self, states: dict[str, torch.Tensor]) -> None:
+        for name, value in states.items():
+            if name.endswith(".cuda"):
+                torch.cuda.set_rng_state(value)
+            else:
+                torch.set_rng_state(value)
