@@ -33,6 +33,7 @@ INIT_TIMEOUT_S = 600.0
 ARCHIVE = ".archive"
 """Where `--new` puts the run of the same name that ended before."""
 CANCEL_TIMEOUT_S = 10.0
+ENDING_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,14 @@ def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) ->
     return f"# trainer configuration\n{config}\n\n{backend.describe(launch)}"
 
 
-def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> RunDir:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    run_dir: RunDir
+    known: int
+    """Lines that the journal had before."""
+
+
+def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Submitted:
     """Write the run directory, start the agents, and return while they work.
 
     Raises:
@@ -108,12 +116,13 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     backend = backend_named(submission.planned.spec.cluster.backend, environ, clock)
     with Journal(run_dir.journal, clock) as journal:
+        known = len(journal.entries)
         past = fold(entry.event for entry in journal.entries)
         job = _submitted(submission, past, clock.now())
         _write_files(submission, job.plan_number)
         journal.append(job)
     backend.submit(job.launch)
-    return run_dir
+    return Submitted(run_dir=run_dir, known=known)
 
 
 def _admit(submission: Submission, clock: Clock) -> None:
@@ -254,6 +263,18 @@ def _ask_to_cancel(run_dir: RunDir) -> bool:
         ) from exc
     except (OSError, ValueError, KeyError):
         return False
+
+
+def wait_until_ended(run_dir: RunDir, clock: Clock) -> str:
+    """Wait for the end of a job that was cancelled; its state and why, in words."""
+    while (run := fold(entry.event for entry in read(run_dir.journal))).ending is None:
+        if not has_writer(run_dir.journal):
+            raise JobError(
+                f"the leader of {run_dir.path.name} went away before the job had ended",
+                fix=f"type `ndctl cancel {run_dir.path.name}` again",
+            )
+        clock.sleep(ENDING_POLL_S)
+    return f"{run_dir.path.name}: {run.state}, {run.reason}"
 
 
 def _record_cancel(run_dir: RunDir, clock: Clock) -> str:

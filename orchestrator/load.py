@@ -159,6 +159,7 @@ class _Document:
         self.problems.append((self.place_of(problem.path), problem))
 
     def place_of(self, path: str) -> str:
+        """Where `path` was given; of what was not given, where the nearest thing above it was."""
         for changed in reversed(self.overridden):
             if path == changed or path.startswith((f"{changed}.", f"{changed}[")):
                 return f"--set {changed}"
@@ -167,8 +168,6 @@ class _Document:
             made = [changed for changed in self.overridden if changed.startswith(f"{above}.")]
             if made:
                 return f"--set {made[-1]}"
-            if not above:
-                return f"{self.source}:1"
             above = above[: max(above.rfind("."), above.rfind("["), 0)]
         return self.places[above]
 

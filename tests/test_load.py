@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.codec import Invalid, encode
@@ -353,17 +353,20 @@ specs = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(specs)
 def test_a_dumped_spec_loads_as_an_equal_spec(spec: JobSpec) -> None:
     assert load_spec(dump_spec(spec), "dump") == spec
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_either_a_spec_or_a_spec_error(text: str) -> None:
     with pytest.raises(SpecError):
         load_spec(text, "x")
 
 
+@settings(deadline=None)
 @given(st.text(), st.text())
 def test_any_override_is_either_taken_or_a_spec_error(path: str, value: str) -> None:
     with suppress(SpecError):

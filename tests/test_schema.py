@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.codec import Invalid, decode, encode
@@ -119,6 +119,7 @@ VALUES: st.SearchStrategy[Any] = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(PATHS), VALUES)
 def test_what_the_loader_accepts_is_valid(path: str, value: Any) -> None:
     data = with_value(path, value)

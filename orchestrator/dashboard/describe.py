@@ -14,7 +14,7 @@ from orchestrator.dashboard.status import (
     status_text,
     times,
 )
-from orchestrator.supervise.state import Incident
+from orchestrator.supervise.state import Incident, State
 
 MOST_STACK_LINES = 12
 MOST_STACKS = 16
@@ -47,8 +47,7 @@ def _plan(snapshot: Snapshot) -> Iterator[str]:
     yield row("mesh", f"{plan.mesh} ({words.count(plan.world_size, 'rank')})")
     accumulation = f"gradient accumulation {plan.gradient_accumulation}"
     yield row("batch", f"micro batch {plan.micro_batch_size}, {accumulation}")
-    gib = plan.memory.peak_bytes / 2**30
-    yield row("memory", f"about {gib:.2f} GiB on the fullest rank")
+    yield row("memory", f"about {words.size(plan.memory.peak_bytes)} on the fullest rank")
     for note in plan.notes:
         yield row("note", note)
     yield row("file", str(snapshot.run_dir.plan(job.plan_number)))
@@ -99,13 +98,13 @@ def _drills(snapshot: Snapshot) -> Iterator[str]:
 def _incidents(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
     run = snapshot.seen.run
     for incident in reversed(run.incidents):
-        yield from incident_lines(incident, zone)
+        yield from incident_lines(incident, snapshot.standing.state, zone)
         ended = incident is run.incidents[-1] and incident.recovered_after_s is None
         if ended:
             yield row("  next", f"{look_at(snapshot)}; {next_step(snapshot)}")
 
 
-def incident_lines(incident: Incident, zone: tzinfo | None) -> Iterator[str]:
+def incident_lines(incident: Incident, state: State, zone: tzinfo | None) -> Iterator[str]:
     """What, who, since when, how it is known, what was done and what it cost."""
     drill = f" (drill {incident.drill})" if incident.drill else ""
     at = words.moment(incident.at, zone)
@@ -114,7 +113,7 @@ def incident_lines(incident: Incident, zone: tzinfo | None) -> Iterator[str]:
     yield row("  culprit", str(incident.culprit))
     yield row("  when", f"attempt {incident.attempt}, after step {incident.step}")
     yield row("  decision", words.one_line(incident.action))
-    yield row("  time", times(incident))
+    yield row("  time", times(incident, state))
     yield from _evidence(incident)
 
 

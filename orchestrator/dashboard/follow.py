@@ -1,7 +1,7 @@
 """What `submit --follow` prints: `tell` says it in plain lines, `Follower` puts it on a console.
 
-The caller drives: it hands over new entries and metrics, and this writes. Time is taken from what is
-handed over, so nothing here asks a clock.
+The caller drives: it hands over new entries and metrics, and this writes. Time is taken from what
+is handed over, so nothing here asks a clock.
 """
 
 import heapq
@@ -21,7 +21,7 @@ from orchestrator.dashboard.metrics import NOTHING, Metric, Progress, fold_metri
 from orchestrator.dashboard.narrate import event_words
 from orchestrator.dashboard.status import Snapshot, look_at, next_step, row, times
 from orchestrator.supervise.log import Entry
-from orchestrator.supervise.state import Incident, Run, Stage
+from orchestrator.supervise.state import Incident, Run, Stage, State
 from orchestrator.supervise.step import step
 
 TOLD_PARTS = 10
@@ -202,7 +202,7 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         path = snapshot.run_dir.checkpoints / snapshot.seen.checkpoint.name
         lines.append(row("checkpoint", str(path)))
     for incident in run.incidents:
-        lines += _incident_rows(incident, zone)
+        lines += _incident_rows(incident, shown.state, zone)
     if shown.state != "SUCCEEDED":
         lines.append(row("why", look_at(snapshot)))
         lines.append(row("next", next_step(snapshot)))
@@ -210,11 +210,12 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     return "\n".join(lines)
 
 
-def _incident_rows(incident: Incident, zone: tzinfo | None) -> Iterator[str]:
+def _incident_rows(incident: Incident, state: State, zone: tzinfo | None) -> Iterator[str]:
     drill = f" [drill {incident.drill}]" if incident.drill else ""
     at = words.time_of_day(incident.at, zone)
     label = f"incident {incident.id}"
     yield row(label, f"{at} {incident.kind}: {words.one_line(incident.cause)}{drill}")
     yield row(
-        "", f"culprit {incident.culprit}; {times(incident)}; {words.one_line(incident.action)}"
+        "",
+        f"culprit {incident.culprit}; {times(incident, state)}; {words.one_line(incident.action)}",
     )

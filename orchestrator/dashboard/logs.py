@@ -1,9 +1,9 @@
 """The logs of all ranks as one stream, each line with where it comes from.
 
-Order: lines that begin with a date and a time (ISO, or torchrun's `W1120 18:22:33.123`) are merged by
-it, and a line without one stays with the line before it in its file, so that a traceback is not torn
-apart. A file without any times comes whole, before the others; torchrun's comes after the ranks of
-its host. Following, lines come as they are written, whole lines only.
+Order: lines that begin with a date and a time (ISO, or torchrun's `W1120 18:22:33.123`) are merged
+by it, and a line without one stays with the line before it in its file, so that a traceback is not
+torn apart. Files without any times come whole and first, in rank order, torchrun's last. Following,
+lines come as they are written, whole lines only.
 """
 
 import contextlib
@@ -120,13 +120,13 @@ def _lines(path: Path, tail: int | None) -> Iterator[str]:
 def start_of_tail(path: Path, lines: int) -> int:
     """Where the last `lines` lines of a file begin, found from its end."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        place = file.seek(0, os.SEEK_END)
+        size = place = file.seek(0, os.SEEK_END)
         wanted = lines
         while place > 0:
             start = max(0, place - _CHUNK)
             file.seek(start)
             chunk = file.read(place - start)
-            if place == file.seek(0, os.SEEK_END) and chunk.endswith(b"\n"):
+            if place == size and chunk.endswith(b"\n"):
                 wanted += 1
             if chunk.count(b"\n") >= wanted:
                 return start + _nth_end_from_last(chunk, wanted)
@@ -189,15 +189,23 @@ def follow_logs(
     for turn in itertools.count():
         over = ended()  # asked before the last look, so that nothing is missed
         if over or turn % RESCAN_TURNS == 0:
-            started = [] if attempt else attempts(run_dir)
-            for number in sorted({newest, *(n for n in started if n > newest)}):
-                for file in log_files(run_dir, number, rank):
-                    first = start_of_tail(file.path, tail) if tail is not None and not turn else 0
-                    growing.setdefault(file.path, _Growing(file, number, first))
-                newest = number
+            later = [] if attempt else [n for n in attempts(run_dir) if n > newest]
+            skip = tail if turn == 0 else None
+            for number in (newest, *later):
+                _take_up(growing, log_files(run_dir, number, rank), number, skip)
+            newest = max([newest, *later])
         for log in list(growing.values()):
             yield from log.more(last=over or log.attempt < newest)
         if over:
             return
         growing = {path: log for path, log in growing.items() if log.attempt >= newest}
         clock.sleep(POLL_S)
+
+
+def _take_up(
+    growing: dict[Path, _Growing], files: Iterable[LogFile], attempt: int, tail: int | None
+) -> None:
+    for file in files:
+        if file.path not in growing:
+            first = 0 if tail is None else start_of_tail(file.path, tail)
+            growing[file.path] = _Growing(file, attempt, first)

@@ -21,7 +21,7 @@ from orchestrator.dashboard.view import (
     view,
 )
 from orchestrator.supervise import log
-from orchestrator.supervise.state import Incident
+from orchestrator.supervise.state import ENDED, Incident, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "state": standing.state,
         "reason": standing.reason,
         "fix": standing.fix,
-        "since": run.since,
+        "since": standing.since,
         "backend": job.backend,
         "attempt": run.attempt,
         "restarts": run.restarts,
@@ -117,11 +117,11 @@ def updated_at(snapshot: Snapshot) -> float:
 
 def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     """Under twelve lines: what, where, since when, what ndctl did, what to type next."""
-    run, shown, standing = snapshot.seen.run, snapshot.view, snapshot.standing
-    ago = words.duration(snapshot.now - run.since)
+    shown, standing = snapshot.view, snapshot.standing
+    ago = words.duration(snapshot.now - standing.since)
     lines = [
         f"{shown.name}: {standing.state}, {words.one_line(standing.reason)}",
-        row("since", f"{words.moment(run.since, zone)} ({ago} ago)"),
+        row("since", f"{words.moment(standing.since, zone)} ({ago} ago)"),
         row("progress", _progress(shown)),
         row("where", where(snapshot)),
         row("restarts", restarts(snapshot)),
@@ -195,13 +195,14 @@ def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
     at = words.time_of_day(last.at, zone)
     cause = words.one_line(last.cause)
     yield row("incident", f"{at} {last.kind}: {cause}; culprit {last.culprit}{drill}{rest}")
-    yield row("ndctl did", f"{words.one_line(last.action)}; {times(last)}")
+    yield row("ndctl did", f"{words.one_line(last.action)}; {times(last, shown.state)}")
 
 
-def times(incident: Incident) -> str:
+def times(incident: Incident, state: State) -> str:
+    """What the incident cost; `state` is the job's."""
     seen = f"detected after {words.duration(incident.detected_after_s)}"
     if incident.recovered_after_s is None:
-        return f"{seen}, not recovered"
+        return f"{seen}, {'not recovered' if state in ENDED else 'not yet recovered'}"
     return f"{seen}, recovered after {words.duration(incident.recovered_after_s)}"
 
 

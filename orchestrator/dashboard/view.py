@@ -125,6 +125,7 @@ class Standing:
 
     state: State
     reason: str
+    since: float
     fix: str = ""
     """What to type, where nothing will happen by itself."""
 
@@ -132,14 +133,15 @@ class Standing:
 def effective_state(run: Run, leader_alive: bool, now: float, spec: str = "SPEC") -> Standing:
     """A job that has not ended and has no leader is not running, whatever its journal says last."""
     if run.state in ENDED or leader_alive:
-        return Standing(state=run.state, reason=run.reason)
+        return Standing(state=run.state, reason=run.reason, since=run.since)
     if run.stage is Stage.SUBMITTED and now - run.since < LEADER_START_S:
-        return Standing(state=run.state, reason=run.reason)
+        return Standing(state=run.state, reason=run.reason, since=run.since)
     if run.stage is Stage.SUBMITTED:
         reason = "no leader ever started: the backend did not bring up the first host's agent"
     else:
         reason = f"the leader went away without a word while {run.stage.value}"
-    return Standing(state="FAILED", reason=reason, fix=f"ndctl submit {spec} --resume")
+    fix = f"ndctl submit {spec} --resume"
+    return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,11 @@ def rate(tokens_per_second: float | None) -> str:
     return UNSEEN if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
 
 
+def size(num_bytes: int) -> str:
+    mib = num_bytes / 2**20
+    return f"{mib:,.1f} MiB" if mib < 1024 else f"{mib / 1024:,.1f} GiB"
+
+
 def signal_name(number: int) -> str:
     try:
         return signals.Signals(number).name

@@ -1,7 +1,7 @@
 """Hosts and their order."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cluster.inventory import Host, Inventory, natural
@@ -28,11 +28,13 @@ def test_a_name_is_there_once() -> None:
         Inventory(hosts=(Host(name="a", devices=1), Host(name="a", devices=1)))
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("ab-019"), unique=True))
 def test_the_order_is_total(names: list[str]) -> None:
-    assert sorted(names, key=natural) == sorted(names[::-1], key=natural)
+    assert len({natural(name) for name in names}) == len(names)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_numbers_in_names_count_as_numbers(one: int, other: int) -> None:
     assert (natural(f"rack-1-host-{one}") < natural(f"rack-1-host-{other}")) == (one < other)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.codec import (
@@ -78,11 +78,13 @@ outers = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(outers)
 def test_what_is_encoded_decodes_to_an_equal_value(value: Outer) -> None:
     assert decode(Outer, json.loads(json.dumps(encode(value)))) == value
 
 
+@settings(deadline=None)
 @given(st.builds(Started, at=st.floats(0, 1e9)) | st.builds(Ended, code=st.integers()))
 def test_a_member_of_a_union_comes_back_as_its_own_class(event: Event) -> None:
     assert decode(Event, json.loads(json.dumps(encode_tagged(event)))) == event
@@ -102,6 +104,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(json_values)
 def test_any_json_value_is_either_decoded_or_refused_with_complete_problems(data: Any) -> None:
     exc = refusal_of(data)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.mesh import AXES, Mesh
@@ -19,6 +19,7 @@ def rank_at(mesh: Mesh, coords: Mapping[str, int]) -> int:
     return rank
 
 
+@settings(deadline=None)
 @given(meshes)
 def test_ranks_and_coordinates_are_a_bijection(mesh: Mesh) -> None:
     every = [mesh.coords(rank) for rank in range(mesh.world_size)]

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.spec import DataSpec, JobSpec, ModelSpec, TrainSpec
-from orchestrator.plan.memory import memory_of, sharded_parameters, show_bytes
+from orchestrator.plan.memory import activation_bytes, memory_of, sharded_parameters, show_bytes
 from orchestrator.plan.shape import DEFAULTS, shape_of
 
 LLAMA3_8B = {
@@ -90,6 +90,28 @@ def test_a_rank_of_one_keeps_everything_at_16_bytes_a_parameter() -> None:
     assert items["gathered"] == 0
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_activations_are_about_what_autograd_keeps(preset: str) -> None:
+    config, micro = PRESETS[preset], 2
+    model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        transformers.AutoConfig.for_model(**config, use_cache=False), attn_implementation="sdpa"
+    )
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    spec = spec_of()
+    tokens = torch.zeros((micro, spec.data.sequence_length), dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.model(input_ids=tokens)
+    measured = sum(one.nbytes() for at, one in kept.items() if at not in weights)
+    estimated = micro * activation_bytes(spec, shape_of(config), Mesh(), "none")
+    assert estimated == pytest.approx(measured, rel=0.1)
+
+
 def test_the_peak_is_the_sum_of_the_items() -> None:
     memory = memory_of(spec_of(), shape_of(TINY), Mesh(dp_shard=2, tp=2), 2, "none")
     assert memory.peak_bytes == sum(memory.items.values())
@@ -99,6 +121,7 @@ def test_the_peak_is_the_sum_of_the_items() -> None:
 powers = st.sampled_from([1, 2, 4])
 
 
+@settings(deadline=None)
 @given(powers, powers)
 def test_more_shards_never_need_more_of_anything_they_split(dp_shard: int, tp: int) -> None:
     shape = shape_of(TINY)

@@ -1,7 +1,7 @@
 """Laws of late binding."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.mesh import Mesh
@@ -31,6 +31,7 @@ def cases(draw: st.DrawFn) -> tuple[Plan, list[str], tuple[str, ...], list[str]]
     return plan, draw(names), tuple(draw(names)), draw(names)
 
 
+@settings(deadline=None)
 @given(cases())
 def test_the_laws_of_placement(case: tuple[Plan, list[str], tuple[str, ...], list[str]]) -> None:
     plan, hosts, previous, avoid = case

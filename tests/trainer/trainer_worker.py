@@ -10,21 +10,23 @@ had, and `reduces`, how many collectives reduced gradients over the data-paralle
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.contract.codec import decode
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.training import TrainingConfig
+from trainer import main as main_module
+from trainer import optimizer
+from trainer.data import Batches
 from trainer.emit import Reporter
 from trainer.main import train_on
 from trainer.outside import Outside
-from trainer.parallel import tensor
 from trainer.process import set_up_logging
 from trainer.ranks import arrange, process_group
 
@@ -41,15 +43,29 @@ class StopAfter:
         return self.step is not None and self.reporter.step + 1 >= self.step
 
 
-def without_head_norms(layer: Any) -> dict[str, Any]:
-    plan = LAYER_PLAN(layer)
-    return {name: style for name, style in plan.items() if name[-6:] not in ("q_norm", "k_norm")}
+class CountReduces(TorchDispatchMode):
+    """Counts the collectives by which FSDP reduces gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reduces = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.reduces += "reduce_scatter" in str(func)
+        return func(*args, **(kwargs or {}))
 
 
-LAYER_PLAN: Callable[[Any], dict[str, Any]] = tensor.layer_plan
-BROKEN: dict[str, tuple[str, Any]] = {
-    "q and k norms left out of the plan": ("layer_plan", without_head_norms),
-    "head not tied again": ("tie_weights", lambda model: None),
+class NeverPartial:
+    """No placement is an instance of it."""
+
+
+def first_rank_batches(**values: Any) -> Batches:
+    return Batches(**{**values, "data_rank": 0})
+
+
+BROKEN: dict[str, tuple[Any, str, Any]] = {
+    "summands of a norm's gradient not added up": (optimizer, "Partial", NeverPartial),
+    "all ranks read the same": (main_module, "Batches", first_rank_batches),
 }
 
 
@@ -58,8 +74,7 @@ def broken(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    attribute, replacement = BROKEN[name]
-    with mock.patch.object(tensor, attribute, replacement):
+    with mock.patch.object(*BROKEN[name]):
         yield
 
 
@@ -68,11 +83,10 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     reporter = Reporter(env)
     stop: Any = StopAfter(case.get("stop_after"), reporter)
     outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
-    with broken(case.get("broken")), CommDebugMode() as comm:
-        code = train_on(arrange(config.mesh, env), config, outside)
-    counts = {str(op): count for op, count in comm.get_comm_counts().items()}
-    reduces = sum(count for op, count in counts.items() if "_reduce_scatter_base" in op)
-    return {"code": code, "reduces": reduces}
+    ranks = arrange(config.mesh, env)
+    with broken(case.get("broken")), CountReduces() as counted:
+        code = train_on(ranks, config, outside)
+    return {"code": code, "reduces": counted.reduces}
 
 
 def main(cases: Path, answers: Path) -> None:

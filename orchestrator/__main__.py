@@ -1,0 +1,5 @@
+"""`python -m orchestrator` is `ndctl`."""
+
+from orchestrator.cli import main
+
+main()

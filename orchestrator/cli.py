@@ -1,0 +1,340 @@
+"""The command line: parse, call `app`, print, exit.
+
+Only click is imported here; what a verb needs is imported when it runs, so that `ndctl --help`
+answers at once.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from orchestrator.app import Planned
+    from orchestrator.contract.drills import Drill
+    from orchestrator.contract.rundir import RunDir
+
+EXIT_CODES = "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state, \
+6 backend, 7 cancelled, 130 interrupted."
+
+
+def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    root = Path(os.environ.get("NDCTL_RUN_ROOT", "ndctl-runs"))
+    return [p.parent.name for p in root.glob(f"{incomplete}*/journal.jsonl")]
+
+
+spec_argument = click.argument("spec", type=click.Path(path_type=Path))
+job_argument = click.argument("job", shell_complete=complete_job)
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the spec."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+root_option = click.option(
+    "--run-root", metavar="DIR", help="Where run directories are. [NDCTL_RUN_ROOT, else the spec's]"
+)
+
+
+@click.group(
+    epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(package_name="ndctl")
+def cli() -> None:
+    """Plan, place, launch and supervise n-dimensional parallel training jobs."""
+
+
+def main() -> None:
+    """Entry point: errors that ndctl raises on purpose become one message and their exit code."""
+    from orchestrator.errors import NdctlError  # after click: `--help` needs neither
+
+    try:
+        cli(prog_name="ndctl")
+    except NdctlError as exc:
+        click.echo(f"error: {exc}", err=True)
+        sys.exit(exc.exit_code)
+
+
+def _planned(spec: Path, overrides: tuple[str, ...]) -> "Planned":
+    from orchestrator import app
+
+    return app.plan_spec(spec, overrides, os.environ)
+
+
+def _job(name: str, run_root: str | None) -> "RunDir":
+    from orchestrator import app
+
+    return app.find_job(app.run_root_of(run_root, os.environ, None), name)
+
+
+def _print_json(body: Any) -> None:
+    click.echo(json.dumps(body, indent=2))
+
+
+@cli.command(epilog="Example: ndctl validate examples/quickstart.yaml --set train.steps=100")
+@spec_argument
+@set_option
+@json_option
+def validate(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check a job spec, and that a plan fits it; all errors at once."""
+    planned = _planned(spec, overrides)
+    if as_json:
+        _print_json({"valid": True, "name": planned.spec.name, "mesh": str(planned.plan.mesh)})
+        return
+    click.echo(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.mesh}")
+
+
+@cli.command(epilog="Example: ndctl schema > job.schema.json")
+def schema() -> None:
+    """Print the JSON schema of a job spec, for editors."""
+    from orchestrator.schema import json_schema
+
+    _print_json(json_schema())
+
+
+@cli.command(epilog="Example: ndctl plan examples/quickstart.yaml --set parallel.tp=1")
+@spec_argument
+@set_option
+@json_option
+def plan(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Show how a job is split over ranks, and where each rank runs."""
+    from orchestrator.plan.explain import describe_plan, plan_json
+
+    planned = _planned(spec, overrides)
+    if as_json:
+        _print_json(plan_json(planned.plan))
+    else:
+        click.echo(describe_plan(planned.plan))
+
+
+def _drills(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> "tuple[Drill, ...]":
+    if not texts:
+        return ()
+    from orchestrator.contract.codec import Invalid
+    from orchestrator.contract.drills import parse_drill
+
+    try:
+        return tuple(parse_drill(text, number) for number, text in enumerate(texts, 1))
+    except Invalid as exc:
+        raise click.BadParameter(str(exc)) from exc
+
+
+@cli.command(
+    epilog="Example: ndctl submit examples/quickstart.yaml --follow --drill kill:rank=1@step=25"
+)
+@spec_argument
+@set_option
+@root_option
+@click.option("--follow", is_flag=True, help="Stay, show progress, exit 0 only on success.")
+@click.option("--dry-run", is_flag=True, help="Show what would be started, and start nothing.")
+@click.option("--resume", is_flag=True, help="Go on with the run that ended or was cut off.")
+@click.option("--new", is_flag=True, help="Start over; the old run is kept in .archive/.")
+@click.option(
+    "--drill",
+    "drills",
+    multiple=True,
+    callback=_drills,
+    metavar="FAULT",
+    help="Make a fault happen once: kill|stop|raise|exit:rank=R@step=S, kill:host=H@step=S.",
+)
+def submit(  # noqa: PLR0913 - click hands over one argument for each option
+    spec: Path,
+    overrides: tuple[str, ...],
+    run_root: str | None,
+    follow: bool,
+    dry_run: bool,
+    resume: bool,
+    new: bool,
+    drills: "tuple[Drill, ...]",
+) -> None:
+    """Start a job, under supervision, and return; or follow it to its end."""
+    from orchestrator import app
+    from orchestrator.system import SystemClock
+
+    if resume and new:
+        raise click.UsageError("--resume and --new exclude each other")
+    planned = _planned(spec, overrides)
+    submission = app.Submission(
+        planned=planned,
+        run_root=app.run_root_of(run_root, os.environ, planned.spec),
+        drills=drills,
+        resume=resume,
+        new=new,
+    )
+    if dry_run:
+        click.echo(app.dry_run(submission, os.environ, SystemClock()))
+        return
+    submitted = app.submit(submission, os.environ, SystemClock())
+    click.echo(f"submitted {planned.spec.name} to {planned.spec.cluster.backend}: {submitted.run_dir.path}")
+    if follow:
+        sys.exit(_followed(submitted))
+    click.echo(f"watch it with `ndctl dashboard {planned.spec.name}`")
+
+
+def _followed(submitted: Any) -> int:
+    """The exit code of a job that is followed to its end."""
+    from orchestrator.contract import exits
+    from orchestrator.dashboard.session import follow_job
+    from orchestrator.system import SystemClock
+
+    name = submitted.run_dir.path.name
+    try:
+        return follow_job(submitted.run_dir, submitted.known, SystemClock())
+    except KeyboardInterrupt:
+        click.echo(
+            f"\n{name} runs on; see it with `ndctl dashboard {name}`, end it with `ndctl cancel {name}`",
+            err=True,
+        )
+        return exits.INTERRUPTED
+
+
+@cli.command("list", epilog="Example: ndctl list --json")
+@root_option
+@json_option
+def list_jobs(run_root: str | None, as_json: bool) -> None:
+    """Show every job of the run root."""
+    from orchestrator import app
+    from orchestrator.dashboard.status import list_rows, list_text, read_snapshot
+    from orchestrator.system import SystemClock
+
+    now = SystemClock().now()
+    root = app.run_root_of(run_root, os.environ, None)
+    snapshots = [read_snapshot(run_dir, now) for run_dir in app.jobs(root)]
+    rows = list_rows(found for found in snapshots if found is not None)
+    if as_json:
+        _print_json(rows)
+    else:
+        click.echo(list_text(rows, None) if rows else f"no jobs in {root.absolute()}")
+
+
+@cli.command(epilog="Example: ndctl status quickstart --json")
+@job_argument
+@root_option
+@json_option
+def status(job: str, run_root: str | None, as_json: bool) -> None:
+    """Show where a job stands, in a few lines."""
+    from orchestrator.dashboard.status import status_json, status_text
+
+    snapshot = _snapshot(job, run_root)
+    if as_json:
+        _print_json(status_json(snapshot))
+    else:
+        click.echo(status_text(snapshot, None))
+
+
+def _snapshot(job: str, run_root: str | None) -> Any:
+    from orchestrator.dashboard.status import read_snapshot
+    from orchestrator.errors import JobError
+    from orchestrator.system import SystemClock
+
+    snapshot = read_snapshot(_job(job, run_root), SystemClock().now())
+    if snapshot is None:
+        raise JobError(f"job {job} was never submitted to its end", fix="submit it again with --new")
+    return snapshot
+
+
+@cli.command(epilog="Example: ndctl describe quickstart")
+@job_argument
+@root_option
+@json_option
+def describe(job: str, run_root: str | None, as_json: bool) -> None:
+    """Show all that is known of a job: plan, hosts, each incident with its evidence."""
+    from orchestrator.dashboard.describe import describe_text
+    from orchestrator.dashboard.status import status_json
+
+    snapshot = _snapshot(job, run_root)
+    if as_json:
+        _print_json(status_json(snapshot))
+    else:
+        click.echo(describe_text(snapshot, None))
+
+
+@cli.command(epilog="Example: ndctl logs quickstart --rank 1 --attempt 1")
+@job_argument
+@root_option
+@click.option("--rank", type=int, help="This rank's log alone.")
+@click.option("--attempt", type=int, help="This attempt's logs. [the newest]")
+@click.option("--tail", type=int, metavar="N", help="Only the last N lines of each log.")
+@click.option("--follow", is_flag=True, help="Go on as the logs grow, until the job ends.")
+def logs(
+    job: str, run_root: str | None, rank: int | None, attempt: int | None, tail: int | None, follow: bool
+) -> None:
+    """Print the ranks' logs, merged, each line with its host and rank."""
+    from orchestrator.dashboard.logs import painted
+    from orchestrator.dashboard.session import log_lines
+    from orchestrator.system import SystemClock
+
+    run_dir = _job(job, run_root)
+    shown = painted if sys.stdout.isatty() else str
+    try:
+        for line in log_lines(run_dir, SystemClock(), rank, attempt, tail, follow):
+            click.echo(shown(line))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@cli.command(epilog="Example: ndctl events quickstart")
+@job_argument
+@root_option
+@json_option
+def events(job: str, run_root: str | None, as_json: bool) -> None:
+    """Print the journal: what happened, and what was decided."""
+    from orchestrator.dashboard.narrate import event_line
+    from orchestrator.supervise.log import read, to_line
+
+    for entry in read(_job(job, run_root).journal):
+        click.echo(to_line(entry).decode().rstrip() if as_json else event_line(entry, None))
+
+
+@cli.command(epilog="Example: ndctl dashboard quickstart   (q leaves it)")
+@job_argument
+@root_option
+def dashboard(job: str, run_root: str | None) -> None:
+    """Watch a job: health of every rank, incidents, loss, checkpoints."""
+    from rich.console import Console
+
+    from orchestrator.dashboard.live import run_dashboard, terminal_keys
+    from orchestrator.system import SystemClock
+
+    clock = SystemClock()
+    with terminal_keys(clock) as keys:
+        run_dashboard(_job(job, run_root), console=Console(), clock=clock, keys=keys)
+
+
+@cli.command(epilog="Example: ndctl cancel quickstart")
+@job_argument
+@root_option
+@click.option("--no-wait", is_flag=True, help="Return at once, not when the job has ended.")
+def cancel(job: str, run_root: str | None, no_wait: bool) -> None:
+    """End a job: its ranks write a checkpoint and leave."""
+    from orchestrator import app
+    from orchestrator.system import SystemClock
+
+    run_dir = _job(job, run_root)
+    click.echo(app.cancel(run_dir, os.environ, SystemClock()))
+    if not no_wait:
+        click.echo(app.wait_until_ended(run_dir, SystemClock()))
+
+
+@cli.command(epilog="Example: ndctl doctor examples/quickstart.yaml")
+@click.argument("spec", required=False, type=click.Path(path_type=Path))
+@set_option
+@root_option
+@json_option
+def doctor(spec: Path | None, overrides: tuple[str, ...], run_root: str | None, as_json: bool) -> None:
+    """Find what on this machine would stop a job; with SPEC, that job."""
+    from orchestrator import app
+    from orchestrator.contract.codec import encode
+    from orchestrator.doctor import describe_findings, examine
+    from orchestrator.system import SystemClock, run_command
+
+    planned = _planned(spec, overrides) if spec else None
+    root = app.run_root_of(run_root, os.environ, planned.spec if planned else None)
+    planned_split = planned.plan if planned else None
+    findings = examine(root, planned_split, os.environ, run_command, SystemClock())
+    if as_json:
+        _print_json(encode(findings))
+    else:
+        click.echo(describe_findings(findings))
+    sys.exit(1 if any(finding.verdict == "stops" for finding in findings) else 0)

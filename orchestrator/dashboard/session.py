@@ -1,0 +1,97 @@
+"""Loops around the views: `submit --follow` and `logs`, until the job ends."""
+
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
+from orchestrator.contract import exits
+from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.follow import Follower, summary_text
+from orchestrator.dashboard.logs import (
+    LogLine,
+    attempts,
+    follow_logs,
+    log_files,
+    read_logs,
+)
+from orchestrator.dashboard.metrics import MetricTail
+from orchestrator.dashboard.status import read_snapshot
+from orchestrator.dashboard.view import Seen, effective_state, fold_seen
+from orchestrator.errors import JobError
+from orchestrator.seams import Clock
+from orchestrator.supervise.log import Tail, has_writer
+from orchestrator.supervise.state import ENDED
+
+FOLLOW_POLL_S = 0.2
+EXIT_CODES = {
+    "SUCCEEDED": exits.OK,
+    "FAILED": exits.FAILED,
+    "CANCELLED": exits.CANCELLED,
+}
+
+
+def follow_job(run_dir: RunDir, known: int, clock: Clock) -> int:
+    """Print what happens until the job has ended, and its summary; the exit code for it.
+
+    Args:
+        known: lines of the journal that were there before, which are not told again.
+    """
+    entries, metrics = Tail(run_dir.journal), MetricTail(run_dir.metrics)
+    console = Console(highlight=False)
+    has_ended = ending_of(run_dir, clock)
+    with Follower(console, None) as follower:
+        first = entries.more()
+        follower.skip(first[:known], metrics.more() if known else ())
+        follower.feed(first[known:], metrics.more())
+        while not has_ended():
+            clock.sleep(FOLLOW_POLL_S)
+            follower.feed(entries.more(), metrics.more())
+        follower.feed(entries.more(), metrics.more())
+    snapshot = read_snapshot(run_dir, clock.now())
+    assert snapshot is not None
+    console.print(summary_text(snapshot, None), markup=False, soft_wrap=True)
+    return EXIT_CODES[snapshot.standing.state]
+
+
+def ending_of(run_dir: RunDir, clock: Clock) -> Callable[[], bool]:
+    """Asks whether the job has ended, or lost its leader; reads each journal line once."""
+    entries, seen = Tail(run_dir.journal), Seen()
+
+    def has_ended() -> bool:
+        nonlocal seen
+        alive = has_writer(run_dir.journal)  # asked first: see `status.read_snapshot`
+        seen = fold_seen(seen, entries.more())
+        return effective_state(seen.run, alive, clock.now()).state in ENDED
+
+    return has_ended
+
+
+def log_lines(
+    run_dir: RunDir,
+    clock: Clock,
+    rank: int | None,
+    attempt: int | None,
+    tail: int | None,
+    follow: bool,
+) -> Iterator[LogLine]:
+    """What `ndctl logs` prints. Raises JobError when there is no such attempt or rank."""
+    if follow:
+        yield from follow_logs(
+            run_dir,
+            clock=clock,
+            ended=ending_of(run_dir, clock),
+            rank=rank,
+            attempt=attempt,
+            tail=tail,
+        )
+        return
+    there = attempts(run_dir)
+    wanted = attempt if attempt is not None else max(there, default=1)
+    files = log_files(run_dir, wanted, rank)
+    if not files:
+        known = ", ".join(map(str, there)) or "none yet"
+        raise JobError(
+            f"no log of attempt {wanted}" + (f", rank {rank}" if rank is not None else ""),
+            fix=f"attempts with logs: {known}; ranks count from 0",
+        )
+    yield from read_logs(files, tail)

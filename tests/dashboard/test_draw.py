@@ -1,0 +1,169 @@
+import io
+from dataclasses import replace
+from datetime import UTC
+
+import pytest
+from dashboard_story import (
+    DRILL,
+    START,
+    broken,
+    finished,
+    hung,
+    metrics,
+    recovered,
+    restarting,
+    started,
+    submitted,
+    view_of,
+)
+from rich.cells import cell_len
+from rich.console import Console
+
+from orchestrator.contract.events import HealthChanged
+from orchestrator.dashboard.chart import chart, resample
+from orchestrator.dashboard.draw import draw
+from orchestrator.dashboard.view import View
+
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+def trouble(rank: int, word: str) -> HealthChanged:
+    return HealthChanged(at=START + 20, attempt=1, rank=rank, health=word, age_s=6)  # type: ignore[arg-type]
+
+
+def many_incidents() -> View:
+    shown = view_of(recovered(), metrics(1, 24))
+    incident = replace(shown.incidents[0], cause="long words " * 40)
+    return replace(shown, incidents=tuple(replace(incident, id=n) for n in range(1, 30)))
+
+
+SCENES = {
+    "submitted": view_of([submitted()], now=START + 1),
+    "waiting": view_of(started()[:3], now=START + 4),
+    "running": view_of(started(drills=(DRILL,), spares=1), metrics(1, 24), now=START + 28),
+    "broken": view_of(broken(), metrics(1, 24), now=START + 31),
+    "restarting": view_of(restarting(), metrics(1, 24), now=START + 33),
+    "hung": view_of(hung(), metrics(1, 12), now=START + 61),
+    "finished": view_of(finished(), metrics(1, 24) + metrics(21, 60, 2), now=START + 100),
+    "leaderless": view_of(recovered(), metrics(1, 30), now=START + 900, leader_alive=False),
+    "many incidents": many_incidents(),
+    "256 hosts": view_of(
+        [*started(256, 8, spares=2), trouble(77, "silent"), trouble(1999, "slow")], metrics(1, 34)
+    ),
+    "2048 hosts": view_of(started(2048, 8), metrics(1, 34)),
+    "64 ranks a host": view_of(started(300, 64)),
+    "long names": replace(view_of(started()), name="n" * 63, reason="why " * 60, state="FAILED"),
+}
+
+
+def text_of(shown: View, width: int, height: int) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, color_system=None)
+    console.print(draw(shown, width, height, UTC))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("width", "height"), [*SIZES, (40, 10), (20, 5), (12, 3), (1, 1)])
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_frame_fills_its_screen_exactly(scene: str, width: int, height: int) -> None:
+    lines = text_of(SCENES[scene], width, height).split("\n")
+    assert lines.pop() == ""
+    assert len(lines) == height
+    assert {cell_len(line) for line in lines} == {width}
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_everything_that_matters_is_on_a_running_jobs_screen(width: int, height: int) -> None:
+    text = text_of(SCENES["running"], width, height)
+    for words in (
+        "quickstart",
+        "● RUNNING",
+        "attempt 1",
+        "step 24/60",
+        "loss 2.7144",
+        "9,024 tokens/s",
+        "eta 0:28",
+        "elapsed 0:28",
+        "host-0  ● 0  ● 1   dp_shard 0, tp 0-1",
+        "● 4 ok",
+        "incidents  none",
+        "checkpoint  none yet",
+        "kill:rank=1@step=25 armed",
+        "1 host: host-2",
+        "q quit",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_an_incident_says_who_what_and_what_was_done(width: int, height: int) -> None:
+    text = text_of(SCENES["finished"], width, height)
+    for words in (
+        "✓ SUCCEEDED",
+        "1 restart",
+        "rank-killed drill  rank 1 on host-0",
+        "rank 1 was killed by SIGKILL",
+        "restart as attempt 2 from checkpoint step-20",
+        "detected after 0.2 s, recovered after 7.0 s",
+        "step-60 is complete",
+        "✓ 4 done",
+    ):
+        assert words in text, words
+
+
+def test_a_dead_rank_shows_without_colour() -> None:
+    text = text_of(SCENES["broken"], 80, 24)
+    assert "host-0  ● 0  ✗ 1" in text
+    assert "✗ 1 dead" in text
+    assert "one is being looked into" in text
+
+
+def test_a_job_without_leader_shows_what_to_type() -> None:
+    text = text_of(SCENES["leaderless"], 80, 24)
+    assert "✗ FAILED" in text
+    assert "fix: ndctl submit SPEC --resume" in text
+
+
+def test_hosts_with_trouble_come_first_and_the_rest_is_summed_up() -> None:
+    lines = text_of(SCENES["256 hosts"], 80, 24).split("\n")
+    assert lines[4].startswith("  host-009 ●●●●●○●●   host-249 ●●●●●●●◐   host-000 ●●●●●●●●")
+    assert any("more hosts, all ok" in line for line in lines)
+
+
+def test_hosts_that_all_fit_keep_their_order() -> None:
+    shown = view_of([*started(30, 8), trouble(77, "silent")])
+    text = text_of(shown, 120, 40)
+    places = [text.index(f"host-{number:02}") for number in range(30)]
+    assert places == sorted(places)
+
+
+def test_ranks_that_do_not_fit_are_counted() -> None:
+    assert "●64" in text_of(SCENES["64 ranks a host"], 60, 24)
+
+
+def test_the_newest_incident_comes_first_and_the_rest_is_counted() -> None:
+    text = text_of(SCENES["many incidents"], 80, 24)
+    assert "incidents  29" in text
+    assert "earlier: ndctl describe quickstart" in text
+
+
+def test_a_rank_cannot_steer_the_terminal() -> None:
+    shown = SCENES["finished"]
+    evil = replace(shown.incidents[0], cause="\x1b[2Jboo\x1b]0;title\x07 [bold]x[/bold]\nnext")
+    text = text_of(replace(shown, incidents=(evil,)), 80, 24)
+    assert "\x1b" not in text
+    assert "boo [bold]x[/bold] next" in text
+
+
+def test_a_chart_goes_from_its_highest_value_to_its_lowest() -> None:
+    assert chart([(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)], 4, 1) == ["█▆▃▁"]
+    assert chart([(1, 4.0), (2, 1.0)], 2, 2) == ["█ ", "█▁"]
+
+
+def test_a_chart_of_one_value_and_of_none() -> None:
+    assert chart([(1, 2.0)], 3, 1) == ["▄▄▄"]
+    assert chart([], 3, 2) == ["   ", "   "]
+
+
+def test_a_chart_takes_the_mean_where_points_crowd() -> None:
+    assert resample([(step, float(step)) for step in range(1, 101)], 2) == [25.5, 75.5]

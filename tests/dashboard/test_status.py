@@ -1,0 +1,341 @@
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from dashboard_story import (
+    START,
+    arrivals,
+    broken,
+    finished,
+    hung,
+    journal,
+    killed,
+    metrics,
+    recovered,
+    restarting,
+    seen_of,
+    started,
+    submitted,
+)
+
+from orchestrator.contract.actions import Action, EndJob, ReplaceAgent
+from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.contract.events import (
+    AgentLost,
+    CancelRequested,
+    Event,
+    EvidenceGathered,
+    HealthChanged,
+    HostStopped,
+    RankError,
+    RankEvidence,
+    RankExited,
+    Tick,
+    TrainingResumed,
+)
+from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.describe import describe_text
+from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
+from orchestrator.dashboard.narrate import action_words, event_line, event_words
+from orchestrator.dashboard.status import (
+    Snapshot,
+    list_rows,
+    list_text,
+    read_snapshot,
+    status_json,
+    status_text,
+)
+from orchestrator.supervise.log import Entry, Journal
+
+
+def snapshot(
+    events: Iterable[Event],
+    lines: Sequence[Metric] = (),
+    *,
+    now: float = START + 40,
+    alive: bool = True,
+) -> Snapshot:
+    return Snapshot(
+        run_dir=RunDir(Path("/runs/quickstart")),
+        seen=seen_of(events),
+        progress=fold_metrics(Progress(), lines),
+        leader_alive=alive,
+        now=now,
+    )
+
+
+def test_status_has_all_that_scripts_were_promised() -> None:
+    body = status_json(snapshot(recovered(), metrics(1, 24)))
+    assert {
+        "name",
+        "state",
+        "backend",
+        "attempt",
+        "restarts",
+        "step",
+        "steps",
+        "loss",
+        "tokens_per_second",
+        "hosts",
+        "world_size",
+        "mesh",
+        "incidents",
+        "checkpoint",
+        "reason",
+        "run_dir",
+        "since",
+    } <= set(body)
+    assert (body["name"], body["state"], body["attempt"], body["restarts"]) == (
+        "quickstart",
+        "RUNNING",
+        2,
+        1,
+    )
+    assert (body["step"], body["steps"], body["world_size"]) == (24, 60, 4)
+    assert body["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2}
+    assert body["hosts"] == ["host-0", "host-1"]
+    assert body["checkpoint"]["name"] == "step-20"
+    assert json.loads(json.dumps(body, allow_nan=False)) == body
+
+
+def test_an_incident_has_all_that_scripts_were_promised() -> None:
+    (incident,) = status_json(snapshot(recovered()))["incidents"]
+    assert {
+        "id",
+        "at",
+        "kind",
+        "cause",
+        "culprit",
+        "evidence",
+        "action",
+        "detected_after_s",
+        "recovered_after_s",
+        "drill",
+    } <= set(incident)
+    assert incident["culprit"] == {"host": "host-0", "rank": 1}
+    assert incident["recovered_after_s"] == 7.0
+    assert incident["drill"] == "kill:rank=1@step=25"
+    assert incident["evidence"]["signal"] == "SIGKILL"
+
+
+def test_nothing_is_known_before_the_first_step() -> None:
+    body = status_json(snapshot([submitted()], now=START + 1))
+    assert (body["loss"], body["checkpoint"], body["step"]) == (None, None, 0)
+
+
+def test_a_job_without_leader_is_reported_failed() -> None:
+    body = status_json(snapshot(recovered(), alive=False))
+    assert body["state"] == "FAILED"
+    assert body["reason"].startswith("the leader went away without a word")
+    assert body["fix"] == "ndctl submit /runs/quickstart/spec.yaml --resume"
+
+
+CANCELLED: list[Event] = [submitted(), CancelRequested(at=START + 1, by="ada")]
+ERROR = RankError(error="ValueError", message="boom", step=10, traceback="Trace\n  boom")
+
+
+def raised(attempt: int, at: float) -> RankExited:
+    return RankExited(
+        at=at,
+        attempt=attempt,
+        rank=1,
+        host="host-0",
+        exit_code=1,
+        signal=None,
+        step=9,
+        stopped=False,
+        detected_after_s=0.1,
+        error=ERROR,
+        log_tail=("ValueError: boom",),
+    )
+
+
+def failed() -> list[Event]:
+    """The same exception twice."""
+    events: list[Event] = [*started()]
+    for attempt in (1, 2):
+        at = START + 20 * attempt
+        events.append(raised(attempt, at))
+        events += [
+            HostStopped(at=at + 1, attempt=attempt, host=host, finished=False)
+            for host in ("host-0", "host-1")
+        ]
+    return events
+
+
+@pytest.mark.parametrize(
+    ("shot", "said"),
+    [
+        (snapshot([submitted()], now=START + 1), "wait for the leader"),
+        (snapshot(started()[:3]), "wait: 1 of 2 hosts registered"),
+        (snapshot(started()), "ndctl dashboard quickstart"),
+        (snapshot(broken()), "ndctl is on it"),
+        (snapshot(recovered(), alive=False), "ndctl submit /runs/quickstart/spec.yaml --resume"),
+        (snapshot(finished(), alive=False), "ndctl describe quickstart"),
+        (snapshot(CANCELLED, alive=False), "to go on from the checkpoint"),
+        (snapshot(failed(), alive=False), "ndctl logs quickstart --rank 1 --attempt 2"),
+    ],
+)
+def test_status_ends_with_what_to_type(shot: Snapshot, said: str) -> None:
+    lines = status_text(shot, UTC).splitlines()
+    assert said in lines[-1]
+    assert 6 <= len(lines) <= 12
+
+
+def test_status_names_hosts_in_trouble() -> None:
+    slow = HealthChanged(at=START + 20, attempt=1, rank=3, health="slow", age_s=4.0)
+    assert "host-1 slow" in status_text(snapshot([*started(), slow]), UTC)
+
+
+def evidence() -> EvidenceGathered:
+    ranks = tuple(
+        RankEvidence(
+            rank=rank,
+            pid=1000 + rank,
+            process_state="T" if rank == 3 else "S",
+            step=12,
+            phase="train",
+            age_s=10.0,
+            stack=() if rank == 3 else ("train.py:10 step", "main.py:3 main"),
+        )
+        for rank in (2, 3)
+    )
+    return EvidenceGathered(at=START + 61, attempt=1, host="host-1", ranks=ranks)
+
+
+def test_describe_tells_every_incident_in_full() -> None:
+    text = describe_text(snapshot(failed(), metrics(1, 9), alive=False), UTC)
+    for words in (
+        "#1 exception",
+        "#2 exception",
+        "rank 1 raised ValueError: boom at step 10",
+        "| Trace",
+        "| ValueError: boom",
+        "the same error twice",
+        "not recovered",
+        "restart as attempt 2",
+        "ndctl logs quickstart --rank 1 --attempt 2",
+        "plan-1.json",
+        "tp=2 fills the host",
+        "agent pid 100",
+    ):
+        assert words in text, words
+
+
+def test_describe_shows_the_stacks_of_a_hang() -> None:
+    events = [
+        *hung(),
+        evidence(),
+        Tick(at=START + 70),
+        *(
+            HostStopped(at=START + 71, attempt=1, host=host, finished=False)
+            for host in ("host-0", "host-1")
+        ),
+    ]
+    text = describe_text(snapshot(events), UTC, [PassedOver("step-9", "its marker is missing")])
+    assert "stack of rank 2" in text
+    assert "| train.py:10 step" in text
+    assert "rank 3" in text
+    assert "step-9: its marker is missing" in text
+    assert "traces" in text
+
+
+def test_describe_of_many_hosts_stays_readable() -> None:
+    text = describe_text(snapshot(started(100, 8, spares=1)), UTC)
+    assert "68 more" in text
+    assert "spare" in text
+
+
+def test_list_shows_the_newest_first() -> None:
+    rows = list_rows([snapshot(started(), metrics(1, 3)), snapshot(finished(), metrics(1, 60))])
+    assert [row["state"] for row in rows] == ["SUCCEEDED", "RUNNING"]
+    head, first, second = list_text(rows, UTC).splitlines()
+    assert head.split() == ["NAME", "STATE", "STEP", "ATTEMPT", "RESTARTS", "LOSS", "UPDATED"]
+    assert "60/60" in first
+    assert "3/60" in second
+
+
+def test_a_snapshot_is_read_from_a_run_directory(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    assert read_snapshot(run_dir, START) is None
+    with Journal(run_dir.journal) as written:
+        for entry in journal(started()):
+            written.append(entry.event, entry.actions)
+        alive = read_snapshot(run_dir, START + 10)
+    gone = read_snapshot(run_dir, START + 10)
+    assert alive is not None
+    assert gone is not None
+    assert (alive.standing.state, gone.standing.state) == ("RUNNING", "FAILED")
+
+
+def test_status_needs_no_heavy_import() -> None:
+    code = (
+        "import sys, orchestrator.dashboard.status, orchestrator.dashboard.describe;"
+        "import orchestrator.dashboard.narrate, orchestrator.dashboard.logs;"
+        "print({'rich', 'torch', 'yaml', 'aiohttp', 'click', 'pydantic'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def all_events() -> list[Event]:
+    passed = (PassedOver("step-40", "its marker is missing"),)
+    return [
+        *failed(),
+        *finished(),
+        *hung(),
+        evidence(),
+        submitted(resume=True),
+        TrainingResumed(at=START, attempt=2, step=20, passed_over=passed),
+        HealthChanged(at=START, attempt=1, rank=3, health="silent", age_s=7.0),
+        AgentLost(at=START, host="host-1", why="its connection closed", silent_s=1.0),
+        CancelRequested(at=START, by="ada"),
+        Tick(at=START),
+        killed(START),
+        HostStopped(at=START, attempt=1, host="host-0", finished=False, why="two\nlines"),
+        *arrivals(["host-9"], START),
+    ]
+
+
+def test_every_kind_of_event_has_one_line() -> None:
+    events = all_events()
+    assert {type(event) for event in events} == set(get_args(Event))
+    for event in events:
+        line = event_line(Entry(seq=1, event=event, actions=()), UTC)
+        assert "\n" not in line
+        assert line[:3] == "22:"
+        assert len(line) > 15
+
+
+def test_every_kind_of_action_is_told_with_its_reason() -> None:
+    entries = [*journal(failed()), *journal(hung())]
+    actions = [action for entry in entries for action in entry.actions]
+    actions.append(ReplaceAgent(host="host-1", reason="it is gone"))
+    assert {type(action) for action in actions} == set(get_args(Action))
+    for action in actions:
+        assert action.reason in action_words(action)
+
+
+def test_a_decision_stands_on_the_line_of_its_event() -> None:
+    end = EndJob(state="CANCELLED", reason="cancelled by ada")
+    event = CancelRequested(at=START, by="ada")
+    line = event_line(Entry(seq=9, event=event, actions=(end,)), UTC)
+    assert line == (
+        "22:13:20  cancel requested by ada -> end the job: CANCELLED (cancelled by ada)"
+    )
+
+
+def test_an_exit_is_told_as_it_was() -> None:
+    assert "was killed by SIGKILL after step 24" in event_words(killed(START))
+    assert "raised ValueError: boom" in event_words(raised(1, START))
+
+
+def test_a_restarting_job_is_recovering() -> None:
+    text = status_text(snapshot(restarting(), metrics(1, 24)), UTC)
+    assert text.startswith("quickstart: RECOVERING")
+    assert "not yet recovered" in text

@@ -1,0 +1,191 @@
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from dashboard_story import (
+    DRILL,
+    START,
+    arrivals,
+    broken,
+    finished,
+    journal,
+    killed,
+    metrics,
+    names,
+    recovered,
+    restarting,
+    seen_of,
+    started,
+    submitted,
+    view_of,
+)
+
+from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.contract.events import (
+    AgentLost,
+    CheckpointSaved,
+    Event,
+    HealthChanged,
+    HostStopped,
+    LeaderStarted,
+    TrainingResumed,
+)
+from orchestrator.dashboard.metrics import NOTHING
+from orchestrator.dashboard.view import Seen, View, effective_state, fold_seen, view
+from orchestrator.supervise.state import Run
+
+
+def health(shown: View) -> list[str]:
+    return [health for host in shown.hosts for health in host.ranks]
+
+
+def changed(rank: int, word: str, attempt: int = 1) -> HealthChanged:
+    return HealthChanged(at=START + 20, attempt=attempt, rank=rank, health=word, age_s=5.0)  # type: ignore[arg-type]
+
+
+def test_ranks_are_starting_until_the_first_step_and_ok_from_then_on() -> None:
+    assert health(view_of(started()[:-1])) == ["starting"] * 4
+    assert health(view_of(started())) == ["ok"] * 4
+
+
+def test_health_follows_what_was_told_last() -> None:
+    events = [*started(), changed(1, "slow"), changed(2, "silent"), changed(1, "ok")]
+    assert health(view_of(events)) == ["ok", "ok", "silent", "ok"]
+
+
+def test_a_rank_that_exited_is_dead_whatever_is_told_later() -> None:
+    events = [*broken(), changed(1, "silent")]
+    assert health(view_of(events)) == ["ok", "dead", "ok", "ok"]
+
+
+def test_a_rank_that_was_told_to_stop_is_not_dead() -> None:
+    stopped = replace(killed(START + 30, rank=2, host="host-1"), stopped=True)
+    assert health(view_of([*broken(), stopped])) == ["ok", "dead", "stopped", "ok"]
+
+
+def test_a_lost_host_has_only_dead_ranks() -> None:
+    lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=0.1)
+    assert health(view_of([*started(), lost]))[2:] == ["dead", "dead"]
+
+
+def test_news_of_an_attempt_that_is_over_changes_nothing() -> None:
+    events = [*recovered(), changed(0, "silent", attempt=1), killed(START + 39, attempt=1)]
+    assert health(view_of(events)) == ["ok"] * 4
+
+
+def test_the_next_attempt_starts_afresh() -> None:
+    assert health(view_of(restarting())) == ["starting"] * 4
+
+
+def test_between_attempts_the_dead_stay_dead() -> None:
+    lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=0.1)
+    stopped = HostStopped(at=START + 31, attempt=1, host="host-0", finished=False)
+    assert health(view_of([*started(), lost, stopped])) == ["stopped", "stopped", "dead", "dead"]
+
+
+def test_all_ranks_are_done_after_success() -> None:
+    shown = view_of(finished(), leader_alive=False)
+    assert shown.state == "SUCCEEDED"
+    assert health(shown) == ["done"] * 4
+    assert shown.elapsed_s == 82
+
+
+def test_a_job_without_a_leader_has_failed_and_says_how_to_go_on() -> None:
+    shown = view_of(recovered(), metrics(21, 30, 2), now=START + 5000, leader_alive=False)
+    assert shown.state == "FAILED"
+    assert "the leader went away without a word" in shown.reason
+    assert shown.fix == "ndctl submit SPEC --resume"
+    assert health(shown) == ["stopped"] * 4
+    assert shown.eta_s is None
+    assert shown.elapsed_s < 100
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_an_ended_job_needs_no_leader(alive: bool) -> None:
+    run = seen_of(finished()).run
+    assert effective_state(run, alive, START + 100).state == "SUCCEEDED"
+
+
+def test_a_leader_is_given_time_to_start() -> None:
+    run = seen_of([submitted()]).run
+    assert effective_state(run, False, START + 5).state == "SUBMITTED"
+    late = effective_state(run, False, START + 500, "job.yaml")
+    assert (late.state, late.fix) == ("FAILED", "ndctl submit job.yaml --resume")
+
+
+def test_a_leader_that_lives_is_believed() -> None:
+    assert effective_state(seen_of(recovered()).run, True, START + 9999).state == "RUNNING"
+
+
+def test_the_eta_comes_from_the_steps_of_this_attempt() -> None:
+    shown = view_of(started(), metrics(1, 24), now=START + 8 + 0.8 * 24)
+    assert shown.eta_s == pytest.approx(36 * 0.8)
+    assert (shown.step, shown.steps) == (24, 60)
+
+
+def test_there_is_no_eta_while_nothing_trains() -> None:
+    assert view_of(broken(), metrics(1, 24)).eta_s is None
+
+
+def test_the_newest_checkpoint_is_the_one_that_was_saved_or_resumed_from() -> None:
+    shown = view_of(recovered())
+    assert (shown.checkpoint.step, shown.checkpoint.at) == (20, START + 25)
+    passed = (PassedOver("step-40", "its marker is missing"),)
+    events: list[Event] = [
+        *broken(),
+        CheckpointSaved(at=START + 30.5, attempt=1, step=40),
+        *restarting()[-2:],
+        TrainingResumed(at=START + 36, attempt=2, step=20, passed_over=passed),
+    ]
+    checkpoint = view_of(events).checkpoint
+    assert (checkpoint.step, checkpoint.at, checkpoint.passed_over) == (20, None, passed)
+
+
+def test_drills_are_armed_and_then_happened() -> None:
+    assert view_of(started(drills=(DRILL,))).drills == ((str(DRILL), False),)
+    assert view_of(broken()).drills == ((str(DRILL), True),)
+
+
+def test_hosts_that_wait_are_spares() -> None:
+    assert view_of(started(spares=1)).spares == ("host-2",)
+    assert view_of([*started(spares=1)[:3]]).spares == ()
+
+
+def test_waiting_says_how_many_hosts_are_here() -> None:
+    assert view_of(started()[:3]).stage == "waiting for agents, 1 of 2 here"
+
+
+def test_a_resumed_job_keeps_its_incidents_and_checkpoint() -> None:
+    again = submitted(at=START + 500, resume=True)
+    leader = LeaderStarted(at=START + 501, host="host-0", pid=7)
+    agents = arrivals(names(2), START + 502)
+    shown = view_of([*recovered(), again, leader, *agents], now=START + 510)
+    assert [incident.kind for incident in shown.incidents] == ["rank-killed", "leader-lost"]
+    assert shown.checkpoint.step == 20
+    assert health(shown) == ["starting"] * 4
+    assert shown.elapsed_s == 10
+
+
+def test_folding_in_parts_is_folding_at_once() -> None:
+    entries = journal([*finished()])
+    parts = Seen()
+    for entry in entries:
+        parts = fold_seen(parts, [entry])
+    assert parts == fold_seen(Seen(), entries)
+
+
+def test_sixteen_thousand_ranks_fold() -> None:
+    events = started(2048, 8)
+    for rank in range(16_384):
+        events += [changed(rank, "slow"), changed(rank, "ok")]
+    events.append(changed(16_383, "silent"))
+    seen = seen_of(events)
+    shown = view(seen, NOTHING, leader_alive=True, now=START + 60)
+    assert Counter(health(shown)) == {"ok": 16_383, "silent": 1}
+    assert shown.hosts[-1].worst == "silent"
+
+
+def test_a_job_needs_its_submission() -> None:
+    assert Seen().run == Run()
+    with pytest.raises(AssertionError):
+        view(Seen(), leader_alive=True, now=0.0)

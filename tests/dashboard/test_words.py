@@ -1,0 +1,57 @@
+from datetime import UTC
+
+import pytest
+
+from orchestrator.dashboard import words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-1, "0.0 s"),
+        (0.42, "0.4 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.9, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (273_600, "3 d 04 h"),
+    ],
+)
+def test_a_duration_is_said_as_a_person_would(seconds: float, said: str) -> None:
+    assert words.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(None, "-"), (102, "1:42"), (7510, "2:05:10"), (273_910, "3d 04:05:10")],
+)
+def test_a_stopwatch_keeps_its_form(seconds: float | None, shown: str) -> None:
+    assert words.stopwatch(seconds) == shown
+
+
+def test_times_are_those_of_the_zone() -> None:
+    assert words.time_of_day(0, UTC) == "00:00:00"
+    assert words.moment(0, UTC) == "1970-01-01 00:00:00"
+    assert len(words.moment(0, None)) == 19
+
+
+def test_numbers_that_are_not_known_are_a_dash() -> None:
+    assert (words.loss(None), words.rate(None)) == ("-", "-")
+
+
+def test_a_signal_without_a_name_keeps_its_number() -> None:
+    assert (words.signal_name(9), words.signal_name(200)) == ("SIGKILL", "signal 200")
+
+
+def test_many_ranks_are_cut_short() -> None:
+    assert words.ranks_in_words((3,)) == "rank 3"
+    assert words.ranks_in_words(tuple(range(10)), 2) == "ranks 0, 1 and 8 more"
+
+
+def test_a_size_has_its_unit() -> None:
+    assert (words.size(3 << 20), words.size(3 << 30)) == ("3.0 MiB", "3.0 GiB")
+
+
+def test_what_would_steer_a_terminal_is_taken_out() -> None:
+    assert words.clean("a\x1b[31mb\x1b[0m\x07\tc\r") == "ab    c"

@@ -1,0 +1,178 @@
+"""A run that goes on from a checkpoint is the run that was never stopped."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainer_launch import finish, free_port, losses_of, metrics_of, start_ranks, tiny, train, work
+
+from orchestrator.contract import exits
+from orchestrator.contract.checkpoints import MARKER, newest_complete
+from orchestrator.contract.datagrams import (
+    Beat,
+    Datagram,
+    DrillFired,
+    Raised,
+    Resumed,
+    Saved,
+    from_bytes,
+)
+
+pytestmark = pytest.mark.process
+
+STEPS = 8
+SHARDED: dict[str, Any] = {"mesh": {"dp_shard": 2}, "steps": STEPS}
+
+
+def copies_of(out: Path, **changes: Any) -> dict[str, Any]:
+    return tiny(out, **{**SHARDED, **changes})
+
+
+def test_a_run_asked_to_leave_goes_on_bitwise_equal(tmp_path: Path) -> None:
+    whole = tiny(tmp_path / "whole", **SHARDED)
+    background = tiny(tmp_path / "background", **SHARDED, checkpoint={"every_steps": 2})
+    parts = tiny(tmp_path / "parts", **SHARDED, checkpoint={"every_steps": 3, "async": False})
+    answers = work(
+        tmp_path,
+        2,
+        [
+            {"config": whole},
+            {"config": background},
+            {"config": parts, "stop_after": 5},
+            {"config": parts},
+            {"config": parts},
+        ],
+    )
+    expected = losses_of(tmp_path / "whole")
+    assert losses_of(tmp_path / "background") == expected
+    assert [answer["code"] for answer in answers] == [0, 0, exits.CHECKPOINTED, 0, 0]
+    assert [line["step"] for line in metrics_of(tmp_path / "parts")] == [*range(1, STEPS + 1)]
+    assert losses_of(tmp_path / "parts") == expected
+    left = {path.name for path in (tmp_path / "background" / "checkpoints").iterdir()}
+    assert left == {"step-6", "step-8"}
+
+
+def test_a_run_goes_on_on_another_mesh_and_passes_over_what_is_torn(tmp_path: Path) -> None:
+    whole = tiny(tmp_path / "whole", model="qwen3", **SHARDED)
+    out = tmp_path / "moved"
+    first = tiny(out, model="qwen3", steps=STEPS, mesh={"dp_shard": 2})
+    second = {**first, "mesh": {"tp": 2}}
+    work(
+        tmp_path,
+        2,
+        [
+            {"config": whole},
+            {"config": first, "stop_after": 3},
+            {"config": second, "stop_after": 6},
+        ],
+    )
+    (out / "checkpoints" / "step-6" / MARKER).unlink()
+    third = start_ranks(
+        ["-m", "trainer", str(write(tmp_path / "third.json", {**first, "mesh": {}}))], 1
+    )
+    assert finish(third) == [0]
+    assert "passed over checkpoint step-6: COMPLETE is missing" in third[0].output
+    assert [line["step"] for line in metrics_of(out)] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
+    expected = losses_of(tmp_path / "whole")
+    assert all(abs(loss - expected[step]) <= 1e-5 for step, loss in losses_of(out).items())
+
+
+def write(path: Path, config: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_a_killed_rank_costs_nothing_but_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
+    """Through torchrun, with an agent's socket listening."""
+    drill = [{"id": 7, "fault": "kill", "target": "rank", "index": 1, "step": 6}]
+    whole = tiny(tmp_path / "whole", **SHARDED)
+    config = tiny(tmp_path / "killed", **SHARDED, checkpoint={"every_steps": 2, "async": False})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.setblocking(False)
+        env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent")}
+        uninterrupted = train(whole, 2)
+        killed = finish(train(config, 2, NDCTL_DRILLS=json.dumps(drill), **env))
+        again = torchrun(write(tmp_path / "again.json", config), NDCTL_ATTEMPT="2", **env)
+        told = received(agent)
+    assert finish(uninterrupted) == [0, 0]
+    assert killed[1] == -signal.SIGKILL
+    assert killed[0] in (exits.FAILED, -signal.SIGABRT)
+    assert again.returncode == 0, again.stderr
+    assert losses_of(tmp_path / "killed") == losses_of(tmp_path / "whole")
+    assert DrillFired(attempt=1, rank=1, drill=7, step=6) in told
+    assert [d.step for d in told if isinstance(d, Resumed)] == [0, 4]
+    assert [d.step for d in told if isinstance(d, Saved)] == [2, 4, 6, 8]
+    assert check_beats([d for d in told if isinstance(d, Beat) and (d.attempt, d.rank) == (2, 1)])
+
+
+def check_beats(beats: list[Beat]) -> bool:
+    """The second attempt of a rank: from the start, through the steps and saves, to the end."""
+    phases = [(beat.phase, beat.step) for beat in beats if beat.loss is None]
+    assert phases[:2] == [("init", 0), ("train", 4)]
+    assert [step for phase, step in phases if phase == "checkpoint"] == [6, 8]
+    done = [beat for beat in beats if beat.loss is not None]
+    assert [beat.step for beat in done] == [5, 6, 7, 8]
+    return all(beat.tokens_per_second and beat.memory_bytes for beat in done)
+
+
+def received(agent: socket.socket) -> list[Datagram]:
+    told = []
+    while True:
+        try:
+            told.append(from_bytes(agent.recv(1 << 16)))
+        except BlockingIOError:
+            return told
+
+
+def torchrun(config: Path, **env: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", "-m", "trainer"]
+    return subprocess.run(
+        [*command, str(config)],
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", **env},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+def test_sigterm_leaves_with_a_checkpoint_and_sigusr2_shows_stacks(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "out", mesh={"dp_shard": 2}, steps=100_000)
+    ranks = train(config, 2, NDCTL_TRACE_DIR=str(tmp_path / "traces"))
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text()):
+        assert all(rank.process.poll() is None for rank in ranks), finish(ranks)
+        time.sleep(0.05)
+    ranks[0].process.send_signal(signal.SIGUSR2)
+    ranks[1].process.send_signal(signal.SIGTERM)
+    assert finish(ranks) == [exits.CHECKPOINTED] * 2
+    newest, passed_over = newest_complete(tmp_path / "out" / "checkpoints")
+    assert newest is not None
+    assert newest.name == f"step-{metrics_of(tmp_path / 'out')[-1]['step']}"
+    assert passed_over == ()
+    assert "in train" in (tmp_path / "traces" / "rank-0.stacks").read_text()
+
+
+def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
+    drill = [{"id": 1, "fault": "raise", "target": "rank", "index": 0, "step": 2}]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.setblocking(False)
+        env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent"), "NDCTL_DRILLS": json.dumps(drill)}
+        ranks = train(tiny(tmp_path / "out"), 1, **env)
+        assert finish(ranks) == [exits.FAILED]
+        told = received(agent)
+    assert "RuntimeError: drill raise:rank=0@step=2" in ranks[0].output
+    raised = told[-1]
+    assert isinstance(raised, Raised)
+    assert (raised.step, raised.error) == (2, "RuntimeError")
+    assert "in suffer" in raised.traceback
