@@ -1,1 +1,1 @@
-"""Plans, places, launches and supervises n-dimensional parallel training jobs. Never imports torch."""
+"""Plans, places, launches and supervises n-dimensional parallel training jobs, without torch."""

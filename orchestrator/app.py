@@ -29,7 +29,7 @@ from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
 INIT_TIMEOUT_S = 600.0
-"""`resilience.init_timeout: auto`: imports on a cold file system, rendezvous, loading a checkpoint."""
+"""`init_timeout: auto`: imports on a cold file system, rendezvous, loading a checkpoint."""
 ARCHIVE = ".archive"
 """Where `--new` puts the run of the same name that ended before."""
 CANCEL_TIMEOUT_S = 10.0

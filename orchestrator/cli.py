@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from orchestrator.contract.drills import Drill
     from orchestrator.contract.rundir import RunDir
 
-EXIT_CODES = "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state, \
+EXIT_CODES = (
+    "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state, \
 6 backend, 7 cancelled, 130 interrupted."
+)
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -38,7 +40,8 @@ root_option = click.option(
 
 
 @click.group(
-    epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="ndctl")
 def cli() -> None:
@@ -108,7 +111,9 @@ def plan(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         click.echo(describe_plan(planned.plan))
 
 
-def _drills(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> "tuple[Drill, ...]":
+def _drills(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> "tuple[Drill, ...]":
     if not texts:
         return ()
     from orchestrator.contract.codec import Invalid
@@ -166,7 +171,9 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
         click.echo(app.dry_run(submission, os.environ, SystemClock()))
         return
     submitted = app.submit(submission, os.environ, SystemClock())
-    click.echo(f"submitted {planned.spec.name} to {planned.spec.cluster.backend}: {submitted.run_dir.path}")
+    click.echo(
+        f"submitted {planned.spec.name} to {planned.spec.cluster.backend}: {submitted.run_dir.path}"
+    )
     if follow:
         sys.exit(_followed(submitted))
     click.echo(f"watch it with `ndctl dashboard {planned.spec.name}`")
@@ -183,7 +190,8 @@ def _followed(submitted: Any) -> int:
         return follow_job(submitted.run_dir, submitted.known, SystemClock())
     except KeyboardInterrupt:
         click.echo(
-            f"\n{name} runs on; see it with `ndctl dashboard {name}`, end it with `ndctl cancel {name}`",
+            f"\n{name} runs on; see it with `ndctl dashboard {name}`,"
+            f" end it with `ndctl cancel {name}`",
             err=True,
         )
         return exits.INTERRUPTED
@@ -230,7 +238,9 @@ def _snapshot(job: str, run_root: str | None) -> Any:
 
     snapshot = read_snapshot(_job(job, run_root), SystemClock().now())
     if snapshot is None:
-        raise JobError(f"job {job} was never submitted to its end", fix="submit it again with --new")
+        raise JobError(
+            f"job {job} was never submitted to its end", fix="submit it again with --new"
+        )
     return snapshot
 
 
@@ -258,7 +268,12 @@ def describe(job: str, run_root: str | None, as_json: bool) -> None:
 @click.option("--tail", type=int, metavar="N", help="Only the last N lines of each log.")
 @click.option("--follow", is_flag=True, help="Go on as the logs grow, until the job ends.")
 def logs(
-    job: str, run_root: str | None, rank: int | None, attempt: int | None, tail: int | None, follow: bool
+    job: str,
+    run_root: str | None,
+    rank: int | None,
+    attempt: int | None,
+    tail: int | None,
+    follow: bool,
 ) -> None:
     """Print the ranks' logs, merged, each line with its host and rank."""
     from orchestrator.dashboard.logs import painted
@@ -322,7 +337,9 @@ def cancel(job: str, run_root: str | None, no_wait: bool) -> None:
 @set_option
 @root_option
 @json_option
-def doctor(spec: Path | None, overrides: tuple[str, ...], run_root: str | None, as_json: bool) -> None:
+def doctor(
+    spec: Path | None, overrides: tuple[str, ...], run_root: str | None, as_json: bool
+) -> None:
     """Find what on this machine would stop a job; with SPEC, that job."""
     from orchestrator import app
     from orchestrator.contract.codec import encode

@@ -40,19 +40,17 @@ def examine(
     run_root: Path, plan: Plan | None, environ: Mapping[str, str], shell: Shell, clock: Clock
 ) -> tuple[Finding, ...]:
     """Every check; with a plan, also whether this machine can hold it."""
-    return tuple(
-        [
-            _platform(),
-            *_packages(),
-            _cores(plan),
-            _memory(plan),
-            *_run_root(run_root, plan),
-            _scratch(),
-            _ports(),
-            _open_files(),
-            _clock(shell, clock),
-            *_schedulers(environ),
-        ]
+    return (
+        _platform(),
+        *_packages(),
+        _cores(plan),
+        _memory(plan),
+        *_run_root(run_root, plan),
+        _scratch(),
+        _ports(),
+        _open_files(),
+        _clock(shell, clock),
+        *_schedulers(environ),
     )
 
 
@@ -196,7 +194,9 @@ def _clock(shell: Shell, clock: Clock) -> Finding:
     except TimeoutError:
         return Finding(what="clock", verdict="note", found="set; timedatectl did not answer")
     if asked.code != 0:
-        return Finding(what="clock", verdict="note", found="set; whether it is synchronised, unknown")
+        return Finding(
+            what="clock", verdict="note", found="set; whether it is synchronised, unknown"
+        )
     if asked.out.strip() == "yes":
         return Finding(what="clock", verdict="ok", found="synchronised")
     fix = "start an NTP service: `timedatectl set-ntp true`"

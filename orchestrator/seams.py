@@ -1,4 +1,4 @@
-"""Where the world comes in: the Protocols that tests play and `system.py` and the backends implement."""
+"""Where the world comes in: Protocols that `system.py` and backends implement, and tests play."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

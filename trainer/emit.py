@@ -1,11 +1,14 @@
 """Tells the agent of this host how the rank is doing; with no agent around, tells nobody.
 
-A datagram is sent without waiting and without retry: training never feels who listens.
+A heartbeat is sent without waiting and without retry: training never feels who listens. The rare
+datagrams (resumed, saved, a drill, last words) wait up to a second for room: the kernel may keep no
+more than ten for an agent that is busy.
 """
 
 import contextlib
 import math
 import socket
+import struct
 import traceback
 from dataclasses import replace
 
@@ -25,6 +28,8 @@ from orchestrator.contract.drills import Drill
 from orchestrator.contract.env import RankEnv
 
 MAX_MESSAGE = 4_000
+PATIENCE = struct.pack("ll", 1, 0)
+"""One second, as the kernel's timeval."""
 
 
 class Reporter:
@@ -33,8 +38,10 @@ class Reporter:
     def __init__(self, env: RankEnv) -> None:
         self.env = env
         self.step = 0
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
+        self._hasty = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._hasty.setblocking(False)
+        self._patient = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._patient.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, PATIENCE)
 
     def beat(
         self,
@@ -54,27 +61,35 @@ class Reporter:
             tokens_per_second=tokens_per_second,
             memory_bytes=memory_bytes,
         )
-        self._send(beat)
+        self._send(beat, self._hasty)
 
     def resumed(self, step: int, passed_over: tuple[PassedOver, ...]) -> None:
         attempt, rank = self.env.attempt, self.env.rank
-        self._send(Resumed(attempt=attempt, rank=rank, step=step, passed_over=passed_over))
+        self._send(
+            Resumed(attempt=attempt, rank=rank, step=step, passed_over=passed_over), self._patient
+        )
 
     def saved(self, step: int) -> None:
-        self._send(Saved(attempt=self.env.attempt, rank=self.env.rank, step=step))
+        self._send(Saved(attempt=self.env.attempt, rank=self.env.rank, step=step), self._patient)
 
     def drill_fired(self, drill: Drill) -> None:
         attempt, rank = self.env.attempt, self.env.rank
-        self._send(DrillFired(attempt=attempt, rank=rank, drill=drill.id, step=drill.step))
+        self._send(
+            DrillFired(attempt=attempt, rank=rank, drill=drill.id, step=drill.step), self._patient
+        )
 
     def raised(self, exc: BaseException) -> None:
-        self._send(raised_of(exc, self.env, self.step + 1))
+        self._send(raised_of(exc, self.env, self.step + 1), self._patient)
 
-    def _send(self, datagram: Datagram) -> None:
+    def close(self) -> None:
+        self._hasty.close()
+        self._patient.close()
+
+    def _send(self, datagram: Datagram, sender: socket.socket) -> None:
         if self.env.heartbeat_socket:
             # Sent by name, not over a connection: an agent that was replaced is found again.
             with contextlib.suppress(OSError):
-                self._socket.sendto(to_bytes(datagram), self.env.heartbeat_socket)
+                sender.sendto(to_bytes(datagram), self.env.heartbeat_socket)
 
 
 def raised_of(exc: BaseException, env: RankEnv, step: int) -> Raised:

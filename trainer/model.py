@@ -44,7 +44,7 @@ def read_model_config(spec: ModelSpec) -> PretrainedConfig:
     try:
         if spec.path is not None:
             return AutoConfig.from_pretrained(spec.path, local_files_only=True)
-        values: dict[str, Any] = dict(spec.config or PRESETS[str(spec.preset)])
+        values: dict[str, Any] = dict(PRESETS[spec.preset] if spec.preset else spec.config or {})
         return AutoConfig.for_model(values.pop("model_type", None), **values)
     except (OSError, ValueError, TypeError) as exc:
         name = spec.path or spec.preset or "model.config"
@@ -77,7 +77,7 @@ def _check(config: PretrainedConfig, data: DataSpec) -> None:
 def layers_of(model: nn.Module) -> nn.ModuleList:
     """The decoder layers, the units of sharding, compiling and recomputing."""
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and _is_decoder_layer(module[0]):
+        if isinstance(module, nn.ModuleList) and any(map(_is_decoder_layer, module)):
             return module
     found = sorted({type(module).__name__ for module in model.modules()})
     raise TrainingError(

@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--host", required=True)
     parser.add_argument("--address", required=True, help="where other hosts reach this one")
-    parser.add_argument("--bind", default="0.0.0.0", help="where the leader listens")  # noqa: S104
+    parser.add_argument("--bind", default="0.0.0.0", help="where the leader listens")
     parser.add_argument("--launch", type=int, required=True)
     parser.add_argument("--devices", type=int, required=True)
     parser.add_argument("--agent-timeout", type=float, required=True)

@@ -1,7 +1,7 @@
 """The agent of one host: runs attempts as the leader orders, and reports what becomes of them.
 
-It holds no policy. It leaves when the leader says so, and when the leader is gone: then it stops its
-ranks first.
+It holds no policy. It leaves when the leader says so, and when the leader is gone: then it stops
+its ranks first.
 """
 
 import asyncio

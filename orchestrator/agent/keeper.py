@@ -3,11 +3,11 @@
     python -m orchestrator.agent.keeper bind --lock FILE -- COMMAND …
     python -m orchestrator.agent.keeper rank --lock FILE --log-dir DIR --socket PATH -- COMMAND …
 
-`bind` becomes COMMAND, which the kernel then kills when its parent dies. torchrun is started so, and
-`rank` is what torchrun starts: it writes the rank's output to its own log, runs COMMAND as a child
-that dies with it, and tells the agent how the child ended, which torchrun keeps to itself. So
-whichever of agent, torchrun and keeper is killed, nothing below it survives. Both hold a shared lock
-on FILE, and so does all that they start: when the lock is free, no process of the host is left.
+`bind` becomes COMMAND, which the kernel then kills when its parent dies. torchrun is started so,
+and `rank` is what torchrun starts: it writes the rank's output to its own log, runs COMMAND as a
+child that dies with it, and tells the agent how the child ended, which torchrun keeps to itself. So
+whichever of agent, torchrun and keeper is killed, nothing below it survives. Both hold a shared
+lock on FILE, and so does all that they start: when it is free, no process of the host is left.
 """
 
 import argparse

@@ -5,16 +5,22 @@ decided by `step`, then performed.
 """
 
 import asyncio
-import contextlib
 import hmac
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from orchestrator.agent.connections import Connections
+from orchestrator.agent.translate import (
+    event_of,
+    hang_detected,
+    health_changed,
+    registered,
+    step_reached,
+)
 from orchestrator.contract.actions import (
     Action,
     EndJob,
@@ -23,39 +29,25 @@ from orchestrator.contract.actions import (
     StartAttempt,
     StopAttempt,
 )
-from orchestrator.contract.codec import decode, encode_tagged
-from orchestrator.contract.datagrams import DrillFired, Resumed, Saved
+from orchestrator.contract.codec import decode
 from orchestrator.contract.events import (
     AgentLost,
-    AgentRegistered,
     CancelRequested,
-    CheckpointSaved,
-    DrillHappened,
     Event,
-    EvidenceGathered,
-    HangDetected,
-    HealthChanged,
-    HostStopped,
     JobSubmitted,
     LeaderStarted,
-    RankExited,
-    StepReached,
     Tick,
-    TrainingResumed,
 )
 from orchestrator.contract.protocol import (
     AGENT_PATH,
     CANCEL_PATH,
-    PULSE_S,
     Digest,
     Evidence,
     Exited,
     Gather,
     Leave,
     OfferPort,
-    Order,
     Port,
-    Pulse,
     Register,
     Report,
     Start,
@@ -71,25 +63,11 @@ from orchestrator.supervise.watch import Limits, Watch
 
 log = logging.getLogger(__name__)
 
-RECONNECT_S = 2.0
-"""After a connection broke, for an agent that lives to come back."""
 FAREWELL_S = 5.0
 """For the agents to leave once the job is over."""
 JOURNAL_RETRY_S = 1.0
 DETECT_S = 0.25
 """Between two looks at the clock."""
-
-
-@dataclass(slots=True)
-class Connection:
-    """One agent as the leader sees it."""
-
-    host: str
-    pid: int
-    ws: web.WebSocketResponse | None
-    heard: float
-    """When it last said anything; monotonic."""
-    orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
 
 
 class SteadyClock:
@@ -117,7 +95,8 @@ class Leader:
         self.clock = clock
         self.steady = SteadyClock(clock)
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.connections: dict[str, Connection] = {}
+        launch = job.launch
+        self.connections = Connections(launch.launch, launch.agent_timeout, clock)
         self.watch: Watch | None = None
         self.hung = False
         self.pending: StartAttempt | None = None
@@ -193,8 +172,10 @@ class Leader:
         if not isinstance(register, Register) or register.launch != self.job.launch.launch:
             await ws.close(code=WSCloseCode.POLICY_VIOLATION, message=b"not of this launch")
             return ws
-        connection = self._admit(register, ws)
-        speaking = asyncio.create_task(self._speak(connection, ws))
+        connection, is_new = self.connections.admit(register, ws)
+        if is_new:
+            self._happened(registered(register, self.steady.now()))
+        speaking = asyncio.create_task(self.connections.speak(connection, ws))
         try:
             async for message in ws:
                 if message.type is not WSMsgType.TEXT:
@@ -207,149 +188,49 @@ class Leader:
                 connection.ws = None
         return ws
 
-    def _admit(self, register: Register, ws: web.WebSocketResponse) -> Connection:
-        """A new agent, or one that lost its connection and is back."""
-        known = self.connections.get(register.host)
-        now = self.clock.monotonic()
-        if known is not None and known.pid == register.pid:
-            known.ws, known.heard = ws, now
-            return known
-        connection = Connection(host=register.host, pid=register.pid, ws=ws, heard=now)
-        self.connections[register.host] = connection
-        self._happened(
-            AgentRegistered(
-                at=self.steady.now(),
-                host=register.host,
-                address=register.address,
-                devices=register.devices,
-                pid=register.pid,
-            )
-        )
-        return connection
-
-    async def _speak(self, connection: Connection, ws: web.WebSocketResponse) -> None:
-        """Send orders as they come, and a pulse when there are none."""
-        pulse = Pulse(launch=self.job.launch.launch)
-        with contextlib.suppress(ConnectionError):
-            while True:
-                order: Order = pulse
-                with contextlib.suppress(TimeoutError):
-                    order = await asyncio.wait_for(connection.orders.get(), PULSE_S)
-                await ws.send_str(json.dumps(encode_tagged(order)))
-
-    def _reported(self, report: Report) -> None:  # noqa: C901 - one line for each report
-        at = self.steady.now()
+    def _reported(self, report: Report) -> None:
         match report:
             case Digest():
                 self._digest(report)
-            case Told():
-                self._told(report, at)
-            case Exited():
-                self._happened(_rank_exited(report, at))
-            case Evidence():
-                self._happened(
-                    EvidenceGathered(
-                        at=at, attempt=report.attempt, host=report.host, ranks=report.ranks
-                    )
-                )
             case Port():
                 self._port_offered(report)
-            case Stopped():
-                self._happened(
-                    HostStopped(
-                        at=at,
-                        attempt=report.attempt,
-                        host=report.host,
-                        finished=report.finished,
-                        why=report.why,
-                    )
-                )
+            case Told() | Exited() | Evidence() | Stopped():
+                self._happened(event_of(report, self.steady.now()))
             case Register():
                 pass
             case _:
                 assert_never(report)
-
-    def _told(self, told: Told, at: float) -> None:
-        match told.datagram:
-            case Resumed(attempt=attempt, step=step, passed_over=passed):
-                self._happened(
-                    TrainingResumed(at=at, attempt=attempt, step=step, passed_over=passed)
-                )
-            case Saved(attempt=attempt, step=step):
-                self._happened(CheckpointSaved(at=at, attempt=attempt, step=step))
-            case DrillFired(attempt=attempt, rank=rank, drill=drill, step=step):
-                self._happened(
-                    DrillHappened(at=at, attempt=attempt, drill=drill, rank=rank, step=step)
-                )
 
     def _digest(self, digest: Digest) -> None:
         if self.watch is None or digest.attempt != self.supervisor.run.attempt:
             return
         progress = self.watch.observe(digest.ranks, self.clock.monotonic())
         if progress is not None:
-            self._happened(
-                StepReached(
-                    at=self.steady.now(),
-                    attempt=digest.attempt,
-                    step=progress.step,
-                    loss=progress.loss,
-                    tokens_per_second=progress.tokens_per_second,
-                )
-            )
+            self._happened(step_reached(progress, digest.attempt, self.steady.now()))
 
     # Time
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(DETECT_S)
-            now = self.clock.monotonic()
-            self._find_silent_agents(now)
-            if self.watch is not None:
-                self._detect(self.watch, now)
-            self._happened(Tick(at=self.steady.now()))
-
-    def _find_silent_agents(self, now: float) -> None:
-        limit = self.job.launch.agent_timeout
-        for connection in list(self.connections.values()):
-            silent = now - connection.heard
-            broken = connection.ws is None and silent > min(RECONNECT_S, limit)
-            if not broken and silent <= limit:
-                continue
-            why = (
-                f"its connection broke and it did not come back within {silent:.1f} s"
-                if connection.ws is None
-                else f"it said nothing for {silent:.1f} s"
-            )
-            del self.connections[connection.host]
             at = self.steady.now()
-            self._happened(AgentLost(at=at, host=connection.host, why=why, silent_s=silent))
-
-    def _detect(self, watch: Watch, now: float) -> None:
-        at, attempt = self.steady.now(), self.supervisor.run.attempt
-        for change in watch.health_changes(now):
-            self._happened(
-                HealthChanged(
-                    at=at,
-                    attempt=attempt,
-                    rank=change.rank,
-                    health=change.health,
-                    age_s=change.age_s,
+            for silence in self.connections.forget_silent():
+                lost = AgentLost(
+                    at=at, host=silence.host, why=silence.why, silent_s=silence.silent_s
                 )
-            )
+                self._happened(lost)
+            if self.watch is not None:
+                self._detect(self.watch, at)
+            self._happened(Tick(at=at))
+
+    def _detect(self, watch: Watch, at: float) -> None:
+        now, attempt = self.clock.monotonic(), self.supervisor.run.attempt
+        for change in watch.health_changes(now):
+            self._happened(health_changed(change, attempt, at))
         hang = watch.hang(now)
         if hang is not None and not self.hung:
             self.hung = True
-            self._happened(
-                HangDetected(
-                    at=at,
-                    attempt=attempt,
-                    phase=hang.phase,
-                    step=hang.step,
-                    stalled_s=hang.stalled_s,
-                    limit_s=hang.limit_s,
-                    behind=hang.behind,
-                )
-            )
+            self._happened(hang_detected(hang, attempt, at))
 
     # Decide and act
 
@@ -379,10 +260,14 @@ class Leader:
             case StopAttempt():
                 self.watch, self.pending = None, None
                 for host in self.supervisor.run.placement:
-                    self._order(host, Stop(attempt=action.attempt, grace_s=action.grace_s))
+                    self.connections.order(
+                        host, Stop(attempt=action.attempt, grace_s=action.grace_s)
+                    )
             case GatherEvidence():
                 for host in self.supervisor.run.placement:
-                    self._order(host, Gather(attempt=action.attempt, timeout_s=action.timeout_s))
+                    self.connections.order(
+                        host, Gather(attempt=action.attempt, timeout_s=action.timeout_s)
+                    )
             case ReplaceAgent():
                 await self._replace_agent(action)
             case EndJob():
@@ -392,14 +277,9 @@ class Leader:
             case _:
                 assert_never(action)
 
-    def _order(self, host: str, order: Order) -> None:
-        connection = self.connections.get(host)
-        if connection is not None:
-            connection.orders.put_nowait(order)
-
     def _start_attempt(self, action: StartAttempt) -> None:
         self.watch, self.hung, self.pending = None, False, action
-        self._order(action.hosts[0], OfferPort(attempt=action.attempt))
+        self.connections.order(action.hosts[0], OfferPort(attempt=action.attempt))
 
     def _port_offered(self, offer: Port) -> None:
         """The first host has a port for torchrun's rendezvous: all hosts start."""
@@ -411,7 +291,7 @@ class Leader:
         limits = Limits(hang=self.job.hang_timeout, init=self.job.init_timeout)
         self.watch = Watch(range(plan.world_size), limits, self.clock.monotonic())
         for node_rank, host in enumerate(action.hosts):
-            self._order(
+            self.connections.order(
                 host,
                 Start(
                     attempt=action.attempt,
@@ -429,35 +309,14 @@ class Leader:
         """Ask the backend; that it cannot is found out by the agent's absence."""
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(
-                None, self.backend.replace, self.job.launch, action.host
-            )
+            await loop.run_in_executor(None, self.backend.replace, self.job.launch, action.host)
         except BackendError as exc:
             log.error("no new agent for %s: %s", action.host, exc)
 
     async def _farewell(self, ending: EndJob) -> None:
         """Let every agent go, and wait a while until they have."""
-        for connection in self.connections.values():
-            connection.orders.put_nowait(Leave(reason=ending.reason))
+        for host in list(self.connections.by_host):
+            self.connections.order(host, Leave(reason=ending.reason))
         deadline = self.clock.monotonic() + FAREWELL_S
-        while any(c.ws is not None for c in self.connections.values()):
-            if self.clock.monotonic() > deadline:
-                break
+        while self.connections.open and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.05)
-
-
-def _rank_exited(report: Exited, at: float) -> RankExited:
-    return RankExited(
-        at=at - report.age_s,
-        attempt=report.ended.attempt,
-        rank=report.ended.rank,
-        host=report.host,
-        exit_code=report.ended.exit_code,
-        signal=report.ended.signal,
-        step=report.step,
-        stopped=report.stopped,
-        detected_after_s=report.age_s,
-        error=report.error,
-        log_tail=report.log_tail,
-    )
-

@@ -63,4 +63,3 @@ def environment(start: Start, place: HostPlace) -> Mapping[str, str]:
         env.TRACE_DIR: str(place.run_dir.traces(start.attempt)),
         env.DRILLS: json.dumps(encode(start.drills)),
     }
-

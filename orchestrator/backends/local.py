@@ -1,5 +1,6 @@
 """Hosts played by processes of this machine: one agent each, in a session of its own."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -68,8 +69,12 @@ class LocalBackend:
     def describe(self, launch: LaunchPlan) -> str:
         lines = []
         for agent in render(launch, _gpus()):
-            setting = " ".join(f"{key}={shlex.quote(value)}" for key, value in agent.environ.items())
-            lines.append(f"# {agent.host}, output to {agent.log}\n{setting} {shlex.join(agent.argv)}")
+            setting = " ".join(
+                f"{key}={shlex.quote(value)}" for key, value in agent.environ.items()
+            )
+            lines.append(
+                f"# {agent.host}, output to {agent.log}\n{setting} {shlex.join(agent.argv)}"
+            )
         return "\n".join(lines)
 
     def submit(self, launch: LaunchPlan) -> None:
@@ -133,10 +138,8 @@ def _pid_in(lock: Path) -> int | None:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _gpus() -> int:

@@ -1,4 +1,4 @@
-"""Checkpoint folders: their names, the marker that makes one complete, and which one to resume from.
+"""Checkpoint folders: their names, the marker that makes one complete, which to resume from.
 
 A save goes to `step-<s>.partial-<attempt>`, gets its marker last and is then renamed to `step-<s>`.
 So a folder named `step-<s>` with a marker is whole, and whatever else lies there never was.
@@ -51,9 +51,9 @@ def defect_of(folder: Path) -> str | None:
 
 
 def newest_complete(checkpoints: Path) -> tuple[Path | None, tuple[PassedOver, ...]]:
-    """The newest complete checkpoint, and the newer ones that were passed over, each with its reason."""
+    """The newest complete checkpoint, and the newer ones passed over, each with its reason."""
     folders = [f for f in checkpoints.glob("step-*") if step_of(f.name) is not None]
-    passed = []
+    passed: list[PassedOver] = []
     for folder in sorted(folders, key=lambda f: (step_of(f.name) or 0, f.name), reverse=True):
         defect = defect_of(folder)
         if defect is None:

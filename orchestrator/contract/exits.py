@@ -18,7 +18,7 @@ BACKEND = 6
 CANCELLED = 7
 """`submit --follow` saw the job being cancelled."""
 REFUSED = 78
-"""A rank refuses its configuration (sysexits' EX_CONFIG). Never restarted: it would be refused again."""
+"""A rank refuses its configuration (sysexits' EX_CONFIG); a restart would be refused again."""
 NOT_ADMITTED = 77
 """An agent whose token the leader refused (sysexits' EX_NOPERM)."""
 INTERRUPTED = 130

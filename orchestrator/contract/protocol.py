@@ -1,8 +1,8 @@
 """What agents and leader say to each other: one JSON text message each on a WebSocket.
 
-The agent connects to `/v1/agent` of the leader with the header `Authorization: Bearer <token>`, says
-`Register` first, then reports; the leader answers with orders and a `Pulse` each second, so that
-either side knows silence from rest. `POST /v1/cancel` with the same header cancels the job.
+The agent connects to `/v1/agent` of the leader with the header `Authorization: Bearer <token>`,
+says `Register` first, then reports; the leader answers with orders and a `Pulse` each second, so
+that either side knows silence from rest. `POST /v1/cancel` with the same header cancels the job.
 """
 
 from dataclasses import dataclass

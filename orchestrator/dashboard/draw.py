@@ -32,6 +32,7 @@ from orchestrator.supervise.state import ENDED, Incident
 TWO_COLUMNS = (116, 22)
 """Width and height from which on there is room for two columns."""
 MOST_CHART = 10
+LEAST_BAR = 6
 ROOM_FOR_CHART = 18
 """Lines of body from which on the chart keeps more than one line."""
 
@@ -82,6 +83,8 @@ def _progress(view: View, width: int) -> Text:
     eta = "" if view.eta_s is None else f"   eta {words.stopwatch(view.eta_s)}"
     times = f"   elapsed {words.stopwatch(view.elapsed_s)}{eta}"
     left, right = f" step {view.step:,}/{view.steps:,} ", f" {percent:>3}%{times} "
+    if len(left) + len(right) + LEAST_BAR > width:
+        right = f" {percent:>3}% "
     room = max(0, width - len(left) - len(right))
     return Text.assemble((left, STRONG), bar(view.step, view.steps, room), right)
 
@@ -229,12 +232,6 @@ def _newest(blocks: list[list[Text]], height: int, name: str) -> list[Text]:
 
 
 def _incident(view: View, incident: Incident, width: int, zone: tzinfo | None) -> list[Text]:
-    culprit = str(incident.culprit)
-    if incident.culprit.rank is not None:
-        coords = view.mesh.coords(incident.culprit.rank)
-        degrees = dict(zip(AXES, view.mesh.degrees, strict=True))
-        place = words.coordinates(coords, degrees)
-        culprit += f" ({place})" if place else ""
     recovered = incident.recovered_after_s is not None
     sign, style = GLYPHS["done" if recovered else "dead"]
     head = Text.assemble(
@@ -242,10 +239,23 @@ def _incident(view: View, incident: Incident, width: int, zone: tzinfo | None) -
         f"{words.time_of_day(incident.at, zone)} ",
         (incident.kind, STRONG if recovered else style),
         (" drill" if incident.drill else "", QUIET),
-        f"  {culprit}",
+        f"  {incident.culprit}",
     )
+    place = _place(view, incident)
+    if head.cell_len + len(place) <= width:
+        head.append(place, style=QUIET)
     told = [words.one_line(incident.cause), words.one_line(incident.action), _cost(incident, view)]
     return [head, *(line for text in told for line in _wrapped(text, width))]
+
+
+def _place(view: View, incident: Incident) -> str:
+    """Where the culprit stands in the mesh; of an earlier plan's ranks that is not known."""
+    rank = incident.culprit.rank
+    if rank is None or rank >= view.mesh.world_size:
+        return ""
+    degrees = dict(zip(AXES, view.mesh.degrees, strict=True))
+    coords = words.coordinates(view.mesh.coords(rank), degrees)
+    return f" ({coords})" if coords else ""
 
 
 def _cost(incident: Incident, view: View) -> str:

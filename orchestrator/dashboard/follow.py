@@ -175,6 +175,8 @@ def _bar_words(told: Told) -> str:
     assert job is not None
     if last is None:
         return f"step 0/{job.steps:,}"
+    if told.run.state != "RUNNING":
+        return f"step {last.step:,}/{job.steps:,}  loss {words.loss(last.loss)}"
     return _progress_words(last, job.steps, told.progress)
 
 

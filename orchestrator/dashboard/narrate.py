@@ -124,14 +124,14 @@ def _step(event: StepReached) -> str:
 
 def _exited(event: RankExited) -> str:
     if event.error is not None:
-        how = f"raised {event.error.error}: {event.error.message}"
+        how = f"raised {words.shortened(f'{event.error.error}: {event.error.message}')}"
     elif event.signal is not None:
         how = f"was killed by {words.signal_name(event.signal)}"
     elif event.exit_code is not None:
         how = f"left with exit code {event.exit_code}"
     else:
         how = "vanished"
-    told = "as it was told, " if event.stopped else ""
+    told = "while it was being stopped, " if event.stopped else ""
     after = words.duration(event.detected_after_s)
     who = f"rank {event.rank} on {event.host}"
     return f"{who} {how} after step {event.step} ({told}seen after {after})"

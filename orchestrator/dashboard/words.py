@@ -20,9 +20,16 @@ def one_line(text: str) -> str:
     return " ".join(clean(text).split())
 
 
+def shortened(text: str, most: int = 120) -> str:
+    text = one_line(text)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`."""
+    """`21 ms`, `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`."""
     seconds = max(0.0, seconds)
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,6 +1,7 @@
 """Jobs told as events: entries as the real supervisor decides them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.contract.drills import Drill, parse_drill
@@ -201,3 +202,21 @@ def view_of(
 ) -> View:
     progress = fold_metrics(Progress(), lines)
     return view(seen_of(events), progress, leader_alive=leader_alive, now=now)
+
+
+@dataclass
+class StoryClock:
+    """Time that passes only when somebody sleeps; then `during` is done."""
+
+    at: float = START
+    during: Callable[[], None] = lambda: None
+
+    def now(self) -> float:
+        return self.at
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds
+        self.during()

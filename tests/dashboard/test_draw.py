@@ -23,6 +23,7 @@ from orchestrator.contract.events import HealthChanged
 from orchestrator.dashboard.chart import chart, resample
 from orchestrator.dashboard.draw import draw
 from orchestrator.dashboard.view import View
+from orchestrator.supervise.state import Culprit
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 
@@ -167,3 +168,22 @@ def test_a_chart_of_one_value_and_of_none() -> None:
 
 def test_a_chart_takes_the_mean_where_points_crowd() -> None:
     assert resample([(step, float(step)) for step in range(1, 101)], 2) == [25.5, 75.5]
+
+
+def test_a_narrow_screen_keeps_the_bar_and_drops_the_times() -> None:
+    text = text_of(SCENES["running"], 40, 12)
+    assert "━" in text
+    assert "elapsed" not in text
+    assert "40%" in text
+
+
+def test_a_culprit_of_an_earlier_larger_plan_has_no_place_in_the_mesh() -> None:
+    shown = SCENES["finished"]
+    old = replace(shown.incidents[0], culprit=Culprit(host="host-9", rank=99))
+    text = text_of(replace(shown, incidents=(old,)), 80, 24)
+    assert "rank 99 on host-9 " in text
+
+
+def test_a_job_whose_steps_have_stopped_says_for_how_long() -> None:
+    shown = view_of(started(), metrics(1, 24), now=START + 90)
+    assert "last step 1 min 03 s ago" in text_of(shown, 120, 40)

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 from typing import get_args
@@ -9,6 +10,7 @@ from typing import get_args
 import pytest
 from dashboard_story import (
     START,
+    StoryClock,
     arrivals,
     broken,
     finished,
@@ -263,7 +265,7 @@ def test_list_shows_the_newest_first() -> None:
 def test_a_snapshot_is_read_from_a_run_directory(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     assert read_snapshot(run_dir, START) is None
-    with Journal(run_dir.journal) as written:
+    with Journal(run_dir.journal, StoryClock()) as written:
         for entry in journal(started()):
             written.append(entry.event, entry.actions)
         alive = read_snapshot(run_dir, START + 10)
@@ -273,6 +275,7 @@ def test_a_snapshot_is_read_from_a_run_directory(tmp_path: Path) -> None:
     assert (alive.standing.state, gone.standing.state) == ("RUNNING", "FAILED")
 
 
+@pytest.mark.process
 def test_status_needs_no_heavy_import() -> None:
     code = (
         "import sys, orchestrator.dashboard.status, orchestrator.dashboard.describe;"
@@ -333,6 +336,11 @@ def test_a_decision_stands_on_the_line_of_its_event() -> None:
 def test_an_exit_is_told_as_it_was() -> None:
     assert "was killed by SIGKILL after step 24" in event_words(killed(START))
     assert "raised ValueError: boom" in event_words(raised(1, START))
+
+
+def test_a_long_error_is_cut_in_its_line() -> None:
+    error = RankError(error="RuntimeError", message="peer " * 200, step=3, traceback="")
+    assert len(event_words(replace(raised(1, START), error=error))) < 250
 
 
 def test_a_restarting_job_is_recovering() -> None:

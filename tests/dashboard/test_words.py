@@ -8,7 +8,8 @@ from orchestrator.dashboard import words
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (-1, "0.0 s"),
+        (-1, "0 ms"),
+        (0.0214, "21 ms"),
         (0.42, "0.4 s"),
         (9.96, "10 s"),
         (59.4, "59 s"),

@@ -5,7 +5,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +96,11 @@ def test_a_killed_rank_costs_nothing_but_the_steps_since_the_checkpoint(tmp_path
     drill = [{"id": 7, "fault": "kill", "target": "rank", "index": 1, "step": 6}]
     whole = tiny(tmp_path / "whole", **SHARDED)
     config = tiny(tmp_path / "killed", **SHARDED, checkpoint={"every_steps": 2, "async": False})
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
-        agent.bind(str(tmp_path / "agent"))
-        agent.setblocking(False)
-        env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent")}
+    env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent")}
+    with listening(tmp_path / "agent") as told:
         uninterrupted = train(whole, 2)
         killed = finish(train(config, 2, NDCTL_DRILLS=json.dumps(drill), **env))
         again = torchrun(write(tmp_path / "again.json", config), NDCTL_ATTEMPT="2", **env)
-        told = received(agent)
     assert finish(uninterrupted) == [0, 0]
     assert killed[1] == -signal.SIGKILL
     assert killed[0] in (exits.FAILED, -signal.SIGABRT)
@@ -122,13 +122,25 @@ def check_beats(beats: list[Beat]) -> bool:
     return all(beat.tokens_per_second and beat.memory_bytes for beat in done)
 
 
-def received(agent: socket.socket) -> list[Datagram]:
-    told = []
-    while True:
+@contextmanager
+def listening(path: Path) -> Iterator[list[Datagram]]:
+    """What is told to an agent at `path`; read all along, for the kernel keeps only ten."""
+    told: list[Datagram] = []
+
+    def listen(agent: socket.socket) -> None:
+        while data := agent.recv(1 << 16):
+            told.append(from_bytes(data))
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(path))
+        listener = threading.Thread(target=listen, args=(agent,))
+        listener.start()
         try:
-            told.append(from_bytes(agent.recv(1 << 16)))
-        except BlockingIOError:
-            return told
+            yield told
+        finally:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+                end.sendto(b"", str(path))
+            listener.join()
 
 
 def torchrun(config: Path, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -164,13 +176,10 @@ def test_sigterm_leaves_with_a_checkpoint_and_sigusr2_shows_stacks(tmp_path: Pat
 
 def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
     drill = [{"id": 1, "fault": "raise", "target": "rank", "index": 0, "step": 2}]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
-        agent.bind(str(tmp_path / "agent"))
-        agent.setblocking(False)
-        env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent"), "NDCTL_DRILLS": json.dumps(drill)}
+    env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent"), "NDCTL_DRILLS": json.dumps(drill)}
+    with listening(tmp_path / "agent") as told:
         ranks = train(tiny(tmp_path / "out"), 1, **env)
         assert finish(ranks) == [exits.FAILED]
-        told = received(agent)
     assert "RuntimeError: drill raise:rank=0@step=2" in ranks[0].output
     raised = told[-1]
     assert isinstance(raised, Raised)

@@ -86,6 +86,7 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     ranks = arrange(config.mesh, env)
     with broken(case.get("broken")), CountReduces() as counted:
         code = train_on(ranks, config, outside)
+    reporter.close()
     return {"code": code, "reduces": counted.reduces}
 
 

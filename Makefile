@@ -1,0 +1,42 @@
+# make demo   a training job that loses a rank and goes on, on this machine
+# make test   lint, types, import layers, and all tests but the slow ones
+# make check  the first three of these
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check format clean
+
+help:
+	@sed -n "s/^\# //p" Makefile
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ndctl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/ndctl submit examples/quickstart.yaml --new --follow --drill kill:rank=1@step=25
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-timing
+
+test: check
+	$(PYTEST) -m "not slow and not gpu"
+
+test-all: check
+	$(PYTEST) -m "not gpu"
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build *.egg-info

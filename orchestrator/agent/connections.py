@@ -1,0 +1,98 @@
+"""The leader's lines to its agents: who is there, who fell silent, what is still to be said."""
+
+import asyncio
+import contextlib
+import json
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from orchestrator.contract.codec import encode_tagged
+from orchestrator.contract.protocol import PULSE_S, Order, Pulse, Register, Start
+from orchestrator.seams import Clock
+
+RECONNECT_S = 2.0
+"""After a connection broke, for an agent that lives to come back."""
+
+
+@dataclass(slots=True)
+class Connection:
+    """One agent as the leader sees it; outlives a broken WebSocket."""
+
+    host: str
+    pid: int
+    ws: web.WebSocketResponse | None
+    heard: float
+    """When it last said anything; monotonic."""
+    orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
+    said: list[Order] = field(default_factory=list)
+    """Orders of the present attempt, to be said again after a reconnection; each is idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    host: str
+    why: str
+    silent_s: float
+
+
+class Connections:
+    def __init__(self, launch: int, agent_timeout: float, clock: Clock) -> None:
+        self.launch = launch
+        self.agent_timeout = agent_timeout
+        self.clock = clock
+        self.by_host: dict[str, Connection] = {}
+
+    def admit(self, register: Register, ws: web.WebSocketResponse) -> tuple[Connection, bool]:
+        """The connection of an agent, and whether the agent is a new one."""
+        known = self.by_host.get(register.host)
+        now = self.clock.monotonic()
+        if known is not None and known.pid == register.pid:
+            known.ws, known.heard, known.orders = ws, now, asyncio.Queue()
+            for order in known.said:
+                known.orders.put_nowait(order)
+            return known, False
+        connection = Connection(host=register.host, pid=register.pid, ws=ws, heard=now)
+        self.by_host[register.host] = connection
+        return connection, True
+
+    def order(self, host: str, order: Order) -> None:
+        """Say `order` to the agent of `host`; without one, nobody hears it."""
+        connection = self.by_host.get(host)
+        if connection is None:
+            return
+        if isinstance(order, Start):
+            connection.said.clear()
+        connection.said.append(order)
+        connection.orders.put_nowait(order)
+
+    async def speak(self, connection: Connection, ws: web.WebSocketResponse) -> None:
+        """Send orders as they come, and a pulse when there are none, until `ws` breaks."""
+        with contextlib.suppress(ConnectionError):
+            while True:
+                order: Order = Pulse(launch=self.launch)
+                with contextlib.suppress(TimeoutError):
+                    order = await asyncio.wait_for(connection.orders.get(), PULSE_S)
+                await ws.send_str(json.dumps(encode_tagged(order)))
+
+    def forget_silent(self) -> list[Silence]:
+        """Drop the agents that were silent for too long, and say which and why."""
+        now, limit = self.clock.monotonic(), self.agent_timeout
+        silences = []
+        for connection in list(self.by_host.values()):
+            silent = now - connection.heard
+            broken = connection.ws is None
+            if silent <= (min(RECONNECT_S, limit) if broken else limit):
+                continue
+            why = (
+                f"its connection broke and it did not come back within {silent:.1f} s"
+                if broken
+                else f"it said nothing for {silent:.1f} s"
+            )
+            del self.by_host[connection.host]
+            silences.append(Silence(connection.host, why, silent))
+        return silences
+
+    @property
+    def open(self) -> int:
+        return sum(connection.ws is not None for connection in self.by_host.values())

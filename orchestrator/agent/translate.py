@@ -1,0 +1,95 @@
+"""What an agent reports, as the event that it is. Pure."""
+
+from orchestrator.contract.datagrams import DrillFired, Resumed, Saved
+from orchestrator.contract.events import (
+    AgentRegistered,
+    CheckpointSaved,
+    DrillHappened,
+    Event,
+    EvidenceGathered,
+    HangDetected,
+    HealthChanged,
+    HostStopped,
+    RankExited,
+    StepReached,
+    TrainingResumed,
+)
+from orchestrator.contract.protocol import Evidence, Exited, Register, Stopped, Told
+from orchestrator.supervise.watch import Hang, HealthChange, Progress
+
+
+def event_of(report: Told | Exited | Evidence | Stopped, at: float) -> Event:
+    """The event that `report`, come at `at`, tells of."""
+    match report:
+        case Told():
+            return _told(report, at)
+        case Exited():
+            return _exited(report, at)
+        case Evidence(attempt=attempt, host=host, ranks=ranks):
+            return EvidenceGathered(at=at, attempt=attempt, host=host, ranks=ranks)
+        case Stopped(attempt=attempt, host=host, finished=finished, why=why):
+            return HostStopped(at=at, attempt=attempt, host=host, finished=finished, why=why)
+
+
+def _told(told: Told, at: float) -> Event:
+    match told.datagram:
+        case Resumed(attempt=attempt, step=step, passed_over=passed):
+            return TrainingResumed(at=at, attempt=attempt, step=step, passed_over=passed)
+        case Saved(attempt=attempt, step=step):
+            return CheckpointSaved(at=at, attempt=attempt, step=step)
+        case DrillFired(attempt=attempt, rank=rank, drill=drill, step=step):
+            return DrillHappened(at=at, attempt=attempt, drill=drill, rank=rank, step=step)
+
+
+def _exited(report: Exited, at: float) -> RankExited:
+    return RankExited(
+        at=at - report.age_s,
+        attempt=report.ended.attempt,
+        rank=report.ended.rank,
+        host=report.host,
+        exit_code=report.ended.exit_code,
+        signal=report.ended.signal,
+        step=report.step,
+        stopped=report.stopped,
+        detected_after_s=report.age_s,
+        error=report.error,
+        log_tail=report.log_tail,
+    )
+
+
+def registered(register: Register, at: float) -> AgentRegistered:
+    return AgentRegistered(
+        at=at,
+        host=register.host,
+        address=register.address,
+        devices=register.devices,
+        pid=register.pid,
+    )
+
+
+def step_reached(progress: Progress, attempt: int, at: float) -> StepReached:
+    return StepReached(
+        at=at,
+        attempt=attempt,
+        step=progress.step,
+        loss=progress.loss,
+        tokens_per_second=progress.tokens_per_second,
+    )
+
+
+def hang_detected(hang: Hang, attempt: int, at: float) -> HangDetected:
+    return HangDetected(
+        at=at,
+        attempt=attempt,
+        phase=hang.phase,
+        step=hang.step,
+        stalled_s=hang.stalled_s,
+        limit_s=hang.limit_s,
+        behind=hang.behind,
+    )
+
+
+def health_changed(change: HealthChange, attempt: int, at: float) -> HealthChanged:
+    return HealthChanged(
+        at=at, attempt=attempt, rank=change.rank, health=change.health, age_s=change.age_s
+    )

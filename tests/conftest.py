@@ -1,0 +1,7 @@
+"""What all tests share."""
+
+from hypothesis import settings
+
+# Times on a loaded machine say nothing about the code.
+settings.register_profile("ndctl", deadline=None)
+settings.load_profile("ndctl")

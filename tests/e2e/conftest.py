@@ -1,0 +1,29 @@
+"""One uninterrupted run, which every interrupted one must equal bit by bit."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.job import Ndctl, assert_nothing_left, processes_of
+
+
+@pytest.fixture
+def ndctl(tmp_path: Path) -> Iterator[Ndctl]:
+    command = Ndctl(tmp_path / "runs")
+    yield command
+    if command.run_dir.exists():
+        if processes_of(command.run_dir):
+            command("cancel", "e2e")
+        assert_nothing_left(command.run_dir)
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Ndctl:
+    """The finished, uninterrupted run."""
+    command = Ndctl(tmp_path_factory.mktemp("reference") / "runs")
+    begun = time.monotonic()
+    done = command.submit("--follow")
+    assert done.code == 0, f"after {time.monotonic() - begun:.0f} s: {done.out}\n{done.err}"
+    return command

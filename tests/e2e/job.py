@@ -1,0 +1,121 @@
+"""A job as its user runs it: through the command line, with real agents, torchrun and ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SPEC = ROOT / "tests" / "e2e" / "job.yaml"
+WAIT_S = 150.0
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Ndctl:
+    """The `ndctl` command with a run root of its own."""
+
+    run_root: Path
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "NDCTL_RUN_ROOT": str(self.run_root), "COLUMNS": "100"}
+
+    def __call__(self, *words: str, timeout: float = WAIT_S) -> Done:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator", *words],
+            env=self.environ,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", *words],
+            env=self.environ,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def submit(self, *words: str, **options: str) -> Done:
+        sets = [f"--set={key.replace('__', '.')}={value}" for key, value in options.items()]
+        return self("submit", str(SPEC), *sets, *words)
+
+    def status(self) -> dict[str, Any]:
+        done = self("status", "e2e", "--json")
+        assert done.code == 0, done.err
+        body: dict[str, Any] = json.loads(done.out)
+        return body
+
+    @property
+    def run_dir(self) -> Path:
+        return self.run_root / "e2e"
+
+    def journal(self) -> list[dict[str, Any]]:
+        """The events so far."""
+        lines = (self.run_dir / "journal.jsonl").read_text().split("\n")[:-1]
+        return [json.loads(line)["event"] for line in lines]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.journal() if event["kind"] == kind]
+
+    def losses(self) -> dict[int, float]:
+        """Step to loss; where a step was computed twice, both must be the same bits."""
+        losses: dict[int, float] = {}
+        for line in (self.run_dir / "metrics.jsonl").read_text().splitlines():
+            metric = json.loads(line)
+            assert losses.setdefault(metric["step"], metric["loss"]) == metric["loss"], metric
+        return losses
+
+    def steps(self) -> int:
+        """Lines of metrics.jsonl."""
+        path = self.run_dir / "metrics.jsonl"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def wait_for(condition: Callable[[], Any], what: str, limit: float = WAIT_S) -> Any:
+    deadline = time.monotonic() + limit
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {limit:.0f} s for {what}"
+        time.sleep(0.05)
+    return found
+
+
+def processes_of(run_dir: Path) -> dict[int, str]:
+    """Every process that has the run directory on its command line or in its environment."""
+    found = {}
+    mark = str(run_dir).encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+            if mark in command or mark in (folder / "environ").read_bytes():
+                found[int(folder.name)] = command.replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return found
+
+
+def assert_nothing_left(run_dir: Path) -> None:
+    wait_for(lambda: not processes_of(run_dir), f"the end of {processes_of(run_dir)}", 20.0)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,159 @@
+"""Faults in real processes; what is trained afterwards equals the uninterrupted run bit by bit."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.job import Ndctl, assert_nothing_left, kill, processes_of, wait_for
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(400)]
+
+TRAINED = range(1, 25)
+
+
+def test_goes_on_after_a_rank_and_then_a_host_is_killed(ndctl: Ndctl, reference: Ndctl) -> None:
+    drills = ("--drill", "kill:rank=1@step=10", "--drill", "kill:host=1@step=19")
+    done = ndctl.submit("--follow", *drills)
+    assert done.code == 0, done.out + done.err
+    assert ndctl.losses() == reference.losses()
+    first, second = ndctl.status()["incidents"]
+    assert (first["kind"], first["culprit"]) == ("rank-killed", {"host": "host-0", "rank": 1})
+    assert (second["kind"], second["culprit"]) == ("host-lost", {"host": "host-1", "rank": None})
+    assert first["drill"] == "kill:rank=1@step=10"
+    assert first["evidence"]["signal"] == "SIGKILL"
+    assert first["action"] == "restart as attempt 2 from checkpoint step-8"
+    assert second["action"] == "restart as attempt 3 from checkpoint step-16"
+    for incident in (first, second):
+        assert 0 <= incident["detected_after_s"] < 10
+        assert 0 < incident["recovered_after_s"] < 120
+    assert "kill:rank=1@step=10" in done.out
+    assert_nothing_left(ndctl.run_dir)
+
+
+def test_names_a_stopped_rank_as_the_cause_of_a_hang(ndctl: Ndctl, reference: Ndctl) -> None:
+    done = ndctl.submit("--follow", "--drill", "stop:rank=2@step=12")
+    assert done.code == 0, done.out + done.err
+    assert ndctl.losses() == reference.losses()
+    (incident,) = ndctl.status()["incidents"]
+    assert (incident["kind"], incident["culprit"]) == ("hang", {"host": "host-1", "rank": 2})
+    assert "stopped by a signal" in incident["cause"]
+    assert set(incident["evidence"]["stacks"]) == {"0", "1", "2", "3"}
+    assert any("trainer" in line for line in incident["evidence"]["stacks"]["0"])
+    assert incident["evidence"]["stacks"]["2"] == []
+    assert_nothing_left(ndctl.run_dir)
+
+
+def test_a_killed_leader_takes_everything_with_it_and_resume_goes_on(
+    ndctl: Ndctl, reference: Ndctl
+) -> None:
+    assert ndctl.submit().code == 0
+    wait_for(lambda: ndctl.steps() >= 10, "step 10")
+    (leader,) = ndctl.events("LeaderStarted")
+    kill(leader["pid"])
+    assert_nothing_left(ndctl.run_dir)
+
+    status = ndctl.status()
+    assert status["state"] == "FAILED"
+    assert "--resume" in ndctl("status", "e2e").out
+    assert ndctl.submit().code == 5
+
+    done = ndctl.submit("--resume", "--follow")
+    assert done.code == 0, done.out + done.err
+    assert ndctl.losses() == reference.losses()
+    assert [incident["kind"] for incident in ndctl.status()["incidents"]] == ["leader-lost"]
+    assert_nothing_left(ndctl.run_dir)
+
+
+def test_the_same_exception_twice_is_the_programs_own(ndctl: Ndctl) -> None:
+    drill = ("--drill", "raise:rank=3@step=10")
+    done = ndctl.submit("--follow", *drill, *drill)
+    assert done.code == 1, done.out + done.err
+    status = ndctl.status()
+    assert (status["state"], status["attempt"]) == ("FAILED", 2)
+    assert "same error twice" in status["reason"]
+    for incident in status["incidents"]:
+        assert incident["kind"] == "exception"
+        assert incident["culprit"] == {"host": "host-1", "rank": 3}
+    assert "Traceback (most recent call last)" in done.out
+    assert "RuntimeError" in ndctl("describe", "e2e").out
+    assert_nothing_left(ndctl.run_dir)
+
+
+def test_a_checkpoint_that_was_being_written_is_never_used(ndctl: Ndctl) -> None:
+    wide = json.dumps(
+        {
+            "model_type": "llama",
+            "vocab_size": 256,
+            "hidden_size": 512,
+            "intermediate_size": 1408,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 256,
+        }
+    )
+    shape = {"model__config": wide, "train__steps": "9", "checkpoint__every_steps": "3"}
+    assert ndctl.submit(**shape).code == 0
+    checkpoints = ndctl.run_dir / "checkpoints"
+    wait_for(lambda: (checkpoints / "step-3").exists(), "the first checkpoint")
+    partial = wait_for(lambda: _being_written(checkpoints, 6), "the second one to be begun")
+    kill(_rank_pid(ndctl, 3))
+    torn = partial.exists() and not (checkpoints / "step-6").exists()
+    assert torn, "the write was over before the kill: make the model larger"
+
+    wait_for(lambda: ndctl.status()["state"] == "SUCCEEDED", "the end")
+    resumed = ndctl.events("TrainingResumed")[1]
+    assert resumed["step"] == 3
+    assert [passed["name"] for passed in resumed["passed_over"]] == [partial.name]
+    ndctl.losses()
+    assert_nothing_left(ndctl.run_dir)
+
+
+def _being_written(checkpoints: Path, step: int) -> Path | None:
+    """The folder of a save that has begun to write data."""
+    return next(
+        (file.parent for file in checkpoints.glob(f"step-{step}.partial-*/*.distcp")), None
+    )
+
+
+def _rank_pid(ndctl: Ndctl, rank: int) -> int:
+    """The rank's own process: neither torchrun, nor the keeper above it."""
+    for pid, command in processes_of(ndctl.run_dir).items():
+        if "orchestrator" in command or "torch.distributed.run" in command:
+            continue
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if f"RANK={rank}".encode() in environ:
+            return pid
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def test_cancel_writes_a_checkpoint_and_resume_goes_on_from_it(
+    ndctl: Ndctl, reference: Ndctl
+) -> None:
+    assert ndctl.submit().code == 0
+    assert ndctl.submit().code == 5, "a running job must not be started twice"
+    wait_for(lambda: ndctl.steps() >= 10, "step 10")
+    done = ndctl("cancel", "e2e")
+    assert done.code == 0, done.err
+    assert "CANCELLED" in done.out
+    assert_nothing_left(ndctl.run_dir)
+    stopped_at = ndctl.status()["checkpoint"]["step"]
+    assert stopped_at >= 10
+
+    assert ndctl.submit("--resume", "--follow").code == 0
+    assert ndctl.losses() == reference.losses()
+    assert ndctl.events("TrainingResumed")[1]["step"] == stopped_at
+
+
+def test_interrupting_follow_leaves_the_job_running(ndctl: Ndctl, reference: Ndctl) -> None:
+    following = ndctl.start("submit", "tests/e2e/job.yaml", "--follow")
+    wait_for(lambda: ndctl.steps() >= 2, "step 2")
+    os.kill(following.pid, signal.SIGINT)
+    _, said = following.communicate(timeout=20)
+    assert following.returncode == 130
+    assert "ndctl dashboard e2e" in said
+    wait_for(lambda: ndctl.status()["state"] == "SUCCEEDED", "the end")
+    assert ndctl.losses() == reference.losses()

@@ -1,0 +1,108 @@
+"""A job that nothing happens to, seen through every verb."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.e2e.job import Ndctl, processes_of
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(300)]
+
+
+def test_ends_succeeded_with_falling_loss(reference: Ndctl) -> None:
+    status = reference.status()
+    assert status["state"] == "SUCCEEDED"
+    assert (status["step"], status["steps"], status["restarts"]) == (24, 24, 0)
+    losses = reference.losses()
+    assert sorted(losses) == list(range(1, 25))
+    assert losses[24] < 0.75 * losses[1]
+    assert not processes_of(reference.run_dir)
+
+
+def test_status_has_what_scripts_look_for(reference: Ndctl) -> None:
+    status = reference.status()
+    wanted = {
+        "name", "state", "backend", "attempt", "restarts", "step", "steps", "loss",
+        "tokens_per_second", "hosts", "world_size", "mesh", "incidents", "checkpoint",
+    }  # fmt: skip
+    assert wanted <= set(status)
+    assert status["hosts"] == ["host-0", "host-1"]
+    assert status["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2}
+    assert status["loss"] == reference.losses()[24]
+
+
+def test_every_step_is_a_line_of_metrics(reference: Ndctl) -> None:
+    lines = (reference.run_dir / "metrics.jsonl").read_text().splitlines()
+    first = json.loads(lines[0])
+    assert {"attempt", "step", "loss", "grad_norm", "lr", "tokens_per_second"} <= set(first)
+    assert len(lines) == 24
+
+
+def test_only_the_newest_checkpoints_are_kept(reference: Ndctl) -> None:
+    folders = sorted(folder.name for folder in (reference.run_dir / "checkpoints").iterdir())
+    assert folders == ["step-16", "step-24"]
+
+
+def test_the_token_is_for_the_owner_alone(reference: Ndctl) -> None:
+    assert (reference.run_dir / "token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("list",), "SUCCEEDED"),
+        (("status", "e2e"), "24 of 24"),
+        (("describe", "e2e"), "Checkpoints"),
+        (("events", "e2e"), "all ranks on host-1 finished"),
+        (("logs", "e2e", "--rank", "0"), "[host-0 rank 0] step 24/24"),
+        (("dashboard", "e2e"), "✓ SUCCEEDED"),
+    ],
+)
+def test_the_views_show_it_after_its_end(
+    reference: Ndctl, words: tuple[str, ...], shown: str
+) -> None:
+    done = reference(*words)
+    assert done.code == 0, done.err
+    assert shown in done.out
+
+
+def test_a_finished_job_is_not_started_again_unasked(reference: Ndctl) -> None:
+    done = reference.submit()
+    assert done.code == 5
+    assert "--resume" in done.err
+    assert "--new" in done.err
+
+
+def test_resuming_a_finished_job_ends_at_once_with_success(
+    ndctl: Ndctl, reference: Ndctl
+) -> None:
+    shutil.copytree(reference.run_dir, ndctl.run_dir)
+    done = ndctl.submit("--resume", "--follow")
+    assert done.code == 0, done.out + done.err
+    assert ndctl.losses() == reference.losses()
+    assert ndctl.status()["state"] == "SUCCEEDED"
+
+
+def test_a_dry_run_shows_and_starts_nothing(ndctl: Ndctl) -> None:
+    done = ndctl.submit("--dry-run")
+    assert done.code == 0
+    assert "orchestrator.agent" in done.out
+    assert '"mesh"' in done.out
+    assert not ndctl.run_root.exists()
+
+
+def test_an_unknown_job_is_named_with_the_ones_there_are(reference: Ndctl) -> None:
+    done = reference("status", "e3e")
+    assert done.code == 5
+    assert "there are: e2e" in done.err
+
+
+def test_help_of_every_verb_has_an_example(reference: Ndctl) -> None:
+    from click.testing import CliRunner
+
+    from orchestrator.cli import cli
+
+    for name in cli.commands:
+        shown = CliRunner().invoke(cli, [name, "--help"])
+        assert f"Example: ndctl {name}" in shown.output.replace("\n", " ").replace("  ", " ")
