@@ -1,0 +1,87 @@
+"""The same training under ndctl and under bare torchrun, for the benchmarks that compare them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SPEC = Path("examples/quickstart.yaml")
+BIN = Path(sys.executable).parent
+
+
+def sets(**options: object) -> list[str]:
+    return [f"--set={key.replace('__', '.')}={value}" for key, value in options.items()]
+
+
+@contextmanager
+def under_ndctl(root: Path, options: Sequence[str]) -> Iterator[Path]:
+    """Two hosts of two ranks with their agents; the run directory."""
+    command = [str(BIN / "ndctl"), "submit", str(SPEC), "--run-root", str(root), *options]
+    subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    try:
+        yield root / "quickstart"
+    finally:
+        cancel = [str(BIN / "ndctl"), "cancel", "quickstart", "--run-root", str(root)]
+        subprocess.run(cancel, check=False, timeout=120, capture_output=True)
+
+
+@contextmanager
+def under_torchrun(root: Path, options: Sequence[str], restarts: int) -> Iterator[Path]:
+    """The same trainer and configuration as four ranks of one bare torchrun; its `out`."""
+    out = root / "bare"
+    out.mkdir(parents=True)
+    shown = subprocess.run(
+        [str(BIN / "ndctl"), "submit", str(SPEC), "--run-root", str(root), "--dry-run", *options],
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    ).stdout
+    config, _ = json.JSONDecoder().raw_decode(shown, shown.index("{"))
+    config["out"] = str(out)
+    (out / "config.json").write_text(json.dumps(config))
+    command = [
+        str(BIN / "torchrun"),
+        "--standalone",
+        "--nproc-per-node=4",
+        f"--max-restarts={restarts}",
+        "-m",
+        "trainer",
+        str(out / "config.json"),
+    ]
+    # Without this, ranks that torchrun restarts on gloo read addresses of the dead ones.
+    environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    with (out / "torchrun.log").open("w") as log:
+        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+        try:
+            yield out
+        finally:
+            process.terminate()
+            process.wait(timeout=90)
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl so far."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines]
+
+
+def rank_pid(folder: Path, rank: int) -> int:
+    """The process of one rank of the run in `folder`."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (place / "cmdline").read_bytes().split(b"\0")
+            environ = (place / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        mine = command[1:3] == [b"-m", b"trainer"] or command[1:4] == [b"-u", b"-m", b"trainer"]
+        if mine and str(folder).encode() in b" ".join(command) and f"RANK={rank}".encode() in environ:
+            return int(place.name)
+    raise RuntimeError(f"no process of rank {rank} in {folder}")

@@ -1,0 +1,54 @@
+"""The documents say what is true."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import cli
+from orchestrator.contract import env, exits
+from orchestrator.contract.rundir import RunDir
+from orchestrator.supervise.state import State
+
+ROOT = Path(__file__).parents[1]
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+
+
+def test_every_exit_code_is_documented() -> None:
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", OPERATIONS, re.MULTILINE)}
+    assert documented == set(exits.MEANING)
+
+
+def test_every_state_is_documented() -> None:
+    for state in State.__args__:
+        assert state in OPERATIONS
+
+
+def test_every_environment_variable_is_documented() -> None:
+    names = {value for name, value in vars(env).items() if name.isupper()}
+    documented = set(re.findall(r"^\| `(NDCTL_\w+)`", OPERATIONS, re.MULTILINE))
+    assert documented == names
+
+
+def test_every_file_of_the_run_directory_is_documented() -> None:
+    run_dir = RunDir(Path("/run"))
+    for path in (run_dir.spec, run_dir.journal, run_dir.metrics, run_dir.token, run_dir.leader):
+        assert path.name in OPERATIONS
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_commands_and_files_that_documents_name_exist(document: Path | str) -> None:
+    text = (ROOT / document).read_text()
+    for verb in re.findall(r"`ndctl ([a-z]+)", text):
+        assert verb in cli.commands, verb
+    for path in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+        assert (ROOT / document).parent.joinpath(path).exists(), path
+
+
+@pytest.mark.parametrize("example", ["quickstart.yaml", "qwen3-hsdp.yaml"])
+def test_examples_plan(example: str) -> None:
+    from orchestrator import app
+
+    planned = app.plan_spec(ROOT / "examples" / example, (), {})
+    assert planned.plan.world_size == 4
