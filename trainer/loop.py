@@ -38,8 +38,8 @@ def train(job: Training, done: int) -> int:
     for step in range(done + 1, last + 1):
         for drill in drills_due(job.outside.drills, job.ranks.env, step):
             suffer(drill, job.outside.reporter)
-        compiles = job.config.train.compile and step == done + 1
-        job.outside.reporter.beat("compile" if compiles else "train")
+        if step == done + 1:
+            job.outside.reporter.beat("compile" if job.config.train.compile else "train")
         asked_to_leave = _timed_step(job, step)
         _save_if_due(job, step, asked_to_leave)
         if asked_to_leave and step < last:

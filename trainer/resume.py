@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
@@ -45,7 +46,11 @@ def load(folder: Path, state: TrainingState) -> int:
     saved = FileSystemReader(folder).read_metadata().state_dict_metadata
     _check_shapes(folder, tensors, saved)
     values: dict[str, Any] = {**tensors, **random, PROGRESS: ""}
-    load_shards(values, checkpoint_id=folder)
+    try:
+        load_shards(values, checkpoint_id=folder)
+    except CheckpointException as exc:
+        # It is no Exception, and would pass by everyone who wants to tell of one.
+        raise RuntimeError(f"{folder} cannot be loaded: {exc}") from exc
     state.set_random({name: values[name] for name in random})
     progress = Progress.from_json(values[PROGRESS])
     _check_stream(folder, progress.stream, state.stream)

@@ -93,9 +93,22 @@ def test_a_broken_plan_fails_the_parity_check(tmp_path: Path) -> None:
 
 def test_only_the_last_micro_batch_reduces_gradients(tmp_path: Path) -> None:
     cases = [
-        {"config": tiny(tmp_path / f"micro-{micro}", mesh={"dp_shard": 2}, micro=micro, steps=1)}
+        {
+            "config": tiny(tmp_path / f"micro-{micro}", mesh={"dp_shard": 2}, micro=micro, steps=1),
+            "count": True,
+        }
         for micro in (4, 1)
     ]
     once, four_times = work(tmp_path, 2, cases)
     assert once["reduces"] > 0
     assert four_times["reduces"] == once["reduces"]
+
+
+@pytest.mark.slow
+def test_compiled_layers_train_as_eager_ones(tmp_path: Path) -> None:
+    expected = references(tmp_path)
+    for model, reference in expected.items():
+        out = tmp_path / f"compiled-{model}"
+        config = tiny(out, model=model, mesh={"dp_shard": 2}, compile=True)
+        work(tmp_path, 2, [{"config": config}])
+        assert is_parity(difference(out, reference)), model

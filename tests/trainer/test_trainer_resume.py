@@ -185,3 +185,40 @@ def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
     assert isinstance(raised, Raised)
     assert (raised.step, raised.error) == (2, "RuntimeError")
     assert "in suffer" in raised.traceback
+
+
+def test_a_save_that_fails_is_a_warning_until_it_is_the_last(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    config = tiny(out, mesh={"dp_shard": 2}, checkpoint={"every_steps": 2})
+    out.mkdir()
+    (out / "checkpoints").write_text("a file where a folder should be")
+    ranks = train(config, 2)
+    codes = finish(ranks)
+    assert codes == [exits.FAILED] * 2
+    assert "the checkpoint of step 2 failed, training goes on" in ranks[0].output
+    assert "RuntimeError: the checkpoint of step 5 failed" in ranks[0].output
+    assert [line["step"] for line in metrics_of(out)] == [1, 2, 3, 4, 5]
+
+
+def test_what_does_not_fit_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Another model, garbled shards, other data; and a job that is done has nothing left to do."""
+    config = tiny(tmp_path / "out")
+    assert finish(train(config, 1)) == [0]
+    done = train(config, 1)
+    assert finish(done) == [0]
+    assert "nothing left to do: 5 of 5 steps are done" in done[0].output
+    other_model = train({**config, "model": {"preset": "llama-tiny"}, "mesh": {"dp_shard": 2}}, 2)
+    assert finish(other_model) == [exits.REFUSED] * 2
+    assert "is of another model: model." in other_model[0].output
+    assert other_model[1].output == ""
+    shard = next((tmp_path / "out" / "checkpoints" / "step-5").glob("*.distcp"))
+    content = shard.read_bytes()
+    shard.write_bytes(bytes(len(content)))
+    garbled = train(config, 1)
+    assert finish(garbled) == [exits.FAILED]
+    assert "step-5 cannot be loaded" in garbled[0].output
+    shard.write_bytes(content)
+    (tmp_path / "text" / "0.txt").write_text("other text" * 100)
+    other_data = start_ranks(["-m", "trainer", str(write(tmp_path / "again.json", config))], 1)
+    assert finish(other_data) == [exits.REFUSED]
+    assert "belongs to a run with another data" in other_data[0].output

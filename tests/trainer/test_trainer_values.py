@@ -87,6 +87,7 @@ def test_everything_wrong_with_a_configuration_is_told_at_once(tmp_path: Path) -
         ({"mesh": {"pp": 2}}, 2, "does not do pipeline parallel yet"),
         ({"mesh": {"cp": 2}}, 2, "does not do context parallel yet"),
         ({"mesh": {"tp": 2}}, 4, "for 2 ranks, but torchrun started 4"),
+        ({"mesh": {"tp": 2}, "compile": True}, 2, "torch computes wrong gradients there"),
         ({"activation_checkpointing": "auto"}, 1, "for the planner to resolve"),
     ],
 )

@@ -2,16 +2,17 @@
 
     python trainer_worker.py CASES ANSWERS
 
-A case is `{"config": …}` and may have `stop_after` (a step after which the rank is asked to leave)
-and `broken` (a name in `BROKEN`). Its answer has `code`, the exit code that the trainer would have
-had, and `reduces`, how many collectives reduced gradients over the data-parallel ranks.
+A case is `{"config": …}` and may have `stop_after` (a step after which the rank is asked to leave),
+`broken` (a name in `BROKEN`) and `count`. Its answer has `code`, the exit code that the trainer
+would have had, and `reduces`: with `count`, how many collectives reduced gradients over the
+data-parallel ranks.
 """
 
 import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -84,7 +85,8 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     stop: Any = StopAfter(case.get("stop_after"), reporter)
     outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
     ranks = arrange(config.mesh, env)
-    with broken(case.get("broken")), CountReduces() as counted:
+    counted = CountReduces()
+    with broken(case.get("broken")), counted if case.get("count") else nullcontext():
         code = train_on(ranks, config, outside)
     reporter.close()
     return {"code": code, "reduces": counted.reduces}
