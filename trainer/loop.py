@@ -43,7 +43,9 @@ def train(job: Training, done: int) -> int:
         asked_to_leave = _timed_step(job, step)
         _save_if_due(job, step, asked_to_leave)
         if asked_to_leave and step < last:
+            job.outside.reporter.beat("exit")
             return exits.CHECKPOINTED
+    job.outside.reporter.beat("exit")
     return exits.OK
 
 

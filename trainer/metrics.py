@@ -1,10 +1,13 @@
 """`metrics.jsonl`: a line per optimizer step, in one write each: readers see whole lines."""
 
 import json
+import logging
 import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+LOG = logging.getLogger("trainer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,11 @@ class MetricsFile:
             os.write(self._fd, b"\n")
 
     def append(self, metrics: StepMetrics) -> None:
-        os.write(self._fd, to_line(metrics))
+        """Write a line; a full disk costs lines, never the training."""
+        try:
+            os.write(self._fd, to_line(metrics))
+        except OSError as exc:
+            LOG.warning("the metrics of step %d could not be written: %s", metrics.step, exc)
 
     def close(self) -> None:
         os.close(self._fd)

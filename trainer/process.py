@@ -63,7 +63,7 @@ def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> i
 
 def set_up_logging() -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)
     LOG.propagate = False

@@ -1,6 +1,7 @@
 """What a rank tells its agent: one JSON datagram each on the agent's Unix socket.
 
-Sending never blocks and never fails training: a datagram that cannot be sent is lost.
+Sending never fails training. A beat that cannot be sent at once is lost; what is told only once
+(resumed, saved, raised, a drill) may wait up to a second for room in the agent's socket.
 """
 
 import json
@@ -10,7 +11,8 @@ from typing import Literal
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.codec import decode, encode_tagged
 
-Phase = Literal["init", "compile", "train", "checkpoint", "eval"]
+Phase = Literal["init", "compile", "train", "checkpoint", "eval", "exit"]
+"""`exit`: the last step is done, and the process is on its way out."""
 MAX_BYTES = 60_000
 """A larger text is cut before it is sent."""
 

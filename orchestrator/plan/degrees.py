@@ -30,6 +30,8 @@ def tensor_split(spec: JobSpec, shape: ModelShape) -> dict[str, int]:
 
 def tensor_degrees(spec: JobSpec, shape: ModelShape) -> list[int]:
     """Every tp that stays inside a host and divides what it splits; the largest first."""
+    if spec.train.compile:
+        return [1]  # see `_of_axes`
     parts = tensor_split(spec, shape).values()
     return [
         t
@@ -126,6 +128,11 @@ def _of_axes(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Iterator[str]:
     ]
     if uneven:
         yield f"parallel.tp={mesh.tp}: must divide {', '.join(uneven)}"
+    if spec.train.compile and mesh.tp > 1:
+        yield (
+            f"train.compile=true: not with parallel.tp={mesh.tp}, for torch 2.13 then computes"
+            " wrong gradients; set train.compile=false or parallel.tp=1"
+        )
 
 
 def _of_product(spec: JobSpec, mesh: Mesh) -> Iterator[str]:

@@ -91,7 +91,9 @@ def _fill(
 
 def _notes_of_split(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> list[str]:
     notes = []
-    if spec.parallel.tp == "auto":
+    if spec.parallel.tp == "auto" and spec.train.compile:
+        notes.append("tp=1 (auto): compile works without tensor parallel alone")
+    elif spec.parallel.tp == "auto":
         parts = ", ".join(f"{size} {what}" for what, size in tensor_split(spec, shape).items())
         notes.append(
             f"tp={mesh.tp} (auto): the largest degree that divides the"

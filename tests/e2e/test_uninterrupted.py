@@ -55,7 +55,7 @@ def test_the_token_is_for_the_owner_alone(reference: Ndctl) -> None:
         (("status", "e2e"), "24 of 24"),
         (("describe", "e2e"), "Checkpoints"),
         (("events", "e2e"), "all ranks on host-1 finished"),
-        (("logs", "e2e", "--rank", "0"), "[host-0 rank 0] step 24/24"),
+        (("logs", "e2e", "--rank", "0"), "step 24/24"),
         (("dashboard", "e2e"), "✓ SUCCEEDED"),
     ],
 )
