@@ -1,23 +1,25 @@
 """What broke and who did it, from everything that was found out about one attempt.
 
-Peers of a rank that died fail too, and often louder. So every sign is sorted: first those that can
-stand for themselves, then those that are what a peer's death looks like; among equals the earliest.
+Peers of a rank that died fail too, and often louder. So every sign is sorted by how well it can
+stand for itself, those last that are what a peer's death looks like; among equals the earliest.
 """
 
 import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
 from orchestrator.contract import exits
 from orchestrator.contract.events import AgentLost, RankEvidence, RankExited
 from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
 
 SYMPTOMS = re.compile(
-    r"connection closed by peer|connection reset by peer|connection refused|broken pipe"
-    r"|gloo/transport|gloo::|enforce fail|recvvalue failed|sendbytes failed|store timed out"
-    r"|nccl.*(remote|peer|watchdog)|ncclremoteerror|socket timeout|timed out waiting"
-    r"|application timeout caused pair closure|wait timeout|failed to connect|failed to recv",
+    r"connection closed by (remote )?peer|connection reset by peer|connection refused|broken pipe"
+    r"|gloo/transport|gloo::|connectfullmesh|enforce fail|recvvalue failed|sendbytes failed"
+    r"|application timeout caused pair closure|store timed out|socket timeout|wait timeout"
+    r"|socket has timed out|timed out waiting|failed to connect|failed to recv"
+    r"|nccl.*(remote|peer|watchdog|was aborted)|ncclremoteerror|watchdog caught collective",
     re.IGNORECASE,
 )
 """What a rank says when a peer went away (PyTorch's gloo, NCCL and TCPStore)."""
@@ -38,38 +40,59 @@ class Verdict:
 
 def diagnose(findings: Findings) -> Verdict:
     """The first cause of an attempt's trouble; `unknown` is a verdict too, and blames nobody."""
-    if findings.leader_lost is not None:
-        return _leader_lost(findings.leader_lost, findings.opened_at)
     signs = sorted(_signs(findings), key=lambda sign: sign[:2])
-    if signs and not signs[0][0]:
-        return signs[0][2]
-    if findings.hang is not None:
-        return _hang(findings)
-    if signs:
-        return _only_symptoms(signs[0][2])
-    return _launch_failed(findings)
+    if not signs:
+        return _launch_failed(findings)
+    weight, _, verdict = signs[0]
+    return _only_symptoms(verdict) if weight is Weight.SYMPTOM else verdict
 
 
-Sign = tuple[bool, float, Verdict]
-"""Is it a symptom, when, and what it would mean."""
+class Weight(IntEnum):
+    """How well a sign can stand for itself; the lowest wins."""
+
+    CAUSE = 0
+    HANG = 1
+    LEADER = 2
+    """Its death is the cause only where no trouble had been seen before."""
+    WEAK = 3
+    """Seen on one host alone, though mostly a consequence."""
+    SYMPTOM = 4
+
+
+Sign = tuple[Weight, float, Verdict]
+"""How much it weighs, when it happened, and what it would mean."""
 
 
 def _signs(findings: Findings) -> Iterator[Sign]:
     for lost in findings.lost:
-        yield False, lost.at - lost.silent_s, _host_lost(lost)
+        yield Weight.CAUSE, lost.at - lost.silent_s, _host_lost(lost)
+    for stuck in findings.stuck:
+        yield Weight.WEAK, stuck.at, _host_lost(stuck)
     for exited in findings.exits:
         if not exited.stopped:
-            yield is_symptom(exited), exited.at, _exited(exited)
+            yield weigh(exited), exited.at, _exited(exited)
+    if findings.hang is not None:
+        yield Weight.HANG, findings.hang.at - findings.hang.stalled_s, _hang(findings)
+    if findings.leader_lost is not None:
+        verdict = _leader_lost(findings.leader_lost, findings.noticed_at)
+        yield Weight.LEADER, findings.leader_lost, verdict
 
 
-def is_symptom(exited: RankExited) -> bool:
+def weigh(exited: RankExited) -> Weight:
+    if exited.exit_code is None and exited.signal is None and exited.error is None:
+        return Weight.WEAK  # its keeper went with it: its launcher broke, or was told to stop
+    return Weight.SYMPTOM if _is_symptom(exited) else Weight.CAUSE
+
+
+def _is_symptom(exited: RankExited) -> bool:
     """Whether the exit is what losing a peer looks like."""
+    if exited.exit_code == exits.REFUSED:
+        return False
     if exited.error is not None:
         return SYMPTOMS.search(f"{exited.error.error}: {exited.error.message}") is not None
     aborted = exited.signal == signal.SIGABRT
     passed_on = exited.signal == signal.SIGTERM  # torchrun ends a failed rank's neighbours so
-    unseen = exited.exit_code is None and exited.signal is None
-    return passed_on or unseen or (aborted and _any_symptom(exited.log_tail))
+    return passed_on or (aborted and _any_symptom(exited.log_tail))
 
 
 def _any_symptom(lines: tuple[str, ...]) -> bool:

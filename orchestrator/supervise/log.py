@@ -52,18 +52,18 @@ def from_line(line: bytes) -> Entry:
     body = json.loads(line)
     if body["v"] != VERSION:
         raise ValueError(f"journal version {body['v']}, this ndctl reads {VERSION}")
-    actions = tuple(decode(Action, action) for action in body["actions"])
+    actions: tuple[Action, ...] = tuple(decode(Action, action) for action in body["actions"])
     return Entry(seq=body["seq"], event=decode(Event, body["event"]), actions=actions)
 
 
-def parse(data: bytes) -> Iterator[Entry]:
-    """The entries of a journal's bytes; an unfinished last line is left out.
+def parse(data: bytes, before: int = 0) -> Iterator[Entry]:
+    """The entries of a journal's bytes, `before` lines into it, without an unfinished last line.
 
     Raises:
         JobError: a whole line cannot be read, which no crash explains.
     """
     lines = data.split(b"\n")
-    for number, line in enumerate(lines[:-1], 1):
+    for number, line in enumerate(lines[:-1], before + 1):
         try:
             yield from_line(line)
         except (ValueError, KeyError, TypeError, Invalid) as exc:
@@ -79,6 +79,7 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
+        self.lines = 0
 
     def more(self) -> tuple[Entry, ...]:
         if not self.path.exists():
@@ -87,8 +88,10 @@ class Tail:
             file.seek(self.offset)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
+        entries = tuple(parse(whole, self.lines))
         self.offset += len(whole)
-        return tuple(parse(whole))
+        self.lines += len(entries)
+        return entries
 
 
 def read(path: Path) -> tuple[Entry, ...]:
@@ -111,7 +114,7 @@ def has_writer(path: Path) -> bool:
 
 
 def _open_alone(path: Path, clock: Clock) -> int:
-    """A descriptor that alone may write; patient, because `has_writer` holds the lock for a moment."""
+    """A descriptor that alone may write; patient, as `has_writer` holds the lock for a moment."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     deadline = clock.monotonic() + LOCK_PATIENCE_S
     while True:
@@ -136,13 +139,24 @@ class Journal:
         """Raises JobError when another process writes to it."""
         self.path = path
         self.fd = _open_alone(path, clock)
-        with path.open("rb") as file:
-            data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            os.ftruncate(self.fd, whole)
-        self.entries = tuple(parse(data[:whole]))
+        try:
+            self.entries = self._recall()
+        except JobError:
+            os.close(self.fd)
+            raise
         self.seq = self.entries[-1].seq if self.entries else 0
+
+    def _recall(self) -> tuple[Entry, ...]:
+        """What the journal says; the torn tail that a crash left is removed."""
+        data = self.path.read_bytes()
+        self.size = data.rfind(b"\n") + 1
+        entries = tuple(parse(data[: self.size]))
+        self._drop_torn()
+        return entries
+
+    def _drop_torn(self) -> None:
+        if os.fstat(self.fd).st_size > self.size:
+            os.ftruncate(self.fd, self.size)
 
     def append(self, event: Event, actions: Iterable[Action] = ()) -> Entry:
         """Write one line and wait until it is on disk.
@@ -151,16 +165,16 @@ class Journal:
         """
         entry = Entry(seq=self.seq + 1, event=event, actions=tuple(actions))
         line = to_line(entry)
-        end = os.fstat(self.fd).st_size
+        self._drop_torn()  # of a write that failed, where the disk would not even be cut
         try:
             written = os.write(self.fd, line)
             if written != len(line):
                 raise OSError(errno.ENOSPC, "only a part of a line fitted", str(self.path))
             os.fsync(self.fd)
         except OSError:
-            os.ftruncate(self.fd, end)
+            self._drop_torn()
             raise
-        self.seq = entry.seq
+        self.seq, self.size = entry.seq, self.size + len(line)
         return entry
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Observe, journal, decide: the thin shell around `step`. Performing the actions is the leader's."""
+"""Observe, journal, decide: the thin shell around `step`. The leader performs the actions."""
 
 from orchestrator.contract.actions import Action
 from orchestrator.contract.events import Event, Tick

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator.supervise.diagnose import Verdict
-from orchestrator.supervise.state import Incident, Run
+from orchestrator.supervise.state import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,5 @@ def decide(run: Run, verdict: Verdict) -> Decision:
 
 
 def _signatures(run: Run) -> set[str]:
-    """Of the incidents since a person last submitted the job: a fix may have come with that."""
-    assert run.job is not None
-    since = run.job.at
-    return {incident.signature for incident in _after(run.incidents, since)} - {""}
-
-
-def _after(incidents: tuple[Incident, ...], since: float) -> tuple[Incident, ...]:
-    return tuple(incident for incident in incidents if incident.at >= since)
+    """Of the incidents since a person last submitted the job."""
+    return {incident.signature for incident in run.incidents[run.forgiven :]} - {""}

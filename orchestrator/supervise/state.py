@@ -51,6 +51,8 @@ class HostState:
     devices: int
     pid: int
     alive: bool = True
+    back: bool = False
+    """Its agent was given up and came back, and may still run ranks of the present attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +118,12 @@ class Findings:
     hang: HangDetected | None = None
     evidence: tuple[EvidenceGathered, ...] = ()
     stopped: tuple[HostStopped, ...] = ()
+    stuck: tuple[AgentLost, ...] = ()
+    """Hosts given up because their ranks did not end: seldom the cause."""
     leader_lost: float | None = None
-    """When the former leader was last heard, where it is that which went away."""
-    drill: str | None = None
-    """The drill that killed it."""
+    """When the former leader was last heard, where the attempt has no end."""
+    noticed_at: float = 0.0
+    """When that was noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +165,8 @@ class Run:
     """Those of the present attempt."""
     findings: Findings | None = None
     incidents: tuple[Incident, ...] = ()
+    forgiven: int = 0
+    """Incidents before a person last submitted the job: a fix may have come with that."""
 
     @property
     def state(self) -> State:

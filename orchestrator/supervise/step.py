@@ -43,7 +43,7 @@ from orchestrator.contract.events import (
     TrainingResumed,
 )
 from orchestrator.plan.place import place
-from orchestrator.supervise.diagnose import Verdict, diagnose
+from orchestrator.supervise.diagnose import Verdict, Weight, diagnose, weigh
 from orchestrator.supervise.policy import decide
 from orchestrator.supervise.state import LIVE, Findings, HostState, Incident, Run, Stage
 
@@ -68,7 +68,12 @@ def step(run: Run, event: Event) -> Result:
     after, actions = _apply(run, event)
     if after is run and not actions:
         return run, ()
-    return replace(after, last_at=event.at), actions
+    return replace(after, last_at=_seen_at(event)), actions
+
+
+def _seen_at(event: Event) -> float:
+    """When the leader learned of it: an exit carries the time at which the rank ended."""
+    return event.at + event.detected_after_s if isinstance(event, RankExited) else event.at
 
 
 def fold(events: Iterable[Event], run: Run | None = None) -> Run:
@@ -79,7 +84,7 @@ def fold(events: Iterable[Event], run: Run | None = None) -> Run:
     return run
 
 
-def _apply(run: Run, event: Event) -> Result:  # noqa: C901, PLR0911 - one line for each event
+def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each event
     match event:
         case JobSubmitted():
             return _submitted(run, event)
@@ -90,7 +95,7 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901, PLR0911 - one line 
         case AgentLost():
             return _agent_lost(run, event)
         case TrainingResumed():
-            return replace(run, step=event.step), ()
+            return _resumed(run, event), ()
         case StepReached():
             return _step_reached(run, event)
         case CheckpointSaved():
@@ -118,7 +123,7 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901, PLR0911 - one line 
 
 def _submitted(run: Run, event: JobSubmitted) -> Result:
     """A resumed job keeps its history; whatever was under way ended with its leader."""
-    kept = run if event.resume else Run()
+    kept = _interrupted(run, event.at) if event.resume else Run()
     after = replace(
         kept,
         job=event,
@@ -132,7 +137,8 @@ def _submitted(run: Run, event: JobSubmitted) -> Result:
         placement=(),
         done={},
         fruitless=0,
-        findings=_left_behind(kept, event.at),
+        forgiven=len(kept.incidents),
+        findings=None,
     )
     if event.resume:
         # `--drill` of this submission: ids count from 1 again.
@@ -140,13 +146,20 @@ def _submitted(run: Run, event: JobSubmitted) -> Result:
     return after, ()
 
 
+def _interrupted(run: Run, at: float) -> Run:
+    """With the incident of an attempt that has no end; a person decided what comes of it."""
+    findings = _left_behind(run, at)
+    if findings is None:
+        return run
+    incident = _incident(run, findings, diagnose(findings), "the job was submitted again")
+    return replace(run, incidents=(*run.incidents, incident), restarts=run.restarts + 1)
+
+
 def _left_behind(run: Run, at: float) -> Findings | None:
-    """An attempt without an end means that the leader died under it."""
-    if run.findings is not None and run.findings.leader_lost is not None:
-        return run.findings
-    if run.stage in (*LIVE, Stage.STOPPING):
-        return Findings(opened_at=at, leader_lost=run.last_at, drill=_drill(run))
-    return None
+    """An attempt without an end means that the leader died under it, whatever had gone wrong."""
+    if run.stage not in (*LIVE, Stage.STOPPING):
+        return None
+    return replace(run.findings or Findings(opened_at=at), leader_lost=run.last_at, noticed_at=at)
 
 
 def _drill(run: Run) -> str | None:
@@ -159,6 +172,8 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
     assert run.job is not None
     if run.stage is Stage.ENDED and run.ending is not None:
         return run, (EndJob(state=run.ending, reason=f"the job has ended: {run.reason}"),)
+    if run.cancelled_by is not None:
+        return _end(run, event.at, "CANCELLED", f"cancelled by {run.cancelled_by}")
     findings = _left_behind(run, event.at)
     waiting = replace(_wait(run, event.at, "waiting for agents"), hosts={}, findings=None)
     if findings is None:
@@ -184,13 +199,17 @@ def _registered(run: Run, event: AgentRegistered) -> Result:
     known = run.hosts.get(event.host)
     if known is not None and known.alive and known.pid == event.pid:
         return run, ()
+    if known is not None and known.pid == event.pid and _may_be_busy(run, event.host):
+        return _welcome_back(run, known)
     actions: tuple[Action, ...] = ()
-    if known is not None and known.alive:
+    expected = known is not None and known.back and run.stage is Stage.STOPPING
+    if known is not None and (known.alive or expected):
         lost = AgentLost(
             at=event.at, host=event.host, why="another agent took its place", silent_s=0.0
         )
         run, actions = _agent_lost(run, lost)
-        actions = tuple(a for a in actions if not isinstance(a, ReplaceAgent))
+        itself = {a for a in actions if isinstance(a, ReplaceAgent) and a.host == event.host}
+        actions = tuple(a for a in actions if a not in itself)
     host = HostState(name=event.host, address=event.address, devices=event.devices, pid=event.pid)
     run = replace(run, hosts={**run.hosts, event.host: host})
     if run.stage is Stage.WAITING:
@@ -199,18 +218,28 @@ def _registered(run: Run, event: AgentRegistered) -> Result:
     return run, actions
 
 
+def _may_be_busy(run: Run, host: str) -> bool:
+    """Whether ranks of an attempt that has been told to stop may still run there."""
+    return run.stage in (Stage.STOPPING, Stage.WAITING) and host in run.placement
+
+
+def _welcome_back(run: Run, known: HostState) -> Result:
+    """An agent that was given up too early counts again once it says that no rank is left."""
+    reason = f"the agent of {known.name} is back: what it still runs has to end first"
+    hosts = {**run.hosts, known.name: replace(known, back=True)}
+    done = {host: finished for host, finished in run.done.items() if host != known.name}
+    stop = StopAttempt(attempt=run.attempt, grace_s=FAILED_GRACE_S, reason=reason)
+    return replace(run, hosts=hosts, done=done), (stop,)
+
+
 def _start_if_ready(run: Run, at: float) -> Result:
     """Start the next attempt once enough hosts are there."""
     assert run.job is not None
     plan = run.job.plan
-    alive = [
-        host.name
-        for host in run.hosts.values()
-        if host.alive and host.devices >= plan.ranks_per_host
-    ]
-    if len(alive) < len(plan.hosts):
+    usable = _usable(run)
+    if len(usable) < len(plan.hosts):
         return run, ()
-    placement = place(plan, alive, run.placement)
+    placement = place(plan, usable, run.placement)
     attempt = run.attempt + 1
     origin = f"checkpoint step-{run.saved}" if run.saved else "the beginning"
     reason = f"attempt {attempt} on {len(placement)} hosts from {origin}"
@@ -230,11 +259,21 @@ def _start_if_ready(run: Run, at: float) -> Result:
     return after, (StartAttempt(attempt=attempt, hosts=placement, drills=drills, reason=reason),)
 
 
+def _usable(run: Run) -> list[str]:
+    """Hosts that can carry their part of the plan."""
+    assert run.job is not None
+    need = run.job.plan.ranks_per_host
+    return [host.name for host in run.hosts.values() if host.alive and host.devices >= need]
+
+
 def _agent_lost(run: Run, event: AgentLost) -> Result:
     known = run.hosts.get(event.host)
-    if known is None or not known.alive or run.stage in (Stage.SUBMITTED, Stage.ENDED):
+    if known is None or not (known.alive or known.back):
         return run, ()
-    run = replace(run, hosts={**run.hosts, event.host: replace(known, alive=False)})
+    if run.stage in (Stage.SUBMITTED, Stage.ENDED):
+        return run, ()
+    gone = replace(known, alive=False, back=False)
+    run = replace(run, hosts={**run.hosts, event.host: gone})
     again = ReplaceAgent(host=event.host, reason=f"the agent of {event.host} is gone: {event.why}")
     if run.stage is Stage.WAITING:
         return _lost_while_waiting(run, event, again)
@@ -247,7 +286,8 @@ def _agent_lost(run: Run, event: AgentLost) -> Result:
         done={**run.done, event.host: False},
     )
     run, actions = _stop_or_conclude(run, event.at, again.reason)
-    return run, (*actions, again) if run.ending is None else actions
+    asked = any(isinstance(a, ReplaceAgent) and a.host == event.host for a in actions)
+    return run, actions if asked or run.ending is not None else (*actions, again)
 
 
 def _lost_while_waiting(run: Run, event: AgentLost, again: ReplaceAgent) -> Result:
@@ -258,12 +298,20 @@ def _lost_while_waiting(run: Run, event: AgentLost, again: ReplaceAgent) -> Resu
     return replace(run, fruitless=run.fruitless + 1), (again,)
 
 
+def _resumed(run: Run, event: TrainingResumed) -> Run:
+    """What was loaded had been saved, even where the news of it died with a leader."""
+    run = replace(run, step=event.step)
+    if event.step <= run.saved:
+        return run
+    return replace(run, saved=event.step, fruitless=min(run.fruitless, 1))
+
+
 def _step_reached(run: Run, event: StepReached) -> Result:
     run = replace(run, step=event.step)
     if run.stage is not Stage.STARTING:
         return run, ()
     incidents = tuple(
-        replace(incident, recovered_after_s=event.at - incident.at)
+        replace(incident, recovered_after_s=max(0.0, event.at - incident.at))
         if incident.recovered_after_s is None
         else incident
         for incident in run.incidents
@@ -281,14 +329,29 @@ def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
 def _rank_exited(run: Run, event: RankExited) -> Result:
     if run.stage not in (*LIVE, Stage.STOPPING):
         return run, ()
-    found = run.findings or Findings(opened_at=event.at)
+    seen_at = _seen_at(event)
+    found = run.findings or Findings(opened_at=seen_at)
     if any(exited.rank == event.rank for exited in found.exits):
         return run, ()  # said again after a reconnection
-    if len(found.exits) < MOST_EXITS and not (run.cancelled_by and event.stopped):
-        run = replace(run, findings=replace(found, exits=(*found.exits, event)))
+    if not (run.cancelled_by and event.stopped):
+        run = replace(run, findings=replace(found, exits=_keep(found.exits, event)))
     if run.stage is Stage.STOPPING:
         return run, ()
-    return _stop(run, event.at, f"rank {event.rank} on {event.host} ended", FAILED_GRACE_S)
+    return _stop(run, seen_at, f"rank {event.rank} on {event.host} ended", FAILED_GRACE_S)
+
+
+def _keep(exits: tuple[RankExited, ...], new: RankExited) -> tuple[RankExited, ...]:
+    """The first exits; one that may be the cause is kept however many symptoms came before it."""
+    if len(exits) < MOST_EXITS:
+        return (*exits, new)
+    spare = next((exited for exited in reversed(exits) if _is_consequence(exited)), None)
+    if spare is None or _is_consequence(new):
+        return exits
+    return (*(exited for exited in exits if exited is not spare), new)
+
+
+def _is_consequence(exited: RankExited) -> bool:
+    return exited.stopped or weigh(exited) is not Weight.CAUSE
 
 
 def _hang_detected(run: Run, event: HangDetected) -> Result:
@@ -317,6 +380,12 @@ def _evidence_gathered(run: Run, event: EvidenceGathered) -> Result:
 
 
 def _host_stopped(run: Run, event: HostStopped) -> Result:
+    known = run.hosts.get(event.host)
+    if known is not None and known.back:
+        clean = replace(known, alive=True, back=False)
+        run = replace(run, hosts={**run.hosts, event.host: clean})
+        if run.stage is Stage.WAITING:
+            return _start_if_ready(run, event.at)
     if run.stage not in (*LIVE, Stage.STOPPING) or event.host not in run.placement:
         return run, ()
     run = replace(run, done={**run.done, event.host: event.finished})
@@ -353,10 +422,10 @@ def _stop(run: Run, at: float, reason: str, grace_s: float) -> Result:
 
 
 def _cancel_requested(run: Run, event: CancelRequested) -> Result:
-    assert run.job is not None
     if run.stage is Stage.ENDED or run.cancelled_by is not None:
         return run, ()
     run = replace(run, cancelled_by=event.by)
+    assert run.job is not None
     reason = f"cancelled by {event.by}"
     if run.stage is Stage.STOPPING:
         return run, ()
@@ -368,24 +437,21 @@ def _cancel_requested(run: Run, event: CancelRequested) -> Result:
 def _tick(run: Run, event: Tick) -> Result:
     if run.deadline is None or event.at < run.deadline:
         return run, ()
-    match run.stage:
-        case Stage.WAITING:
-            return _end(run, event.at, "FAILED", _too_few(run, event.at))
-        case Stage.DIAGNOSING:
-            return _stop(run, event.at, run.reason, FAILED_GRACE_S)
-        case Stage.STOPPING:
-            return _stop_overdue(run, event.at)
-        case _:
-            return replace(run, deadline=None), ()
+    if run.stage is Stage.WAITING:
+        return _end(run, event.at, "FAILED", _too_few(run))
+    if run.stage is Stage.DIAGNOSING:
+        return _stop(run, event.at, run.reason, FAILED_GRACE_S)
+    return _stop_overdue(run, event.at)
 
 
-def _too_few(run: Run, at: float) -> str:
+def _too_few(run: Run) -> str:
     assert run.job is not None
-    alive = sorted(host.name for host in run.hosts.values() if host.alive)
-    needed, limit = len(run.job.plan.hosts), run.job.init_timeout
+    plan, limit, usable = run.job.plan, run.job.init_timeout, sorted(_usable(run))
+    small = sorted(h.name for h in run.hosts.values() if h.alive and h.name not in usable)
+    short = f"; fewer than {plan.ranks_per_host} devices on {', '.join(small)}" if small else ""
     return (
-        f"{len(alive)} of {needed} hosts registered within {limit:.0f} s"
-        f" ({', '.join(alive) or 'none'}); see logs/agent-<host>.log of the others"
+        f"{len(usable)} of {len(plan.hosts)} hosts registered within {limit:.0f} s"
+        f" ({', '.join(usable) or 'none'}){short}; see logs/agent-<host>.log of the others"
     )
 
 
@@ -396,21 +462,21 @@ def _stop_overdue(run: Run, at: float) -> Result:
     found = run.findings or Findings(opened_at=at)
     lost = tuple(AgentLost(at=at, host=host, why=why, silent_s=0.0) for host in stuck)
     hosts: Mapping[str, HostState] = {
-        name: replace(host, alive=host.alive and name not in stuck)
+        name: replace(host, alive=False, back=False) if name in stuck else host
         for name, host in run.hosts.items()
     }
     run = replace(
         run,
         hosts=hosts,
         done={**run.done, **dict.fromkeys(stuck, False)},
-        findings=replace(found, lost=(*found.lost, *lost)),
+        findings=replace(found, stuck=lost),
     )
     return _conclude(run, at)
 
 
 def _conclude(run: Run, at: float) -> Result:
     """No process of the attempt is left anywhere: say what it came to."""
-    if run.findings is None and all(run.done.values()):
+    if all(run.done.values()):  # whatever was feared: a hang may have been a slow last step
         return _end(run, at, "SUCCEEDED", f"all ranks finished in attempt {run.attempt}")
     if run.cancelled_by is not None:
         return _end(run, at, "CANCELLED", f"cancelled by {run.cancelled_by}")
@@ -429,10 +495,11 @@ def _recover(run: Run, findings: Findings, at: float) -> Result:
     run = replace(
         _wait(run, at, decision.reason), restarts=run.restarts + 1, fruitless=run.fruitless + 1
     )
+    ordered = {lost.host for lost in findings.lost}
     missing = tuple(
         ReplaceAgent(host=host.name, reason=decision.reason)
         for host in run.hosts.values()
-        if not host.alive
+        if not host.alive and host.name not in ordered
     )
     run, actions = _start_if_ready(run, at)
     return run, (*missing, *actions)
@@ -453,7 +520,7 @@ def _incident(run: Run, findings: Findings, verdict: Verdict, action: str) -> In
         step=max([run.step, *reported]),
         signature=verdict.signature,
         detected_after_s=verdict.detected_after_s,
-        drill=findings.drill or _drill(run),
+        drill=_drill(run),
     )
 
 

@@ -9,6 +9,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import get_args
 
 from orchestrator.contract.datagrams import Phase
 from orchestrator.contract.events import Health
@@ -20,6 +21,8 @@ HANG_FLOOR_S = 10.0
 """… but at least this long."""
 CHECKPOINT_LIMIT_S = 900.0
 """The blocking part of a save, and evaluation, on a slow file system."""
+EXIT_LIMIT_S = 120.0
+"""From the last step to the process's end: torch waits for the other ranks on its way out."""
 SLOW_STEPS = 3.0
 SLOW_FLOOR_S = 2.0
 RECORD_EVERY_S = 30.0
@@ -82,6 +85,7 @@ class Watch:
     def observe(self, digests: Iterable[RankDigest], now: float) -> Progress | None:
         """Take in a digest; the progress to record, now and then."""
         newest: RankDigest | None = None
+        first = self.step
         for digest in digests:
             rank = self.ranks.get(digest.rank)
             if rank is None:
@@ -91,18 +95,21 @@ class Watch:
                 rank.step, rank.phase = digest.step, digest.phase
                 rank.moved = now - digest.still_s
                 self.moved = max(self.moved, rank.moved)
-            if digest.phase != "init" and digest.step > self.step:
-                newest = digest
+            if digest.phase != "init" and digest.step > first:
+                newest, first = digest, digest.step
         return self._stepped(newest, now) if newest is not None else None
 
     def _stepped(self, digest: RankDigest, now: float) -> Progress | None:
         """Steps between two digests share their time evenly."""
         at = now - digest.still_s
-        if self.stepped is not None and digest.step > self.step:
+        # A loss that is not finite is told as none; a second step is progress all the same.
+        done = digest.loss is not None or self.stepped is not None
+        if self.stepped is not None:
             steps = digest.step - self.step
-            self.durations.extend([(at - self.stepped) / steps] * min(steps, STEPS_KEPT))
+            each = max(0.0, at - self.stepped) / steps  # two hosts' ages may differ a little
+            self.durations.extend([each] * min(steps, STEPS_KEPT))
         self.step, self.stepped = digest.step, at
-        if digest.loss is None or now - self.recorded < RECORD_EVERY_S:
+        if not done or now - self.recorded < RECORD_EVERY_S:
             return None
         self.recorded = now
         return Progress(digest.step, digest.loss, digest.tokens_per_second)
@@ -119,6 +126,8 @@ class Watch:
                 return self.limits.init
             case "checkpoint" | "eval":
                 return max(CHECKPOINT_LIMIT_S, self.limits.hang or 0.0)
+            case "exit":
+                return EXIT_LIMIT_S
             case "train":
                 if self.limits.hang is not None:
                     return self.limits.hang
@@ -131,26 +140,32 @@ class Watch:
         phases: set[Phase] = {rank.phase for rank in self.ranks.values() if not rank.ended}
         if not phases:
             return None
-        phase = max(phases, key=self.limit)
+        phase = max(sorted(phases), key=self.limit)
         stalled, limit = now - self.moved, self.limit(phase)
         if stalled <= limit:
             return None
         first = max(rank.step for rank in self.ranks.values())
-        behind = tuple(r for r, rank in sorted(self.ranks.items()) if rank.step < first)
+        behind = tuple(
+            number
+            for number, rank in sorted(self.ranks.items())
+            if rank.step < first and not rank.ended
+        )
         return Hang(phase, max(0, first), stalled, limit, behind)
 
     def health_changes(self, now: float) -> tuple[HealthChange, ...]:
         """Ranks whose health has another name than when last asked."""
         changes = []
-        slow = max(SLOW_FLOOR_S, SLOW_STEPS * (self.step_s or 0.0))
+        step_s = self.step_s
+        slow = max(SLOW_FLOOR_S, SLOW_STEPS * (step_s or 0.0))
+        limits = {phase: self.limit(phase) for phase in get_args(Phase)}
         for number, rank in sorted(self.ranks.items()):
             if rank.ended:
                 continue
-            age, limit = now - rank.heard, self.limit(rank.phase)
+            age, limit = now - rank.heard, limits[rank.phase]
             health: Health = "ok"
             if age > limit / 2:
                 health = "silent"
-            elif rank.phase == "train" and self.step_s is not None and age > slow:
+            elif rank.phase == "train" and step_s is not None and age > slow:
                 health = "slow"
             if health != rank.health:
                 rank.health = health

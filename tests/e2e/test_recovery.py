@@ -14,22 +14,37 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.t
 TRAINED = range(1, 25)
 
 
-def test_goes_on_after_a_rank_and_then_a_host_is_killed(ndctl: Ndctl, reference: Ndctl) -> None:
-    drills = ("--drill", "kill:rank=1@step=10", "--drill", "kill:host=1@step=19")
+def test_goes_on_after_two_ranks_and_then_a_host_are_lost(
+    ndctl: Ndctl, reference: Ndctl
+) -> None:
+    faults = ("exit:rank=3@step=5", "kill:rank=1@step=10", "kill:host=1@step=19")
+    drills = [word for fault in faults for word in ("--drill", fault)]
     done = ndctl.submit("--follow", *drills)
     assert done.code == 0, done.out + done.err
     assert ndctl.losses() == reference.losses()
-    first, second = ndctl.status()["incidents"]
+    left, first, second = ndctl.status()["incidents"]
+    assert (left["kind"], left["culprit"]) == ("rank-exited", {"host": "host-1", "rank": 3})
+    assert left["action"] == "restart as attempt 2 from the beginning: no checkpoint yet"
+    assert left["evidence"]["exit_code"] == 1
     assert (first["kind"], first["culprit"]) == ("rank-killed", {"host": "host-0", "rank": 1})
     assert (second["kind"], second["culprit"]) == ("host-lost", {"host": "host-1", "rank": None})
     assert first["drill"] == "kill:rank=1@step=10"
     assert first["evidence"]["signal"] == "SIGKILL"
-    assert first["action"] == "restart as attempt 2 from checkpoint step-8"
-    assert second["action"] == "restart as attempt 3 from checkpoint step-16"
-    for incident in (first, second):
+    assert first["action"] == "restart as attempt 3 from checkpoint step-8"
+    assert second["action"] == "restart as attempt 4 from checkpoint step-16"
+    for incident in (left, first, second):
         assert 0 <= incident["detected_after_s"] < 10
         assert 0 < incident["recovered_after_s"] < 120
     assert "kill:rank=1@step=10" in done.out
+    assert_nothing_left(ndctl.run_dir)
+
+
+def test_a_spare_takes_the_place_of_a_lost_host(ndctl: Ndctl, reference: Ndctl) -> None:
+    spare = {"cluster__spare_hosts": "1"}
+    done = ndctl.submit("--follow", "--drill", "kill:host=1@step=12", **spare)
+    assert done.code == 0, done.out + done.err
+    assert ndctl.losses() == reference.losses()
+    assert ndctl.status()["hosts"] == ["host-0", "host-2"]
     assert_nothing_left(ndctl.run_dir)
 
 

@@ -76,6 +76,7 @@ def test_the_quickstart_splits_tensors_inside_the_host_and_shards_across() -> No
         ({"parallel__dp_shard": 1, "parallel__dp_replicate": 2}, Mesh(dp_replicate=2, tp=2)),
         ({"parallel__dp_replicate": 2, "parallel__tp": 1}, Mesh(dp_replicate=2, dp_shard=2)),
         ({"parallel__dp_replicate": 4}, Mesh(dp_replicate=4)),
+        ({"train__compile": True}, Mesh(dp_shard=4)),
         ({"cluster__hosts": 8, "cluster__gpus_per_host": 4}, Mesh(dp_shard=8, tp=4)),
     ],
 )
@@ -85,6 +86,11 @@ def test_auto_degrees_take_what_the_others_leave(changes: dict[str, Any], mesh: 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"parallel__tp": 4}, "a tensor-parallel group would span hosts", "--set parallel.tp=2  (dp_s"),
+    (
+        {"parallel__tp": 2, "train__compile": True},
+        "not with parallel.tp=2",
+        "--set parallel.tp=1",
+    ),
     ({"parallel__tp": 3}, "must divide 8 heads, 4 kv heads, 256 vocabulary", "--set parallel.tp="),
     (
         {"cluster__gpus_per_host": 8, "parallel__tp": 8},

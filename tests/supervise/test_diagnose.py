@@ -1,0 +1,296 @@
+"""Who did it: tables of what is known of an attempt, and the verdict."""
+
+import itertools
+import signal
+from typing import Any
+
+import pytest
+from supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
+
+from orchestrator.contract import exits
+from orchestrator.contract.events import (
+    AgentLost,
+    EvidenceGathered,
+    HangDetected,
+    HostStopped,
+    RankEvidence,
+    RankExited,
+)
+from orchestrator.supervise.diagnose import Verdict, Weight, diagnose, signal_name, weigh
+from orchestrator.supervise.state import NOBODY, Findings
+
+RESET = (
+    "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error"
+    " [127.0.0.1]:20878: Connection reset by peer. This is typically caused by a remote worker"
+    " hanging or bugs in the application."
+)
+ABORTED = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+    "  what():  [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84]",
+)
+
+
+def verdict(*exits: RankExited, **more: Any) -> Verdict:
+    return diagnose(Findings(opened_at=START, exits=exits, **more))
+
+
+def lost(name: str, at: float = START + 52, silent_s: float = 2.0) -> AgentLost:
+    return AgentLost(at=at, host=name, why="it said nothing for 2.0 s", silent_s=silent_s)
+
+
+def hang(behind: tuple[int, ...] = ()) -> HangDetected:
+    return HangDetected(
+        at=START + 60,
+        attempt=1,
+        phase="train",
+        step=10,
+        stalled_s=11.0,
+        limit_s=10.0,
+        behind=behind,
+    )
+
+
+def evidence(*ranks: RankEvidence) -> tuple[EvidenceGathered, ...]:
+    """Two ranks on each host."""
+    by_host = itertools.groupby(ranks, key=lambda rank: rank.rank // 2)
+    return tuple(
+        EvidenceGathered(at=START + 62, attempt=1, host=f"host-{n}", ranks=tuple(part))
+        for n, part in by_host
+    )
+
+
+KILLED = exited(1, at=START + 50)
+PEERS = (
+    raised(0, RESET, at=START + 49.9),  # clocks of hosts differ
+    raised(2, GLOO_CLOSED, at=START + 50.1),
+    exited(3, at=START + 50.2, signal=signal.SIGABRT, log_tail=ABORTED),
+)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((KILLED, *PEERS))))
+def test_a_killed_rank_is_found_among_its_louder_peers(order: tuple[RankExited, ...]) -> None:
+    said = verdict(*order)
+    assert (said.kind, str(said.culprit)) == ("rank-killed", "rank 1 on host-0")
+    assert said.cause == "rank 1 was killed by SIGKILL"
+    assert (said.evidence.signal, said.at, said.signature) == ("SIGKILL", START + 50, "")
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))))
+def test_an_exception_is_the_cause_of_aborts_elsewhere(order: tuple[int, ...]) -> None:
+    signs = (
+        raised(2, "shapes differ", at=START + 51),
+        exited(0, signal=signal.SIGABRT, log_tail=ABORTED),
+        exited(3, signal=signal.SIGTERM),
+    )
+    said = verdict(*(signs[n] for n in order))
+    assert (said.kind, said.culprit.rank) == ("exception", 2)
+    assert said.cause == "rank 2 raised RuntimeError: shapes differ at step 10"
+    assert said.signature == "RuntimeError: shapes differ at step 10"
+    assert "shapes differ" in said.evidence.traceback
+
+
+def test_of_two_causes_the_earlier_is_blamed() -> None:
+    late, early = raised(0, "late", at=START + 9), raised(3, "early", at=START + 8)
+    assert verdict(late, early).culprit.rank == 3
+
+
+SYMPTOMS = [
+    GLOO_CLOSED,
+    RESET,
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection refused [10.0.0.2]:4321",
+    "Application timeout caused pair closure",
+    "Gloo connectFullMesh failed with [..] Connect timeout [::1]:52131",
+    "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms"
+    " for recv operation to complete",
+    "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, remote process"
+    " exited or there was a network error, NCCL version 2.21.5\nncclRemoteError: A call failed"
+    " possibly due to a network error or a remote process exiting prematurely.",
+    "NCCL error in: NCCLUtils.hpp:317, unhandled system error, NCCL version 2.21.5\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed\n"
+    "Last error:\nsocketProgress: Connection closed by remote peer node-3<43210>",
+    "NCCL communicator was aborted on rank 5. Original reason for failure was: timeout",
+    "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE,"
+    " NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.",
+    "[c10d] recvValue failed on SocketImpl(fd=75, addr=[localhost]:41270, remote=[localhost]:29500)"
+    ": failed to recv, got 0 bytes. Connection was likely closed.",
+    "[c10d] sendBytes failed on SocketImpl(fd=3, addr=[a]:1, remote=[b]:2): Broken pipe",
+    "wait timeout after 300000ms, keys: /default_pg/0//worker/0",
+    "The client socket has timed out after 60000ms while trying to connect to (host-0, 29500).",
+    "Socket Timeout",
+]
+CAUSES = [
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB",
+    "CUDA error: an illegal memory access was encountered",
+    "CUDA error: uncorrectable ECC error encountered",
+    "DataLoader worker (pid 1234) is killed by signal: Killed.",
+    "[Errno 28] No space left on device: 'checkpoints/step-40'",
+    "The size of tensor a (8) must match the size of tensor b (7) at non-singleton dimension 1",
+]
+
+
+@pytest.mark.parametrize("message", SYMPTOMS)
+def test_what_peers_say_of_a_lost_one_is_a_symptom(message: str) -> None:
+    assert weigh(raised(0, message)) is Weight.SYMPTOM
+    aborted = exited(0, signal=signal.SIGABRT, log_tail=("before", *message.splitlines()))
+    assert weigh(aborted) is Weight.SYMPTOM
+
+
+@pytest.mark.parametrize("message", CAUSES)
+def test_what_a_rank_does_to_itself_is_a_cause(message: str) -> None:
+    assert weigh(raised(0, message)) is Weight.CAUSE
+    aborted = exited(0, signal=signal.SIGABRT, log_tail=("before", message))
+    assert weigh(aborted) is Weight.CAUSE
+
+
+def test_symptoms_alone_blame_nobody() -> None:
+    said = verdict(*PEERS, exited(1, signal=signal.SIGTERM))
+    assert (said.kind, said.culprit, said.signature) == ("connection-lost", NOBODY, "")
+    assert said.cause.startswith("ranks lost their connections; which one broke is not known")
+    assert said.at == START + 49.9
+    assert str(said.culprit) == "an unknown host"
+
+
+def test_ranks_that_vanish_with_their_launcher_are_told_from_their_peers() -> None:
+    gone = [exited(n, at=START + 51, signal=None, exit_code=None) for n in (2, 3)]
+    said = verdict(*PEERS[:1], *gone)
+    assert (said.kind, str(said.culprit)) == ("rank-lost", "rank 2 on host-1")
+    assert said.cause == "rank 2 vanished together with its launcher"
+    assert verdict(*gone, KILLED).kind == "rank-killed"
+
+
+def test_a_lost_agent_is_the_cause_of_symptoms() -> None:
+    said = verdict(*PEERS, lost=(lost("host-1"),))
+    assert (said.kind, str(said.culprit)) == ("host-lost", "host-1")
+    assert (said.at, said.detected_after_s) == (START + 50, 2.0)
+    assert said.cause == "the agent of host-1 is gone: it said nothing for 2.0 s"
+
+
+def test_a_rank_killed_before_its_agent_is_the_cause() -> None:
+    assert verdict(exited(2, at=START + 40), lost=(lost("host-1"),)).kind == "rank-killed"
+
+
+def test_what_ends_because_we_stop_it_is_never_the_cause() -> None:
+    ours = [exited(n, at=START, stopped=True, exit_code=exits.CHECKPOINTED) for n in (0, 1, 2)]
+    assert verdict(*ours, exited(3, at=START + 60)).culprit.rank == 3
+    assert verdict(*ours, hang=hang()).kind == "hang"
+    assert verdict(*ours).kind == "launch-failed"
+
+
+def test_a_host_that_cannot_stop_is_blamed_only_where_nothing_better_is_known() -> None:
+    stuck = (lost("host-1", silent_s=0.0),)
+    assert verdict(KILLED, stuck=stuck).kind == "rank-killed"
+    assert verdict(hang=hang(), stuck=stuck).kind == "hang"
+    assert str(verdict(*PEERS, stuck=stuck).culprit) == "host-1"
+
+
+def test_a_rank_told_from_outside_to_leave_is_named() -> None:
+    said = verdict(exited(2, exit_code=exits.CHECKPOINTED))
+    assert (said.kind, said.final) == ("rank-stopped", False)
+    assert "told by a signal from outside" in said.cause
+
+
+def test_a_plain_exit_code_is_said() -> None:
+    said = verdict(exited(2, exit_code=1))
+    assert (said.kind, said.cause) == ("rank-exited", "rank 2 left with exit code 1")
+    assert said.evidence.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"error": error("bad tp: broken pipe stages")}, "bad tp: broken pipe stages"),
+        ({"log_tail": ("first", "error: bad tp")}, "error: bad tp"),
+        ({}, "see its log"),
+    ],
+)
+def test_a_refusal_is_final_whatever_its_words(more: dict[str, Any], words: str) -> None:
+    said = verdict(exited(0, exit_code=exits.REFUSED, **more))
+    assert (said.kind, said.final) == ("refused", True)
+    assert said.cause == f"the trainer refused its configuration: {words}"
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(9, "SIGKILL"), (11, "SIGSEGV"), (99, "signal 99"), (None, None)],
+)
+def test_signals_have_names(number: int | None, name: str | None) -> None:
+    assert signal_name(number) == name
+
+
+def test_a_launch_that_fails_without_a_word_blames_its_host() -> None:
+    stops = tuple(
+        HostStopped(at=START, attempt=1, host=f"host-{n}", finished=n == 0, why="x" * n)
+        for n in range(3)
+    )
+    said = verdict(stopped=stops)
+    assert (said.culprit.host, said.cause) == ("host-1", "torchrun failed on host-1: x")
+    assert verdict().cause == "torchrun failed on an unknown host: it ended without saying why"
+
+
+# Hangs
+
+LEVEL = tuple(found(rank) for rank in range(4))
+
+
+def seen(*odd: RankEvidence, only: int = 4) -> tuple[EvidenceGathered, ...]:
+    by_rank = {rank.rank: rank for rank in (*LEVEL[:only], *odd)}
+    return evidence(*(by_rank[number] for number in sorted(by_rank)))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "behind", "rank", "how"),
+    [
+        (seen(found(2, process_state="T", stack=())), (2,), 2, "stopped by a signal (state T)"),
+        (seen(found(2, process_state="T", stack=())), (0, 1), 2, "stopped by a signal"),
+        (seen(found(1, process_state="D")), (), 1, "uninterruptible wait"),
+        (seen(found(1, process_state="gone", stack=())), (), 1, "its process is gone"),
+        (seen(found(3, stack=())), (), 3, "it alone gave no stack"),
+        (seen(found(3, step=9)), (3,), 3, "it alone is behind, at step 9"),
+        (
+            seen(found(0, stack=()), found(1, stack=()), found(3, step=9)),
+            (3,),
+            3,
+            "alone is behind",
+        ),
+        (seen(), (), None, "no single rank stands out (0 stopped, 0 mute)"),
+        (seen(), (0, 1), None, "no single rank stands out"),
+        (seen(found(0, stack=()), found(1, stack=())), (), None, "(0 stopped, 2 mute)"),
+        (seen(*(found(n, process_state="T") for n in (0, 3))), (), None, "(2 stopped, 0 mute)"),
+        (seen(only=2), (3,), None, "no single rank"),
+        (seen(found(0, stack=()), only=1), (), None, "(0 stopped, 1 mute)"),
+        ((), (3,), None, "no single rank"),
+    ],
+)
+def test_the_rank_that_the_others_wait_for(
+    ranks: tuple[EvidenceGathered, ...], behind: tuple[int, ...], rank: int | None, how: str
+) -> None:
+    said = verdict(hang=hang(behind), evidence=ranks)
+    assert said.kind == "hang"
+    assert said.culprit.rank == rank
+    assert said.culprit.host == (None if rank is None else f"host-{rank // 2}")
+    assert how in said.evidence.notes[0]
+    assert how in said.cause
+
+
+def test_a_hang_keeps_the_stacks_and_says_which_are_missing() -> None:
+    said = verdict(hang=hang(), evidence=seen(found(1, stack=()), found(2, stack=())))
+    assert said.evidence.stacks["0"] == ("all_reduce",)
+    assert said.evidence.stacks["1"] == ()
+    assert said.evidence.notes[1] == "no stack from rank 1, rank 2"
+    assert (said.at, said.detected_after_s) == (START + 49, 11.0)
+
+
+def test_a_rank_that_dies_under_diagnosis_tells_more_than_the_hang() -> None:
+    assert verdict(raised(2, GLOO_CLOSED), hang=hang()).kind == "hang"
+    assert verdict(raised(2, "shapes differ"), hang=hang()).kind == "exception"
+    assert verdict(hang=hang(), lost=(lost("host-1"),)).kind == "host-lost"
+
+
+def test_a_lost_leader_is_the_cause_only_of_what_nothing_else_explains() -> None:
+    gone: dict[str, Any] = {"leader_lost": START + 90, "noticed_at": START + 100}
+    said = verdict(**gone)
+    assert (said.kind, said.culprit, said.at) == ("leader-lost", NOBODY, START + 90)
+    assert said.detected_after_s == 10.0
+    assert verdict(*PEERS, **gone).kind == "leader-lost"
+    assert verdict(KILLED, **gone).kind == "rank-killed"
+    assert verdict(hang=hang(), **gone).kind == "hang"

@@ -1,0 +1,281 @@
+"""The journal: whole lines, one writer, and what a crash or a full disk leaves."""
+
+import errno
+import fcntl
+import json
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from supervise_stage import Job, exited, raised, submitted
+
+from orchestrator.contract.actions import StopAttempt
+from orchestrator.contract.events import CancelRequested, Tick
+from orchestrator.errors import JobError
+from orchestrator.supervise import log
+from orchestrator.supervise.log import Entry, Journal, Tail, from_line, has_writer, read, to_line
+
+
+class FakeClock:
+    """Time passes by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def journal(path: Path, clock: FakeClock) -> Iterator[Journal]:
+    with Journal(path, clock) as journal:
+        yield journal
+
+
+def tick(at: float) -> Tick:
+    return Tick(at=at)
+
+
+STOP = StopAttempt(attempt=1, grace_s=3.0, reason="a rank ended")
+
+
+def test_what_is_appended_is_read(path: Path, clock: FakeClock) -> None:
+    event = raised(1, "Größe falsch\n🏖️  \x00")
+    with Journal(path, clock) as journal:
+        assert journal.entries == ()
+        first = journal.append(event, [STOP])
+        second = journal.append(tick(2))
+    assert first == Entry(seq=1, event=event, actions=(STOP,))
+    assert read(path) == (first, second)
+    assert path.read_bytes().count(b"\n") == 2
+    with Journal(path, clock) as again:
+        assert again.entries == (first, second)
+        assert again.append(tick(3)).seq == 3
+    assert [entry.seq for entry in read(path)] == [1, 2, 3]
+
+
+def test_every_kind_of_line_reads_as_it_was_written() -> None:
+    job = Job(spares=1).running()
+    job.hangs()
+    job.shows("host-0")
+    job.loses("host-1")
+    job.saves(20)
+    job.cancelled()
+    for seq, (event, actions) in enumerate(job.all, 1):
+        entry = Entry(seq=seq, event=event, actions=actions)
+        assert from_line(to_line(entry)) == entry
+        assert to_line(entry).endswith(b"}\n")
+
+
+def test_a_journal_that_does_not_exist_is_empty(path: Path) -> None:
+    assert read(path) == ()
+    assert not path.exists()
+
+
+def test_a_torn_tail_is_not_read_and_the_next_writer_removes_it(
+    path: Path, clock: FakeClock
+) -> None:
+    with Journal(path, clock) as journal:
+        kept = journal.append(tick(1))
+    whole = path.read_bytes()
+    line = to_line(Entry(seq=2, event=tick(2), actions=()))
+    for length in range(1, len(line)):
+        path.write_bytes(whole + line[:length])
+        assert read(path) == (kept,)
+    with Journal(path, clock) as journal:
+        assert journal.entries == (kept,)
+        assert path.read_bytes() == whole
+        assert journal.append(tick(2)).seq == 2
+    assert path.read_bytes() == whole + line
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"not json",
+        b"[]",
+        b"{}",
+        b"\xff\xfe",
+        b'{"v":1,"seq":2,"event":{"kind":"Meteor","at":1},"actions":[]}',
+        b'{"v":1,"seq":2,"event":{"kind":"Tick"},"actions":[]}',
+    ],
+)
+def test_a_damaged_line_is_an_error_with_its_number(
+    path: Path, clock: FakeClock, damage: bytes
+) -> None:
+    good = [to_line(Entry(seq=n, event=tick(n), actions=())) for n in (1, 3)]
+    path.write_bytes(good[0] + damage + b"\n" + good[1] + b'{"torn')
+    before = path.read_bytes()
+    with pytest.raises(JobError, match="journal line 2 cannot be read"):
+        read(path)
+    with pytest.raises(JobError, match="journal line 2 cannot be read"):
+        Journal(path, clock)
+    assert path.read_bytes() == before
+    assert not has_writer(path), "the lock is not kept"
+
+
+def test_a_journal_of_another_version_says_so(path: Path) -> None:
+    body = json.loads(to_line(Entry(seq=1, event=tick(1), actions=())))
+    path.write_text(json.dumps(body | {"v": 2}) + "\n")
+    with pytest.raises(JobError, match="journal version 2, this ndctl reads 1"):
+        read(path)
+
+
+def test_a_second_writer_is_refused_after_a_while(journal: Journal, clock: FakeClock) -> None:
+    with pytest.raises(JobError, match="is being written by another process") as caught:
+        Journal(journal.path, clock)
+    assert "ndctl status" in caught.value.fix
+    assert log.LOCK_PATIENCE_S <= clock.at < log.LOCK_PATIENCE_S + 1
+    journal.append(tick(1))
+
+
+def test_a_writer_waits_out_a_reader_that_only_asks(path: Path) -> None:
+    path.touch()
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+
+    class Asking(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.at > 1:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+
+    with Journal(path, Asking()) as journal:
+        journal.append(tick(1))
+    os.close(fd)
+
+
+def test_whether_someone_writes_is_seen_from_outside(path: Path, clock: FakeClock) -> None:
+    assert not has_writer(path)
+    with Journal(path, clock):
+        assert has_writer(path)
+    assert not has_writer(path)
+    assert path.exists()
+
+
+class Disk:
+    """`os` as the journal sees it, with a disk that fails as told."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+        self.broken: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def _check(self, name: str) -> None:
+        if name in self.broken:
+            raise OSError(errno.EIO, f"{name} failed")
+
+    def write(self, fd: int, data: bytes) -> int:
+        self._check("write")
+        return os.write(fd, data if self.room is None else data[: self.room])
+
+    def fsync(self, fd: int) -> None:
+        self._check("fsync")
+        os.fsync(fd)
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        self._check("ftruncate")
+        os.ftruncate(fd, size)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(log, "os", disk)
+    return disk
+
+
+@pytest.mark.parametrize("trouble", ["room", "write", "fsync"])
+def test_a_line_that_the_disk_does_not_take_leaves_no_trace(
+    journal: Journal, disk: Disk, trouble: str
+) -> None:
+    journal.append(tick(1))
+    before = journal.path.read_bytes()
+    disk.broken, disk.room = {trouble}, 10 if trouble == "room" else None
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"a part of a line|failed"):
+            journal.append(tick(2))
+        assert journal.path.read_bytes() == before
+    disk.broken, disk.room = set(), None
+    assert journal.append(tick(2)).seq == 2
+    assert len(read(journal.path)) == 2
+
+
+def test_a_file_that_may_not_grow_any_more_stays_as_it_was(journal: Journal) -> None:
+    """The kernel itself takes ten bytes of the line and refuses the rest."""
+    journal.append(tick(1))
+    before = journal.path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
+    try:
+        with pytest.raises(OSError, match="only a part of a line fitted"):
+            journal.append(tick(2))
+        after = journal.path.read_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert after == before
+    journal.append(tick(2))
+    assert len(read(journal.path)) == 2
+
+
+def test_half_a_line_that_could_not_be_cut_off_is_cut_before_the_next(
+    journal: Journal, disk: Disk
+) -> None:
+    journal.append(tick(1))
+    disk.broken, disk.room = {"ftruncate"}, 10
+    for _ in range(2):
+        with pytest.raises(OSError, match="ftruncate failed"):
+            journal.append(tick(2))
+    assert len(read(journal.path)) == 1
+    disk.broken, disk.room = set(), None
+    journal.append(tick(2))
+    assert [entry.event for entry in read(journal.path)] == [tick(1), tick(2)]
+
+
+def test_a_tail_reads_what_came_since_the_last_look(journal: Journal) -> None:
+    tail = Tail(journal.path)
+    assert tail.more() == ()
+    first, second = journal.append(submitted()), journal.append(exited(1))
+    assert tail.more() == (first, second)
+    assert tail.more() == ()
+    line = to_line(Entry(seq=3, event=CancelRequested(at=1, by="ann"), actions=()))
+    with journal.path.open("ab") as file:
+        file.write(line[:20])
+        file.flush()
+        assert tail.more() == ()
+        file.write(line[20:])
+    assert [entry.seq for entry in tail.more()] == [3]
+    with journal.path.open("ab") as file:
+        file.write(b"damage\n")
+    for _ in range(2):
+        with pytest.raises(JobError, match="line 4 cannot"):
+            tail.more()
+
+
+def test_a_tail_may_wait_for_a_journal_to_be_made(path: Path, clock: FakeClock) -> None:
+    tail = Tail(path)
+    assert tail.more() == ()
+    with Journal(path, clock) as journal:
+        journal.append(tick(1))
+    assert len(tail.more()) == 1

@@ -1,0 +1,95 @@
+"""The supervisor's loop: on disk first, then done; a restart stands where it stood."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from supervise_stage import START, Job, exited
+
+from orchestrator.contract.actions import Action, EndJob, StopAttempt
+from orchestrator.contract.events import Event, HealthChanged, Tick
+from orchestrator.supervise.log import Entry, Journal, read
+from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.state import Stage
+from orchestrator.system import SystemClock
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "journal.jsonl", SystemClock()) as journal:
+        yield journal
+
+
+def told(job: Job, supervisor: Supervisor) -> Supervisor:
+    for event, actions in job.all:
+        assert supervisor.feed(event) == actions
+    assert supervisor.run == job.run
+    return supervisor
+
+
+def test_event_and_actions_are_on_disk_before_they_are_given_back(journal: Journal) -> None:
+    supervisor = told(Job().running(), Supervisor(journal))
+    event = exited(1)
+    actions = supervisor.feed(event)
+    assert [type(action) for action in actions] == [StopAttempt]
+    last = read(journal.path)[-1]
+    assert (last.event, last.actions) == (event, actions)
+
+
+def test_only_a_tick_without_effect_is_not_journalled(journal: Journal) -> None:
+    job = Job().running()
+    supervisor = told(job, Supervisor(journal))
+    known = len(read(journal.path))
+    assert supervisor.feed(Tick(at=START + 1000)) == ()
+    assert len(read(journal.path)) == known
+    quiet: list[Event] = [
+        HealthChanged(at=START, attempt=1, rank=0, health="slow", age_s=3.0),
+        exited(1, attempt=0),
+    ]
+    for event in quiet:
+        assert supervisor.feed(event) == ()
+    assert [entry.event for entry in read(journal.path)[known:]] == quiet
+    assert supervisor.run == job.run
+
+
+def test_a_tick_that_decides_is_journalled(journal: Journal) -> None:
+    job = Job()
+    job.leads()
+    supervisor = told(job, Supervisor(journal))
+    (end,) = supervisor.feed(Tick(at=job.at + 600))
+    assert isinstance(end, EndJob)
+    assert read(journal.path)[-1].actions == (end,)
+
+
+def test_a_supervisor_that_is_started_again_stands_where_it_stood(
+    journal: Journal, tmp_path: Path
+) -> None:
+    job = Job(spares=1).running()
+    job.saves(20)
+    job.fails_once()
+    job.trains(first=20)
+    job.hangs()
+    supervisor = told(job, Supervisor(journal))
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(journal.path.read_bytes())
+    with Journal(copy, SystemClock()) as again:
+        assert Supervisor(again).run == supervisor.run
+    assert supervisor.run.stage is Stage.DIAGNOSING
+
+
+def test_what_cannot_be_journalled_is_not_decided(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = told(Job().running(), Supervisor(journal))
+    before = supervisor.run
+
+    def full(event: Event, actions: tuple[Action, ...] = ()) -> Entry:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "append", full)
+        with pytest.raises(OSError, match="no space"):
+            supervisor.feed(exited(1))
+    assert supervisor.run is before
+    (stop,) = supervisor.feed(exited(1))
+    assert isinstance(stop, StopAttempt)

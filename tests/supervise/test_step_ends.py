@@ -1,0 +1,224 @@
+"""What ends a job from outside, in every stage: a person who cancels it, a leader that dies."""
+
+from collections.abc import Callable
+
+import pytest
+from supervise_stage import Job, drills, error, found, submitted
+
+from orchestrator.contract import exits
+from orchestrator.contract.actions import EndJob, StartAttempt, StopAttempt
+from orchestrator.supervise.state import Run, Stage
+from orchestrator.supervise.step import step
+
+# Cancelling
+
+Played = Callable[[], Job]
+
+
+def _hung() -> Job:
+    job = Job().running()
+    job.hangs()
+    return job
+
+
+def _stopping() -> Job:
+    job = Job().running()
+    job.exits(1)
+    return job
+
+
+def _led() -> Job:
+    job = Job()
+    job.leads()
+    return job
+
+
+@pytest.mark.parametrize("played", [Job, _led], ids=["submitted", "waiting"])
+def test_cancelling_before_the_start_ends_the_job_at_once(played: Played) -> None:
+    job = played()
+    (end,) = job.cancelled()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    assert job.run.state == "CANCELLED"
+
+
+@pytest.mark.parametrize(
+    "played",
+    [lambda: Job().starts(), lambda: Job().running(), _hung],
+    ids=["starting", "running", "diagnosing"],
+)
+def test_cancelling_a_live_attempt_gives_its_ranks_time_to_save(played: Played) -> None:
+    job = played()
+    assert job.cancelled() == (StopAttempt(attempt=1, grace_s=30.0, reason="cancelled by ann"),)
+    assert job.cancelled("bob") == (), "once is enough"
+    job.exits(0, exit_code=exits.CHECKPOINTED, stopped=True)
+    (end,) = job.stops()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    assert job.run.incidents == ()
+
+
+def test_cancelling_while_stopping_keeps_the_next_attempt_from_coming() -> None:
+    job = _stopping()
+    assert job.cancelled() == ()
+    (end,) = job.stops()
+    assert isinstance(end, EndJob)
+    assert end.state == "CANCELLED"
+
+
+def test_a_cancelled_job_whose_ranks_finish_all_the_same_succeeded() -> None:
+    job = Job().running()
+    job.cancelled()
+    (end,) = job.stops(finished=True)
+    assert isinstance(end, EndJob)
+    assert end.state == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("how", ["lost", "stuck"])
+def test_a_cancelled_job_ends_though_a_host_does_not_answer(how: str) -> None:
+    job = Job().running()
+    job.cancelled()
+    job.stops("host-0")
+    actions = job.loses("host-1") if how == "lost" else job.waits(46)
+    (end,) = actions
+    assert isinstance(end, EndJob)
+    assert end.state == "CANCELLED"
+
+
+def test_nothing_is_decided_after_the_end() -> None:
+    job = Job().running()
+    job.stops(finished=True)
+    plays: list[Callable[[], object]] = [
+        job.cancelled,
+        job.hangs,
+        job.stops,
+        lambda: job.exits(0),
+        lambda: job.loses("host-0"),
+        lambda: job.shows("host-0", found(0)),
+        lambda: job.registers("host-0", pid=9),
+        lambda: job.waits(1e6),
+        lambda: job.saves(60),
+    ]
+    for play in plays:
+        assert play() == ()
+        assert job.run.state == "SUCCEEDED"
+    (end,) = job.leads()
+    assert end == EndJob(
+        state="SUCCEEDED", reason="the job has ended: all ranks finished in attempt 1"
+    )
+
+
+# Leaders
+
+
+def resumed(job: Job, **more: object) -> Job:
+    job.tell(submitted(at=job.now(), resume=True, **more))
+    return job
+
+
+@pytest.mark.parametrize("by_a_person", [True, False], ids=["resumed", "requeued"])
+def test_a_dead_leader_costs_an_incident_and_a_restart(by_a_person: bool) -> None:
+    job = Job().running()
+    job.saves(20)
+    last = job.at
+    job.at += 100
+    if by_a_person:
+        resumed(job)
+        assert job.run.state == "SUBMITTED"
+    assert job.leads() == ()
+    assert (job.run.stage, job.run.state) == (Stage.WAITING, "RECOVERING")
+    job.registers("host-0")
+    (start,) = job.registers("host-1")
+    assert isinstance(start, StartAttempt)
+    assert start.attempt == 2
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.at) == ("leader-lost", last)
+    assert incident.detected_after_s >= 100
+    assert incident.culprit.host is None
+    assert (job.run.restarts, job.run.fruitless) == (1, 0 if by_a_person else 1)
+    job.trains(first=20)
+    assert job.run.incidents[0].recovered_after_s is not None
+
+
+def test_a_leader_that_dies_under_every_attempt_spends_the_budget() -> None:
+    job = Job(max_restarts=1).running()
+    assert job.starts().run.attempt == 2
+    (end,) = job.leads()
+    assert isinstance(end, EndJob)
+    assert end.state == "FAILED"
+
+
+def test_a_person_may_resume_a_job_without_any_budget() -> None:
+    job = resumed(Job(max_restarts=0).running(), max_restarts=0)
+    assert job.starts().run.stage is Stage.STARTING
+
+
+def test_a_leader_that_dies_while_waiting_leaves_nothing_behind() -> None:
+    job = _led()
+    job.registers("host-0")
+    job.leads()
+    assert (job.run.stage, job.run.hosts, job.run.incidents) == (Stage.WAITING, {}, ())
+
+
+def test_a_cancelled_job_is_not_brought_back_by_a_requeue() -> None:
+    job = Job().running()
+    job.cancelled()
+    (end,) = job.leads()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+
+
+def test_a_person_may_resume_what_was_cancelled() -> None:
+    job = Job().running()
+    job.cancelled()
+    assert resumed(job).starts().run.stage is Stage.STARTING
+
+
+def test_the_trouble_before_the_leaders_death_stays_the_cause() -> None:
+    job = Job().running()
+    job.raises(2, "shapes differ")
+    job.starts()
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.culprit.rank) == ("exception", 2)
+    job.raises(2, "shapes differ")
+    (end,) = job.stops()
+    assert isinstance(end, EndJob), "the same error twice"
+
+
+def test_errors_from_before_a_submission_by_a_person_are_forgiven() -> None:
+    job = Job().running()
+    job.raises(2, "shapes differ")
+    job.exits(0, exit_code=exits.REFUSED, error=error("no", "TrainingError"))
+    resumed(job).starts().trains()
+    assert job.run.incidents[0].action == "the job was submitted again"
+    job.raises(2, "shapes differ")
+    assert isinstance(job.stops()[-1], StartAttempt)
+    job.raises(2, "shapes differ")
+    assert isinstance(job.stops()[-1], EndJob)
+
+
+def test_a_resumed_job_counts_its_drills_from_one_again() -> None:
+    first, second = drills("kill:rank=1@step=5"), drills("stop:rank=2@step=9")
+    job = Job(drills=first).running()
+    job.drill(1)
+    resumed(job, drills=second)
+    assert job.run.incidents[0].drill == "kill:rank=1@step=5"
+    job.starts()
+    (start,) = job.all[-1][1]
+    assert isinstance(start, StartAttempt)
+    assert start.drills == second
+
+
+def test_a_resumed_job_goes_on_counting_attempts_and_incidents() -> None:
+    job = Job(max_restarts=0).running()
+    job.saves(20)
+    job.fails_once()
+    assert job.run.state == "FAILED"
+    resumed(job).starts().trains(first=20)
+    assert (job.run.attempt, job.run.saved, job.run.restarts) == (2, 20, 0)
+    (incident,) = job.run.incidents
+    assert incident.recovered_after_s is not None
+
+
+def test_a_job_submitted_anew_has_no_past() -> None:
+    job = Job().running()
+    fresh, actions = step(job.run, submitted())
+    assert actions == ()
+    assert fresh == step(Run(), submitted())[0]

@@ -1,0 +1,200 @@
+"""Agents that are lost, come back or are replaced, in every stage."""
+
+from supervise_stage import Job
+
+from orchestrator.contract.actions import EndJob, ReplaceAgent, StartAttempt, StopAttempt
+from orchestrator.supervise.state import Stage
+
+# Agents
+
+
+def test_an_agent_lost_in_training_is_replaced_and_its_host_kept_in_place() -> None:
+    job = Job().running()
+    stop, order = job.loses("host-0", silent_s=2.5)
+    reason = "the agent of host-0 is gone: it said nothing"
+    assert stop == StopAttempt(attempt=1, grace_s=3.0, reason=reason)
+    assert order == ReplaceAgent(host="host-0", reason=reason)
+    assert job.loses("host-0") == (), "lost once"
+    assert job.stops("host-1") == (), "the replacement is on its way"
+    assert (job.run.stage, job.run.state) == (Stage.WAITING, "RECOVERING")
+    (start,) = job.registers("host-0", pid=2)
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+    (incident,) = job.run.incidents
+    assert (incident.kind, str(incident.culprit)) == ("host-lost", "host-0")
+    assert incident.detected_after_s == 2.5
+
+
+def test_a_spare_takes_the_place_of_a_lost_host() -> None:
+    job = Job(spares=1).running()
+    assert job.run.placement == ("host-0", "host-1")
+    job.loses("host-0")
+    (start,) = job.stops("host-1")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-2", "host-1")
+
+
+def test_a_lost_spare_is_replaced_and_training_goes_on() -> None:
+    job = Job(spares=1).running()
+    (order,) = job.loses("host-2")
+    assert isinstance(order, ReplaceAgent)
+    assert job.run.stage is Stage.RUNNING
+
+
+def test_a_spare_whose_replacement_never_came_is_asked_for_again() -> None:
+    job = Job(spares=1).running()
+    job.loses("host-2")
+    order, start = job.fails_once()
+    assert isinstance(order, ReplaceAgent)
+    assert (order.host, type(start)) == ("host-2", StartAttempt)
+
+
+def test_a_host_that_finished_may_leave_while_the_others_finish() -> None:
+    job = Job().running()
+    job.stops("host-0", finished=True)
+    (order,) = job.loses("host-0")
+    assert isinstance(order, ReplaceAgent)
+    (end,) = job.stops("host-1", finished=True)
+    assert isinstance(end, EndJob)
+    assert end.state == "SUCCEEDED"
+
+
+def test_the_last_host_lost_while_stopping_lets_the_next_attempt_come() -> None:
+    job = Job().running()
+    job.exits(0)
+    job.stops("host-0")
+    (order,) = job.loses("host-1")
+    assert isinstance(order, ReplaceAgent)
+    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.registers("host-1", pid=2)[-1], StartAttempt)
+
+
+def test_a_host_lost_after_its_ranks_stopped_is_replaced_too() -> None:
+    job = Job().running()
+    job.exits(0)
+    job.stops("host-0")
+    (order,) = job.loses("host-0")
+    assert isinstance(order, ReplaceAgent)
+    assert job.run.stage is Stage.STOPPING
+    assert job.stops("host-1")[0].reason.startswith("restart")
+
+
+def test_agents_that_die_before_every_start_spend_the_budget() -> None:
+    job = Job(max_restarts=2)
+    job.leads()
+    for pid in (1, 2):
+        job.registers("host-0", pid=pid)
+        (order,) = job.loses("host-0")
+        assert isinstance(order, ReplaceAgent)
+    job.registers("host-0", pid=3)
+    (end,) = job.loses("host-0")
+    assert isinstance(end, EndJob)
+    assert end.reason.endswith("agents keep dying before a start")
+
+
+def test_agents_nobody_knows_cannot_be_lost() -> None:
+    job = Job().running()
+    assert job.loses("host-9") == ()
+    assert Job().loses("host-0") == ()
+
+
+def test_an_agent_in_anothers_place_means_that_the_other_is_gone() -> None:
+    job = Job(spares=1).running()
+    (stop,) = job.registers("host-1", pid=2)
+    assert isinstance(stop, StopAttempt)
+    (start,) = job.stops("host-0")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+    assert job.run.incidents[0].kind == "host-lost"
+
+
+def test_a_new_agent_in_the_place_of_the_last_that_had_not_stopped_starts_the_next() -> None:
+    job = Job(spares=1).running()
+    job.loses("host-2")
+    job.exits(0)
+    job.stops("host-0")
+    order, start = job.registers("host-1", pid=2)
+    assert isinstance(order, ReplaceAgent)
+    assert order.host == "host-2", "only the agent that is here needs no replacement"
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+
+
+def test_an_agent_said_twice_changes_nothing() -> None:
+    job = Job().running()
+    before = job.run
+    assert job.registers("host-0") == ()
+    assert job.run is before
+
+
+def test_an_agent_in_anothers_place_may_end_a_job_whose_budget_is_spent() -> None:
+    job = Job(max_restarts=0)
+    job.leads()
+    job.registers("host-0")
+    (end,) = job.registers("host-0", pid=2)
+    assert isinstance(end, EndJob)
+
+
+def test_an_agent_given_up_too_early_has_to_stop_its_ranks_before_it_counts() -> None:
+    job = Job(spares=1).running()
+    job.loses("host-0")
+    (stop,) = job.registers("host-0")
+    assert isinstance(stop, StopAttempt)
+    assert stop.attempt == 1
+    assert job.stops("host-1") == (), "its ranks may still write"
+    (start,) = job.stops("host-0")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+
+
+def test_an_agent_back_after_the_end_of_its_attempt_has_to_say_so_as_well() -> None:
+    job = Job().running()
+    job.loses("host-0")
+    job.stops("host-1")
+    assert isinstance(job.registers("host-0")[-1], StopAttempt)
+    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.stops("host-0")[-1], StartAttempt)
+
+
+def test_an_agent_back_and_lost_again_is_replaced_again() -> None:
+    job = Job().running()
+    job.loses("host-0")
+    job.registers("host-0")
+    (order,) = job.loses("host-0")
+    assert isinstance(order, ReplaceAgent)
+    assert job.run.stage is Stage.STOPPING
+    job.stops("host-1")
+    assert job.run.stage is Stage.WAITING
+    assert job.stops("host-0") == (), "it is gone"
+    assert isinstance(job.registers("host-0", pid=2)[-1], StartAttempt)
+
+
+def test_an_agent_back_that_cannot_stop_is_given_up_for_good() -> None:
+    job = Job().running()
+    job.loses("host-0")
+    job.registers("host-0")
+    job.stops("host-1")
+    job.waits(30)
+    assert job.run.stage is Stage.WAITING
+    assert job.stops("host-0") == ()
+    assert not job.run.hosts["host-0"].alive
+
+
+def test_the_replacement_of_an_agent_that_came_back_is_waited_for_no_longer() -> None:
+    job = Job().running()
+    job.loses("host-0")
+    job.registers("host-0")
+    job.stops("host-1")
+    assert job.run.stage is Stage.STOPPING
+    (start,) = job.registers("host-0", pid=2)
+    assert isinstance(start, StartAttempt)
+    assert job.run.hosts["host-0"].alive
+
+
+def test_the_replacement_of_an_agent_that_came_back_too_late_costs_nothing_more() -> None:
+    job = Job().running()
+    job.loses("host-0")
+    job.stops("host-1")
+    job.registers("host-0")
+    assert isinstance(job.registers("host-0", pid=2)[-1], StartAttempt)
+    assert job.run.fruitless == 1

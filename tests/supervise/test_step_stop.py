@@ -1,0 +1,148 @@
+"""How an attempt ends before its time: stopping, hangs and their evidence, drills."""
+
+import pytest
+from supervise_stage import Job, drills, found
+
+from orchestrator.contract.actions import (
+    EndJob,
+    GatherEvidence,
+    ReplaceAgent,
+    StartAttempt,
+    StopAttempt,
+)
+from orchestrator.supervise.state import Stage
+from orchestrator.supervise.step import MOST_EXITS
+
+# Stopping
+
+
+def test_hosts_whose_ranks_do_not_end_are_given_up_and_replaced() -> None:
+    job = Job().running()
+    job.exits(1)
+    job.stops("host-0")
+    assert job.waits(16) == ()
+    (replace_it,) = job.waits(1)
+    assert isinstance(replace_it, ReplaceAgent)
+    assert replace_it.host == "host-1"
+    assert not job.run.hosts["host-1"].alive
+    assert job.run.incidents[0].kind == "rank-killed"
+    (stop,) = job.registers("host-1")
+    assert isinstance(stop, StopAttempt), "the same agent still has those ranks"
+    assert isinstance(job.registers("host-1", pid=2)[-1], StartAttempt)
+
+
+def test_torchrun_that_fails_alone_is_a_failed_launch() -> None:
+    job = Job().starts()
+    (stop,) = job.stops("host-1", why="torchrun ended with code 1\nno such module")
+    assert isinstance(stop, StopAttempt)
+    job.stops("host-0")
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.culprit.host) == ("launch-failed", "host-1")
+    assert incident.evidence.log_tail[-1] == "no such module"
+
+
+def test_a_hang_that_ends_well_was_none() -> None:
+    job = Job().running()
+    job.hangs()
+    job.waits(6)
+    (end,) = job.stops(finished=True)
+    assert isinstance(end, EndJob)
+    assert (end.state, job.run.incidents) == ("SUCCEEDED", ())
+
+
+def test_a_cause_said_after_many_symptoms_is_kept() -> None:
+    job = Job(hosts=100).running()
+    for rank in range(MOST_EXITS):
+        job.raises(rank, "Connection closed by peer")
+    job.raises(MOST_EXITS, "Connection closed by peer")
+    job.raises(150, "shapes differ")
+    assert job.run.findings is not None
+    assert len(job.run.findings.exits) == MOST_EXITS
+    job.stops()
+    assert job.run.incidents[0].culprit.rank == 150
+
+
+def test_of_many_causes_the_first_are_kept() -> None:
+    job = Job(hosts=100).running()
+    for rank in range(MOST_EXITS + 1):
+        job.exits(rank)
+    assert job.run.findings is not None
+    assert [e.rank for e in job.run.findings.exits] == list(range(MOST_EXITS))
+
+
+# Hangs
+
+
+def test_a_hang_gathers_evidence_from_all_hosts_and_then_stops() -> None:
+    job = Job().running()
+    assert job.hangs() == (
+        GatherEvidence(attempt=1, timeout_s=3.0, reason="no progress for 0.5 s in phase train"),
+    )
+    assert (job.run.stage, job.run.state) == (Stage.DIAGNOSING, "RECOVERING")
+    assert job.hangs() == (), "said twice"
+    assert job.shows("host-0", found(0), found(1)) == ()
+    assert job.shows("host-0", found(0), found(1)) == (), "said twice"
+    (stop,) = job.shows("host-1", found(2, process_state="T", stack=()), found(3))
+    assert isinstance(stop, StopAttempt)
+    assert job.shows("host-1") == (), "too late"
+    job.stops()
+    (incident,) = job.run.incidents
+    assert (incident.kind, str(incident.culprit)) == ("hang", "rank 2 on host-1")
+    assert set(incident.evidence.stacks) == {"0", "1", "2", "3"}
+
+
+def test_evidence_that_does_not_come_is_not_waited_for() -> None:
+    job = Job().running()
+    job.hangs()
+    assert job.waits(5) == ()
+    (stop,) = job.waits(2)
+    assert isinstance(stop, StopAttempt)
+    job.stops()
+    assert job.run.incidents[0].kind == "hang"
+
+
+@pytest.mark.parametrize("news", ["exit", "host stopped", "host lost"])
+def test_what_happens_during_a_diagnosis_ends_it(news: str) -> None:
+    job = Job().running()
+    job.hangs()
+    match news:
+        case "exit":
+            actions = job.exits(2)
+        case "host stopped":
+            actions = job.stops("host-1")
+        case _:
+            actions = job.loses("host-1")
+    assert isinstance(actions[0], StopAttempt)
+    assert job.run.stage is Stage.STOPPING
+
+
+def test_a_rank_told_to_stop_after_a_hang_is_not_its_cause() -> None:
+    job = Job().running()
+    job.hangs(behind=(2,))
+    job.shows("host-0", found(0), found(1))
+    job.shows("host-1", found(2, step=9), found(3))
+    job.exits(0, stopped=True)
+    job.stops("host-0")
+    job.waits(60)
+    assert str(job.run.incidents[0].culprit) == "rank 2 on host-1"
+
+
+# Drills
+
+
+def test_a_drill_is_armed_until_it_happened_and_named_in_its_incident() -> None:
+    both = drills("kill:rank=1@step=5", "kill:rank=1@step=50")
+    job = Job(drills=both)
+    job.starts()
+    (start,) = job.all[-1][1]
+    assert isinstance(start, StartAttempt)
+    assert start.drills == both
+    job.trains()
+    job.drill(1)
+    (again,) = job.fails_once()
+    assert isinstance(again, StartAttempt)
+    assert again.drills == both[1:]
+    assert job.run.incidents[0].drill == "kill:rank=1@step=5"
+    job.trains()
+    job.fails_once()
+    assert job.run.incidents[1].drill is None

@@ -1,0 +1,267 @@
+"""Detectors: hangs, health and progress, out of digests and a clock."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.contract.datagrams import Phase
+from orchestrator.contract.protocol import RankDigest
+from orchestrator.supervise.watch import Hang, HealthChange, Limits, Progress, Watch
+
+ADAPTIVE = Limits(hang=None, init=600.0)
+
+
+def digest(rank: int, step: int, **more: Any) -> RankDigest:
+    values: dict[str, Any] = {
+        "rank": rank,
+        "pid": 100 + rank,
+        "step": step,
+        "phase": "train",
+        "age_s": 0.0,
+        "still_s": 0.0,
+        "loss": 2.5,
+        "tokens_per_second": 900.0,
+        "memory_bytes": None,
+    }
+    return RankDigest(**values | more)
+
+
+def level(step: int, ranks: int = 4, **more: Any) -> list[RankDigest]:
+    return [digest(rank, step, **more) for rank in range(ranks)]
+
+
+def watch(limits: Limits = ADAPTIVE, ranks: int = 4) -> Watch:
+    return Watch(range(ranks), limits, now=0.0)
+
+
+def trained(step_s: float, steps: int = 10, limits: Limits = ADAPTIVE) -> Watch:
+    """Steps of `step_s` seconds; the last is done at `steps * step_s`."""
+    seen = watch(limits)
+    for number in range(steps + 1):
+        seen.observe(level(number), number * step_s)
+    return seen
+
+
+# Limits
+
+
+@pytest.mark.parametrize(("step_s", "limit"), [(0.01, 10.0), (1.0, 10.0), (1.5, 15.0), (60, 600)])
+def test_the_hang_limit_is_ten_steps_but_not_too_short(step_s: float, limit: float) -> None:
+    assert trained(step_s).limit("train") == pytest.approx(limit)
+
+
+def test_one_slow_step_does_not_stretch_the_limit() -> None:
+    seen = trained(2.0)
+    seen.observe(level(11), 20.0 + 500.0)
+    assert seen.limit("train") == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("phase", ["init", "compile", "train"])
+def test_before_the_first_step_the_init_timeout_counts(phase: Phase) -> None:
+    assert watch(Limits(hang=None, init=42.0)).limit(phase) == 42.0
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit"), [("train", 5.0), ("init", 600.0), ("checkpoint", 900.0), ("eval", 900.0)]
+)
+def test_a_fixed_hang_timeout_replaces_the_steps_alone(phase: Phase, limit: float) -> None:
+    assert trained(60.0, limits=Limits(hang=5.0, init=600.0)).limit(phase) == limit
+
+
+def test_a_long_hang_timeout_stretches_checkpoints_too() -> None:
+    assert watch(Limits(hang=5000.0, init=600.0)).limit("checkpoint") == 5000.0
+
+
+# Hangs
+
+
+def test_a_hang_is_no_progress_for_longer_than_the_limit() -> None:
+    seen = trained(2.0)
+    assert seen.hang(40.0) is None
+    assert seen.hang(40.5) == Hang("train", 10, 20.5, 20.0, ())
+
+
+def test_ranks_that_never_came_up_hang_after_the_init_timeout() -> None:
+    seen = watch()
+    assert seen.hang(600.0) is None
+    hang = seen.hang(600.1)
+    assert hang is not None
+    assert (hang.phase, hang.step, hang.behind) == ("init", 0, ())
+
+
+def test_who_is_behind_is_named() -> None:
+    seen = trained(1.0)
+    seen.observe([digest(rank, 11) for rank in (0, 1, 3)], 11.0)
+    hang = seen.hang(30.0)
+    assert hang is not None
+    assert (hang.step, hang.behind) == (11, (2,))
+
+
+def test_one_rank_that_moves_is_progress() -> None:
+    seen = trained(1.0)
+    seen.observe([digest(3, 11)], 19.0)
+    assert seen.hang(28.0) is None
+
+
+def test_words_without_progress_are_none() -> None:
+    seen = trained(1.0)
+    for now in range(11, 25):
+        seen.observe(level(10, still_s=now - 10.0), float(now))
+    hang = seen.hang(25.0)
+    assert hang is not None
+    assert hang.stalled_s == 15.0
+
+
+def test_while_one_rank_saves_the_others_may_wait_long() -> None:
+    seen = trained(1.0)
+    seen.observe([digest(2, 10, phase="checkpoint")], 11.0)
+    assert seen.hang(911.0) is None
+    hang = seen.hang(911.5)
+    assert hang is not None
+    assert hang.phase == "checkpoint"
+    seen.observe([digest(2, 10)], 912.0)
+    assert seen.hang(921.0) is None
+
+
+def test_ranks_that_ended_are_not_waited_for() -> None:
+    seen = trained(1.0)
+    seen.observe([digest(0, 9, ended=True), digest(1, 10, phase="checkpoint", ended=True)], 10.0)
+    hang = seen.hang(30.0)
+    assert hang is not None
+    assert (hang.phase, hang.behind) == ("train", ())
+    seen.observe([digest(rank, 10, ended=True) for rank in (2, 3)], 31.0)
+    assert seen.hang(1e9) is None
+
+
+def test_news_that_was_long_on_its_way_is_dated_back() -> None:
+    """The digest of a host that was cut off for a while says since when its ranks stand still."""
+    seen = trained(1.0)
+    seen.observe([digest(0, 11, still_s=8.0)], 19.0)
+    hang = seen.hang(21.5)
+    assert hang is not None
+    assert hang.stalled_s == 10.5
+
+
+def test_ranks_of_another_world_are_not_counted() -> None:
+    seen = trained(1.0)
+    assert seen.observe([digest(99, 11)], 11.0) is None
+    assert seen.step == 10
+
+
+# Progress
+
+
+def test_the_first_step_is_recorded_at_once_and_then_one_in_thirty_seconds() -> None:
+    seen = watch()
+    assert seen.observe(level(0, phase="init", loss=None), 1.0) is None
+    assert seen.observe(level(0, loss=None), 2.0) is None
+    assert seen.observe(level(1), 3.0) == Progress(1, 2.5, 900.0)
+    recorded = [now for now in range(4, 100) if seen.observe(level(now), float(now)) is not None]
+    assert recorded == [33, 63, 93]
+
+
+def test_a_step_is_recorded_once() -> None:
+    seen = watch()
+    assert seen.observe(level(1)[:2], 1.0) is not None
+    assert seen.observe(level(1)[2:], 40.0) is None
+
+
+def test_the_newest_step_of_a_digest_counts_whatever_its_order() -> None:
+    seen = trained(1.0)
+    progress = seen.observe([digest(0, 42), digest(1, 41)], 42.0)
+    assert progress is not None
+    assert (progress.step, seen.step) == (42, 42)
+
+
+def test_a_loss_that_is_not_finite_is_told_as_none_and_is_progress_all_the_same() -> None:
+    seen = watch()
+    assert seen.observe(level(20, loss=None), 1.0) is None, "the step resumed from"
+    assert seen.observe(level(21, loss=None), 2.0) == Progress(21, None, 900.0)
+
+
+def test_steps_between_two_digests_share_their_time() -> None:
+    seen = watch()
+    seen.observe(level(0), 0.0)
+    seen.observe(level(1), 3.0)
+    seen.observe(level(5), 4.0)
+    assert list(seen.durations) == [3.0, 0.25, 0.25, 0.25, 0.25]
+    assert seen.step_s == 0.25
+
+
+def test_after_a_resume_the_first_duration_is_that_of_a_step() -> None:
+    seen = watch()
+    seen.observe(level(0, phase="init", loss=None), 5.0)
+    seen.observe(level(500, loss=None), 30.0)
+    assert seen.observe(level(501, still_s=0.5), 32.5) is not None
+    assert list(seen.durations) == [2.0]
+
+
+def test_ages_of_two_hosts_that_disagree_make_no_negative_time() -> None:
+    seen = watch()
+    seen.observe([digest(0, 1)], 1.0)
+    seen.observe([digest(3, 2, still_s=0.3)], 1.2)
+    assert list(seen.durations) == [0.0]
+
+
+def test_many_steps_at_once_keep_the_window_small() -> None:
+    seen = watch()
+    seen.observe(level(0), 0.0)
+    seen.observe(level(10_000), 10.0)
+    assert len(seen.durations) == 64
+
+
+# Health
+
+
+def test_health_is_told_only_when_it_changes() -> None:
+    seen = trained(2.0)
+    seen.observe(level(10)[:3], 20.0)
+    assert seen.health_changes(26.0) == ()
+    seen.observe(level(10)[:3], 27.0)
+    assert seen.health_changes(27.0) == (HealthChange(3, "slow", 7.0),)
+    assert seen.health_changes(28.0) == ()
+    seen.observe(level(10)[:3], 31.0)
+    assert seen.health_changes(31.0) == (HealthChange(3, "silent", 11.0),)
+    seen.observe([digest(3, 11, age_s=0.5)], 32.0)
+    assert seen.health_changes(32.0) == (HealthChange(3, "ok", 0.5),)
+
+
+def test_words_heard_late_do_not_make_a_rank_younger_than_it_was() -> None:
+    seen = trained(2.0)
+    seen.observe([digest(3, 10, age_s=9.0)], 21.0)
+    assert seen.health_changes(21.0) == ()
+
+
+@pytest.mark.parametrize("phase", ["init", "checkpoint"])
+def test_a_rank_that_saves_or_starts_is_not_slow(phase: Phase) -> None:
+    seen = trained(0.1)
+    seen.observe(level(11, phase=phase), 2.0)
+    assert seen.health_changes(200.0) == ()
+    assert {change.health for change in seen.health_changes(500.0)} == {"silent"}
+
+
+def test_before_the_first_duration_nobody_is_slow() -> None:
+    seen = watch()
+    seen.observe(level(0), 1.0)
+    assert seen.health_changes(100.0) == ()
+
+
+def test_the_health_of_ended_ranks_is_not_told() -> None:
+    seen = trained(1.0)
+    seen.observe(level(10, ended=True), 11.0)
+    assert seen.health_changes(1e6) == ()
+
+
+def test_sixteen_thousand_ranks_are_watched() -> None:
+    ranks = 16_384
+    seen = watch(ranks=ranks)
+    for number in range(3):
+        for first in range(0, ranks, 8):
+            seen.observe([digest(first + n, number) for n in range(8)], float(number))
+    assert (seen.step, seen.step_s) == (2, 1.0)
+    assert seen.health_changes(2.0) == ()
+    seen.observe([digest(n, 3) for n in range(ranks) if n != 4711], 3.0)
+    hang = seen.hang(14.0)
+    assert hang is not None
+    assert hang.behind == (4711,)
+    assert len(seen.health_changes(14.0)) == ranks
