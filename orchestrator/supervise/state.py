@@ -146,6 +146,8 @@ class Run:
 
     hosts: Mapping[str, HostState] = field(default_factory=dict)
     """Every host whose agent ever registered in this launch."""
+    settle_until: float = 0.0
+    """Until then a new leader waits for spares as well, to choose among all hosts."""
     placement: tuple[str, ...] = ()
     """Hosts of the present attempt in node-rank order."""
     done: Mapping[str, bool] = field(default_factory=dict)

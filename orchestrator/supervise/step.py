@@ -1,7 +1,8 @@
 """The supervisor's one decision: `step(run, event) -> (run, actions)`.
 
 No clock, no I/O: every event carries its own time, and time passing is the event `Tick`. Rules that
-change the state of a job live in this file and nowhere else. Replaying a journal's events gives the
+change the state of a job live here, in `members.py` (agents come and go) and in `moves.py` (from
+stage to stage), and nowhere else. Replaying a journal's events gives the
 same state and the same actions.
 
     SUBMITTED -> WAITING -> STARTING -> RUNNING -> ENDED
@@ -15,15 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from orchestrator.contract.actions import (
-    Action,
-    Ending,
-    EndJob,
-    GatherEvidence,
-    ReplaceAgent,
-    StartAttempt,
-    StopAttempt,
-)
+from orchestrator.contract.actions import EndJob, GatherEvidence
 from orchestrator.contract.events import (
     AgentLost,
     AgentRegistered,
@@ -42,21 +35,30 @@ from orchestrator.contract.events import (
     Tick,
     TrainingResumed,
 )
-from orchestrator.plan.place import place
-from orchestrator.supervise.diagnose import Verdict, Weight, diagnose, weigh
-from orchestrator.supervise.policy import decide
-from orchestrator.supervise.state import LIVE, Findings, HostState, Incident, Run, Stage
+from orchestrator.supervise.diagnose import Weight, diagnose, weigh
+from orchestrator.supervise.members import agent_lost, registered
+from orchestrator.supervise.moves import (
+    FAILED_GRACE_S,
+    Result,
+    all_done,
+    conclude,
+    end,
+    incident_of,
+    recover,
+    start_if_ready,
+    stop,
+    stop_or_conclude,
+    usable,
+    wait,
+)
+from orchestrator.supervise.state import LIVE, Findings, HostState, Run, Stage
 
-FAILED_GRACE_S = 3.0
-"""SIGTERM to SIGKILL when a peer is already dead: no checkpoint can come of it any more."""
-STOP_SLACK_S = 15.0
-"""After SIGKILL is due, for every agent to say that no process is left."""
+SETTLE_S = 5.0
+"""For spares to register once enough hosts are there."""
 EVIDENCE_S = 3.0
 """What agents may take to gather stacks; the supervisor waits a little longer."""
 MOST_EXITS = 64
 """Exits kept for the diagnosis; at 16,384 ranks the rest are symptoms of these."""
-
-Result = tuple[Run, tuple[Action, ...]]
 
 
 def step(run: Run, event: Event) -> Result:
@@ -91,9 +93,9 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
         case LeaderStarted():
             return _leader_started(run, event)
         case AgentRegistered():
-            return _registered(run, event)
+            return registered(run, event)
         case AgentLost():
-            return _agent_lost(run, event)
+            return agent_lost(run, event)
         case TrainingResumed():
             return _resumed(run, event), ()
         case StepReached():
@@ -151,7 +153,7 @@ def _interrupted(run: Run, at: float) -> Run:
     findings = _left_behind(run, at)
     if findings is None:
         return run
-    incident = _incident(run, findings, diagnose(findings), "the job was submitted again")
+    incident = incident_of(run, findings, diagnose(findings), "the job was submitted again")
     return replace(run, incidents=(*run.incidents, incident), restarts=run.restarts + 1)
 
 
@@ -162,140 +164,22 @@ def _left_behind(run: Run, at: float) -> Findings | None:
     return replace(run.findings or Findings(opened_at=at), leader_lost=run.last_at, noticed_at=at)
 
 
-def _drill(run: Run) -> str | None:
-    """The drill that happened in the present attempt."""
-    assert run.job is not None
-    return next((str(d) for d in run.job.drills if d.id in run.fired_now), None)
-
-
 def _leader_started(run: Run, event: LeaderStarted) -> Result:
     assert run.job is not None
     if run.stage is Stage.ENDED and run.ending is not None:
         return run, (EndJob(state=run.ending, reason=f"the job has ended: {run.reason}"),)
     if run.cancelled_by is not None:
-        return _end(run, event.at, "CANCELLED", f"cancelled by {run.cancelled_by}")
+        return end(run, event.at, "CANCELLED", f"cancelled by {run.cancelled_by}")
     findings = _left_behind(run, event.at)
-    waiting = replace(_wait(run, event.at, "waiting for agents"), hosts={}, findings=None)
+    waiting = replace(
+        wait(run, event.at, "waiting for agents"),
+        hosts={},
+        findings=None,
+        settle_until=event.at + SETTLE_S,
+    )
     if findings is None:
         return waiting, ()
-    return _recover(waiting, findings, event.at)
-
-
-def _wait(run: Run, at: float, reason: str) -> Run:
-    assert run.job is not None
-    return replace(
-        run,
-        stage=Stage.WAITING,
-        since=at,
-        deadline=at + run.job.init_timeout,
-        reason=reason,
-        done={},
-    )
-
-
-def _registered(run: Run, event: AgentRegistered) -> Result:
-    if run.stage in (Stage.SUBMITTED, Stage.ENDED):
-        return run, ()
-    known = run.hosts.get(event.host)
-    if known is not None and known.alive and known.pid == event.pid:
-        return run, ()
-    if known is not None and known.pid == event.pid and _may_be_busy(run, event.host):
-        return _welcome_back(run, known)
-    actions: tuple[Action, ...] = ()
-    expected = known is not None and known.back and run.stage is Stage.STOPPING
-    if known is not None and (known.alive or expected):
-        lost = AgentLost(
-            at=event.at, host=event.host, why="another agent took its place", silent_s=0.0
-        )
-        run, actions = _agent_lost(run, lost)
-        itself = {a for a in actions if isinstance(a, ReplaceAgent) and a.host == event.host}
-        actions = tuple(a for a in actions if a not in itself)
-    host = HostState(name=event.host, address=event.address, devices=event.devices, pid=event.pid)
-    run = replace(run, hosts={**run.hosts, event.host: host})
-    if run.stage is Stage.WAITING:
-        run, more = _start_if_ready(run, event.at)
-        actions += more
-    return run, actions
-
-
-def _may_be_busy(run: Run, host: str) -> bool:
-    """Whether ranks of an attempt that has been told to stop may still run there."""
-    return run.stage in (Stage.STOPPING, Stage.WAITING) and host in run.placement
-
-
-def _welcome_back(run: Run, known: HostState) -> Result:
-    """An agent that was given up too early counts again once it says that no rank is left."""
-    reason = f"the agent of {known.name} is back: what it still runs has to end first"
-    hosts = {**run.hosts, known.name: replace(known, back=True)}
-    done = {host: finished for host, finished in run.done.items() if host != known.name}
-    stop = StopAttempt(attempt=run.attempt, grace_s=FAILED_GRACE_S, reason=reason)
-    return replace(run, hosts=hosts, done=done), (stop,)
-
-
-def _start_if_ready(run: Run, at: float) -> Result:
-    """Start the next attempt once enough hosts are there."""
-    assert run.job is not None
-    plan = run.job.plan
-    usable = _usable(run)
-    if len(usable) < len(plan.hosts):
-        return run, ()
-    placement = place(plan, usable, run.placement)
-    attempt = run.attempt + 1
-    origin = f"checkpoint step-{run.saved}" if run.saved else "the beginning"
-    reason = f"attempt {attempt} on {len(placement)} hosts from {origin}"
-    after = replace(
-        run,
-        stage=Stage.STARTING,
-        since=at,
-        deadline=None,
-        reason=reason,
-        attempt=attempt,
-        placement=placement,
-        done={},
-        fired_now=(),
-        findings=None,
-    )
-    drills = tuple(drill for drill in run.job.drills if drill.id not in run.fired)
-    return after, (StartAttempt(attempt=attempt, hosts=placement, drills=drills, reason=reason),)
-
-
-def _usable(run: Run) -> list[str]:
-    """Hosts that can carry their part of the plan."""
-    assert run.job is not None
-    need = run.job.plan.ranks_per_host
-    return [host.name for host in run.hosts.values() if host.alive and host.devices >= need]
-
-
-def _agent_lost(run: Run, event: AgentLost) -> Result:
-    known = run.hosts.get(event.host)
-    if known is None or not (known.alive or known.back):
-        return run, ()
-    if run.stage in (Stage.SUBMITTED, Stage.ENDED):
-        return run, ()
-    gone = replace(known, alive=False, back=False)
-    run = replace(run, hosts={**run.hosts, event.host: gone})
-    again = ReplaceAgent(host=event.host, reason=f"the agent of {event.host} is gone: {event.why}")
-    if run.stage is Stage.WAITING:
-        return _lost_while_waiting(run, event, again)
-    if event.host not in run.placement or event.host in run.done:
-        return run, (again,)
-    found = run.findings or Findings(opened_at=event.at)
-    run = replace(
-        run,
-        findings=replace(found, lost=(*found.lost, event)),
-        done={**run.done, event.host: False},
-    )
-    run, actions = _stop_or_conclude(run, event.at, again.reason)
-    asked = any(isinstance(a, ReplaceAgent) and a.host == event.host for a in actions)
-    return run, actions if asked or run.ending is not None else (*actions, again)
-
-
-def _lost_while_waiting(run: Run, event: AgentLost, again: ReplaceAgent) -> Result:
-    """Agents that die before an attempt begins spend the budget too, or it would never end."""
-    assert run.job is not None
-    if run.fruitless >= run.job.max_restarts:
-        return _end(run, event.at, "FAILED", f"{again.reason}; agents keep dying before a start")
-    return replace(run, fruitless=run.fruitless + 1), (again,)
+    return recover(waiting, findings, event.at)
 
 
 def _resumed(run: Run, event: TrainingResumed) -> Run:
@@ -337,7 +221,7 @@ def _rank_exited(run: Run, event: RankExited) -> Result:
         run = replace(run, findings=replace(found, exits=_keep(found.exits, event)))
     if run.stage is Stage.STOPPING:
         return run, ()
-    return _stop(run, seen_at, f"rank {event.rank} on {event.host} ended", FAILED_GRACE_S)
+    return stop(run, seen_at, f"rank {event.rank} on {event.host} ended", FAILED_GRACE_S)
 
 
 def _keep(exits: tuple[RankExited, ...], new: RankExited) -> tuple[RankExited, ...]:
@@ -376,7 +260,7 @@ def _evidence_gathered(run: Run, event: EvidenceGathered) -> Result:
     run = replace(run, findings=replace(run.findings, evidence=evidence))
     if not set(run.placement) <= {part.host for part in evidence}:
         return run, ()
-    return _stop(run, event.at, run.reason, FAILED_GRACE_S)
+    return stop(run, event.at, run.reason, FAILED_GRACE_S)
 
 
 def _host_stopped(run: Run, event: HostStopped) -> Result:
@@ -385,7 +269,7 @@ def _host_stopped(run: Run, event: HostStopped) -> Result:
         clean = replace(known, alive=True, back=False)
         run = replace(run, hosts={**run.hosts, event.host: clean})
         if run.stage is Stage.WAITING:
-            return _start_if_ready(run, event.at)
+            return start_if_ready(run, event.at)
     if run.stage not in (*LIVE, Stage.STOPPING) or event.host not in run.placement:
         return run, ()
     run = replace(run, done={**run.done, event.host: event.finished})
@@ -393,32 +277,9 @@ def _host_stopped(run: Run, event: HostStopped) -> Result:
     if failed:
         found = run.findings or Findings(opened_at=event.at)
         run = replace(run, findings=replace(found, stopped=(*found.stopped, event)))
-    if run.stage is Stage.STOPPING or failed or _all_done(run):
-        return _stop_or_conclude(run, event.at, f"torchrun ended on {event.host}")
+    if run.stage is Stage.STOPPING or failed or all_done(run):
+        return stop_or_conclude(run, event.at, f"torchrun ended on {event.host}")
     return run, ()
-
-
-def _stop_or_conclude(run: Run, at: float, reason: str) -> Result:
-    if _all_done(run):
-        return _conclude(run, at)
-    if run.stage is Stage.STOPPING:
-        return run, ()
-    return _stop(run, at, reason, FAILED_GRACE_S)
-
-
-def _all_done(run: Run) -> bool:
-    return set(run.placement) <= set(run.done)
-
-
-def _stop(run: Run, at: float, reason: str, grace_s: float) -> Result:
-    after = replace(
-        run,
-        stage=Stage.STOPPING,
-        since=at,
-        deadline=at + grace_s + STOP_SLACK_S,
-        reason=reason,
-    )
-    return after, (StopAttempt(attempt=run.attempt, grace_s=grace_s, reason=reason),)
 
 
 def _cancel_requested(run: Run, event: CancelRequested) -> Result:
@@ -430,28 +291,32 @@ def _cancel_requested(run: Run, event: CancelRequested) -> Result:
     if run.stage is Stage.STOPPING:
         return run, ()
     if run.stage in LIVE:
-        return _stop(run, event.at, reason, run.job.stop_grace)
-    return _end(run, event.at, "CANCELLED", reason)
+        return stop(run, event.at, reason, run.job.stop_grace)
+    return end(run, event.at, "CANCELLED", reason)
 
 
 def _tick(run: Run, event: Tick) -> Result:
+    if run.stage is Stage.WAITING and event.at >= run.settle_until:
+        run, actions = start_if_ready(run, event.at)
+        if actions:
+            return run, actions
     if run.deadline is None or event.at < run.deadline:
         return run, ()
     if run.stage is Stage.WAITING:
-        return _end(run, event.at, "FAILED", _too_few(run))
+        return end(run, event.at, "FAILED", _too_few(run))
     if run.stage is Stage.DIAGNOSING:
-        return _stop(run, event.at, run.reason, FAILED_GRACE_S)
+        return stop(run, event.at, run.reason, FAILED_GRACE_S)
     return _stop_overdue(run, event.at)
 
 
 def _too_few(run: Run) -> str:
     assert run.job is not None
-    plan, limit, usable = run.job.plan, run.job.init_timeout, sorted(_usable(run))
-    small = sorted(h.name for h in run.hosts.values() if h.alive and h.name not in usable)
+    plan, limit, fit = run.job.plan, run.job.init_timeout, sorted(usable(run))
+    small = sorted(h.name for h in run.hosts.values() if h.alive and h.name not in fit)
     short = f"; fewer than {plan.ranks_per_host} devices on {', '.join(small)}" if small else ""
     return (
-        f"{len(usable)} of {len(plan.hosts)} hosts registered within {limit:.0f} s"
-        f" ({', '.join(usable) or 'none'}){short}; see logs/agent-<host>.log of the others"
+        f"{len(fit)} of {len(plan.hosts)} hosts registered within {limit:.0f} s"
+        f" ({', '.join(fit) or 'none'}){short}; see logs/agent-<host>.log of the others"
     )
 
 
@@ -471,67 +336,4 @@ def _stop_overdue(run: Run, at: float) -> Result:
         done={**run.done, **dict.fromkeys(stuck, False)},
         findings=replace(found, stuck=lost),
     )
-    return _conclude(run, at)
-
-
-def _conclude(run: Run, at: float) -> Result:
-    """No process of the attempt is left anywhere: say what it came to."""
-    if all(run.done.values()):  # whatever was feared: a hang may have been a slow last step
-        return _end(run, at, "SUCCEEDED", f"all ranks finished in attempt {run.attempt}")
-    if run.cancelled_by is not None:
-        return _end(run, at, "CANCELLED", f"cancelled by {run.cancelled_by}")
-    assert run.findings is not None
-    return _recover(run, run.findings, at)
-
-
-def _recover(run: Run, findings: Findings, at: float) -> Result:
-    """Record the incident; start again or give up."""
-    verdict = diagnose(findings)
-    decision = decide(run, verdict)
-    incident = _incident(run, findings, verdict, decision.reason)
-    run = replace(run, incidents=(*run.incidents, incident), findings=None)
-    if not decision.restart:
-        return _end(run, at, "FAILED", decision.reason)
-    run = replace(
-        _wait(run, at, decision.reason), restarts=run.restarts + 1, fruitless=run.fruitless + 1
-    )
-    ordered = {lost.host for lost in findings.lost}
-    missing = tuple(
-        ReplaceAgent(host=host.name, reason=decision.reason)
-        for host in run.hosts.values()
-        if not host.alive and host.name not in ordered
-    )
-    run, actions = _start_if_ready(run, at)
-    return run, (*missing, *actions)
-
-
-def _incident(run: Run, findings: Findings, verdict: Verdict, action: str) -> Incident:
-    reported = [exited.step for exited in findings.exits]
-    reported += [findings.hang.step] if findings.hang else []
-    return Incident(
-        id=len(run.incidents) + 1,
-        attempt=run.attempt,
-        at=verdict.at,
-        kind=verdict.kind,
-        cause=verdict.cause,
-        culprit=verdict.culprit,
-        evidence=verdict.evidence,
-        action=action,
-        step=max([run.step, *reported]),
-        signature=verdict.signature,
-        detected_after_s=verdict.detected_after_s,
-        drill=_drill(run),
-    )
-
-
-def _end(run: Run, at: float, ending: Ending, reason: str) -> Result:
-    after = replace(
-        run,
-        stage=Stage.ENDED,
-        since=at,
-        deadline=None,
-        reason=reason,
-        ending=ending,
-        findings=None,
-    )
-    return after, (EndJob(state=ending, reason=reason),)
+    return conclude(run, at)

@@ -34,6 +34,27 @@ def test_a_spare_takes_the_place_of_a_lost_host() -> None:
     assert start.hosts == ("host-2", "host-1")
 
 
+def test_the_planned_hosts_are_waited_for_when_a_spare_registers_first() -> None:
+    job = Job(spares=1)
+    job.leads()
+    assert job.registers("host-2") == ()
+    assert job.registers("host-1") == (), "enough, but host-0 may be the better one"
+    (start,) = job.registers("host-0")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+
+
+def test_a_host_that_does_not_come_is_waited_for_only_a_while() -> None:
+    job = Job(spares=1)
+    job.leads()
+    job.registers("host-2")
+    job.registers("host-1")
+    assert job.waits(1) == ()
+    (start,) = job.waits(5)
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-2", "host-1")
+
+
 def test_a_lost_spare_is_replaced_and_training_goes_on() -> None:
     job = Job(spares=1).running()
     (order,) = job.loses("host-2")

@@ -1,0 +1,85 @@
+"""Agents come and go: what follows when one registers, is lost, or comes back after all."""
+
+from dataclasses import replace
+
+from orchestrator.contract.actions import Action, ReplaceAgent, StopAttempt
+from orchestrator.contract.events import AgentLost, AgentRegistered
+from orchestrator.supervise.moves import (
+    FAILED_GRACE_S,
+    Result,
+    end,
+    start_if_ready,
+    stop_or_conclude,
+)
+from orchestrator.supervise.state import Findings, HostState, Run, Stage
+
+
+def registered(run: Run, event: AgentRegistered) -> Result:
+    if run.stage in (Stage.SUBMITTED, Stage.ENDED):
+        return run, ()
+    known = run.hosts.get(event.host)
+    if known is not None and known.alive and known.pid == event.pid:
+        return run, ()
+    if known is not None and known.pid == event.pid and _may_be_busy(run, event.host):
+        return _welcome_back(run, known)
+    actions: tuple[Action, ...] = ()
+    expected = known is not None and known.back and run.stage is Stage.STOPPING
+    if known is not None and (known.alive or expected):
+        lost = AgentLost(
+            at=event.at, host=event.host, why="another agent took its place", silent_s=0.0
+        )
+        run, actions = agent_lost(run, lost)
+        itself = {a for a in actions if isinstance(a, ReplaceAgent) and a.host == event.host}
+        actions = tuple(a for a in actions if a not in itself)
+    host = HostState(name=event.host, address=event.address, devices=event.devices, pid=event.pid)
+    run = replace(run, hosts={**run.hosts, event.host: host})
+    if run.stage is Stage.WAITING:
+        run, more = start_if_ready(run, event.at)
+        actions += more
+    return run, actions
+
+
+def _may_be_busy(run: Run, host: str) -> bool:
+    """Whether ranks of an attempt that has been told to stop may still run there."""
+    return run.stage in (Stage.STOPPING, Stage.WAITING) and host in run.placement
+
+
+def _welcome_back(run: Run, known: HostState) -> Result:
+    """An agent that was given up too early counts again once it says that no rank is left."""
+    reason = f"the agent of {known.name} is back: what it still runs has to end first"
+    hosts = {**run.hosts, known.name: replace(known, back=True)}
+    done = {host: finished for host, finished in run.done.items() if host != known.name}
+    stop = StopAttempt(attempt=run.attempt, grace_s=FAILED_GRACE_S, reason=reason)
+    return replace(run, hosts=hosts, done=done), (stop,)
+
+
+def agent_lost(run: Run, event: AgentLost) -> Result:
+    known = run.hosts.get(event.host)
+    if known is None or not (known.alive or known.back):
+        return run, ()
+    if run.stage in (Stage.SUBMITTED, Stage.ENDED):
+        return run, ()
+    gone = replace(known, alive=False, back=False)
+    run = replace(run, hosts={**run.hosts, event.host: gone})
+    again = ReplaceAgent(host=event.host, reason=f"the agent of {event.host} is gone: {event.why}")
+    if run.stage is Stage.WAITING:
+        return _lost_while_waiting(run, event, again)
+    if event.host not in run.placement or event.host in run.done:
+        return run, (again,)
+    found = run.findings or Findings(opened_at=event.at)
+    run = replace(
+        run,
+        findings=replace(found, lost=(*found.lost, event)),
+        done={**run.done, event.host: False},
+    )
+    run, actions = stop_or_conclude(run, event.at, again.reason)
+    asked = any(isinstance(a, ReplaceAgent) and a.host == event.host for a in actions)
+    return run, actions if asked or run.ending is not None else (*actions, again)
+
+
+def _lost_while_waiting(run: Run, event: AgentLost, again: ReplaceAgent) -> Result:
+    """Agents that die before an attempt begins spend the budget too, or it would never end."""
+    assert run.job is not None
+    if run.fruitless >= run.job.max_restarts:
+        return end(run, event.at, "FAILED", f"{again.reason}; agents keep dying before a start")
+    return replace(run, fruitless=run.fruitless + 1), (again,)
