@@ -112,20 +112,40 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     from orchestrator.backends import backend_named
 
     run_dir = submission.run_dir
-    _admit(submission, clock)
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
     backend = backend_named(submission.planned.spec.cluster.backend, environ, clock)
-    with Journal(run_dir.journal, clock) as journal:
-        known = len(journal.entries)
-        past = fold(entry.event for entry in journal.entries)
-        job = _submitted(submission, past, clock.now())
-        _write_files(submission, job.plan_number)
-        journal.append(job)
+    _check_drills(submission)
+    try:
+        _admit(submission, environ, clock)
+        run_dir.logs.mkdir(parents=True, exist_ok=True)
+        with Journal(run_dir.journal, clock) as journal:
+            known = len(journal.entries)
+            past = fold(entry.event for entry in journal.entries)
+            job = submitted_event(submission, past, clock.now())
+            _write_files(submission, job.plan_number)
+            journal.append(job)
+    except OSError as exc:
+        raise BackendError(
+            f"the run directory cannot be written: {exc}",
+            fix="give --run-root a directory that you may write to; `ndctl doctor` looks at it",
+        ) from exc
     backend.submit(job.launch)
     return Submitted(run_dir=run_dir, known=known)
 
 
-def _admit(submission: Submission, clock: Clock) -> None:
+def _check_drills(submission: Submission) -> None:
+    """A drill that can never happen would rehearse nothing."""
+    plan, steps = submission.planned.plan, submission.planned.spec.train.steps
+    for drill in submission.drills:
+        count = plan.world_size if drill.target == "rank" else len(plan.hosts)
+        if drill.index >= count or drill.step > steps:
+            raise JobError(
+                f"drill {drill} would never happen: the job has {count} {drill.target}s,"
+                f" counted from 0, and {steps} steps",
+                fix=f"for example --drill {drill.fault}:{drill.target}=0@step={min(2, steps)}",
+            )
+
+
+def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> None:
     """Refuse a second start; make room for a new one."""
     run_dir, name = submission.run_dir, submission.planned.spec.name
     if has_writer(run_dir.journal):
@@ -139,6 +159,7 @@ def _admit(submission: Submission, clock: Clock) -> None:
             raise JobError(f"job {name} has no run to resume", fix="submit it without --resume")
         return
     if submission.new:
+        _clear(fold(entry.event for entry in entries), environ, clock)
         _archive(submission.run_root, run_dir, clock)
     elif not submission.resume:
         state = fold(entry.event for entry in entries).state
@@ -150,6 +171,14 @@ def _admit(submission: Submission, clock: Clock) -> None:
         )
 
 
+def _clear(run: Run, environ: Mapping[str, str], clock: Clock) -> None:
+    """End what a launch left running."""
+    from orchestrator.backends import backend_named
+
+    if run.job is not None:
+        backend_named(run.job.backend, environ, clock).clear(run.job.launch)
+
+
 def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:
     stamp = datetime.fromtimestamp(clock.now(), UTC).strftime("%Y%m%dT%H%M%SZ")
     archive = run_root / ARCHIVE
@@ -157,7 +186,7 @@ def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:
     run_dir.path.rename(archive / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
 
 
-def _submitted(submission: Submission, past: Run, at: float) -> JobSubmitted:
+def submitted_event(submission: Submission, past: Run, at: float) -> JobSubmitted:
     spec = submission.planned.spec
     resilience = spec.resilience
     number = past.job.launch.launch + 1 if past.job else 1
@@ -233,19 +262,20 @@ def cancel(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
     name = run_dir.path.name
     if run.ending is not None:
         raise JobError(f"job {name} has already ended: {run.state}", fix="nothing to cancel")
-    assert run.job is not None
-    if has_writer(run_dir.journal) and _ask_to_cancel(run_dir):
+    if run.job is None:
+        raise JobError(f"job {name} was never submitted to its end", fix="submit it again")
+    if has_writer(run_dir.journal) and _ask_to_cancel(run_dir, run.job.launch.launch):
         return f"{name} is being cancelled: its ranks write a checkpoint and leave"
-    from orchestrator.backends import backend_named
-
-    backend_named(run.job.backend, environ, clock).clear(run.job.launch)
+    _clear(run, environ, clock)
     return _record_cancel(run_dir, clock)
 
 
-def _ask_to_cancel(run_dir: RunDir) -> bool:
+def _ask_to_cancel(run_dir: RunDir, launch: int) -> bool:
     """Whether the leader took the order."""
     try:
         leader = json.loads(run_dir.leader.read_text())
+        if leader["launch"] != launch:
+            return False  # of an earlier launch; another program may have its port by now
         request = urllib.request.Request(
             f"http://{leader['address']}:{leader['port']}{CANCEL_PATH}",
             data=json.dumps({"by": getpass.getuser()}).encode(),
@@ -267,13 +297,15 @@ def _ask_to_cancel(run_dir: RunDir) -> bool:
 
 def wait_until_ended(run_dir: RunDir, clock: Clock) -> str:
     """Wait for the end of a job that was cancelled; its state and why, in words."""
+    alive = True
     while (run := fold(entry.event for entry in read(run_dir.journal))).ending is None:
-        if not has_writer(run_dir.journal):
+        if not alive:
             raise JobError(
                 f"the leader of {run_dir.path.name} went away before the job had ended",
                 fix=f"type `ndctl cancel {run_dir.path.name}` again",
             )
         clock.sleep(ENDING_POLL_S)
+        alive = has_writer(run_dir.journal)  # asked before the journal is read, which it ends
     return f"{run_dir.path.name}: {run.state}, {run.reason}"
 
 

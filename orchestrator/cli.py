@@ -24,7 +24,7 @@ EXIT_CODES = (
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    root = Path(os.environ.get("NDCTL_RUN_ROOT", "ndctl-runs"))
+    root = Path(ctx.params.get("run_root") or os.environ.get("NDCTL_RUN_ROOT") or "ndctl-runs")
     return [p.parent.name for p in root.glob(f"{incomplete}*/journal.jsonl")]
 
 
@@ -250,6 +250,7 @@ def _snapshot(job: str, run_root: str | None) -> Any:
 @json_option
 def describe(job: str, run_root: str | None, as_json: bool) -> None:
     """Show all that is known of a job: plan, hosts, each incident with its evidence."""
+    from orchestrator.contract.checkpoints import newest_complete
     from orchestrator.dashboard.describe import describe_text
     from orchestrator.dashboard.status import status_json
 
@@ -257,7 +258,8 @@ def describe(job: str, run_root: str | None, as_json: bool) -> None:
     if as_json:
         _print_json(status_json(snapshot))
     else:
-        click.echo(describe_text(snapshot, None))
+        passed_over = newest_complete(snapshot.run_dir.checkpoints)[1]
+        click.echo(describe_text(snapshot, None, passed_over))
 
 
 @cli.command(epilog="Example: ndctl logs quickstart --rank 1 --attempt 1")

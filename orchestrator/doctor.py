@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import resource
 import shutil
 import socket
@@ -40,8 +41,11 @@ def examine(
     run_root: Path, plan: Plan | None, environ: Mapping[str, str], shell: Shell, clock: Clock
 ) -> tuple[Finding, ...]:
     """Every check; with a plan, also whether this machine can hold it."""
+    platform = _platform()
+    if platform.verdict == "stops":
+        return (platform,)  # the other checks ask Linux
     return (
-        _platform(),
+        platform,
         *_packages(),
         _cores(plan),
         _memory(plan),
@@ -81,7 +85,7 @@ def _packages() -> Iterator[Finding]:
             found = "not installed"
             yield Finding(what=name, verdict="stops", found=found, fix=fix)
             continue
-        have = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+        have = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
         verdict: Verdict = "ok" if have >= least else "stops"
         yield Finding(what=name, verdict=verdict, found=f"{version}, needs {bound}", fix=fix)
 
@@ -152,7 +156,9 @@ def _locks(place: Path) -> Finding:
 def _scratch() -> Finding:
     """Ranks talk to their agent through a Unix socket in the temporary directory."""
     try:
-        with tempfile.TemporaryDirectory(prefix="ndctl-doctor-") as folder:
+        # As long a path as an agent's own, which has the user's number and a hash in it.
+        prefix = f"ndctl-doctor-{os.getuid():-<20}"
+        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
             path = str(Path(folder) / "ranks.sock")
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
                 sock.bind(path)

@@ -22,9 +22,14 @@ def run_command(argv: Sequence[str], /, *, timeout: float) -> Completed:
     """The real `Shell`."""
     try:
         done = subprocess.run(
-            list(argv), capture_output=True, text=True, timeout=timeout, check=False
+            list(argv),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
         )
-    except FileNotFoundError as exc:
+    except OSError as exc:  # there is no such program, or it may not be run
         return Completed(127, "", str(exc))
     except subprocess.TimeoutExpired as exc:
         raise TimeoutError(f"{argv[0]} did not end within {timeout:.0f} s") from exc

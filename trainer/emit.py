@@ -18,7 +18,6 @@ from orchestrator.contract.datagrams import (
     Beat,
     Datagram,
     DrillFired,
-    Phase,
     Raised,
     Resumed,
     Saved,
@@ -26,6 +25,7 @@ from orchestrator.contract.datagrams import (
 )
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.env import RankEnv
+from orchestrator.contract.phases import Phase
 
 MAX_MESSAGE = 4_000
 PATIENCE = struct.pack("ll", 1, 0)

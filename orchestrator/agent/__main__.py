@@ -15,6 +15,7 @@ from pathlib import Path
 
 from orchestrator.agent.agent import Agent, AgentConfig
 from orchestrator.agent.attempt import lock_is_free
+from orchestrator.agent.evidence import holders, send_signal
 from orchestrator.agent.leader import Leader
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.backends import backend_named
@@ -30,6 +31,8 @@ log = logging.getLogger("orchestrator.agent")
 LOCK_WAIT_S = 60.0
 """For a former agent of this host, or what it left running, to be gone."""
 LOCK_POLL_S = 0.1
+ORPHANS_S = 5.0
+"""The kernel ends what a former agent left running; what then still runs, a rank left itself."""
 
 
 def main(argv: list[str], environ: Mapping[str, str]) -> int:
@@ -95,27 +98,44 @@ async def _lead(config: AgentConfig, bind: str, environ: Mapping[str, str], cloc
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, leader.cancel, "SIGTERM to the leader")
         following = asyncio.create_task(agent.run())
+        leading = asyncio.create_task(leader.serve(place.host, bind, place.address, os.getpid()))
         try:
-            ending = await leader.serve(place.host, bind, place.address, os.getpid())
+            await asyncio.wait([leading, following], return_when=asyncio.FIRST_COMPLETED)
+            if not leading.done() and following.result() != exits.OK:
+                log.critical("the leader's own agent left: so does the leader")
+                return exits.FAILED
+            ending = await leading
         finally:
+            leading.cancel()
             agent.leave(exits.LEADER_LOST)
-            await following
+            await asyncio.gather(leading, following, return_exceptions=True)
     return exits.FAILED if ending.state == "FAILED" else exits.OK
 
 
 def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
     """Be the only agent of this host, with no process of a former one left."""
     fd = os.open(run_dir.agent_lock(host), os.O_RDWR | os.O_CREAT, 0o644)
-    deadline = clock.monotonic() + LOCK_WAIT_S
-    held = False
-    while not (held := held or _try_lock(fd)) or not lock_is_free(run_dir.ranks_lock(host)):
-        if clock.monotonic() > deadline:
-            what = "ranks of it still run" if held else "another agent holds it"
-            log.error("%s cannot be taken over: %s", host, what)
+    begun = clock.monotonic()
+    while not _try_lock(fd):
+        if clock.monotonic() - begun > LOCK_WAIT_S:
+            log.error("%s cannot be taken over: another agent holds it", host)
             return False
         clock.sleep(LOCK_POLL_S)
+    # At once: whoever wants to end the holder of the lock reads here which process that is.
     os.ftruncate(fd, 0)
     os.write(fd, str(os.getpid()).encode())
+    ranks, begun, patience = run_dir.ranks_lock(host), clock.monotonic(), ORPHANS_S
+    while not lock_is_free(ranks):
+        waited = clock.monotonic() - begun
+        if waited > LOCK_WAIT_S:
+            log.error("%s cannot be taken over: ranks of a former agent still run", host)
+            return False
+        if waited > patience:
+            patience += ORPHANS_S
+            for pid in holders(ranks):
+                log.warning("process %s was left by a former agent: killing it", pid)
+                send_signal(pid, signal.SIGKILL)
+        clock.sleep(LOCK_POLL_S)
     return True
 
 

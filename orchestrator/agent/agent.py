@@ -9,9 +9,7 @@ import contextlib
 import json
 import logging
 import os
-import random
 import signal
-import socket
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +18,9 @@ from typing import assert_never
 import aiohttp
 
 from orchestrator.agent.attempt import Attempt
+from orchestrator.agent.sockets import free_port, listen
 from orchestrator.agent.torchrun import HostPlace
+from orchestrator.agent.whereabouts import leader_of
 from orchestrator.contract import exits
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.datagrams import (
@@ -29,7 +29,6 @@ from orchestrator.contract.datagrams import (
     DrillFired,
     Resumed,
     Saved,
-    from_bytes,
 )
 from orchestrator.contract.protocol import (
     AGENT_PATH,
@@ -58,10 +57,9 @@ LEAVE_GRACE_S = 3.0
 FIND_LEADER_S = 60.0
 """How long a new agent looks for its leader."""
 RETRY_S = 0.2
+CLOSE_S = 1.0
 HOST_DRILL_S = 0.5
 """Between telling the leader of a host drill and dying of it: the journal is to know."""
-PORTS = range(20_000, 32_000)
-"""Below Linux's ephemeral ports, which connections of the job itself take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +88,12 @@ class Agent:
 
     async def run(self) -> int:
         """Serve the leader until it lets go, or is gone; the exit code."""
-        transport = await self._listen()
+        transport = await listen(self.config.place.socket, self.hear)
         try:
             await self._serve()
         finally:
-            transport.close()
             await self._stop_attempt(LEAVE_GRACE_S)
+            transport.close()
             for task in self.tasks:
                 task.cancel()
         assert self.exit_code is not None
@@ -105,27 +103,19 @@ class Agent:
         self.exit_code = exit_code
         self.wake.set()
 
-    async def _listen(self) -> asyncio.DatagramTransport:
-        """Open the socket that the ranks of this host report to."""
-        path = self.config.place.socket
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        sock.bind(str(path))
-        sock.setblocking(False)
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(lambda: _Ears(self), sock=sock)
-        return transport
-
     async def _serve(self) -> None:
         """Keep a connection to the leader; give up when it was silent for too long."""
         patience = max(FIND_LEADER_S, self.config.agent_timeout)
         async with aiohttp.ClientSession() as session:
             while self.exit_code is None:
-                url = _leader_url(self.config)
-                if url is not None:
-                    with contextlib.suppress(aiohttp.ClientConnectionError, TimeoutError):
+                leader = leader_of(self.config.place.run_dir, self.config.launch)
+                if leader.get("over"):
+                    log.info("the leader has gone: the job is over")
+                    self.exit_code = exits.OK
+                    break
+                if "port" in leader:
+                    url = f"http://{leader['address']}:{leader['port']}{AGENT_PATH}"
+                    with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
                         await self._converse(session, url)
                         patience = self.config.agent_timeout
                 if self.exit_code is None and self._silent_for() > patience:
@@ -139,21 +129,28 @@ class Agent:
     async def _converse(self, session: aiohttp.ClientSession, url: str) -> None:
         headers = {"Authorization": f"Bearer {self.config.token}"}
         try:
-            ws = await session.ws_connect(url, headers=headers, max_msg_size=0)
+            async with asyncio.timeout(self.config.agent_timeout):
+                ws = await session.ws_connect(url, headers=headers, max_msg_size=0)
         except aiohttp.WSServerHandshakeError as exc:
             if exc.status in (401, 409):
                 log.error("the leader refused this agent (%s): %s", exc.status, exc.message)
                 self.exit_code = exits.NOT_ADMITTED
             return
-        async with ws:
+        both: list[asyncio.Task[None]] = []
+        try:
             await self._send(ws, self._register())
             self._repeat_ends()
-            speaking = asyncio.create_task(self._speak(ws))
-            try:
-                await self._obey(ws)
-            finally:
-                speaking.cancel()
-                await asyncio.gather(speaking, return_exceptions=True)
+            both += [asyncio.create_task(self._speak(ws)), asyncio.create_task(self._obey(ws))]
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):  # a leader that is gone does not answer
+                    await ws.close()
 
     def _register(self) -> Register:
         place = self.config.place
@@ -176,7 +173,7 @@ class Agent:
 
     async def _speak(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         """Send reports as they come, and a digest with every pulse."""
-        while True:
+        while self.exit_code is None:
             while self.outbox:
                 await self._send(ws, self.outbox[0])
                 self.outbox.popleft()
@@ -209,10 +206,10 @@ class Agent:
             case Pulse():
                 pass
             case OfferPort():
-                port = _free_port(self.config.place.address)
+                port = free_port(self.config.place.address)
                 self._report(Port(attempt=order.attempt, port=port))
             case Start():
-                self._start(order)
+                self._spawn(self._start(order))
             case Stop():
                 self._spawn(self._stop(order))
             case Gather():
@@ -226,17 +223,28 @@ class Agent:
     def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
         task = asyncio.create_task(work)
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        """A defect here must not look like a rank that is silent: the leader is to see us go."""
+        self.tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("this agent has a defect: leaving", exc_info=task.exception())
+            self.leave(exits.FAILED)
 
     def _report(self, report: Report) -> None:
         self.outbox.append(report)
         self.wake.set()
 
-    def _start(self, order: Start) -> None:
+    async def _start(self, order: Start) -> None:
+        if self.attempt is not None and self.attempt.start.attempt < order.attempt:
+            log.warning("attempt %s is under way, and given up", self.attempt.start.attempt)
+            await self._stop_attempt(0.0)
         if self.attempt is not None or (self.ended and self.ended.attempt >= order.attempt):
             return  # said twice
         self.attempt = Attempt(order, self.config.place, self.clock)
         self.running = asyncio.create_task(self._run_attempt(self.attempt))
+        self.running.add_done_callback(self._worked)
 
     async def _run_attempt(self, attempt: Attempt) -> None:
         try:
@@ -246,11 +254,12 @@ class Agent:
             number, host = attempt.start.attempt, self.config.place.host
             unseen = []
             stopped = Stopped(
-                attempt=number, host=host, finished=False, why=f"it could not be started: {exc}"
+                attempt=number, host=host, finished=False, why=f"torchrun could not be run: {exc}"
             )
         for exited in unseen:
             self._report(exited)
-        self.ended, self.attempt = stopped, None
+        self._remember(stopped)
+        self.attempt = None
         log.info(
             "attempt %s: no process left, %s",
             stopped.attempt,
@@ -266,8 +275,13 @@ class Agent:
             self._report(self.ended)
         else:
             # Never begun: remember, so that a Start that comes late is not obeyed.
-            self.ended = Stopped(attempt=order.attempt, host=host, finished=False)
-            self._report(self.ended)
+            stopped = Stopped(attempt=order.attempt, host=host, finished=False)
+            self._remember(stopped)
+            self._report(stopped)
+
+    def _remember(self, stopped: Stopped) -> None:
+        if self.ended is None or self.ended.attempt < stopped.attempt:
+            self.ended = stopped
 
     async def _stop_attempt(self, grace_s: float) -> None:
         if self.attempt is None or self.running is None:
@@ -309,37 +323,3 @@ class Agent:
             log.warning("drill %s: this agent and its ranks die now", drill)
             loop = asyncio.get_running_loop()
             loop.call_later(HOST_DRILL_S, os.kill, os.getpid(), signal.SIGKILL)
-
-
-class _Ears(asyncio.DatagramProtocol):
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-
-    def datagram_received(self, data: bytes, addr: object) -> None:
-        try:
-            datagram = from_bytes(data)
-        except ValueError as exc:
-            log.warning("a datagram that cannot be read: %s", exc)
-            return
-        self.agent.hear(datagram)
-
-
-def _leader_url(config: AgentConfig) -> str | None:
-    """Where the leader of this launch listens, once it has said so in the run directory."""
-    try:
-        leader = json.loads(config.place.run_dir.leader.read_text())
-        if leader["launch"] != config.launch:
-            return None
-        return f"http://{leader['address']}:{leader['port']}{AGENT_PATH}"
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _free_port(address: str) -> int:
-    for port in random.sample(PORTS, 200):
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                sock.bind((address, port))
-                return port
-    raise OSError(f"no free port between {PORTS.start} and {PORTS.stop} on {address}")

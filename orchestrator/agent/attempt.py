@@ -9,17 +9,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.agent.evidence import gather_stacks, last_lines, process_state
+from orchestrator.agent.evidence import (
+    gather_stacks,
+    holders,
+    last_lines,
+    process_state,
+    send_signal,
+)
 from orchestrator.agent.torchrun import HostPlace, environment, render
 from orchestrator.contract.datagrams import (
     Beat,
     Datagram,
-    Phase,
     Raised,
     RankEnded,
     RankStarted,
 )
 from orchestrator.contract.events import RankError, RankEvidence
+from orchestrator.contract.phases import Phase
 from orchestrator.contract.protocol import Exited, RankDigest, Start, Stopped
 from orchestrator.seams import Clock
 
@@ -44,6 +50,8 @@ class RankRecord:
     memory_bytes: int | None = None
     error: RankError | None = None
     ended: RankEnded | None = None
+    stopped: bool = False
+    """Ended after this agent had begun to stop the attempt."""
 
 
 class Attempt:
@@ -68,16 +76,20 @@ class Attempt:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**environment(self.start, self.place), **environ},
+                env=environment(self.start, self.place, environ),
                 start_new_session=True,
             )
         log.info("attempt %s: torchrun is process %s", self.start.attempt, self.torchrun.pid)
+        if self.stopping:  # told to while torchrun was being started
+            self.kill()
 
     def hear(self, datagram: Datagram) -> Exited | None:
         """Take in a rank's word; the report to make when the rank failed."""
         now = self.clock.monotonic()
         if isinstance(datagram, RankStarted):
             self.ranks[datagram.rank] = RankRecord(pid=datagram.pid, heard=now, moved=now)
+            if self.stopping:  # SIGTERM to the others has been before it was there
+                send_signal(datagram.pid, signal.SIGTERM)
             return None
         record = self.ranks.get(datagram.rank)
         if record is None:
@@ -94,7 +106,7 @@ class Attempt:
                     traceback=datagram.traceback,
                 )
             case RankEnded():
-                record.ended = datagram
+                record.ended, record.stopped = datagram, self.stopping
                 if datagram.exit_code != 0:
                     return self.exited(datagram)
             case _:
@@ -116,7 +128,7 @@ class Attempt:
             ended=ended,
             age_s=max(0.0, self.clock.monotonic() - record.heard),
             step=record.step,
-            stopped=self.stopping,
+            stopped=record.stopped if record.ended is not None else self.stopping,
             error=record.error,
             log_tail=last_lines(self.log_dir / f"rank-{ended.rank}.log"),
         )
@@ -166,7 +178,7 @@ class Attempt:
         if self.torchrun is None:
             return
         deadline = self.clock.monotonic() + grace_s
-        while self.clock.monotonic() < deadline:
+        while self.ranks and self.clock.monotonic() < deadline:
             if self.torchrun.returncode is not None or self._all_ended():
                 break
             await asyncio.sleep(POLL_S)
@@ -187,7 +199,7 @@ class Attempt:
     def _signal(self, number: signal.Signals) -> None:
         for record in self.ranks.values():
             if record.ended is None and process_state(record.pid) not in ("gone", "Z"):
-                os.kill(record.pid, number)
+                send_signal(record.pid, number)
 
     async def wait(self) -> tuple[list[Exited], Stopped]:
         """Return when no process is left: what had not been reported yet, and the end itself."""
@@ -216,12 +228,14 @@ class Attempt:
 
     async def _until_gone(self) -> None:
         """Wait for the lock that every process of this host's ranks holds; kill what lingers."""
-        waited = 0.0
+        waited, patience = 0.0, REAP_S
         while not lock_is_free(self.place.lock) or self._reports_due(waited):
             await asyncio.sleep(POLL_S)
             waited += POLL_S
-            if waited > REAP_S:
-                self._signal(signal.SIGKILL)
+            if waited > patience:
+                patience += REAP_S
+                for pid in holders(self.place.lock):
+                    send_signal(pid, signal.SIGKILL)
 
     def _reports_due(self, waited: float) -> bool:
         """Keepers have ended, but their last datagrams may still be on the way."""

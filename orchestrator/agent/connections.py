@@ -5,10 +5,10 @@ import contextlib
 import json
 from dataclasses import dataclass, field
 
-from aiohttp import web
+from aiohttp import WSMessage, WSMsgType, web
 
-from orchestrator.contract.codec import encode_tagged
-from orchestrator.contract.protocol import PULSE_S, Order, Pulse, Register, Start
+from orchestrator.contract.codec import decode, encode_tagged
+from orchestrator.contract.protocol import PULSE_S, Order, Pulse, Register, Report, Start
 from orchestrator.seams import Clock
 
 RECONNECT_S = 2.0
@@ -68,12 +68,23 @@ class Connections:
 
     async def speak(self, connection: Connection, ws: web.WebSocketResponse) -> None:
         """Send orders as they come, and a pulse when there are none, until `ws` breaks."""
+        orders = connection.orders  # a later `ws` of the same agent has a queue of its own
         with contextlib.suppress(ConnectionError):
             while True:
                 order: Order = Pulse(launch=self.launch)
                 with contextlib.suppress(TimeoutError):
-                    order = await asyncio.wait_for(connection.orders.get(), PULSE_S)
+                    order = await asyncio.wait_for(orders.get(), PULSE_S)
                 await ws.send_str(json.dumps(encode_tagged(order)))
+
+    def knows(self, connection: Connection, ws: web.WebSocketResponse) -> bool:
+        """Whether `ws` is still the line to that agent, and the agent not given up."""
+        return self.by_host.get(connection.host) is connection and connection.ws is ws
+
+    def excuse(self, seconds: float) -> None:
+        """The leader did not listen for so long: nobody's silence counts."""
+        now = self.clock.monotonic()
+        for connection in self.by_host.values():
+            connection.heard = min(now, connection.heard + seconds)
 
     def forget_silent(self) -> list[Silence]:
         """Drop the agents that were silent for too long, and say which and why."""
@@ -96,3 +107,11 @@ class Connections:
     @property
     def open(self) -> int:
         return sum(connection.ws is not None for connection in self.by_host.values())
+
+
+def report_in(message: WSMessage) -> Report:
+    """Raises ValueError when the message is none."""
+    if message.type is not WSMsgType.TEXT:
+        raise ValueError(f"{message.type.name} instead of a text")
+    report: Report = decode(Report, json.loads(message.data))
+    return report

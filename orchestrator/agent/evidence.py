@@ -1,6 +1,7 @@
 """What an agent can learn of its ranks from outside: process state, stacks, last log lines."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterable
@@ -19,6 +20,23 @@ def process_state(pid: int) -> str:
     except OSError:
         return "gone"
     return stat[stat.rindex(")") + 2]
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """To a process that may have ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def holders(path: Path) -> list[int]:
+    """Every process of this user that has the file `path` open, this one left out."""
+    wanted = str(path.resolve())
+    found = set()
+    for fd in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(fd.readlink()) == wanted:
+                found.add(int(fd.parts[2]))
+    return sorted(found - {os.getpid()})
 
 
 def last_lines(path: Path, lines: int = LOG_LINES) -> tuple[str, ...]:
@@ -45,7 +63,7 @@ async def gather_stacks(
     for rank, pid in pids:
         before[rank] = _size(traces / f"rank-{rank}.stacks")
         if process_state(pid) not in ("gone", "Z"):
-            os.kill(pid, signal.SIGUSR2)
+            send_signal(pid, signal.SIGUSR2)
     sizes = dict(before)
     for _ in range(max(1, int(timeout_s / STACK_POLL_S))):
         await asyncio.sleep(STACK_POLL_S)

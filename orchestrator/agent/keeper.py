@@ -25,6 +25,8 @@ from orchestrator.contract.datagrams import Datagram, RankEnded, RankStarted, to
 from orchestrator.contract.env import RankEnv
 
 PR_SET_PDEATHSIG = 1
+TORCHRUN_PID = "NDCTL_TORCHRUN_PID"
+"""From `bind`, which becomes torchrun, to `rank`: with another parent, a keeper is an orphan."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -51,11 +53,15 @@ def keep_rank(env: RankEnv, log: Path, command: Sequence[str]) -> int:
     os.dup2(out, 2)
     keeper = os.getpid()
     # torchrun signals the whole process group: the child takes SIGTERM as it likes, the keeper
-    # must outlive it to tell how it ended.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # must outlive it to tell how it ended. Blocked meanwhile, none that comes early is lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     child = os.fork()
     if child == 0:
         _become(keeper, command)
+    if signal.SIGTERM in signal.sigpending():  # perhaps from before there was a child
+        os.kill(child, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     tell(
         env.heartbeat_socket,
         RankStarted(attempt=env.attempt, rank=env.rank, local_rank=env.local_rank, pid=child),
@@ -68,6 +74,9 @@ def _become(parent: int, command: Sequence[str]) -> NoReturn:
     try:
         die_with_parent(parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # To be asked for stacks must not kill a program that has not yet learnt to answer.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.execvp(command[0], list(command))
     except OSError as exc:
         sys.stderr.write(f"{command[0]} could not be started: {exc}\n")
@@ -104,10 +113,11 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--log-dir", type=Path)
     parser.add_argument("command", nargs="+")
     args = parser.parse_args(argv)
-    die_with_parent(args.parent or os.getppid())
+    die_with_parent(args.parent or int(environ.get(TORCHRUN_PID, os.getppid())))
     hold_lock(args.lock)
     if args.role == "bind":
-        os.execvp(args.command[0], args.command)
+        known = {**environ, TORCHRUN_PID: str(os.getpid())}
+        os.execvpe(args.command[0], args.command, known)
     env = RankEnv.from_mapping(environ)
     status = keep_rank(env, args.log_dir / f"rank-{env.rank}.log", args.command)
     return report_end(env, status)

@@ -5,15 +5,15 @@ decided by `step`, then performed.
 """
 
 import asyncio
+import contextlib
 import hmac
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import assert_never
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WSCloseCode, web
 
-from orchestrator.agent.connections import Connections
+from orchestrator.agent.connections import Connections, report_in
 from orchestrator.agent.translate import (
     event_of,
     hang_detected,
@@ -21,6 +21,7 @@ from orchestrator.agent.translate import (
     registered,
     step_reached,
 )
+from orchestrator.agent.whereabouts import announce, announce_end
 from orchestrator.contract.actions import (
     Action,
     EndJob,
@@ -29,7 +30,6 @@ from orchestrator.contract.actions import (
     StartAttempt,
     StopAttempt,
 )
-from orchestrator.contract.codec import decode
 from orchestrator.contract.events import (
     AgentLost,
     CancelRequested,
@@ -68,6 +68,10 @@ FAREWELL_S = 5.0
 JOURNAL_RETRY_S = 1.0
 DETECT_S = 0.25
 """Between two looks at the clock."""
+STALL_S = 1.0
+"""A look that comes later than this says more of the leader's machine than of the agents."""
+CLOSE_S = 1.0
+"""For requests to end once nobody is led any more."""
 
 
 class SteadyClock:
@@ -98,45 +102,38 @@ class Leader:
         launch = job.launch
         self.connections = Connections(launch.launch, launch.agent_timeout, clock)
         self.watch: Watch | None = None
+        self.watched = 0
+        """The attempt that `watch` is of."""
         self.hung = False
         self.pending: StartAttempt | None = None
         """An attempt whose first host is still to offer a port."""
         self.ending: EndJob | None = None
-        self.over = asyncio.Event()
 
     # What the world brings in
 
     async def serve(self, host: str, bind: str, address: str, pid: int) -> EndJob:
         """Lead the job to its end."""
-        runner = web.AppRunner(self.application(), access_log=None)
+        runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=CLOSE_S)
         await runner.setup()
         site = web.TCPSite(runner, bind, 0)
         await site.start()
         port = runner.addresses[0][1]
-        self._announce(address, port)
+        announce(self.run_dir, self.job.launch.launch, address, port)
         log.info("leading %s at %s:%s", self.job.launch.job, address, port)
         self._happened(LeaderStarted(at=self.steady.now(), host=host, pid=pid))
-        tasks = [asyncio.create_task(self._consume()), asyncio.create_task(self._tick())]
+        deciding = asyncio.create_task(self._consume())
+        tasks = [deciding, asyncio.create_task(self._tick())]
         try:
-            done = asyncio.create_task(self.over.wait())
-            await asyncio.wait([done, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
-            assert self.ending is not None
-            await self._farewell(self.ending)
-            return self.ending
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            ending = deciding.result()
+            await self._farewell(ending)
+            return ending
         finally:
             for task in tasks:
                 task.cancel()
             await runner.cleanup()
-
-    def _announce(self, address: str, port: int) -> None:
-        """Say in the run directory where the leader of this launch is."""
-        body = {"launch": self.job.launch.launch, "address": address, "port": port}
-        fresh = self.run_dir.leader.with_suffix(".new")
-        fresh.write_text(json.dumps(body))
-        fresh.replace(self.run_dir.leader)
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._authenticate])
@@ -151,12 +148,18 @@ class Leader:
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+        sent = given.encode(errors="surrogateescape")
+        if not hmac.compare_digest(sent, f"Bearer {self.token}".encode()):
             raise web.HTTPUnauthorized(text="this job's token is needed")
         return await handler(request)
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        body = await request.json()
+        try:
+            body = await request.json()
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise web.HTTPBadRequest(text='the body must be {"by": "who cancels"}')
         self.cancel(str(body.get("by", "somebody")))
         return web.Response(status=202, text="cancelling")
 
@@ -167,26 +170,36 @@ class Leader:
     async def _agent(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(max_msg_size=0)
         await ws.prepare(request)
-        first = await ws.receive()
-        register: Report = decode(Report, json.loads(first.data))
-        if not isinstance(register, Register) or register.launch != self.job.launch.launch:
-            await ws.close(code=WSCloseCode.POLICY_VIOLATION, message=b"not of this launch")
-            return ws
+        try:
+            register = report_in(await ws.receive())
+            if not isinstance(register, Register) or register.launch != self.job.launch.launch:
+                await ws.close(code=WSCloseCode.POLICY_VIOLATION, message=b"not of this launch")
+                return ws
+            await self._listen(register, ws)
+        except (ValueError, TypeError) as exc:
+            log.error("a message that cannot be read, closing its connection: %s", exc)
+            await ws.close(code=WSCloseCode.INVALID_TEXT, message=b"not a report")
+        return ws
+
+    async def _listen(self, register: Register, ws: web.WebSocketResponse) -> None:
+        """Take in what an agent says until its connection breaks, or it is given up."""
         connection, is_new = self.connections.admit(register, ws)
         if is_new:
             self._happened(registered(register, self.steady.now()))
+        if self.ending is not None:
+            self.connections.order(register.host, Leave(reason=self.ending.reason))
         speaking = asyncio.create_task(self.connections.speak(connection, ws))
         try:
             async for message in ws:
-                if message.type is not WSMsgType.TEXT:
+                if not self.connections.knows(connection, ws):
+                    log.warning("%s was given up: it has to register again", register.host)
                     break
                 connection.heard = self.clock.monotonic()
-                self._reported(decode(Report, json.loads(message.data)))
+                self._reported(report_in(message))
         finally:
             speaking.cancel()
             if connection.ws is ws:
                 connection.ws = None
-        return ws
 
     def _reported(self, report: Report) -> None:
         match report:
@@ -202,7 +215,7 @@ class Leader:
                 assert_never(report)
 
     def _digest(self, digest: Digest) -> None:
-        if self.watch is None or digest.attempt != self.supervisor.run.attempt:
+        if self.watch is None or digest.attempt != self.watched:
             return
         progress = self.watch.observe(digest.ranks, self.clock.monotonic())
         if progress is not None:
@@ -212,7 +225,13 @@ class Leader:
 
     async def _tick(self) -> None:
         while True:
+            before = self.clock.monotonic()
             await asyncio.sleep(DETECT_S)
+            late = self.clock.monotonic() - before - DETECT_S
+            if late > STALL_S:
+                log.warning("the leader itself stood still for %.1f s", late)
+                self.connections.excuse(late)
+                continue  # first hear what was said meanwhile
             at = self.steady.now()
             for silence in self.connections.forget_silent():
                 lost = AgentLost(
@@ -224,7 +243,7 @@ class Leader:
             self._happened(Tick(at=at))
 
     def _detect(self, watch: Watch, at: float) -> None:
-        now, attempt = self.clock.monotonic(), self.supervisor.run.attempt
+        now, attempt = self.clock.monotonic(), self.watched
         for change in watch.health_changes(now):
             self._happened(health_changed(change, attempt, at))
         hang = watch.hang(now)
@@ -237,18 +256,19 @@ class Leader:
     def _happened(self, event: Event) -> None:
         self.events.put_nowait(event)
 
-    async def _consume(self) -> None:
-        while True:
+    async def _consume(self) -> EndJob:
+        while self.ending is None:
             event = await self.events.get()
             for action in await self._decide(event):
                 log.info("%s: %s", type(action).__name__, action.reason)
                 await self._perform(action)
+        return self.ending
 
     async def _decide(self, event: Event) -> tuple[Action, ...]:
-        """Journal and step. A disk that is full stops no training: try until it takes the line."""
+        """Journal and step. A disk that is slow or full stops no training: pulses go on."""
         while True:
             try:
-                return self.supervisor.feed(event)
+                return await asyncio.to_thread(self.supervisor.feed, event)
             except OSError as exc:
                 log.error("the journal cannot be written, trying again: %s", exc)
                 await asyncio.sleep(JOURNAL_RETRY_S)
@@ -273,7 +293,6 @@ class Leader:
             case EndJob():
                 self.watch = None
                 self.ending = action
-                self.over.set()
             case _:
                 assert_never(action)
 
@@ -290,6 +309,7 @@ class Leader:
         first = self.supervisor.run.hosts[action.hosts[0]]
         limits = Limits(hang=self.job.hang_timeout, init=self.job.init_timeout)
         self.watch = Watch(range(plan.world_size), limits, self.clock.monotonic())
+        self.watched = action.attempt
         for node_rank, host in enumerate(action.hosts):
             self.connections.order(
                 host,
@@ -314,7 +334,9 @@ class Leader:
             log.error("no new agent for %s: %s", action.host, exc)
 
     async def _farewell(self, ending: EndJob) -> None:
-        """Let every agent go, and wait a while until they have."""
+        """Let every agent go, also one that comes late, and wait a while until they have."""
+        with contextlib.suppress(OSError):
+            announce_end(self.run_dir, self.job.launch.launch)
         for host in list(self.connections.by_host):
             self.connections.order(host, Leave(reason=ending.reason))
         deadline = self.clock.monotonic() + FAREWELL_S

@@ -53,10 +53,11 @@ def render(start: Start, place: HostPlace) -> list[str]:
     return [*bind, *torchrun, *keep, place.python, "-m", "trainer", start.config]
 
 
-def environment(start: Start, place: HostPlace) -> Mapping[str, str]:
-    """What the ranks are told besides what torchrun tells them."""
+def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The agent's own environment, and what the ranks are told besides what torchrun tells them."""
     return {
         "OMP_NUM_THREADS": "1",  # torchrun's own default; said so that it does not warn of it
+        **environ,
         env.ATTEMPT: str(start.attempt),
         env.HOST: place.host,
         env.HEARTBEAT_SOCKET: str(place.socket),

@@ -1,12 +1,13 @@
 """Hosts played by processes of this machine: one agent each, in a session of its own."""
 
 import contextlib
+import fcntl
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +33,12 @@ class AgentProcess:
     log: Path
 
 
-def render(launch: LaunchPlan, gpus: int) -> tuple[AgentProcess, ...]:
-    """One agent for each host, the leader first. `gpus` is how many this machine has."""
+def render(launch: LaunchPlan, gpus: Sequence[str]) -> tuple[AgentProcess, ...]:
+    """One agent for each host, the leader first. `gpus` are the devices that may be used."""
     return tuple(_agent(launch, node, host, gpus) for node, host in enumerate(launch.hosts))
 
 
-def _agent(launch: LaunchPlan, node: int, host: str, gpus: int) -> AgentProcess:
+def _agent(launch: LaunchPlan, node: int, host: str, gpus: Sequence[str]) -> AgentProcess:
     run_dir = RunDir(Path(launch.run_dir))
     argv = (
         sys.executable,
@@ -53,8 +54,8 @@ def _agent(launch: LaunchPlan, node: int, host: str, gpus: int) -> AgentProcess:
         *(("--lead",) if host == launch.leader else ()),
     )
     devices = launch.devices_per_host
-    mine = range(node * devices, (node + 1) * devices)
-    visible = ",".join(map(str, mine)) if len(launch.hosts) * devices <= gpus else ""
+    mine = gpus[node * devices : (node + 1) * devices]
+    visible = ",".join(mine) if len(launch.hosts) * devices <= len(gpus) else ""
     # Loopback: a laptop's host name often resolves to nothing, or to an address that moves.
     environ = {"CUDA_VISIBLE_DEVICES": visible, "GLOO_SOCKET_IFNAME": "lo"}
     return AgentProcess(host=host, argv=argv, environ=environ, log=run_dir.agent_log(host))
@@ -64,11 +65,11 @@ class LocalBackend:
     def __init__(self, environ: Mapping[str, str], clock: Clock) -> None:
         self.environ = environ
         self.clock = clock
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
 
     def describe(self, launch: LaunchPlan) -> str:
         lines = []
-        for agent in render(launch, _gpus()):
+        for agent in render(launch, _gpus(self.environ)):
             setting = " ".join(
                 f"{key}={shlex.quote(value)}" for key, value in agent.environ.items()
             )
@@ -79,13 +80,23 @@ class LocalBackend:
 
     def submit(self, launch: LaunchPlan) -> None:
         self.clear(launch)
-        for agent in render(launch, _gpus()):
-            self._start(agent)
+        try:
+            for agent in render(launch, _gpus(self.environ)):
+                self._start(agent)
+        except BackendError:
+            # Those that did start would wait for the others in vain.
+            for process in self.started.values():
+                process.kill()
+                process.wait()
+            raise
 
     def replace(self, launch: LaunchPlan, host: str) -> None:
-        self.started = [process for process in self.started if process.poll() is None]
+        former = self.started.pop(host, None)
+        if former is not None:  # it may wait for the lock without holding it
+            former.kill()
+            former.wait()
         _end_holder(RunDir(Path(launch.run_dir)).agent_lock(host), self.clock, leave_s=0.0)
-        agent = next((a for a in render(launch, _gpus()) if a.host == host), None)
+        agent = next((a for a in render(launch, _gpus(self.environ)) if a.host == host), None)
         if agent is None:
             raise BackendError(f"{host} is no host of this launch", fix="a defect: report it")
         self._start(agent)
@@ -94,10 +105,12 @@ class LocalBackend:
         run_dir = RunDir(Path(launch.run_dir))
         for lock in sorted(run_dir.logs.glob("agent-*.lock")):
             _end_holder(lock, self.clock, leave_s=LEAVE_S)
+        for lock in sorted(run_dir.logs.glob("ranks-*.lock")):
+            _await_free(lock, self.clock)
 
     def _start(self, agent: AgentProcess) -> None:
-        agent.log.parent.mkdir(parents=True, exist_ok=True)
         try:
+            agent.log.parent.mkdir(parents=True, exist_ok=True)
             with agent.log.open("ab") as out:
                 process = subprocess.Popen(
                     agent.argv,
@@ -109,19 +122,19 @@ class LocalBackend:
                 )
         except OSError as exc:
             raise BackendError(f"the agent of {agent.host} could not be started: {exc}") from exc
-        self.started.append(process)
+        self.started[agent.host] = process
 
 
 def _end_holder(lock: Path, clock: Clock, leave_s: float) -> None:
     """End the agent that holds `lock`: SIGTERM, and SIGKILL after `leave_s`."""
     begun = clock.monotonic()
-    told = False
+    told: int | None = None
     while has_writer(lock):
         pid = _pid_in(lock)
         overdue = clock.monotonic() - begun >= leave_s
-        if pid is not None and (overdue or not told):
+        if pid is not None and (overdue or pid != told):
             _signal(pid, signal.SIGKILL if overdue else signal.SIGTERM)
-            told = True
+            told = pid
         if clock.monotonic() - begun > leave_s + LEAVE_S:
             raise BackendError(
                 f"process {pid}, an agent of this job, does not end",
@@ -142,6 +155,33 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _gpus() -> int:
-    """NVIDIA devices of this machine, counted without any library."""
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+def _await_free(lock: Path, clock: Clock) -> None:
+    """Wait for the ranks of an agent that is gone, which the kernel ends with it."""
+    deadline = clock.monotonic() + LEAVE_S
+    while not _is_free(lock):
+        if clock.monotonic() > deadline:
+            raise BackendError(
+                f"processes of this job's ranks still run; they hold {lock}",
+                fix=f"look at them with `fuser -v {lock}`, end them with `fuser -k {lock}`",
+            )
+        clock.sleep(POLL_S)
+
+
+def _is_free(lock: Path) -> bool:
+    fd = os.open(lock, os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The NVIDIA devices that the submitter may use, found without any library."""
+    granted = environ.get("CUDA_VISIBLE_DEVICES")
+    if granted is not None:
+        return tuple(name.strip() for name in granted.split(",") if name.strip())
+    found = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
+    return tuple(sorted(found, key=int))

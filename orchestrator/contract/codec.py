@@ -7,7 +7,6 @@ not pydantic, whose import takes 9 of the 12 times `python -c pass` that all of 
 """
 
 import dataclasses
-import difflib
 import functools
 import math
 import re
@@ -387,6 +386,8 @@ def join(path: str, key: object) -> str:
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
     """The known name that `word` was probably meant to be."""
+    import difflib  # for errors alone, and the fast commands have none
+
     return next(iter(difflib.get_close_matches(str(word), known, n=1)), None)
 
 

@@ -6,13 +6,11 @@ Sending never fails training. A beat that cannot be sent at once is lost; what i
 
 import json
 from dataclasses import dataclass
-from typing import Literal
 
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.codec import decode, encode_tagged
+from orchestrator.contract.phases import Phase
 
-Phase = Literal["init", "compile", "train", "checkpoint", "eval", "exit"]
-"""`exit`: the last step is done, and the process is on its way out."""
 MAX_BYTES = 60_000
 """A larger text is cut before it is sent."""
 

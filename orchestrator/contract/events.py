@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.contract.checkpoints import PassedOver
-from orchestrator.contract.datagrams import Phase
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.phases import Phase
 from orchestrator.contract.plan import Plan
 
 Health = Literal["ok", "slow", "silent", "dead"]

@@ -7,9 +7,10 @@ that either side knows silence from rest. `POST /v1/cancel` with the same header
 
 from dataclasses import dataclass
 
-from orchestrator.contract.datagrams import DrillFired, Phase, RankEnded, Resumed, Saved
+from orchestrator.contract.datagrams import DrillFired, RankEnded, Resumed, Saved
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import RankError, RankEvidence
+from orchestrator.contract.phases import Phase
 
 AGENT_PATH = "/v1/agent"
 CANCEL_PATH = "/v1/cancel"

@@ -205,6 +205,8 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         lines.append(row("checkpoint", str(path)))
     for incident in run.incidents:
         lines += _incident_rows(incident, shown.state, zone)
+    if shown.state == "FAILED" and run.incidents and run.incidents[-1].evidence.traceback:
+        lines += ["", words.clean(run.incidents[-1].evidence.traceback.rstrip()), ""]
     if shown.state != "SUCCEEDED":
         lines.append(row("why", look_at(snapshot)))
         lines.append(row("next", next_step(snapshot)))

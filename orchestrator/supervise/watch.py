@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from orchestrator.contract.datagrams import Phase
 from orchestrator.contract.events import Health
+from orchestrator.contract.phases import Phase
 from orchestrator.contract.protocol import RankDigest
 
 HANG_STEPS = 10.0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract.datagrams import Phase
+from orchestrator.contract.phases import Phase
 from orchestrator.contract.protocol import RankDigest
 from orchestrator.supervise.watch import Hang, HealthChange, Limits, Progress, Watch
 

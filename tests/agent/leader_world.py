@@ -1,0 +1,165 @@
+"""The real leader and a real journal on a local port, with agents that the test plays."""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+
+from orchestrator.agent.leader import Leader
+from orchestrator.agent.whereabouts import leader_of
+from orchestrator.contract.actions import EndJob
+from orchestrator.contract.codec import decode, encode_tagged
+from orchestrator.contract.datagrams import RankEnded
+from orchestrator.contract.protocol import (
+    AGENT_PATH,
+    CANCEL_PATH,
+    Exited,
+    OfferPort,
+    Order,
+    Port,
+    Pulse,
+    Register,
+    Report,
+    Start,
+    Stopped,
+)
+from orchestrator.contract.rundir import RunDir
+from orchestrator.supervise.log import Journal, read
+from orchestrator.supervise.loop import Supervisor
+from orchestrator.system import SystemClock
+from tests.agent.world import LAUNCH, TOKEN, WAIT_S, FakeBackend, a_job, until
+
+T = TypeVar("T")
+
+
+@dataclass
+class FakeAgent:
+    """One host's side of the conversation."""
+
+    host: str
+    ws: aiohttp.ClientWebSocketResponse
+    pid: int
+
+    async def say(self, *reports: Report) -> None:
+        for report in reports:
+            await self.ws.send_str(json.dumps(encode_tagged(report)))
+
+    async def register(self, launch: int = LAUNCH) -> None:
+        await self.say(
+            Register(host=self.host, address="10.0.0.1", devices=1, pid=self.pid, launch=launch)
+        )
+
+    async def hear(self, kind: type[T]) -> T:
+        """The next order, which must be of this kind; pulses do not count."""
+        while True:
+            message = await self.ws.receive(timeout=WAIT_S)
+            assert message.type is aiohttp.WSMsgType.TEXT, message
+            order: Order = decode(Order, json.loads(message.data))
+            if isinstance(order, Pulse):
+                assert order.launch == LAUNCH
+                continue
+            assert isinstance(order, kind), order
+            return order
+
+    async def is_closed(self) -> None:
+        while (message := await self.ws.receive(timeout=WAIT_S)).type is aiohttp.WSMsgType.TEXT:
+            assert isinstance(decode(Order, json.loads(message.data)), Pulse)
+
+
+@dataclass
+class Led:
+    """A job that is being led."""
+
+    leader: Leader
+    run_dir: RunDir
+    session: aiohttp.ClientSession
+    url: str
+    backend: FakeBackend
+    task: "asyncio.Task[EndJob]"
+    pids: dict[str, int] = field(default_factory=dict)
+
+    def events(self, kind: type[T]) -> list[T]:
+        return [e.event for e in read(self.run_dir.journal) if isinstance(e.event, kind)]
+
+    async def happens(self, kind: type[T], count: int = 1) -> T:
+        found: T = (await until(lambda: self.events(kind)[count - 1 :], kind.__name__))[0]
+        return found
+
+    async def connect(self, host: str, pid: int = 100) -> FakeAgent:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        ws = await self.session.ws_connect(self.url + AGENT_PATH, headers=headers)
+        return FakeAgent(host, ws, pid)
+
+    async def agent(self, host: str, pid: int = 100) -> FakeAgent:
+        agent = await self.connect(host, pid)
+        await agent.register()
+        return agent
+
+    async def started(self, attempt: int = 1) -> tuple[FakeAgent, FakeAgent]:
+        """Two agents that have been told to start."""
+        zero, one = await self.agent("host-0"), await self.agent("host-1")
+        await go(zero, one, attempt)
+        return zero, one
+
+    async def post(self, headers: dict[str, str], body: bytes = b'{"by": "me"}') -> int:
+        headers = {"Content-Type": "application/json", **headers}
+        async with self.session.post(self.url + CANCEL_PATH, data=body, headers=headers) as answer:
+            return answer.status
+
+    async def end(self) -> EndJob:
+        return await asyncio.wait_for(self.task, WAIT_S)
+
+
+async def go(first: FakeAgent, second: FakeAgent, attempt: int) -> tuple[Start, Start]:
+    assert (await first.hear(OfferPort)).attempt == attempt
+    await first.say(Port(attempt=attempt, port=20_000 + attempt))
+    return await first.hear(Start), await second.hear(Start)
+
+
+@contextlib.asynccontextmanager
+async def led(folder: Path, **more: Any) -> AsyncIterator[Led]:
+    run_dir, clock = RunDir(folder), SystemClock()
+    with Journal(run_dir.journal, clock) as journal:
+        supervisor = Supervisor(journal)
+        supervisor.feed(a_job(folder, **more))
+        backend = FakeBackend()
+        leader = Leader(supervisor, run_dir, TOKEN, backend, clock)
+        task = asyncio.create_task(leader.serve("host-0", "127.0.0.1", "127.0.0.1", os.getpid()))
+        async with aiohttp.ClientSession() as session:
+            try:
+                where = await until(lambda: leader_of(run_dir, LAUNCH), "leader.json")
+                url = f"http://{where['address']}:{where['port']}"
+                yield Led(leader, run_dir, session, url, backend, task)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+
+def play(folder: Path, script: Callable[[Led], Awaitable[T]], **more: Any) -> T:
+    async def run() -> T:
+        async with led(folder, **more) as job:
+            return await asyncio.wait_for(script(job), WAIT_S)
+
+    return asyncio.run(run())
+
+
+def exited(rank: int, host: str, attempt: int = 1) -> Exited:
+    return Exited(
+        host=host,
+        ended=RankEnded(attempt=attempt, rank=rank, exit_code=None, signal=9),
+        age_s=0.0,
+        step=0,
+        stopped=False,
+        error=None,
+        log_tail=(),
+    )
+
+
+def stopped(host: str, attempt: int = 1, finished: bool = False) -> Stopped:
+    return Stopped(attempt=attempt, host=host, finished=finished)

@@ -1,0 +1,388 @@
+"""An agent against a leader that says what the test wants."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from aiohttp import WSMsgType, web
+
+from orchestrator.agent.agent import Agent, AgentConfig
+from orchestrator.agent.attempt import lock_is_free
+from orchestrator.agent.whereabouts import announce, announce_end
+from orchestrator.contract import exits
+from orchestrator.contract.codec import decode, encode_tagged
+from orchestrator.contract.datagrams import RankEnded, RankStarted, Saved, to_bytes
+from orchestrator.contract.protocol import (
+    AGENT_PATH,
+    Digest,
+    Evidence,
+    Exited,
+    Gather,
+    Leave,
+    OfferPort,
+    Order,
+    Port,
+    Pulse,
+    Register,
+    Report,
+    Start,
+    Stop,
+    Stopped,
+    Told,
+)
+from orchestrator.system import SystemClock
+from tests.agent.world import (
+    LAUNCH,
+    SLEEPS,
+    TOKEN,
+    WAIT_S,
+    a_place,
+    a_start,
+    is_gone,
+    until,
+)
+
+T = TypeVar("T")
+
+
+@dataclass
+class FakeLeader:
+    """Takes in reports and says what it is told to say."""
+
+    heard: list[Report] = field(default_factory=list)
+    lines: list[web.WebSocketResponse] = field(default_factory=list)
+    headers: list[str] = field(default_factory=list)
+    refuse: int | None = None
+    frozen: bool = False
+    """Takes nothing in, and answers not even a farewell."""
+
+    async def agent(self, request: web.Request) -> web.WebSocketResponse:
+        self.headers.append(request.headers.get("Authorization", ""))
+        if self.refuse is not None:
+            raise _refusal(self.refuse)
+        ws = web.WebSocketResponse()
+        await ws.prepare(request)
+        self.lines.append(ws)
+        while self.frozen:
+            await asyncio.sleep(0.01)
+        async for message in ws:
+            if message.type is WSMsgType.TEXT:
+                self.heard.append(decode(Report, json.loads(message.data)))
+        return ws
+
+    async def say(self, *orders: Order) -> None:
+        for order in orders:
+            await self.lines[-1].send_str(json.dumps(encode_tagged(order)))
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [report for report in self.heard if isinstance(report, kind)]
+
+    async def hear(self, kind: type[T], count: int = 1) -> T:
+        """The `count`-th report of a kind."""
+        found: T = (await until(lambda: self.of(kind)[count - 1 :], kind.__name__))[0]
+        return found
+
+
+def _refusal(status: int) -> web.HTTPException:
+    return {401: web.HTTPUnauthorized, 503: web.HTTPServiceUnavailable}[status]()
+
+
+@dataclass
+class World:
+    agent: Agent
+    leader: FakeLeader
+    task: "asyncio.Task[int]"
+
+    def tell(self, *datagrams: Any) -> None:
+        """As a rank of this host."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            for datagram in datagrams:
+                data = datagram if isinstance(datagram, bytes) else to_bytes(datagram)
+                sock.sendto(data, str(self.agent.config.place.socket))
+
+    async def ends(self) -> int:
+        return await asyncio.wait_for(self.task, WAIT_S)
+
+
+@contextlib.asynccontextmanager
+async def world(folder: Path, agent_timeout: float, pulses: bool) -> AsyncIterator[World]:
+    place, leader = a_place(folder), FakeLeader()
+    app = web.Application()
+    app.router.add_get(AGENT_PATH, leader.agent)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    config = AgentConfig(
+        place=place, token=TOKEN, launch=LAUNCH, devices=2, agent_timeout=agent_timeout
+    )
+    agent = Agent(config, os.environ, SystemClock())
+    announce(place.run_dir, LAUNCH, "127.0.0.1", runner.addresses[0][1])
+
+    async def pulse() -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            if leader.lines and not leader.lines[-1].closed:
+                with contextlib.suppress(ConnectionError):
+                    await leader.say(Pulse(launch=LAUNCH))
+
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(pulse())] if pulses else []
+    running = asyncio.create_task(agent.run())
+    try:
+        yield World(agent, leader, running)
+    finally:
+        agent.leave(exits.OK)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(running, *tasks, return_exceptions=True)
+        await runner.cleanup()
+
+
+def play(
+    folder: Path,
+    script: Callable[[World], Awaitable[T]],
+    agent_timeout: float = 10.0,
+    pulses: bool = True,
+) -> T:
+    async def run() -> T:
+        async with world(folder, agent_timeout, pulses) as here:
+            return await asyncio.wait_for(script(here), WAIT_S)
+
+    return asyncio.run(run())
+
+
+def test_an_agent_registers_with_the_token_and_leaves_when_told(tmp_path: Path) -> None:
+    async def script(here: World) -> tuple[Register, int]:
+        register = await here.leader.hear(Register)
+        await here.leader.hear(Digest)
+        await here.leader.say(Leave(reason="the job is over"))
+        return register, await here.ends()
+
+    register, code = play(tmp_path, script)
+    assert register == Register(
+        host="host-0", address="127.0.0.1", devices=2, pid=os.getpid(), launch=LAUNCH
+    )
+    assert code == exits.OK
+
+
+def test_the_token_goes_in_the_header(tmp_path: Path) -> None:
+    async def script(here: World) -> list[str]:
+        await here.leader.hear(Register)
+        return here.leader.headers
+
+    assert play(tmp_path, script) == [f"Bearer {TOKEN}"]
+
+
+def test_a_refused_agent_leaves_with_its_code(tmp_path: Path) -> None:
+    async def script(here: World) -> int:
+        here.leader.refuse = 401
+        return await here.ends()
+
+    assert play(tmp_path, script) == exits.NOT_ADMITTED
+
+
+def test_a_leader_that_is_not_ready_is_asked_again(tmp_path: Path) -> None:
+    async def script(here: World) -> None:
+        here.leader.refuse = 503
+        await until(lambda: here.leader.headers, "the first attempt")
+        here.leader.refuse = None
+        await here.leader.hear(Register)
+
+    play(tmp_path, script)
+
+
+def test_an_agent_that_comes_after_the_end_does_not_look_for_a_leader(tmp_path: Path) -> None:
+    async def script(here: World) -> int:
+        run_dir = here.agent.config.place.run_dir
+        announce_end(run_dir, LAUNCH)
+        return await here.ends()
+
+    assert play(tmp_path, script) == exits.OK
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"launch": 2, "address": "x", "port": 1}'])
+def test_a_leader_of_another_launch_is_no_leader(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.agent.agent.FIND_LEADER_S", 0.1)
+
+    async def script(here: World) -> int:
+        here.agent.config.place.run_dir.leader.write_text(text)
+        return await here.ends()
+
+    assert play(tmp_path, script, agent_timeout=0.1) == exits.LEADER_LOST
+
+
+def test_a_free_port_is_offered(tmp_path: Path) -> None:
+    async def script(here: World) -> Port:
+        await here.leader.hear(Register)
+        await here.leader.say(OfferPort(attempt=4))
+        return await here.leader.hear(Port)
+
+    offer = play(tmp_path, script)
+    assert offer.attempt == 4
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", offer.port))
+
+
+@pytest.mark.process
+def test_silence_of_the_leader_stops_the_ranks_and_the_agent_leaves(tmp_path: Path) -> None:
+    async def script(here: World) -> tuple[int, int]:
+        await here.leader.hear(Register)
+        place = here.agent.config.place
+        await here.leader.say(a_start(place, SLEEPS))
+        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        record = await until(lambda: attempt.ranks.get(0), "the rank")
+        return record.pid, await here.ends()
+
+    pid, code = play(tmp_path, script, agent_timeout=1.5, pulses=False)
+    assert code == exits.LEADER_LOST
+    assert is_gone(pid)
+
+
+def test_a_leader_that_answers_nothing_does_not_hold_the_agent_up(tmp_path: Path) -> None:
+    async def script(here: World) -> int:
+        here.leader.frozen = True
+        begun = asyncio.get_running_loop().time()
+        await until(lambda: here.leader.lines, "the agent")
+        code = await here.ends()
+        assert asyncio.get_running_loop().time() - begun < 5.0
+        return code
+
+    assert play(tmp_path, script, agent_timeout=0.3, pulses=False) == exits.LEADER_LOST
+
+
+@pytest.mark.process
+def test_an_attempt_is_run_and_told_from_its_first_word_to_its_last(tmp_path: Path) -> None:
+    program = "import sys; print('out of data'); sys.exit(4)"
+
+    async def script(here: World) -> tuple[Exited, Stopped]:
+        await here.leader.hear(Register)
+        start = a_start(here.agent.config.place, program, attempt=2)
+        await here.leader.say(start, start)
+        return await here.leader.hear(Exited), await here.leader.hear(Stopped)
+
+    exited, stopped = play(tmp_path, script)
+    assert exited.ended == RankEnded(attempt=2, rank=0, exit_code=4, signal=None)
+    assert exited.log_tail == ("out of data",)
+    assert (stopped.attempt, stopped.finished) == (2, False)
+
+
+@pytest.mark.process
+def test_after_a_broken_connection_the_ends_are_said_again_and_duplicates_change_nothing(
+    tmp_path: Path,
+) -> None:
+    async def script(here: World) -> None:
+        leader, place = here.leader, here.agent.config.place
+        await leader.hear(Register)
+        start = a_start(place, SLEEPS)
+        await leader.say(start)
+        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        await until(lambda: attempt.ranks, "the rank")
+        here.tell(RankStarted(attempt=1, rank=7, local_rank=1, pid=2_000_000_000))
+        here.tell(RankEnded(attempt=1, rank=7, exit_code=1, signal=None))
+        await leader.hear(Exited)
+
+        await leader.lines[-1].close()
+        await leader.hear(Register, 2)
+        again = await leader.hear(Exited, 2)
+        assert (again.ended.rank, again.stopped) == (7, False)
+
+        await leader.say(start, Stop(attempt=1, grace_s=0.5), Stop(attempt=1, grace_s=0.5))
+        stopped = await leader.hear(Stopped)
+        assert not stopped.finished
+        await leader.lines[-1].close()
+        await leader.hear(Register, 3)
+        assert await leader.hear(Stopped, 2) == stopped
+        await leader.say(start, Stop(attempt=1, grace_s=0.5))
+        assert await leader.hear(Stopped, 3) == stopped
+        assert here.agent.attempt is None, "what has been stopped is not started again"
+
+    play(tmp_path, script)
+
+
+def test_the_stop_of_an_attempt_that_never_began_is_answered_and_its_start_not_obeyed(
+    tmp_path: Path,
+) -> None:
+    async def script(here: World) -> None:
+        await here.leader.hear(Register)
+        await here.leader.say(Stop(attempt=2, grace_s=1.0))
+        assert await here.leader.hear(Stopped) == Stopped(attempt=2, host="host-0", finished=False)
+        place = here.agent.config.place
+        await here.leader.say(a_start(place, SLEEPS, attempt=2), Stop(attempt=1, grace_s=1.0))
+        await here.leader.hear(Stopped, 2)
+        await here.leader.say(a_start(place, SLEEPS, attempt=2))
+        await here.leader.say(OfferPort(attempt=3))
+        await here.leader.hear(Port)
+        assert here.agent.attempt is None
+
+    play(tmp_path, script)
+
+
+@pytest.mark.process
+def test_a_new_attempt_ends_one_that_the_leader_gave_up(tmp_path: Path) -> None:
+    async def script(here: World) -> None:
+        leader, place = here.leader, here.agent.config.place
+        await leader.hear(Register)
+        await leader.say(a_start(place, SLEEPS, attempt=1))
+        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        await until(lambda: attempt.ranks, "its rank")
+        await leader.say(a_start(place, "print('second')", attempt=2))
+        assert (await leader.hear(Stopped)).attempt == 1
+        second = await leader.hear(Stopped, 2)
+        assert (second.attempt, second.finished) == (2, True)
+        assert lock_is_free(place.lock)
+
+    play(tmp_path, script)
+
+
+def test_what_cannot_be_read_on_the_socket_is_passed_over(tmp_path: Path) -> None:
+    async def script(here: World) -> None:
+        await here.leader.hear(Register)
+        await here.leader.say(Gather(attempt=9, timeout_s=0.1))
+        evidence = await here.leader.hear(Evidence)
+        assert evidence == Evidence(attempt=9, host="host-0", ranks=())
+        junk = [b"", b"\xff", b"{}", b"null", b'{"kind": "Beat"}', b'{"kind": []}']
+        here.tell(*junk, Saved(attempt=1, rank=0, step=3))
+        await here.leader.say(OfferPort(attempt=3))
+        await here.leader.hear(Port)
+        assert here.leader.of(Told) == [], "nothing runs: a word of an attempt that is over"
+        assert not here.task.done()
+
+    play(tmp_path, script)
+
+
+def test_a_torchrun_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+    async def script(here: World) -> Stopped:
+        await here.leader.hear(Register)
+        place = here.agent.config.place
+        start = a_start(place, SLEEPS)
+        Path(place.python).unlink()
+        await here.leader.say(start)
+        return await here.leader.hear(Stopped)
+
+    stopped = play(tmp_path, script)
+    assert not stopped.finished
+    assert "torchrun could not be run" in stopped.why
+
+
+def test_a_defect_in_a_task_makes_the_agent_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(agent: Agent, order: Start) -> None:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(Agent, "_start", broken)
+
+    async def script(here: World) -> int:
+        await here.leader.hear(Register)
+        await here.leader.say(a_start(here.agent.config.place, SLEEPS))
+        return await here.ends()
+
+    assert play(tmp_path, script) == exits.FAILED

@@ -1,0 +1,254 @@
+"""Attempts with real keepers, under a torchrun and a trainer that import nothing."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.attempt import Attempt, lock_is_free
+from orchestrator.agent.sockets import listen
+from orchestrator.contract.datagrams import Beat, Raised, RankEnded, RankStarted
+from orchestrator.contract.protocol import Exited, Stopped
+from orchestrator.system import SystemClock
+from tests.agent.world import (
+    IGNORES_TERM,
+    SLEEPS,
+    WAIT_S,
+    TurnedClock,
+    a_place,
+    a_start,
+    is_gone,
+    kill,
+    until,
+)
+
+Script = Callable[[Attempt], Awaitable[None]]
+Outcome = tuple[list[Exited], Stopped]
+
+
+def play(
+    folder: Path, program: str, script: Script, ranks: int = 1, **environ: str
+) -> tuple[list[Exited], Outcome]:
+    """Run an attempt and `script` beside it; what was reported meanwhile, and how it ended."""
+
+    async def run() -> tuple[list[Exited], Outcome]:
+        place = a_place(folder)
+        attempt = Attempt(a_start(place, program, ranks), place, SystemClock())
+        reports: list[Exited] = []
+        ears = await listen(place.socket, lambda d: reports.extend(filter(None, [attempt.hear(d)])))
+        try:
+            await attempt.launch({**os.environ, **environ})
+            waiting = asyncio.create_task(attempt.wait())
+            await script(attempt)
+            outcome = await asyncio.wait_for(waiting, WAIT_S)
+        finally:
+            attempt.kill()
+            ears.close()
+        assert lock_is_free(place.lock)
+        assert all(is_gone(record.pid) for record in attempt.ranks.values())
+        return reports, outcome
+
+    return asyncio.run(run())
+
+
+async def nothing(attempt: Attempt) -> None:
+    pass
+
+
+def started(count: int) -> Script:
+    async def script(attempt: Attempt) -> None:
+        await until(lambda: len(attempt.ranks) == count, f"{count} ranks")
+
+    return script
+
+
+@pytest.mark.process
+def test_an_attempt_whose_ranks_all_return_0_is_finished(tmp_path: Path) -> None:
+    reports, (unseen, stopped) = play(tmp_path, "print('trained')", nothing, ranks=2)
+    assert (reports, unseen) == ([], [])
+    assert stopped == Stopped(attempt=1, host="host-0", finished=True)
+    logs = tmp_path / "job" / "logs" / "attempt-1" / "host-0"
+    assert (logs / "rank-1.log").read_text() == "trained\n"
+
+
+@pytest.mark.process
+def test_a_rank_that_fails_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+    program = """
+import os, pathlib, sys, time
+up = pathlib.Path(sys.argv[0] + ".up")
+if os.environ["RANK"] == "0":
+    up.touch()
+    time.sleep(60)
+while not up.exists():
+    time.sleep(0.01)
+print("bad data")
+sys.exit(9)
+"""
+    reports, (unseen, stopped) = play(tmp_path, program, nothing, ranks=2)
+    first, second = reports
+    assert (first.ended.rank, first.ended.exit_code, first.stopped) == (1, 9, False)
+    assert first.log_tail == ("bad data",)
+    assert (second.ended.rank, second.ended.signal) == (0, signal.SIGTERM), "torchrun ends it"
+    assert unseen == []
+    assert not stopped.finished
+    assert stopped.why.startswith("torchrun ended with code 1")
+
+
+@pytest.mark.process
+def test_stop_asks_ranks_to_leave_and_kills_the_one_that_ignores_it(tmp_path: Path) -> None:
+    async def stop(attempt: Attempt) -> None:
+        await started(2)(attempt)
+        log = attempt.log_dir / "rank-0.log"
+        await until(lambda: log.exists() and log.read_text() == "ready\n", "the stubborn rank")
+        await attempt.stop(0.3)
+
+    program = f"import os\nif os.environ['RANK'] == '1':\n    {SLEEPS}\n{IGNORES_TERM}"
+    reports, (unseen, stopped) = play(tmp_path, program, stop, ranks=2)
+    # torchrun may end the other before the grace is over; nobody sees the stubborn one die.
+    ends = {report.ended.rank: report for report in (*reports, *unseen)}
+    assert ends[1].ended.signal == signal.SIGTERM
+    assert ends[0].ended.signal is None or ends[0].ended.signal == signal.SIGKILL
+    assert all(report.stopped for report in ends.values())
+    assert not stopped.finished
+
+
+@pytest.mark.process
+def test_a_rank_that_starts_after_the_stop_is_asked_to_leave_as_well(tmp_path: Path) -> None:
+    async def begin(attempt: Attempt) -> None:
+        attempt.stopping = True
+
+    # `stopping` without the signal is what a rank meets whose word came after the signal went out.
+    (exited,), (_, stopped) = play(tmp_path, SLEEPS, begin)
+    assert (exited.ended.signal, exited.stopped) == (signal.SIGTERM, True)
+    assert not stopped.finished
+
+
+@pytest.mark.process
+def test_a_stop_while_torchrun_is_being_started_is_not_lost(tmp_path: Path) -> None:
+    async def run() -> Stopped:
+        place = a_place(tmp_path)
+        attempt = Attempt(a_start(place, SLEEPS), place, SystemClock())
+        launching = asyncio.create_task(attempt.launch(os.environ))
+        await asyncio.sleep(0)
+        assert attempt.torchrun is None
+        await attempt.stop(60.0)
+        await launching
+        _, stopped = await asyncio.wait_for(attempt.wait(), WAIT_S)
+        return stopped
+
+    assert asyncio.run(run()).why.startswith("torchrun ended with code -9")
+
+
+@pytest.mark.process
+def test_a_torchrun_that_is_killed_leaves_nothing_and_its_ranks_are_told_as_unseen(
+    tmp_path: Path,
+) -> None:
+    async def murder(attempt: Attempt) -> None:
+        await started(2)(attempt)
+        assert attempt.torchrun is not None
+        kill(attempt.torchrun.pid)
+
+    reports, (unseen, stopped) = play(tmp_path, SLEEPS, murder, ranks=2)
+    assert reports == []
+    assert [exited.ended for exited in unseen] == [
+        RankEnded(attempt=1, rank=rank, exit_code=None, signal=None) for rank in range(2)
+    ]
+    assert not any(exited.stopped for exited in unseen)
+    assert stopped.why.startswith("torchrun ended with code -9")
+
+
+@pytest.mark.process
+def test_what_torchrun_said_is_why_it_failed_at_once(tmp_path: Path) -> None:
+    reports, (unseen, stopped) = play(tmp_path, SLEEPS, nothing, FAKE_TORCHRUN_FAILS="1")
+    assert (reports, unseen) == ([], [])
+    assert not stopped.finished
+    assert stopped.why == "torchrun ended with code 3\nthe rendezvous was refused"
+
+
+@pytest.mark.process
+def test_what_a_rank_left_running_is_killed_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.agent.attempt.REAP_S", 0.2)
+    program = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n"
+    _, (_, stopped) = play(tmp_path, program, nothing)
+    assert stopped.finished
+
+
+@pytest.mark.process
+def test_a_python_that_does_not_exist_raises_oserror(tmp_path: Path) -> None:
+    async def run() -> None:
+        place = a_place(tmp_path)
+        start = a_start(place, SLEEPS)
+        Path(place.python).unlink()
+        await Attempt(start, place, SystemClock()).launch(os.environ)
+
+    with pytest.raises(OSError, match="python"):
+        asyncio.run(run())
+
+
+# Without processes: what it makes of the ranks' words
+
+
+@pytest.fixture
+def clock() -> TurnedClock:
+    return TurnedClock()
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, clock: TurnedClock) -> Attempt:
+    place = a_place(tmp_path)
+    attempt = Attempt(a_start(place, "", ranks=2), place, clock)
+    for rank in (1, 0):
+        attempt.hear(RankStarted(attempt=1, rank=rank, local_rank=rank, pid=2_000_000_000 + rank))
+    return attempt
+
+
+def test_a_digest_tells_how_long_a_rank_was_silent_and_how_long_still(
+    attempt: Attempt, clock: TurnedClock
+) -> None:
+    beat = Beat(attempt=1, rank=1, step=3, phase="train", loss=2.5, tokens_per_second=9.0)
+    attempt.hear(beat)
+    clock.sleep(2.0)
+    attempt.hear(Beat(attempt=1, rank=1, step=3, phase="train", memory_bytes=7))
+    clock.sleep(1.0)
+    zero, one = attempt.digest()
+    assert (zero.rank, zero.step, zero.phase, zero.age_s, zero.ended) == (0, 0, "init", 3.0, False)
+    assert (one.step, one.phase, one.age_s, one.still_s) == (3, "train", 1.0, 3.0)
+    assert (one.loss, one.tokens_per_second, one.memory_bytes) == (2.5, 9.0, 7)
+
+
+def test_an_exception_goes_with_the_exit_that_follows_it(attempt: Attempt) -> None:
+    raised = Raised(
+        attempt=1, rank=0, step=4, error="ValueError", message="no", traceback="Traceback …"
+    )
+    assert attempt.hear(raised) is None
+    exited = attempt.hear(RankEnded(attempt=1, rank=0, exit_code=1, signal=None))
+    assert exited is not None
+    assert exited.error is not None
+    assert (exited.error.error, exited.error.step, exited.stopped) == ("ValueError", 4, False)
+
+
+def test_an_exit_before_the_stop_stays_a_cause_when_it_is_said_again(attempt: Attempt) -> None:
+    before = attempt.hear(RankEnded(attempt=1, rank=0, exit_code=1, signal=None))
+    attempt.kill()
+    after = attempt.hear(RankEnded(attempt=1, rank=1, exit_code=1, signal=None))
+    assert before is not None
+    assert after is not None
+    assert (before.stopped, after.stopped) == (False, True)
+    assert not attempt.exited(before.ended).stopped
+
+
+def test_words_of_a_rank_that_never_started_and_returns_of_0_are_no_exits(attempt: Attempt) -> None:
+    assert attempt.hear(RankEnded(attempt=1, rank=7, exit_code=1, signal=None)) is None
+    assert attempt.hear(RankEnded(attempt=1, rank=1, exit_code=0, signal=None)) is None
+    assert attempt.digest()[1].ended
+
+
+def test_ranks_that_have_ended_are_not_asked_for_evidence(attempt: Attempt) -> None:
+    attempt.hear(RankEnded(attempt=1, rank=1, exit_code=0, signal=None))
+    (zero,) = asyncio.run(attempt.gather(0.1))
+    assert (zero.rank, zero.process_state, zero.stack) == (0, "gone", ())

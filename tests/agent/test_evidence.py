@@ -1,0 +1,121 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.evidence import (
+    LOG_LINES,
+    STACK_LINES,
+    gather_stacks,
+    holders,
+    last_lines,
+    process_state,
+    send_signal,
+)
+from tests.agent.world import WAIT_S, wait_for
+
+ANSWERS = """
+import faulthandler, signal, sys, time
+faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "a"), all_threads=True)
+print("ready", flush=True)
+def waits_here():
+    time.sleep(60)
+waits_here()
+"""
+
+
+def test_the_last_lines_of_a_log_are_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    log.write_text("".join(f"line {i}\n" for i in range(10_000)))
+    assert last_lines(log) == tuple(f"line {i}" for i in range(10_000 - LOG_LINES, 10_000))
+    assert last_lines(log, 1) == ("line 9999",)
+
+
+def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
+    assert last_lines(tmp_path / "none.log") == ()
+    assert last_lines(tmp_path) == ()
+
+
+def test_a_log_with_bytes_that_are_no_text_is_shown_all_the_same(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    log.write_bytes(b"\xff\xfe\x00 end")
+    assert last_lines(log) == ("\ufffd\ufffd\x00 end",)
+    log.write_bytes(b"x" * 1_000_000)
+    (line,) = last_lines(log)
+    assert len(line) < 10_000
+
+
+def test_a_signal_to_a_process_that_has_ended_is_no_error() -> None:
+    done = subprocess.Popen(["true"])
+    done.wait(WAIT_S)
+    send_signal(done.pid, signal.SIGTERM)
+
+
+@pytest.mark.process
+def test_the_state_of_a_process_is_linuxs_letter() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        wait_for(lambda: process_state(child.pid) == "S", "S")
+        os.kill(child.pid, signal.SIGSTOP)
+        wait_for(lambda: process_state(child.pid) == "T", "T")
+        child.kill()
+        wait_for(lambda: process_state(child.pid) == "Z", "Z")
+    finally:
+        child.kill()
+        child.wait(WAIT_S)
+    assert process_state(child.pid) == "gone"
+    assert process_state(os.getpid()) == "R"
+
+
+@pytest.mark.process
+def test_whoever_has_a_file_open_is_found(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with lock.open("w") as file:
+        assert holders(lock) == [], "oneself does not count"
+        child = subprocess.Popen(["sleep", "60"], stdout=file)
+        try:
+            wait_for(lambda: holders(lock) == [child.pid], "the child")
+        finally:
+            child.kill()
+            child.wait(WAIT_S)
+    assert holders(lock) == []
+
+
+@pytest.mark.process
+def test_stacks_come_from_ranks_that_answer_and_not_from_one_that_is_stopped(
+    tmp_path: Path,
+) -> None:
+    before = "an older stack\n"
+    (tmp_path / "rank-0.stacks").write_text(before)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", ANSWERS, str(tmp_path / f"rank-{rank}.stacks")],
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+        os.kill(children[1].pid, signal.SIGSTOP)
+        gone = subprocess.Popen(["true"])
+        gone.wait(WAIT_S)
+        pids = [(0, children[0].pid), (1, children[1].pid), (2, gone.pid)]
+        stacks = asyncio.run(gather_stacks(pids, tmp_path, 0.5))
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate(timeout=WAIT_S)
+    assert set(stacks) == {0}
+    assert any("waits_here" in line for line in stacks[0])
+    assert "an older stack" not in stacks[0]
+    assert len(stacks[0]) <= STACK_LINES
+
+
+def test_nobody_to_ask_is_answered_soon(tmp_path: Path) -> None:
+    assert asyncio.run(asyncio.wait_for(gather_stacks([], tmp_path, 60.0), 5.0)) == {}

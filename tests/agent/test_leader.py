@@ -1,0 +1,205 @@
+"""A job that is led: who is let in, what is ordered, how it ends."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from orchestrator.contract.actions import EndJob
+from orchestrator.contract.datagrams import Resumed, Saved
+from orchestrator.contract.events import AgentRegistered
+from orchestrator.contract.protocol import (
+    AGENT_PATH,
+    CANCEL_PATH,
+    Digest,
+    Leave,
+    RankDigest,
+    Start,
+    Stop,
+    Told,
+)
+from orchestrator.supervise.log import read
+from tests.agent.leader_world import (
+    Led,
+    exited,
+    go,
+    play,
+    stopped,
+)
+from tests.agent.world import LAUNCH, TOKEN, until
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"bearer {TOKEN}", "Bearer t\udce9"],
+)
+def test_without_the_token_everything_is_refused_and_nothing_changes(
+    tmp_path: Path, authorization: str | None
+) -> None:
+    headers = {} if authorization is None else {"Authorization": authorization}
+
+    async def raw(job: Led) -> int:
+        """Bytes that are no text, which aiohttp's own client does not send."""
+        host, port = job.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST {CANCEL_PATH} HTTP/1.0\r\nAuthorization: {authorization}\r\n\r\n"
+        writer.write(head.encode(errors="surrogateescape"))
+        status = int((await reader.readline()).split()[1])
+        writer.close()
+        await writer.wait_closed()
+        return status
+
+    async def script(job: Led) -> None:
+        await until(lambda: len(read(job.run_dir.journal)) == 2, "the leader's own line")
+        before = job.run_dir.journal.read_bytes()
+        if authorization is not None and not authorization.isascii():
+            assert await raw(job) == 401
+        else:
+            assert await job.post(headers) == 401
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await job.session.ws_connect(job.url + AGENT_PATH, headers=headers)
+            assert refused.value.status == 401
+        await asyncio.sleep(0.05)
+        assert job.run_dir.journal.read_bytes() == before
+
+    play(tmp_path, script)
+
+
+def test_an_agent_of_another_launch_is_sent_away(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        agent = await job.connect("host-0")
+        await agent.register(launch=LAUNCH - 1)
+        await agent.is_closed()
+        assert agent.ws.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
+        assert job.events(AgentRegistered) == []
+
+    play(tmp_path, script)
+
+
+def test_two_agents_start_together_each_with_its_node_rank(tmp_path: Path) -> None:
+    async def script(job: Led) -> tuple[Start, Start]:
+        one = await job.agent("host-1")
+        await job.happens(AgentRegistered)
+        zero = await job.agent("host-0")
+        return await go(zero, one, 1)
+
+    first, second = play(tmp_path, script)
+    assert (first.node_rank, second.node_rank) == (0, 1)
+    for start in (first, second):
+        assert (start.attempt, start.nodes, start.ranks_per_host) == (1, 2, 1)
+        assert (start.master_address, start.master_port) == ("10.0.0.1", 20_001)
+        assert start.config == str(tmp_path / "trainer-1.json")
+
+
+def test_a_rank_that_dies_stops_all_and_the_next_attempt_follows(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        zero, one = await job.started()
+        await zero.say(
+            Told(host="host-0", datagram=Resumed(attempt=1, rank=0, step=0)),
+            Told(host="host-0", datagram=Saved(attempt=1, rank=0, step=4)),
+        )
+        await one.say(exited(1, "host-1"))
+        for agent in (zero, one):
+            assert (await agent.hear(Stop)).attempt == 1
+        await zero.say(stopped("host-0"))
+        await one.say(exited(1, "host-1"), stopped("host-1"))
+        first, _ = await go(zero, one, 2)
+        assert (first.attempt, first.master_port) == (2, 20_002)
+        run = job.leader.supervisor.run
+        assert [incident.kind for incident in run.incidents] == ["rank-killed"]
+        assert (run.restarts, run.saved) == (1, 4)
+
+    play(tmp_path, script)
+
+
+def test_a_job_that_ends_lets_every_agent_go(tmp_path: Path) -> None:
+    async def script(job: Led) -> EndJob:
+        zero, one = await job.started()
+        await zero.say(stopped("host-0", finished=True))
+        await one.say(stopped("host-1", finished=True))
+        for agent in (zero, one):
+            assert "all ranks finished" in (await agent.hear(Leave)).reason
+            await agent.ws.close()
+        return await job.end()
+
+    assert play(tmp_path, script).state == "SUCCEEDED"
+    assert json.loads((tmp_path / "leader.json").read_text()) == {"launch": LAUNCH, "over": True}
+
+
+def test_an_agent_that_does_not_leave_holds_the_leader_up_only_a_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.agent.leader.FAREWELL_S", 0.3)
+    monkeypatch.setattr("orchestrator.agent.leader.CLOSE_S", 0.2)
+
+    async def script(job: Led) -> EndJob:
+        zero, _ = await job.started()
+        assert await job.post({"Authorization": f"Bearer {TOKEN}"}) == 202
+        await zero.hear(Stop)
+        await zero.say(stopped("host-0"), stopped("host-1"))
+        await zero.hear(Leave)
+        late = await job.agent("host-7")
+        await late.hear(Leave)
+        return await asyncio.wait_for(job.task, 5.0)
+
+    assert play(tmp_path, script).state == "CANCELLED"
+
+
+def test_cancel_stops_the_ranks_with_time_for_a_checkpoint(tmp_path: Path) -> None:
+    async def script(job: Led) -> EndJob:
+        zero, one = await job.started()
+        for body in (b"{", b"[]", b""):
+            assert await job.post({"Authorization": f"Bearer {TOKEN}"}, body) == 400
+        assert await job.post({"Authorization": f"Bearer {TOKEN}"}) == 202
+        for agent in (zero, one):
+            stop = await agent.hear(Stop)
+            assert (stop.attempt, stop.grace_s) == (1, 5.0)
+            await agent.say(stopped(agent.host))
+        for agent in (zero, one):
+            await agent.hear(Leave)
+            await agent.ws.close()
+        return await job.end()
+
+    ending = play(tmp_path, script)
+    assert (ending.state, ending.reason) == ("CANCELLED", "cancelled by me")
+
+
+def test_the_first_step_is_recorded_from_the_digest(tmp_path: Path) -> None:
+    def digest(rank: int, attempt: int) -> Digest:
+        word = RankDigest(
+            rank=rank,
+            pid=1,
+            step=1,
+            phase="train",
+            age_s=0.0,
+            still_s=0.0,
+            loss=2.5,
+            tokens_per_second=7.0,
+            memory_bytes=None,
+        )
+        return Digest(attempt=attempt, ranks=(word,))
+
+    async def script(job: Led) -> str:
+        zero, _ = await job.started()
+        await zero.say(digest(0, attempt=7), digest(0, attempt=1))
+        await until(lambda: job.leader.supervisor.run.step == 1, "the step")
+        return job.leader.supervisor.run.state
+
+    assert play(tmp_path, script) == "RUNNING"
+
+
+def test_a_hang_is_looked_into_before_it_is_stopped(tmp_path: Path) -> None:
+    from orchestrator.contract.protocol import Evidence, Gather
+
+    async def script(job: Led) -> None:
+        zero, one = await job.started()
+        for agent in (zero, one):
+            assert (await agent.hear(Gather)).attempt == 1
+        for agent in (zero, one):
+            await agent.say(Evidence(attempt=1, host=agent.host, ranks=()))
+        for agent in (zero, one):
+            assert (await agent.hear(Stop)).attempt == 1
+
+    play(tmp_path, script, init_timeout=0.3)

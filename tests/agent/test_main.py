@@ -1,0 +1,143 @@
+"""The entry of an agent process: who may be the agent of a host, and how leader and agent end."""
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.__main__ import _hold_host, _lead, _socket_path, main
+from orchestrator.agent.agent import AgentConfig
+from orchestrator.agent.attempt import lock_is_free
+from orchestrator.contract import exits
+from orchestrator.contract.events import AgentRegistered
+from orchestrator.contract.rundir import RunDir
+from orchestrator.supervise.log import Journal, has_writer, read
+from orchestrator.supervise.step import fold
+from orchestrator.system import SystemClock
+from tests.agent.world import LAUNCH, TOKEN, WAIT_S, TurnedClock, a_job, a_place, until
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    run_dir = RunDir(tmp_path)
+    run_dir.logs.mkdir()
+    return run_dir
+
+
+def test_the_agent_of_a_host_is_alone_and_says_who_it_is(run_dir: RunDir) -> None:
+    lock = run_dir.agent_lock("host-0")
+    lock.write_text("99999999 of a former agent")
+    assert _hold_host(run_dir, "host-0", TurnedClock())
+    assert lock.read_text() == str(os.getpid())
+    assert has_writer(lock)
+    assert not _hold_host(run_dir, "host-0", TurnedClock())
+    assert _hold_host(run_dir, "host-1", TurnedClock())
+
+
+def test_who_waits_for_former_ranks_can_be_found_in_the_lock(run_dir: RunDir) -> None:
+    ranks = os.open(run_dir.ranks_lock("host-0"), os.O_RDWR | os.O_CREAT)
+    fcntl.flock(ranks, fcntl.LOCK_SH)
+    lock = run_dir.agent_lock("host-0")
+
+    class Looks(TurnedClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            assert lock.read_text() == str(os.getpid())
+
+    assert not _hold_host(run_dir, "host-0", Looks())
+    os.close(ranks)
+
+
+@pytest.mark.process
+def test_what_a_former_agents_rank_left_running_is_killed(run_dir: RunDir) -> None:
+    ranks = run_dir.ranks_lock("host-0")
+    fd = os.open(ranks, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    orphan = subprocess.Popen(["sleep", "60"], pass_fds=[fd])
+    os.close(fd)
+    assert not lock_is_free(ranks)
+
+    class Reaps(TurnedClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.time > TurnedClock().time + 6.0:
+                orphan.wait(WAIT_S)
+
+    assert _hold_host(run_dir, "host-0", Reaps())
+    assert orphan.wait(WAIT_S) == -signal.SIGKILL
+
+
+def test_the_ranks_socket_has_a_short_path_of_its_own(tmp_path: Path) -> None:
+    deep = RunDir(tmp_path / ("x" * 200))
+    first, second = _socket_path(deep, "host-0"), _socket_path(deep, "host-1")
+    assert first != second
+    assert first == _socket_path(deep, "host-0")
+    assert len(first.name) < 20
+
+
+def test_an_agent_whose_host_is_taken_is_not_admitted(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.agent.__main__.LOCK_WAIT_S", 0.0)
+    assert _hold_host(run_dir, "host-0", TurnedClock())
+    words = ["--host=host-0", "--address=127.0.0.1", "--launch=1", "--devices=1"]
+    code = main([f"--run-dir={run_dir.path}", *words, "--agent-timeout=1"], {})
+    assert code == exits.NOT_ADMITTED
+
+
+def lead(folder: Path, script: Callable[[RunDir], Awaitable[None]] | None, socket: str = "") -> int:
+    """Lead a job of two hosts of which only the leader's own comes."""
+    place = a_place(folder)
+    if socket:
+        place = replace(place, socket=Path(socket))
+    with Journal(place.run_dir.journal, SystemClock()) as journal:
+        journal.append(a_job(place.run_dir.path))
+    config = AgentConfig(place=place, token=TOKEN, launch=LAUNCH, devices=1, agent_timeout=10.0)
+
+    async def run() -> int:
+        leading = asyncio.create_task(_lead(config, "127.0.0.1", os.environ, SystemClock()))
+        if script is not None:
+            await script(place.run_dir)
+        return await asyncio.wait_for(leading, WAIT_S)
+
+    return asyncio.run(run())
+
+
+def test_sigterm_to_the_leader_cancels_the_job(tmp_path: Path) -> None:
+    async def terminate(run_dir: RunDir) -> None:
+        def came() -> bool:
+            return any(isinstance(e.event, AgentRegistered) for e in read(run_dir.journal))
+
+        await until(came, "its own agent")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert lead(tmp_path, terminate) == exits.OK
+    run_dir = RunDir(tmp_path / "job")
+    run = fold(entry.event for entry in read(run_dir.journal))
+    assert (run.state, run.cancelled_by) == ("CANCELLED", "SIGTERM to the leader")
+    assert json.loads(run_dir.leader.read_text())["over"]
+    assert not has_writer(run_dir.journal)
+
+
+def test_a_leader_whose_own_agent_cannot_begin_does_not_wait_for_the_others(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(OSError, match="too long"):
+        lead(tmp_path, None, socket=str(tmp_path / ("x" * 120)))
+
+
+def test_a_leader_whose_own_agent_leaves_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(agent: object) -> int:
+        return exits.LEADER_LOST
+
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", gone)
+    assert lead(tmp_path, None) == exits.FAILED

@@ -1,0 +1,62 @@
+import json
+import os
+from pathlib import Path
+
+from orchestrator.agent.torchrun import HostPlace, environment, render
+from orchestrator.contract.drills import Drill
+from orchestrator.contract.protocol import Start
+from orchestrator.contract.rundir import RunDir
+
+PLACE = HostPlace(
+    python="/opt/bin/python",
+    run_dir=RunDir(Path("/runs/job")),
+    host="host-1",
+    address="10.0.0.2",
+    socket=Path("/tmp/ndctl-0-ab/ranks.sock"),
+    parent=77,
+)
+START = Start(
+    attempt=2,
+    node_rank=1,
+    nodes=4,
+    ranks_per_host=8,
+    master_address="10.0.0.1",
+    master_port=20_123,
+    config="/runs/job/trainer-1.json",
+    drills=(Drill(id=1, fault="kill", target="rank", index=9, step=5),),
+)
+
+
+def test_torchrun_is_bound_to_the_agent_and_each_rank_has_a_keeper() -> None:
+    assert render(START, PLACE) == [
+        *("/opt/bin/python", "-m", "orchestrator.agent.keeper", "bind", "--parent", "77"),
+        *("--lock", "/runs/job/logs/ranks-host-1.lock", "--"),
+        *("/opt/bin/python", "-m", "torch.distributed.run"),
+        *("--nnodes=4", "--node-rank=1", "--nproc-per-node=8"),
+        *("--master-addr=10.0.0.1", "--master-port=20123", "--local-addr=10.0.0.2"),
+        *("--max-restarts=0", "--no-python"),
+        *("/opt/bin/python", "-m", "orchestrator.agent.keeper", "rank"),
+        *("--lock", "/runs/job/logs/ranks-host-1.lock"),
+        *("--log-dir", "/runs/job/logs/attempt-2/host-1", "--"),
+        *("/opt/bin/python", "-m", "trainer", "/runs/job/trainer-1.json"),
+    ]
+
+
+def test_ranks_are_told_who_they_are_and_whom_to_report_to() -> None:
+    told = dict(environment(START, PLACE, {}))
+    drills = json.loads(told.pop("NDCTL_DRILLS"))
+    assert drills == [{"id": 1, "fault": "kill", "target": "rank", "index": 9, "step": 5}]
+    assert told == {
+        "OMP_NUM_THREADS": "1",
+        "NDCTL_ATTEMPT": "2",
+        "NDCTL_HOST": "host-1",
+        "NDCTL_HEARTBEAT_SOCKET": "/tmp/ndctl-0-ab/ranks.sock",
+        "NDCTL_TRACE_DIR": "/runs/job/traces/attempt-2",
+    }
+
+
+def test_the_agents_environment_decides_threads_but_not_who_the_rank_is() -> None:
+    around = {"OMP_NUM_THREADS": "4", "NDCTL_ATTEMPT": "9", "PATH": os.defpath}
+    told = environment(START, PLACE, around)
+    assert (told["OMP_NUM_THREADS"], told["NDCTL_ATTEMPT"]) == ("4", "2")
+    assert told["PATH"] == os.defpath

@@ -1,0 +1,216 @@
+"""What the tests of agents share: a torchrun that costs nothing, a job, and ways to wait."""
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.agent.evidence import process_state
+from orchestrator.agent.torchrun import HostPlace
+from orchestrator.contract.drills import Drill
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.plan import Memory, Plan
+from orchestrator.contract.protocol import Start
+from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import BackendError
+
+TOKEN = "the-token"
+WAIT_S = 20.0
+"""Far more than anything here takes: a limit, not a wait."""
+
+
+@dataclass
+class TurnedClock:
+    """A clock that goes when it is told to, or slept on."""
+
+    time: float = 1_800_000_000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {WAIT_S:.0f} s for {what}"
+        time.sleep(0.01)
+    return found
+
+
+async def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {WAIT_S:.0f} s for {what}"
+        await asyncio.sleep(0.01)
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    """Ended; whoever adopted it may not have buried it yet."""
+    return process_state(pid) in ("gone", "Z")
+
+
+# A job
+
+LAUNCH = 3
+
+
+def a_plan(hosts: int = 2, ranks_per_host: int = 1) -> Plan:
+    return Plan(
+        mesh=Mesh(dp_shard=hosts * ranks_per_host),
+        micro_batch_size=1,
+        gradient_accumulation=1,
+        hosts=tuple(f"host-{i}" for i in range(hosts)),
+        ranks_per_host=ranks_per_host,
+        memory=Memory(peak_bytes=1 << 20, items={"parameters": 1 << 20}),
+    )
+
+
+def a_job(run_dir: Path, hosts: int = 2, agent_timeout: float = 10.0, **more: Any) -> JobSubmitted:
+    plan = a_plan(hosts)
+    launch = LaunchPlan(
+        job="job",
+        run_dir=str(run_dir),
+        launch=LAUNCH,
+        hosts=plan.hosts,
+        devices_per_host=1,
+        agent_timeout=agent_timeout,
+    )
+    fields: dict[str, Any] = {
+        "at": time.time(),
+        "backend": "local",
+        "steps": 10,
+        "plan": plan,
+        "plan_number": 1,
+        "launch": launch,
+        "max_restarts": 3,
+        "hang_timeout": None,
+        "init_timeout": 600.0,
+        "stop_grace": 5.0,
+    }
+    return JobSubmitted(**{**fields, **more})
+
+
+@dataclass
+class FakeBackend:
+    """Remembers what it was asked for."""
+
+    replaced: list[str] = field(default_factory=list)
+    broken: bool = False
+
+    def describe(self, launch: LaunchPlan) -> str:
+        return "nothing"
+
+    def submit(self, launch: LaunchPlan) -> None:
+        raise AssertionError("a leader submits nothing")
+
+    def replace(self, launch: LaunchPlan, host: str) -> None:
+        self.replaced.append(host)
+        if self.broken:
+            raise BackendError("no such host")
+
+    def clear(self, launch: LaunchPlan) -> None:
+        raise AssertionError("a leader clears nothing")
+
+
+# A host
+
+PYTHON = """#!/bin/sh
+# Stands where python stands on torchrun's command line; CONFIG is the trainer itself.
+case "$2" in
+  torch.distributed.run) shift 2; exec {python} -S -E {torchrun} "$@" ;;
+  trainer) exec {python} -S -E "$3" ;;
+  *) exec {python} "$@" ;;
+esac
+"""
+TORCHRUN = """
+import os, signal, subprocess, sys, time
+cut = sys.argv.index("--no-python")
+options = dict(word[2:].split("=") for word in sys.argv[1:cut])
+command = sys.argv[cut + 1:]
+if "FAKE_TORCHRUN_FAILS" in os.environ:
+    print("the rendezvous was refused", flush=True)
+    sys.exit(3)
+count = int(options["nproc-per-node"])
+ranks = []
+for local in range(count):
+    rank = int(options["node-rank"]) * count + local
+    env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": "9"}
+    ranks.append(subprocess.Popen(command, env=env, start_new_session=True))
+while None in [rank.poll() for rank in ranks]:
+    if any(rank.returncode for rank in ranks):
+        for rank in ranks:
+            if rank.returncode is None:
+                os.killpg(rank.pid, signal.SIGTERM)
+        for rank in ranks:
+            rank.wait()
+    time.sleep(0.01)
+sys.exit(1 if any(rank.returncode for rank in ranks) else 0)
+"""
+
+
+def a_place(folder: Path, host: str = "host-0") -> HostPlace:
+    """A host whose python plays torchrun and the trainer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torchrun = folder / "torchrun.py"
+    torchrun.write_text(TORCHRUN)
+    python = folder / "python"
+    python.write_text(
+        PYTHON.format(python=shlex.quote(sys.executable), torchrun=shlex.quote(str(torchrun)))
+    )
+    python.chmod(0o755)
+    run_dir = RunDir(folder / "job")
+    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    return HostPlace(
+        python=str(python),
+        run_dir=run_dir,
+        host=host,
+        address="127.0.0.1",
+        socket=folder / "s" / "ranks.sock",
+        parent=os.getpid(),
+    )
+
+
+def a_start(
+    place: HostPlace, program: str, ranks: int = 1, attempt: int = 1, drills: tuple[Drill, ...] = ()
+) -> Start:
+    """An order to run `program` as the trainer."""
+    config = place.run_dir.path / f"trainer-{attempt}.py"
+    config.write_text(program)
+    return Start(
+        attempt=attempt,
+        node_rank=0,
+        nodes=1,
+        ranks_per_host=ranks,
+        master_address="127.0.0.1",
+        master_port=29_500,
+        config=str(config),
+        drills=drills,
+    )
+
+
+SLEEPS = "import time; time.sleep(60)"
+IGNORES_TERM = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,209 @@
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends import backend_named
+from orchestrator.backends.local import LocalBackend, render
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.errors import BackendError
+from orchestrator.supervise.log import has_writer
+from orchestrator.system import SystemClock
+from tests.agent.world import WAIT_S, TurnedClock, is_gone, wait_for
+
+HOLDER = """
+import fcntl, os, signal, sys, time
+if len(sys.argv) > 2:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.flock(fd, fcntl.LOCK_EX)
+os.ftruncate(fd, 0)
+os.write(fd, str(os.getpid()).encode())
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def launch(run_dir: Path, hosts: int = 3, devices: int = 2) -> LaunchPlan:
+    return LaunchPlan(
+        job="job",
+        run_dir=str(run_dir),
+        launch=4,
+        hosts=tuple(f"host-{i}" for i in range(hosts)),
+        devices_per_host=devices,
+        agent_timeout=10.0,
+    )
+
+
+def argv(host: str, *more: str) -> tuple[str, ...]:
+    return (
+        *(sys.executable, "-m", "orchestrator.agent", "--run-dir=/runs/job", f"--host={host}"),
+        *("--address=127.0.0.1", "--bind=127.0.0.1", "--launch=4", "--devices=2"),
+        *("--agent-timeout=10.0", *more),
+    )
+
+
+def test_each_host_and_spare_is_an_agent_and_the_first_one_leads() -> None:
+    agents = render(launch(Path("/runs/job")), ())
+    assert [agent.argv for agent in agents] == [
+        argv("host-0", "--lead"),
+        argv("host-1"),
+        argv("host-2"),
+    ]
+    assert [agent.log.name for agent in agents] == [f"agent-host-{i}.log" for i in range(3)]
+    for agent in agents:
+        assert agent.environ == {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "slices"),
+    [
+        ("0 1 2 3 4 5 6 7", ["0,1", "2,3", "4,5"]),
+        ("1 3 5 7 9 11", ["1,3", "5,7", "9,11"]),
+        ("0 1 2 3 4", ["", "", ""]),
+    ],
+)
+def test_each_host_sees_its_own_slice_of_the_gpus_or_all_see_none(
+    gpus: str, slices: list[str]
+) -> None:
+    agents = render(launch(Path("/runs/job")), gpus.split())
+    assert [agent.environ["CUDA_VISIBLE_DEVICES"] for agent in agents] == slices
+
+
+@pytest.mark.parametrize(
+    ("granted", "first"), [("4,5,6,7,2,3", "4,5"), ("", ""), ("GPU-a, GPU-b", "")]
+)
+def test_only_gpus_that_the_submitter_may_use_are_taken(granted: str, first: str) -> None:
+    backend = LocalBackend({"CUDA_VISIBLE_DEVICES": granted}, TurnedClock())
+    shown = backend.describe(launch(Path("/runs/job"))).splitlines()
+    assert shown[0] == "# host-0, output to /runs/job/logs/agent-host-0.log"
+    assert shown[1].startswith(f"CUDA_VISIBLE_DEVICES={first or chr(39) * 2} GLOO_SOCKET_IFNAME=lo")
+    assert shown[1].endswith("--agent-timeout=10.0 --lead")
+    assert len(shown) == 6
+
+
+def test_an_unknown_backend_is_named_with_the_known_ones() -> None:
+    assert isinstance(backend_named("local", {}, TurnedClock()), LocalBackend)
+    with pytest.raises(BackendError, match="'nomad' is not known"):
+        backend_named("nomad", {}, TurnedClock())
+
+
+def test_a_host_outside_the_launch_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="host-9 is no host"):
+        LocalBackend({}, TurnedClock()).replace(launch(tmp_path), "host-9")
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[LocalBackend]:
+    """Whose agents are `sleep`, by way of a python that ignores what it is asked to run."""
+    backend = LocalBackend(os.environ, SystemClock())
+    yield backend
+    for process in backend.started.values():
+        process.kill()
+        process.wait(WAIT_S)
+
+
+def sleeping(folder: Path) -> str:
+    python = folder / "python"
+    python.write_text("#!/bin/sh\necho started\nexec sleep 60\n")
+    python.chmod(0o755)
+    return str(python)
+
+
+def hold(lock: Path, *more: str) -> "subprocess.Popen[bytes]":
+    """An agent that holds its lock; with `stubborn`, it ignores SIGTERM."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", HOLDER, str(lock), *more], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    process.stdout.close()
+    return process
+
+
+@pytest.mark.process
+def test_replacing_an_agent_ends_the_old_one_first(
+    tmp_path: Path, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = hold(tmp_path / "job" / "logs" / "agent-host-1.lock", "stubborn")
+    monkeypatch.setattr(sys, "executable", sleeping(tmp_path))
+    backend.replace(launch(tmp_path / "job"), "host-1")
+    assert old.wait(WAIT_S) == -signal.SIGKILL
+    (agent,) = backend.started.values()
+    assert os.getsid(agent.pid) == agent.pid, "it must outlive whoever started it"
+    log = tmp_path / "job" / "logs" / "agent-host-1.log"
+    wait_for(lambda: log.read_text() == "started\n", "the new agent")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_clearing_asks_the_agents_to_leave_and_kills_one_that_does_not(
+    tmp_path: Path, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, stubborn: bool
+) -> None:
+    lock = tmp_path / "logs" / "agent-host-0.lock"
+    old = hold(lock, *(["stubborn"] if stubborn else []))
+    monkeypatch.setattr("orchestrator.backends.local.LEAVE_S", 0.3 if stubborn else WAIT_S)
+    backend.clear(launch(tmp_path))
+    assert old.wait(WAIT_S) == -(signal.SIGKILL if stubborn else signal.SIGTERM)
+    assert not has_writer(lock)
+
+
+def test_clearing_waits_until_the_ranks_are_gone_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    fd = os.open(logs / "ranks-host-0.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    backend = LocalBackend({}, TurnedClock())
+    with pytest.raises(BackendError, match=r"still run; they hold .*ranks-host-0\.lock") as failed:
+        backend.clear(launch(tmp_path))
+    assert "fuser" in failed.value.fix
+    os.close(fd)
+    backend.clear(launch(tmp_path))
+
+
+def test_an_agent_that_cannot_be_ended_is_an_error_with_its_number(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    lock = logs / "agent-host-0.lock"
+    dead = subprocess.Popen(["true"])
+    dead.wait(WAIT_S)
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.write(fd, str(dead.pid).encode())
+    with pytest.raises(BackendError, match=f"process {dead.pid}, an agent of this job"):
+        LocalBackend({}, TurnedClock()).clear(launch(tmp_path))
+    os.close(fd)
+
+
+@pytest.mark.process
+def test_when_one_agent_cannot_be_started_none_is_left(
+    tmp_path: Path, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", sleeping(tmp_path))
+    start, pids = LocalBackend._start, []
+
+    def second_fails(self: LocalBackend, agent: object) -> None:
+        if pids:
+            Path(sys.executable).unlink()
+        start(self, agent)  # type: ignore[arg-type]
+        pids.extend(process.pid for process in self.started.values())
+
+    monkeypatch.setattr(LocalBackend, "_start", second_fails)
+    with pytest.raises(BackendError, match="the agent of host-1 could not be started"):
+        backend.submit(launch(tmp_path / "job"))
+    assert len(pids) == 1
+    assert is_gone(pids[0])
+
+
+def test_logs_that_cannot_be_written_are_a_backend_error(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    with pytest.raises(BackendError, match="could not be started"):
+        LocalBackend({}, TurnedClock()).submit(launch(tmp_path))

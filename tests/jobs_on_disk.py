@@ -1,0 +1,73 @@
+"""Jobs as the command line finds them: submitted for real, with a backend that starts nothing."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import app
+from orchestrator.contract.drills import Drill, parse_drill
+from orchestrator.contract.events import Event, LeaderStarted
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.errors import BackendError
+from orchestrator.supervise.log import Journal, read
+from orchestrator.supervise.loop import Supervisor
+from tests.agent.world import TurnedClock
+
+SPEC = Path(__file__).parent / "e2e" / "job.yaml"
+JOB = "e2e"
+
+
+@dataclass
+class NoCluster:
+    """A backend that writes down what it is asked for."""
+
+    submitted: list[LaunchPlan] = field(default_factory=list)
+    cleared: list[LaunchPlan] = field(default_factory=list)
+    broken: bool = False
+
+    def describe(self, launch: LaunchPlan) -> str:
+        return f"{len(launch.hosts)} agents would be started"
+
+    def submit(self, launch: LaunchPlan) -> None:
+        if self.broken:
+            raise BackendError("no cluster today")
+        self.submitted.append(launch)
+
+    def replace(self, launch: LaunchPlan, host: str) -> None:
+        raise AssertionError("nobody leads")
+
+    def clear(self, launch: LaunchPlan) -> None:
+        self.cleared.append(launch)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> NoCluster:
+    """In the place of every backend."""
+    cluster = NoCluster()
+    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: cluster)
+    return cluster
+
+
+def submission(run_root: Path, *overrides: str, **more: Any) -> app.Submission:
+    planned = app.plan_spec(SPEC, overrides, {})
+    return app.Submission(planned=planned, run_root=run_root, **more)
+
+
+def drill(text: str) -> Drill:
+    return parse_drill(text, 1)
+
+
+def events(run_root: Path) -> list[Event]:
+    return [entry.event for entry in read(run_root / JOB / "journal.jsonl")]
+
+
+def lead(run_root: Path, *happened: Event) -> None:
+    """What a leader would have journalled."""
+    clock = TurnedClock()
+    with Journal(run_root / JOB / "journal.jsonl", clock) as journal:
+        supervisor = Supervisor(journal)
+        supervisor.feed(LeaderStarted(at=clock.now(), host="host-0", pid=1))
+        for event in happened:
+            supervisor.feed(event)

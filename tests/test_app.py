@@ -1,0 +1,295 @@
+import asyncio
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from orchestrator import app
+from orchestrator.agent.whereabouts import announce
+from orchestrator.contract.events import CancelRequested, JobSubmitted
+from orchestrator.contract.protocol import CANCEL_PATH
+from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import BackendError, JobError
+from orchestrator.supervise.step import fold
+from tests.agent.world import TurnedClock
+from tests.jobs_on_disk import JOB, NoCluster, cluster, drill, events, lead, submission
+
+__all__ = ["cluster"]
+CLOCK = TurnedClock()
+
+
+def submit(run_root: Path, *overrides: str, **more: object) -> app.Submitted:
+    return app.submit(submission(run_root, *overrides, **more), {}, TurnedClock())
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """As if a leader held the journal."""
+    fd = os.open(path, os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("option", "environ", "in_spec", "root"),
+    [
+        ("here", {"NDCTL_RUN_ROOT": "there"}, True, "here"),
+        (None, {"NDCTL_RUN_ROOT": "there"}, True, "there"),
+        (None, {}, True, "of-the-spec"),
+        (None, {}, False, "ndctl-runs"),
+        (None, {"NDCTL_RUN_ROOT": ""}, False, "ndctl-runs"),
+    ],
+)
+def test_the_run_root_is_the_options_then_the_environments_then_the_specs(
+    option: str | None, environ: dict[str, str], in_spec: bool, root: str, tmp_path: Path
+) -> None:
+    spec = submission(tmp_path, "run_root=of-the-spec").planned.spec
+    assert app.run_root_of(option, environ, spec if in_spec else None) == Path(root)
+
+
+def test_submitting_writes_the_run_directory_and_then_starts_the_agents(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    submitted = submit(tmp_path)
+    run_dir = submitted.run_dir
+    assert run_dir.path == tmp_path / JOB
+    assert submitted.known == 0
+    assert run_dir.token.stat().st_mode & 0o777 == 0o600
+    assert len(run_dir.token.read_text()) > 30
+    assert json.loads(run_dir.plan(1).read_text())["mesh"]
+    config = json.loads(run_dir.trainer_config(1).read_text())
+    assert config["out"] == str(run_dir.path)
+    (job,) = events(tmp_path)
+    assert isinstance(job, JobSubmitted)
+    assert (job.resume, job.plan_number, job.init_timeout) == (False, 1, app.INIT_TIMEOUT_S)
+    (launch,) = cluster.submitted
+    assert launch == job.launch
+    assert (launch.hosts, launch.launch) == (("host-0", "host-1"), 1)
+
+
+def test_a_running_job_is_not_started_twice(tmp_path: Path, cluster: NoCluster) -> None:
+    run_dir = submit(tmp_path).run_dir
+    with written(run_dir.journal), pytest.raises(JobError, match="e2e is running"):
+        submit(tmp_path, resume=True)
+    assert len(cluster.submitted) == 1
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_job_that_was_there_before_needs_resume_or_new(
+    tmp_path: Path, cluster: NoCluster, ended: bool
+) -> None:
+    submit(tmp_path)
+    if ended:
+        lead(tmp_path, CancelRequested(at=CLOCK.now(), by="me"))
+    with pytest.raises(JobError, match="ended CANCELLED" if ended else "was cut off") as refused:
+        submit(tmp_path)
+    assert "--resume" in refused.value.fix
+    assert "--new" in refused.value.fix
+
+
+def test_there_must_be_a_run_to_resume(tmp_path: Path, cluster: NoCluster) -> None:
+    with pytest.raises(JobError, match="no run to resume"):
+        submit(tmp_path, resume=True)
+    assert not (tmp_path / JOB).exists()
+
+
+def test_a_resume_uses_the_spec_as_it_is_now_and_keeps_the_token(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+    token = run_dir.token.read_text()
+    again = submit(tmp_path, "train.steps=99", "resilience.hang_timeout=33", resume=True)
+    assert again.known == 1
+    _, job = events(tmp_path)
+    assert isinstance(job, JobSubmitted)
+    assert (job.resume, job.steps, job.hang_timeout) == (True, 99, 33.0)
+    assert (job.plan_number, job.launch.launch) == (2, 2)
+    assert json.loads(run_dir.trainer_config(2).read_text())["train"]["steps"] == 99
+    assert json.loads(run_dir.trainer_config(1).read_text())["train"]["steps"] == 24
+    assert "steps: 99" in run_dir.spec.read_text()
+    assert run_dir.token.read_text() == token
+
+
+def test_new_ends_what_is_left_of_the_old_run_and_keeps_its_files(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+    token = run_dir.token.read_text()
+    submit(tmp_path, new=True)
+    assert [launch.launch for launch in cluster.cleared] == [1]
+    (kept,) = (tmp_path / ".archive").iterdir()
+    assert kept.name.startswith("e2e-2027")
+    assert (kept / "journal.jsonl").exists()
+    assert (kept / "token").read_text() == token != run_dir.token.read_text()
+    assert len(events(tmp_path)) == 1
+    assert [job.path.name for job in app.jobs(tmp_path)] == [JOB]
+
+
+def test_new_where_nothing_was_is_a_plain_submission(tmp_path: Path, cluster: NoCluster) -> None:
+    submit(tmp_path, new=True)
+    assert not (tmp_path / ".archive").exists()
+
+
+def test_a_run_root_that_cannot_be_written_is_said_with_a_fix(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BackendError, match="cannot be written") as refused:
+        submit(tmp_path / "file")
+    assert "--run-root" in refused.value.fix
+
+
+def test_a_backend_that_refuses_leaves_a_job_that_can_be_resumed(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    cluster.broken = True
+    with pytest.raises(BackendError, match="no cluster today"):
+        submit(tmp_path)
+    cluster.broken = False
+    submit(tmp_path, resume=True)
+    assert [launch.launch for launch in cluster.submitted] == [2]
+
+
+@pytest.mark.parametrize(
+    "text", ["kill:rank=4@step=5", "kill:host=2@step=5", "kill:rank=0@step=25"]
+)
+def test_a_drill_that_can_never_happen_is_refused(
+    tmp_path: Path, cluster: NoCluster, text: str
+) -> None:
+    with pytest.raises(JobError, match="would never happen: the job has"):
+        submit(tmp_path, drills=(drill(text),))
+    assert not (tmp_path / JOB).exists()
+    submit(tmp_path, drills=(drill("kill:rank=3@step=24"),))
+
+
+def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    shown = app.dry_run(submission(tmp_path), {}, TurnedClock())
+    assert '"micro_batch_size"' in shown
+    assert shown.endswith("2 agents would be started")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_is_found_or_the_others_are_named(tmp_path: Path, cluster: NoCluster) -> None:
+    with pytest.raises(JobError, match=r"no job 'nope' in .*; there are: none"):
+        app.find_job(tmp_path / "nowhere", "nope")
+    submit(tmp_path)
+    assert app.find_job(tmp_path, JOB).path == tmp_path / JOB
+    with pytest.raises(JobError, match="there are: e2e"):
+        app.find_job(tmp_path, "nope")
+
+
+def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+    lead(tmp_path)
+    assert "had no leader any more" in app.cancel(run_dir, {}, TurnedClock())
+    assert [launch.launch for launch in cluster.cleared] == [1]
+    run = fold(events(tmp_path))
+    assert (run.state, run.stage.name) == ("CANCELLED", "ENDED")
+    assert "e2e: CANCELLED, cancelled by" in app.wait_until_ended(run_dir, TurnedClock())
+    with pytest.raises(JobError, match="already ended: CANCELLED"):
+        app.cancel(run_dir, {}, TurnedClock())
+
+
+def test_a_journal_without_a_line_has_nothing_to_cancel(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / JOB)
+    run_dir.path.mkdir()
+    run_dir.journal.touch()
+    with pytest.raises(JobError, match="never submitted to its end"):
+        app.cancel(run_dir, {}, TurnedClock())
+
+
+@contextmanager
+def leader(run_dir: RunDir, status: int, launch: int = 1) -> Iterator[list[str]]:
+    """Something that answers at the leader's address; who was said to cancel, and the token."""
+    heard: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        heard.append(request.headers["Authorization"])
+        heard.append((await request.json())["by"])
+        return web.Response(status=status)
+
+    async def serve() -> None:
+        application = web.Application()
+        application.router.add_post(CANCEL_PATH, answer)
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        announce(run_dir, launch, "127.0.0.1", runner.addresses[0][1])
+        ready.set()
+        await over.wait()
+        await runner.cleanup()
+
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    over = asyncio.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        with written(run_dir.journal):
+            yield heard
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(10)
+        loop.close()
+
+
+def test_a_leader_is_asked_to_cancel_with_the_token(tmp_path: Path, cluster: NoCluster) -> None:
+    run_dir = submit(tmp_path).run_dir
+    with leader(run_dir, 202) as heard:
+        assert "is being cancelled" in app.cancel(run_dir, {}, TurnedClock())
+    assert heard[0] == f"Bearer {run_dir.token.read_text()}"
+    assert heard[1]
+    assert cluster.cleared == []
+
+
+def test_a_leader_that_refuses_to_cancel_is_an_error(tmp_path: Path, cluster: NoCluster) -> None:
+    run_dir = submit(tmp_path).run_dir
+    with leader(run_dir, 401), pytest.raises(BackendError, match="refused to cancel: 401"):
+        app.cancel(run_dir, {}, TurnedClock())
+
+
+def test_the_address_of_an_earlier_launchs_leader_is_not_asked(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+    with leader(run_dir, 401, launch=7) as heard:
+        # The lock is held by this test, so what is recorded comes after its patience is over.
+        with pytest.raises(JobError, match="written by another process"):
+            app.cancel(run_dir, {}, TurnedClock())
+        assert heard == []
+    assert len(cluster.cleared) == 1
+
+
+def test_waiting_for_the_end_notices_that_the_leader_went_away(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+    with pytest.raises(JobError, match="went away before the job had ended"):
+        app.wait_until_ended(run_dir, TurnedClock())
+
+
+def test_waiting_for_the_end_reads_once_more_after_the_leader_has_left(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+
+    class Ends(TurnedClock):
+        """While one waits, the leader ends the job and is gone."""
+
+        def sleep(self, seconds: float) -> None:
+            lead(tmp_path, CancelRequested(at=self.now(), by="me"))
+
+    assert app.wait_until_ended(run_dir, Ends()) == "e2e: CANCELLED, cancelled by me"

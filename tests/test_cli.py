@@ -1,0 +1,389 @@
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner, Result
+
+from orchestrator import cli as command_line
+from orchestrator.cli import cli
+from orchestrator.contract import exits
+from orchestrator.contract.events import AgentRegistered, CancelRequested, StepReached
+from orchestrator.errors import NdctlError
+from tests.agent.world import WAIT_S, TurnedClock
+from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster, lead, submission
+
+__all__ = ["cluster"]
+AT = TurnedClock().now()
+
+
+@pytest.fixture(autouse=True)
+def run_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NDCTL_RUN_ROOT", str(tmp_path))
+    return tmp_path
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("words", nargs=-1)
+def as_the_user_runs_it(words: Sequence[str]) -> None:
+    """`main` with these words, so that errors become messages and exit codes."""
+    was, sys.argv = sys.argv, ["ndctl", *words]
+    try:
+        command_line.main()
+    finally:
+        sys.argv = was
+
+
+def ndctl(*words: str) -> Result:
+    return CliRunner().invoke(as_the_user_runs_it, ["--", *words])
+
+
+def ndctl_json(*words: str) -> object:
+    done = ndctl(*words, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def job(cluster: NoCluster, run_root: Path) -> Path:
+    """A job that was submitted, got its agents and a step, and lost its leader."""
+    from orchestrator import app
+
+    run_dir = app.submit(submission(run_root), {}, TurnedClock()).run_dir
+    agents = [
+        AgentRegistered(at=AT, host=f"host-{i}", address="127.0.0.1", devices=2, pid=i)
+        for i in range(2)
+    ]
+    step = StepReached(at=AT + 5, attempt=1, step=1, loss=5.5, tokens_per_second=100.0)
+    lead(run_root, *agents, step)
+    logs = run_dir.attempt_logs(1, "host-0")
+    logs.mkdir(parents=True)
+    (logs / "rank-0.log").write_text("a line\nanother line\n")
+    return run_dir.path
+
+
+# Specs
+
+
+def test_a_valid_spec_is_said_to_be_valid() -> None:
+    done = ndctl("validate", str(SPEC))
+    assert done.exit_code == 0
+    assert f"{SPEC}: valid; 4 ranks" in done.output
+    body = ndctl_json("validate", str(SPEC))
+    assert isinstance(body, dict)
+    assert (body["valid"], body["name"]) == (True, "e2e")
+
+
+def test_everything_wrong_with_a_spec_is_said_at_once() -> None:
+    wrong = ("--set", "train.steps=0", "--set", "cluster.hosts=none", "--set", "nmae=x")
+    done = ndctl("validate", str(SPEC), *wrong)
+    assert done.exit_code == exits.BAD_SPEC
+    for path in ("train.steps", "cluster.hosts", "nmae"):
+        assert path in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_spec_that_is_not_there_is_named() -> None:
+    done = ndctl("plan", "no-such.yaml")
+    assert done.exit_code == exits.BAD_SPEC
+    assert "error: no-such.yaml: no such file" in done.stderr
+
+
+def test_a_plan_that_cannot_be_is_refused_with_its_own_code() -> None:
+    done = ndctl("plan", str(SPEC), "--set", "parallel.tp=8")
+    assert done.exit_code == exits.NO_PLAN
+    assert "fix:" in done.stderr
+
+
+def test_a_plan_is_shown_and_as_json_has_every_rank() -> None:
+    assert "tp" in ndctl("plan", str(SPEC)).output
+    body = ndctl_json("plan", str(SPEC))
+    assert isinstance(body, dict)
+    assert [rank["host"] for rank in body["ranks"]] == ["host-0"] * 2 + ["host-1"] * 2
+    wanted = {"mesh", "world_size", "micro_batch_size", "gradient_accumulation", "hosts", "ranks"}
+    assert wanted | {"memory", "notes"} <= set(body)
+
+
+def test_the_schema_is_json() -> None:
+    assert json.loads(ndctl("schema").stdout)["type"] == "object"
+
+
+# Submitting
+
+
+def test_submit_says_where_the_run_is_and_what_to_type_next(
+    cluster: NoCluster, run_root: Path
+) -> None:
+    done = ndctl("submit", str(SPEC), "--drill", "kill:rank=1@step=3")
+    assert done.exit_code == 0, done.output
+    assert f"submitted e2e to local: {run_root / JOB}" in done.output
+    assert "ndctl dashboard e2e" in done.output
+    assert len(cluster.submitted) == 1
+
+
+def test_submit_again_is_refused_with_both_ways_out(job: Path) -> None:
+    done = ndctl("submit", str(SPEC))
+    assert done.exit_code == exits.BAD_JOB_STATE
+    assert "was cut off" in done.stderr
+    assert "--resume" in done.stderr
+    assert "--new" in done.stderr
+    assert ndctl("submit", str(SPEC), "--resume").exit_code == 0
+
+
+def test_resume_and_new_exclude_each_other(cluster: NoCluster) -> None:
+    done = ndctl("submit", str(SPEC), "--resume", "--new")
+    assert done.exit_code == exits.USAGE
+    assert "exclude each other" in done.stderr
+    assert cluster.submitted == []
+
+
+@pytest.mark.parametrize(
+    "fault", ["kill", "kill:rank=1", "melt:rank=1@step=2", "stop:host=1@step=2"]
+)
+def test_a_drill_of_another_form_is_a_usage_error_that_shows_the_form(
+    cluster: NoCluster, fault: str
+) -> None:
+    done = ndctl("submit", str(SPEC), "--drill", fault)
+    assert done.exit_code == exits.USAGE
+    assert "FAULT:rank=R@step=S" in " ".join(done.stderr.split())
+    assert cluster.submitted == []
+
+
+def test_a_backend_that_fails_has_its_own_code(cluster: NoCluster) -> None:
+    cluster.broken = True
+    done = ndctl("submit", str(SPEC))
+    assert (done.exit_code, done.stderr) == (exits.BACKEND, "error: no cluster today\n")
+
+
+def test_a_dry_run_starts_nothing(cluster: NoCluster, run_root: Path) -> None:
+    done = ndctl("submit", str(SPEC), "--dry-run")
+    assert done.exit_code == 0
+    assert "2 agents would be started" in done.output
+    assert cluster.submitted == []
+    assert list(run_root.iterdir()) == []
+
+
+def test_the_code_of_a_followed_job_is_the_code_of_its_end(
+    cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.dashboard.session.follow_job", lambda *_: exits.CANCELLED)
+    assert ndctl("submit", str(SPEC), "--follow").exit_code == exits.CANCELLED
+
+
+def test_interrupting_follow_says_how_to_see_the_job_again(
+    cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestrator.dashboard.session.follow_job", interrupted)
+    done = ndctl("submit", str(SPEC), "--follow")
+    assert done.exit_code == exits.INTERRUPTED
+    assert "e2e runs on; see it with `ndctl dashboard e2e`" in done.stderr
+
+
+# Looking
+
+
+def test_list_shows_the_jobs_of_the_run_root(run_root: Path, job: Path) -> None:
+    assert JOB in ndctl("list").output
+    body = ndctl_json("list")
+    assert isinstance(body, list)
+    assert [row["name"] for row in body] == [JOB]
+    assert ndctl_json("list", "--run-root", str(run_root / "other")) == []
+    assert (
+        f"no jobs in {run_root / 'other'}"
+        in ndctl("list", "--run-root", str(run_root / "other")).output
+    )
+
+
+def test_status_as_json_has_what_scripts_look_for(job: Path) -> None:
+    body = ndctl_json("status", JOB)
+    assert isinstance(body, dict)
+    assert (body["name"], body["backend"], body["attempt"], body["step"]) == (JOB, "local", 1, 1)
+    assert body["state"] == "FAILED", "its leader is gone"
+    assert "--resume" in ndctl("status", JOB).output
+
+
+def test_the_option_wins_over_the_environment(
+    job: Path, run_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NDCTL_RUN_ROOT", str(run_root / "elsewhere"))
+    done = ndctl("status", JOB)
+    assert done.exit_code == exits.BAD_JOB_STATE
+    assert "there are: none" in done.stderr
+    assert ndctl("status", JOB, "--run-root", str(run_root)).exit_code == 0
+
+
+@pytest.mark.parametrize("verb", ["status", "describe", "logs", "events", "dashboard", "cancel"])
+def test_an_unknown_job_is_an_error_with_its_own_code(verb: str, job: Path) -> None:
+    done = ndctl(verb, "e3e")
+    assert done.exit_code == exits.BAD_JOB_STATE, done.output
+    assert "no job 'e3e'" in done.stderr
+    assert "there are: e2e" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["status", "describe"])
+def test_a_job_whose_submission_was_cut_off_is_no_traceback(verb: str, run_root: Path) -> None:
+    (run_root / JOB).mkdir()
+    (run_root / JOB / "journal.jsonl").touch()
+    done = ndctl(verb, JOB)
+    assert done.exit_code == exits.BAD_JOB_STATE
+    assert "never submitted to its end" in done.stderr
+
+
+def test_describe_shows_all_that_is_known(job: Path) -> None:
+    assert "host-1" in ndctl("describe", JOB).output
+    body = ndctl_json("describe", JOB)
+    assert isinstance(body, dict)
+    assert body["hosts"] == ["host-0", "host-1"]
+
+
+def test_events_are_lines_and_as_json_each_is_one_object(job: Path) -> None:
+    assert "host-0" in ndctl("events", JOB).output
+    lines = ndctl("events", JOB, "--json").stdout.splitlines()
+    assert [json.loads(line)["event"]["kind"] for line in lines] == [
+        *("JobSubmitted", "LeaderStarted", "AgentRegistered", "AgentRegistered", "StepReached")
+    ]
+
+
+def test_logs_come_with_host_and_rank(job: Path) -> None:
+    assert ndctl("logs", JOB).output.splitlines()[-1].endswith("another line")
+    assert "[host-0 rank 0] a line" in ndctl("logs", JOB, "--rank", "0", "--attempt", "1").output
+    assert len(ndctl("logs", JOB, "--tail", "1").output.splitlines()) == 1
+    done = ndctl("logs", JOB, "--rank", "9")
+    assert done.exit_code == exits.BAD_JOB_STATE
+    assert "attempts with logs: 1" in done.stderr
+
+
+def test_the_dashboard_of_a_job_that_ended_is_drawn_once(job: Path, run_root: Path) -> None:
+    lead(run_root, CancelRequested(at=AT + 9, by="me"))
+    done = ndctl("dashboard", JOB)
+    assert done.exit_code == 0, done.output
+    assert "CANCELLED" in done.output
+
+
+def test_cancel_ends_a_job_and_a_second_one_is_refused(job: Path, cluster: NoCluster) -> None:
+    done = ndctl("cancel", JOB)
+    assert done.exit_code == 0, done.output
+    assert "had no leader any more" in done.output
+    assert "e2e: CANCELLED" in done.output
+    again = ndctl("cancel", JOB, "--no-wait")
+    assert again.exit_code == exits.BAD_JOB_STATE
+    assert "already ended: CANCELLED" in again.stderr
+
+
+# Doctor
+
+
+def test_doctor_says_with_its_code_whether_a_job_could_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from orchestrator.doctor import Finding
+
+    findings = [Finding(what="disk", verdict="ok", found="enough")]
+    monkeypatch.setattr("orchestrator.doctor.examine", lambda *_: tuple(findings))
+    done = ndctl("doctor", str(SPEC))
+    assert (done.exit_code, done.output) == (0, "   ok  disk           enough\n")
+    findings.append(Finding(what="ports", verdict="stops", found="none", fix="open one"))
+    done = ndctl("doctor", "--json")
+    assert done.exit_code == 1
+    assert [found["verdict"] for found in json.loads(done.stdout)] == ["ok", "stops"]
+
+
+# The command line itself
+
+
+def test_a_word_that_is_no_verb_is_a_usage_error() -> None:
+    done = ndctl("sumbit")
+    assert done.exit_code == exits.USAGE
+    assert "No such command 'sumbit'" in done.stderr
+
+
+def test_exit_codes_are_in_the_help() -> None:
+    shown = " ".join(ndctl("--help").output.split())
+    assert "3 bad spec, 4 no plan, 5 job state, 6 backend, 7 cancelled, 130 interrupted" in shown
+
+
+def test_every_error_of_ndctl_has_a_documented_code() -> None:
+    for kind in (NdctlError, *NdctlError.__subclasses__()):
+        assert kind.exit_code in exits.MEANING
+
+
+def test_job_names_are_completed_in_the_run_root(
+    job: Path, run_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def completed(*words: str, incomplete: str) -> list[str]:
+        items = ShellComplete(cli, {}, "ndctl", "_C").get_completions(list(words), incomplete)
+        return [item.value for item in items]
+
+    assert completed("status", incomplete="") == [JOB]
+    assert completed("logs", incomplete="x") == []
+    monkeypatch.delenv("NDCTL_RUN_ROOT")
+    monkeypatch.chdir(run_root.parent)
+    assert completed("status", incomplete="e") == []
+    assert completed("status", "--run-root", str(run_root), incomplete="e") == [JOB]
+
+
+@pytest.mark.process
+def test_python_m_orchestrator_is_the_same_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    assert done.stdout.startswith("ndctl, version ")
+
+
+IMPORTED = """
+import sys
+from orchestrator.cli import main
+sys.argv = ["ndctl", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as exc:
+    assert not exc.code, exc.code
+print("MODULES", *sorted(sys.modules))
+"""
+
+
+def imported_by(*words: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *words],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+HEAVY = {"torch", "transformers", "numpy", "pydantic", "aiohttp", "rich", "asyncio"}
+
+
+@pytest.mark.process
+def test_help_imports_next_to_nothing() -> None:
+    modules = imported_by("--help")
+    assert not modules & {*HEAVY, "yaml", "urllib.request"}
+    ours = {name for name in modules if name.startswith("orchestrator.")}
+    assert ours <= {
+        *("orchestrator.cli", "orchestrator.errors"),
+        *("orchestrator.contract", "orchestrator.contract.exits"),
+    }
+
+
+@pytest.mark.process
+def test_status_imports_neither_yaml_nor_what_draws_or_talks(job: Path) -> None:
+    assert not imported_by("status", JOB) & {*HEAVY, "yaml"}
+
+
+@pytest.mark.process
+def test_plan_imports_nothing_that_draws_or_talks_or_trains() -> None:
+    assert not imported_by("plan", str(SPEC)) & HEAVY
