@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 from benchmarks.timing import machine, spread
-
 from orchestrator import app
 from orchestrator.contract.events import AgentRegistered, LeaderStarted, StepReached
 from orchestrator.supervise.log import Journal

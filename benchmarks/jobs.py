@@ -82,6 +82,10 @@ def rank_pid(folder: Path, rank: int) -> int:
         except OSError:
             continue
         mine = command[1:3] == [b"-m", b"trainer"] or command[1:4] == [b"-u", b"-m", b"trainer"]
-        if mine and str(folder).encode() in b" ".join(command) and f"RANK={rank}".encode() in environ:
+        if (
+            mine
+            and str(folder).encode() in b" ".join(command)
+            and f"RANK={rank}".encode() in environ
+        ):
             return int(place.name)
     raise RuntimeError(f"no process of rank {rank} in {folder}")

@@ -1,18 +1,13 @@
 """Use cases: what the command line's verbs do. The only place that picks a backend and a clock."""
 
-import getpass
 import json
 import os
-import secrets
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract import env
 from orchestrator.contract.codec import encode
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import JobSubmitted
@@ -20,7 +15,7 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
-from orchestrator.contract.spec import DEFAULT_RUN_ROOT, JobSpec
+from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import BackendError, JobError
 from orchestrator.seams import Clock
@@ -180,6 +175,8 @@ def _clear(run: Run, environ: Mapping[str, str], clock: Clock) -> None:
 
 
 def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:
+    import secrets
+
     stamp = datetime.fromtimestamp(clock.now(), UTC).strftime("%Y%m%dT%H%M%SZ")
     archive = run_root / ARCHIVE
     archive.mkdir(exist_ok=True)
@@ -226,34 +223,11 @@ def _write_files(submission: Submission, number: int) -> None:
     config = encode(_trainer_config(submission))
     run_dir.trainer_config(number).write_text(json.dumps(config, indent=2))
     if not run_dir.token.exists():
+        import secrets
+
         fd = os.open(run_dir.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(secrets.token_urlsafe(32))
-
-
-# Finding jobs
-
-
-def run_root_of(option: str | None, environ: Mapping[str, str], spec: JobSpec | None) -> Path:
-    """`--run-root`, else NDCTL_RUN_ROOT, else the spec's, else the default."""
-    default = spec.run_root if spec else DEFAULT_RUN_ROOT
-    return Path(option or environ.get(env.RUN_ROOT) or default)
-
-
-def find_job(run_root: Path, name: str) -> RunDir:
-    """Raises JobError, with the names there are, when there is no such job."""
-    run_dir = RunDir((run_root / name).absolute())
-    if not run_dir.journal.exists():
-        known = ", ".join(job.path.name for job in jobs(run_root)) or "none"
-        raise JobError(
-            f"no job {name!r} in {run_root.absolute()}; there are: {known}",
-            fix="name one of them, or give --run-root or NDCTL_RUN_ROOT",
-        )
-    return run_dir
-
-
-def jobs(run_root: Path) -> list[RunDir]:
-    return [RunDir(path.parent.absolute()) for path in sorted(run_root.glob("*/journal.jsonl"))]
 
 
 def cancel(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
@@ -272,13 +246,16 @@ def cancel(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
 
 def _ask_to_cancel(run_dir: RunDir, launch: int) -> bool:
     """Whether the leader took the order."""
+    import urllib.error  # late, as is getpass and secrets: `ndctl plan` needs none of them
+    import urllib.request
+
     try:
         leader = json.loads(run_dir.leader.read_text())
         if leader["launch"] != launch:
             return False  # of an earlier launch; another program may have its port by now
         request = urllib.request.Request(
             f"http://{leader['address']}:{leader['port']}{CANCEL_PATH}",
-            data=json.dumps({"by": getpass.getuser()}).encode(),
+            data=json.dumps({"by": _user()}).encode(),
             headers={
                 "Authorization": f"Bearer {run_dir.token.read_text().strip()}",
                 "Content-Type": "application/json",
@@ -319,5 +296,11 @@ def _record_cancel(run_dir: RunDir, clock: Clock) -> str:
         assert supervisor.run.job is not None
         host = supervisor.run.job.launch.leader
         supervisor.feed(LeaderStarted(at=clock.now(), host=host, pid=os.getpid()))
-        supervisor.feed(CancelRequested(at=clock.now(), by=getpass.getuser()))
+        supervisor.feed(CancelRequested(at=clock.now(), by=_user()))
     return f"{run_dir.path.name} had no leader any more; what was left of it has been ended"
+
+
+def _user() -> str:
+    import getpass
+
+    return getpass.getuser()

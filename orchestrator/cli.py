@@ -4,10 +4,8 @@ Only click is imported here; what a verb needs is imported when it runs, so that
 answers at once.
 """
 
-import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,11 +22,13 @@ EXIT_CODES = (
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from pathlib import Path
+
     root = Path(ctx.params.get("run_root") or os.environ.get("NDCTL_RUN_ROOT") or "ndctl-runs")
     return [p.parent.name for p in root.glob(f"{incomplete}*/journal.jsonl")]
 
 
-spec_argument = click.argument("spec", type=click.Path(path_type=Path))
+spec_argument = click.argument("spec")
 job_argument = click.argument("job", shell_complete=complete_job)
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the spec."
@@ -50,28 +50,34 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: errors that ndctl raises on purpose become one message and their exit code."""
-    from orchestrator.errors import NdctlError  # after click: `--help` needs neither
-
     try:
         cli(prog_name="ndctl")
-    except NdctlError as exc:
+    except Exception as exc:
+        from orchestrator.errors import NdctlError
+
+        if not isinstance(exc, NdctlError):
+            raise
         click.echo(f"error: {exc}", err=True)
         sys.exit(exc.exit_code)
 
 
-def _planned(spec: Path, overrides: tuple[str, ...]) -> "Planned":
+def _planned(spec: str, overrides: tuple[str, ...]) -> "Planned":
+    from pathlib import Path
+
     from orchestrator import app
 
-    return app.plan_spec(spec, overrides, os.environ)
+    return app.plan_spec(Path(spec), overrides, os.environ)
 
 
 def _job(name: str, run_root: str | None) -> "RunDir":
-    from orchestrator import app
+    from orchestrator.jobs import find_job, run_root_of
 
-    return app.find_job(app.run_root_of(run_root, os.environ, None), name)
+    return find_job(run_root_of(run_root, os.environ), name)
 
 
 def _print_json(body: Any) -> None:
+    import json
+
     click.echo(json.dumps(body, indent=2))
 
 
@@ -79,7 +85,7 @@ def _print_json(body: Any) -> None:
 @spec_argument
 @set_option
 @json_option
-def validate(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def validate(spec: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a job spec, and that a plan fits it; all errors at once."""
     planned = _planned(spec, overrides)
     if as_json:
@@ -100,7 +106,7 @@ def schema() -> None:
 @spec_argument
 @set_option
 @json_option
-def plan(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def plan(spec: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show how a job is split over ranks, and where each rank runs."""
     from orchestrator.plan.explain import describe_plan, plan_json
 
@@ -144,7 +150,7 @@ def _drills(
     help="Make a fault happen once: kill|stop|raise|exit:rank=R@step=S, kill:host=H@step=S.",
 )
 def submit(  # noqa: PLR0913 - click hands over one argument for each option
-    spec: Path,
+    spec: str,
     overrides: tuple[str, ...],
     run_root: str | None,
     follow: bool,
@@ -155,6 +161,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
 ) -> None:
     """Start a job, under supervision, and return; or follow it to its end."""
     from orchestrator import app
+    from orchestrator.jobs import run_root_of
     from orchestrator.system import SystemClock
 
     if resume and new:
@@ -162,7 +169,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     planned = _planned(spec, overrides)
     submission = app.Submission(
         planned=planned,
-        run_root=app.run_root_of(run_root, os.environ, planned.spec),
+        run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
         drills=drills,
         resume=resume,
         new=new,
@@ -202,13 +209,13 @@ def _followed(submitted: Any) -> int:
 @json_option
 def list_jobs(run_root: str | None, as_json: bool) -> None:
     """Show every job of the run root."""
-    from orchestrator import app
     from orchestrator.dashboard.status import list_rows, list_text, read_snapshot
+    from orchestrator.jobs import jobs, run_root_of
     from orchestrator.system import SystemClock
 
     now = SystemClock().now()
-    root = app.run_root_of(run_root, os.environ, None)
-    snapshots = [read_snapshot(run_dir, now) for run_dir in app.jobs(root)]
+    root = run_root_of(run_root, os.environ)
+    snapshots = [read_snapshot(run_dir, now) for run_dir in jobs(root)]
     rows = list_rows(found for found in snapshots if found is not None)
     if as_json:
         _print_json(rows)
@@ -335,21 +342,21 @@ def cancel(job: str, run_root: str | None, no_wait: bool) -> None:
 
 
 @cli.command(epilog="Example: ndctl doctor examples/quickstart.yaml")
-@click.argument("spec", required=False, type=click.Path(path_type=Path))
+@click.argument("spec", required=False)
 @set_option
 @root_option
 @json_option
 def doctor(
-    spec: Path | None, overrides: tuple[str, ...], run_root: str | None, as_json: bool
+    spec: str | None, overrides: tuple[str, ...], run_root: str | None, as_json: bool
 ) -> None:
     """Find what on this machine would stop a job; with SPEC, that job."""
-    from orchestrator import app
     from orchestrator.contract.codec import encode
     from orchestrator.doctor import describe_findings, examine
+    from orchestrator.jobs import run_root_of
     from orchestrator.system import SystemClock, run_command
 
     planned = _planned(spec, overrides) if spec else None
-    root = app.run_root_of(run_root, os.environ, planned.spec if planned else None)
+    root = run_root_of(run_root, os.environ, planned.spec.run_root if planned else "")
     planned_split = planned.plan if planned else None
     findings = examine(root, planned_split, os.environ, run_command, SystemClock())
     if as_json:

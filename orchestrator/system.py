@@ -1,6 +1,5 @@
 """The real Clock and Shell."""
 
-import subprocess
 import time
 from collections.abc import Sequence
 
@@ -20,6 +19,8 @@ class SystemClock:
 
 def run_command(argv: Sequence[str], /, *, timeout: float) -> Completed:
     """The real `Shell`."""
+    import subprocess  # late: the clock is in every command, processes are in few
+
     try:
         done = subprocess.run(
             list(argv),

@@ -16,6 +16,7 @@ from orchestrator.contract.events import CancelRequested, JobSubmitted
 from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError
+from orchestrator.jobs import find_job, jobs, run_root_of
 from orchestrator.supervise.step import fold
 from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import JOB, NoCluster, cluster, drill, events, lead, submission
@@ -53,7 +54,7 @@ def test_the_run_root_is_the_options_then_the_environments_then_the_specs(
     option: str | None, environ: dict[str, str], in_spec: bool, root: str, tmp_path: Path
 ) -> None:
     spec = submission(tmp_path, "run_root=of-the-spec").planned.spec
-    assert app.run_root_of(option, environ, spec if in_spec else None) == Path(root)
+    assert run_root_of(option, environ, spec.run_root if in_spec else "") == Path(root)
 
 
 def test_submitting_writes_the_run_directory_and_then_starts_the_agents(
@@ -131,7 +132,7 @@ def test_new_ends_what_is_left_of_the_old_run_and_keeps_its_files(
     assert (kept / "journal.jsonl").exists()
     assert (kept / "token").read_text() == token != run_dir.token.read_text()
     assert len(events(tmp_path)) == 1
-    assert [job.path.name for job in app.jobs(tmp_path)] == [JOB]
+    assert [job.path.name for job in jobs(tmp_path)] == [JOB]
 
 
 def test_new_where_nothing_was_is_a_plain_submission(tmp_path: Path, cluster: NoCluster) -> None:
@@ -182,11 +183,11 @@ def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
 
 def test_a_job_is_found_or_the_others_are_named(tmp_path: Path, cluster: NoCluster) -> None:
     with pytest.raises(JobError, match=r"no job 'nope' in .*; there are: none"):
-        app.find_job(tmp_path / "nowhere", "nope")
+        find_job(tmp_path / "nowhere", "nope")
     submit(tmp_path)
-    assert app.find_job(tmp_path, JOB).path == tmp_path / JOB
+    assert find_job(tmp_path, JOB).path == tmp_path / JOB
     with pytest.raises(JobError, match="there are: e2e"):
-        app.find_job(tmp_path, "nope")
+        find_job(tmp_path, "nope")
 
 
 def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(

@@ -16,6 +16,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+DEFAULT_RUN_ROOT = "ndctl-runs"
+
 
 @dataclass(frozen=True, slots=True)
 class RunDir:

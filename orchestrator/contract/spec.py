@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from orchestrator.contract.codec import Above, AtLeast, AtMost, Invalid, Matches, OneOf, Problem
 from orchestrator.contract.presets import PRESETS
 
-DEFAULT_RUN_ROOT = "ndctl-runs"
 Auto = Literal["auto"]
 Count = Annotated[int, AtLeast(1)]
 Seconds = Annotated[float, Above(0)]

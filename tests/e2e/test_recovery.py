@@ -14,9 +14,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.t
 TRAINED = range(1, 25)
 
 
-def test_goes_on_after_two_ranks_and_then_a_host_are_lost(
-    ndctl: Ndctl, reference: Ndctl
-) -> None:
+def test_goes_on_after_two_ranks_and_then_a_host_are_lost(ndctl: Ndctl, reference: Ndctl) -> None:
     faults = ("exit:rank=3@step=5", "kill:rank=1@step=10", "kill:host=1@step=19")
     drills = [word for fault in faults for word in ("--drill", fault)]
     done = ndctl.submit("--follow", *drills)
@@ -129,9 +127,7 @@ def test_a_checkpoint_that_was_being_written_is_never_used(ndctl: Ndctl) -> None
 
 def _being_written(checkpoints: Path, step: int) -> Path | None:
     """The folder of a save that has begun to write data."""
-    return next(
-        (file.parent for file in checkpoints.glob(f"step-{step}.partial-*/*.distcp")), None
-    )
+    return next((file.parent for file in checkpoints.glob(f"step-{step}.partial-*/*.distcp")), None)
 
 
 def _rank_pid(ndctl: Ndctl, rank: int) -> int:
