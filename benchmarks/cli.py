@@ -57,7 +57,14 @@ def write_job(root: Path) -> None:
         supervisor.feed(LeaderStarted(at=clock.now(), host="host-0", pid=1))
         for host in planned.plan.hosts:
             supervisor.feed(
-                AgentRegistered(at=clock.now(), host=host, address="127.0.0.1", devices=2, pid=1)
+                AgentRegistered(
+                    at=clock.now(),
+                    host=host,
+                    address="127.0.0.1",
+                    devices=2,
+                    pid=1,
+                    incarnation="1",
+                )
             )
         supervisor.feed(
             StepReached(at=clock.now(), attempt=1, step=1, loss=5.0, tokens_per_second=1e4)

@@ -55,7 +55,9 @@ def job(cluster: NoCluster, run_root: Path) -> Path:
 
     run_dir = app.submit(submission(run_root), {}, TurnedClock()).run_dir
     agents = [
-        AgentRegistered(at=AT, host=f"host-{i}", address="127.0.0.1", devices=2, pid=i)
+        AgentRegistered(
+            at=AT, host=f"host-{i}", address="127.0.0.1", devices=2, pid=i, incarnation=str(i)
+        )
         for i in range(2)
     ]
     step = StepReached(at=AT + 5, attempt=1, step=1, loss=5.5, tokens_per_second=100.0)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import signal
 from collections import deque
 from collections.abc import Mapping
@@ -76,6 +77,7 @@ class Agent:
         self.config = config
         self.environ = environ
         self.clock = clock
+        self.incarnation = secrets.token_hex(8)
         self.attempt: Attempt | None = None
         self.running: asyncio.Task[None] | None = None
         self.ended: Stopped | None = None
@@ -159,6 +161,7 @@ class Agent:
             address=place.address,
             devices=self.config.devices,
             pid=os.getpid(),
+            incarnation=self.incarnation,
             launch=self.config.launch,
         )
 

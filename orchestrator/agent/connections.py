@@ -20,7 +20,7 @@ class Connection:
     """One agent as the leader sees it; outlives a broken WebSocket."""
 
     host: str
-    pid: int
+    incarnation: str
     ws: web.WebSocketResponse | None
     heard: float
     """When it last said anything; monotonic."""
@@ -47,12 +47,12 @@ class Connections:
         """The connection of an agent, and whether the agent is a new one."""
         known = self.by_host.get(register.host)
         now = self.clock.monotonic()
-        if known is not None and known.pid == register.pid:
+        if known is not None and known.incarnation == register.incarnation:
             known.ws, known.heard, known.orders = ws, now, asyncio.Queue()
             for order in known.said:
                 known.orders.put_nowait(order)
             return known, False
-        connection = Connection(host=register.host, pid=register.pid, ws=ws, heard=now)
+        connection = Connection(register.host, register.incarnation, ws=ws, heard=now)
         self.by_host[register.host] = connection
         return connection, True
 

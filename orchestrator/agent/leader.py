@@ -108,6 +108,7 @@ class Leader:
         self.pending: StartAttempt | None = None
         """An attempt whose first host is still to offer a port."""
         self.ending: EndJob | None = None
+        self.replacing: set[asyncio.Task[None]] = set()
 
     # What the world brings in
 
@@ -133,6 +134,7 @@ class Leader:
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*self.replacing, return_exceptions=True)
             await runner.cleanup()
 
     def application(self) -> web.Application:
@@ -261,7 +263,7 @@ class Leader:
             event = await self.events.get()
             for action in await self._decide(event):
                 log.info("%s: %s", type(action).__name__, action.reason)
-                await self._perform(action)
+                self._perform(action)
         return self.ending
 
     async def _decide(self, event: Event) -> tuple[Action, ...]:
@@ -273,7 +275,7 @@ class Leader:
                 log.error("the journal cannot be written, trying again: %s", exc)
                 await asyncio.sleep(JOURNAL_RETRY_S)
 
-    async def _perform(self, action: Action) -> None:
+    def _perform(self, action: Action) -> None:
         match action:
             case StartAttempt():
                 self._start_attempt(action)
@@ -289,7 +291,10 @@ class Leader:
                         host, Gather(attempt=action.attempt, timeout_s=action.timeout_s)
                     )
             case ReplaceAgent():
-                await self._replace_agent(action)
+                # Beside the decisions, which must not wait for an old agent to end.
+                task = asyncio.create_task(self._replace_agent(action))
+                self.replacing.add(task)
+                task.add_done_callback(self.replacing.discard)
             case EndJob():
                 self.watch = None
                 self.ending = action
@@ -297,19 +302,21 @@ class Leader:
                 assert_never(action)
 
     def _start_attempt(self, action: StartAttempt) -> None:
-        self.watch, self.hung, self.pending = None, False, action
+        """Watch from the order on: whatever of it is lost ends as a hang of the start."""
+        limits = Limits(hang=self.job.hang_timeout, init=self.job.init_timeout)
+        ranks = range(self.job.plan.world_size)
+        self.watch = Watch(ranks, limits, self.clock.monotonic())
+        self.watched, self.hung, self.pending = action.attempt, False, action
         self.connections.order(action.hosts[0], OfferPort(attempt=action.attempt))
 
     def _port_offered(self, offer: Port) -> None:
         """The first host has a port for torchrun's rendezvous: all hosts start."""
-        action, self.pending = self.pending, None
+        action = self.pending
         if action is None or action.attempt != offer.attempt:
             return
+        self.pending = None
         plan = self.job.plan
         first = self.supervisor.run.hosts[action.hosts[0]]
-        limits = Limits(hang=self.job.hang_timeout, init=self.job.init_timeout)
-        self.watch = Watch(range(plan.world_size), limits, self.clock.monotonic())
-        self.watched = action.attempt
         for node_rank, host in enumerate(action.hosts):
             self.connections.order(
                 host,

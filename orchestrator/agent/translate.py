@@ -64,6 +64,7 @@ def registered(register: Register, at: float) -> AgentRegistered:
         address=register.address,
         devices=register.devices,
         pid=register.pid,
+        incarnation=register.incarnation,
     )
 
 

@@ -49,6 +49,8 @@ class AgentRegistered:
     address: str
     devices: int
     pid: int
+    incarnation: str
+    """Drawn by each agent process at its start: in containers, process ids repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

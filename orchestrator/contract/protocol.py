@@ -25,6 +25,8 @@ class Register:
     """Where other hosts reach this one."""
     devices: int
     pid: int
+    incarnation: str
+    """Drawn by each agent process at its start: in containers, process ids repeat."""
     launch: int
 
 

@@ -18,9 +18,13 @@ def registered(run: Run, event: AgentRegistered) -> Result:
     if run.stage in (Stage.SUBMITTED, Stage.ENDED):
         return run, ()
     known = run.hosts.get(event.host)
-    if known is not None and known.alive and known.pid == event.pid:
+    if known is not None and known.alive and known.incarnation == event.incarnation:
         return run, ()
-    if known is not None and known.pid == event.pid and _may_be_busy(run, event.host):
+    if (
+        known is not None
+        and known.incarnation == event.incarnation
+        and _may_be_busy(run, event.host)
+    ):
         return _welcome_back(run, known)
     actions: tuple[Action, ...] = ()
     expected = known is not None and known.back and run.stage is Stage.STOPPING
@@ -31,7 +35,13 @@ def registered(run: Run, event: AgentRegistered) -> Result:
         run, actions = agent_lost(run, lost)
         itself = {a for a in actions if isinstance(a, ReplaceAgent) and a.host == event.host}
         actions = tuple(a for a in actions if a not in itself)
-    host = HostState(name=event.host, address=event.address, devices=event.devices, pid=event.pid)
+    host = HostState(
+        name=event.host,
+        address=event.address,
+        devices=event.devices,
+        pid=event.pid,
+        incarnation=event.incarnation,
+    )
     run = replace(run, hosts={**run.hosts, event.host: host})
     if run.stage is Stage.WAITING:
         run, more = start_if_ready(run, event.at)

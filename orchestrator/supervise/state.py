@@ -50,6 +50,8 @@ class HostState:
     address: str
     devices: int
     pid: int
+    incarnation: str
+    """Tells one agent process of the host from the next."""
     alive: bool = True
     back: bool = False
     """Its agent was given up and came back, and may still run ranks of the present attempt."""

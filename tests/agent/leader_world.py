@@ -52,7 +52,14 @@ class FakeAgent:
 
     async def register(self, launch: int = LAUNCH) -> None:
         await self.say(
-            Register(host=self.host, address="10.0.0.1", devices=1, pid=self.pid, launch=launch)
+            Register(
+                host=self.host,
+                address="10.0.0.1",
+                devices=1,
+                pid=self.pid,
+                incarnation=str(self.pid),
+                launch=launch,
+            )
         )
 
     async def hear(self, kind: type[T]) -> T:

@@ -166,8 +166,14 @@ def test_an_agent_registers_with_the_token_and_leaves_when_told(tmp_path: Path) 
 
     register, code = play(tmp_path, script)
     assert register == Register(
-        host="host-0", address="127.0.0.1", devices=2, pid=os.getpid(), launch=LAUNCH
+        host="host-0",
+        address="127.0.0.1",
+        devices=2,
+        pid=os.getpid(),
+        incarnation=register.incarnation,
+        launch=LAUNCH,
     )
+    assert len(register.incarnation) == 16
     assert code == exits.OK
 
 

@@ -80,7 +80,14 @@ def submitted(
 
 def arrivals(hosts: Iterable[str], at: float, each: int = 2) -> Iterator[Event]:
     for number, host in enumerate(hosts):
-        yield AgentRegistered(at=at, host=host, address="127.0.0.1", devices=each, pid=100 + number)
+        yield AgentRegistered(
+            at=at,
+            host=host,
+            address="127.0.0.1",
+            devices=each,
+            pid=100 + number,
+            incarnation=str(number),
+        )
 
 
 def started(hosts: int = 2, each: int = 2, **more: Any) -> list[Event]:

@@ -157,7 +157,14 @@ class Cluster:
 
     def appears(self, name: str) -> None:
         self.mail.append(
-            AgentRegistered(at=self.at, host=name, address="::1", devices=2, pid=self.pids[name])
+            AgentRegistered(
+                at=self.at,
+                host=name,
+                address="::1",
+                devices=2,
+                pid=self.pids[name],
+                incarnation=str(self.pids[name]),
+            )
         )
 
     def tell(self, event: Event) -> None:

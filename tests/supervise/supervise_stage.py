@@ -148,7 +148,14 @@ class Job:
     def registers(self, name: str, pid: int = 1, devices: int | None = None) -> tuple[Action, ...]:
         devices = self.each if devices is None else devices
         return self.tell(
-            AgentRegistered(at=self.now(), host=name, address="::1", devices=devices, pid=pid)
+            AgentRegistered(
+                at=self.now(),
+                host=name,
+                address="::1",
+                devices=devices,
+                pid=pid,
+                incarnation=str(pid),
+            )
         )
 
     def starts(self) -> "Job":

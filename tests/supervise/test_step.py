@@ -230,6 +230,6 @@ def test_the_state_is_the_fold_of_all_events() -> None:
     ignored: list[Event] = [
         submitted(at=START),
         RankExited(**{f: getattr(raised(0, "x"), f) for f in RankExited.__slots__}),
-        AgentRegistered(at=START, host="host-0", address="::1", devices=2, pid=1),
+        AgentRegistered(at=START, host="host-0", address="::1", devices=2, pid=1, incarnation="1"),
     ]
     assert fold(ignored).stage is Stage.SUBMITTED
