@@ -2,8 +2,8 @@
 
 YAML is read by the core schema of YAML 1.2: `3e-4` is a number, `yes` and `010` are what they look
 like. Each key stands once and is written out, without anchors, so that a place can be named. What
-the values mean is left to the contract's codec, not to pydantic: its import alone takes 9 times
-`python -c pass`, of the 12 that all of `ndctl plan` may.
+the values mean is left to the contract's codec, not to pydantic: its import alone takes most of the
+time that `ndctl plan` may (benchmarks/cli.py).
 """
 
 import re

@@ -13,17 +13,8 @@ import types
 import typing
 from typing import Any, Literal, Union
 
-from orchestrator.contract.codec import (
-    MISSING,
-    Above,
-    AtLeast,
-    AtMost,
-    Limit,
-    Matches,
-    OneOf,
-    encode,
-    fields_of,
-)
+from orchestrator.contract.codec import MISSING, encode, fields_of
+from orchestrator.contract.limits import Above, AtLeast, AtMost, Limit, Matches, OneOf
 from orchestrator.contract.spec import JobSpec, ModelSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

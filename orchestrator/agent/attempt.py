@@ -212,11 +212,9 @@ class Attempt:
             if record.ended is None
         ]
         ended = [record.ended for record in self.ranks.values() if record.ended is not None]
-        finished = (
-            code == 0
-            and len(ended) == self.start.ranks_per_host
-            and all(end.exit_code == 0 for end in ended)
-        )
+        # torchrun's own code does not count: it may fail after its ranks have done their work.
+        all_came = len(ended) == self.start.ranks_per_host
+        finished = all_came and all(end.exit_code == 0 for end in ended)
         why = "" if finished else f"torchrun ended with code {code}\n" + self._torchrun_said()
         stopped = Stopped(
             attempt=self.start.attempt, host=self.place.host, finished=finished, why=why

@@ -3,7 +3,7 @@
 One codec reads the job spec, the trainer's configuration, journal lines, datagrams and the agents'
 protocol. It knows dataclasses, unions told apart by a tag or by type, `Literal`, tuples, mappings
 and `Annotated` limits. Standard library alone, as the trainer and the fast commands import it; and
-not pydantic, whose import takes 9 of the 12 times `python -c pass` that all of `ndctl plan` may.
+not pydantic, whose import alone takes most of the time that `ndctl plan` may (benchmarks/cli.py).
 """
 
 import dataclasses
@@ -45,89 +45,6 @@ class Invalid(ValueError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
-
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    low: float
-
-    def __str__(self) -> str:
-        return f"at least {self.low}"
-
-    @property
-    def advice(self) -> str:
-        return f"{self.low} or more"
-
-    def admits(self, value: Any) -> bool:
-        return bool(value >= self.low)
-
-
-@dataclass(frozen=True, slots=True)
-class AtMost:
-    high: float
-
-    def __str__(self) -> str:
-        return f"at most {self.high}"
-
-    @property
-    def advice(self) -> str:
-        return f"{self.high} or less"
-
-    def admits(self, value: Any) -> bool:
-        return bool(value <= self.high)
-
-
-@dataclass(frozen=True, slots=True)
-class Above:
-    low: float
-
-    def __str__(self) -> str:
-        return f"above {self.low}"
-
-    @property
-    def advice(self) -> str:
-        return f"a number above {self.low}"
-
-    def admits(self, value: Any) -> bool:
-        return bool(value > self.low)
-
-
-@dataclass(frozen=True, slots=True)
-class Matches:
-    pattern: str
-    words: str
-    """The pattern in words, as the end of "must be …"."""
-    example: str = ""
-
-    def __str__(self) -> str:
-        return self.words
-
-    @property
-    def advice(self) -> str:
-        return f"something like {self.example}" if self.example else self.words
-
-    def admits(self, value: Any) -> bool:
-        return re.fullmatch(self.pattern, value) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """For names that are data; where they are part of the language, `Literal` says it better."""
-
-    names: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"one of {', '.join(self.names)}"
-
-    @property
-    def advice(self) -> str:
-        return str(self)
-
-    def admits(self, value: Any) -> bool:
-        return value in self.names
-
-
-Limit = AtLeast | AtMost | Above | Matches | OneOf
 
 
 def key_of(name: str) -> str:

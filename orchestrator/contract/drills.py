@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from orchestrator.contract.codec import AtLeast, Invalid, Problem
+from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.limits import AtLeast
 
 FORM = "FAULT:rank=R@step=S with FAULT one of kill, stop, raise, exit; or kill:host=H@step=S"
 

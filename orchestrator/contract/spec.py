@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from orchestrator.contract.codec import Above, AtLeast, AtMost, Invalid, Matches, OneOf, Problem
+from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.limits import Above, AtLeast, AtMost, Matches, OneOf
 from orchestrator.contract.presets import PRESETS
 
 Auto = Literal["auto"]

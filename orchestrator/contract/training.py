@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from orchestrator.contract.codec import AtLeast, Invalid, Problem
+from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.limits import AtLeast
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec import CheckpointSpec, DataSpec, ModelSpec, TrainSpec
 
