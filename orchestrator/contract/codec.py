@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, cast
 
+from orchestrator.contract.limits import OneOf
+
 T = TypeVar("T")
 MISSING = dataclasses.MISSING
 ABSENT: Any = object()
