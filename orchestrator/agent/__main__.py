@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import fcntl
 import hashlib
 import logging
 import os
@@ -14,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.agent.agent import Agent, AgentConfig
-from orchestrator.agent.attempt import lock_is_free
 from orchestrator.agent.evidence import holders, send_signal
 from orchestrator.agent.leader import Leader
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
 from orchestrator.contract.rundir import RunDir
+from orchestrator.locks import is_free, try_lock
 from orchestrator.seams import Clock
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
@@ -116,7 +115,7 @@ def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
     """Be the only agent of this host, with no process of a former one left."""
     fd = os.open(run_dir.agent_lock(host), os.O_RDWR | os.O_CREAT, 0o644)
     begun = clock.monotonic()
-    while not _try_lock(fd):
+    while not try_lock(fd):
         if clock.monotonic() - begun > LOCK_WAIT_S:
             log.error("%s cannot be taken over: another agent holds it", host)
             return False
@@ -125,7 +124,7 @@ def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
     os.ftruncate(fd, 0)
     os.write(fd, str(os.getpid()).encode())
     ranks, begun, patience = run_dir.ranks_lock(host), clock.monotonic(), ORPHANS_S
-    while not lock_is_free(ranks):
+    while not is_free(ranks):
         waited = clock.monotonic() - begun
         if waited > LOCK_WAIT_S:
             log.error("%s cannot be taken over: ranks of a former agent still run", host)
@@ -136,14 +135,6 @@ def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
                 log.warning("process %s was left by a former agent: killing it", pid)
                 send_signal(pid, signal.SIGKILL)
         clock.sleep(LOCK_POLL_S)
-    return True
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
     return True
 
 

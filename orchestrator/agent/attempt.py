@@ -1,13 +1,10 @@
 """One attempt on one host: torchrun and the ranks under it, from start to the last process gone."""
 
 import asyncio
-import fcntl
 import logging
-import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from orchestrator.agent.evidence import (
     gather_stacks,
@@ -27,6 +24,7 @@ from orchestrator.contract.datagrams import (
 from orchestrator.contract.events import RankError, RankEvidence
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.protocol import Exited, RankDigest, Start, Stopped
+from orchestrator.locks import is_free
 from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
@@ -227,7 +225,7 @@ class Attempt:
     async def _until_gone(self) -> None:
         """Wait for the lock that every process of this host's ranks holds; kill what lingers."""
         waited, patience = 0.0, REAP_S
-        while not lock_is_free(self.place.lock) or self._reports_due(waited):
+        while not is_free(self.place.lock) or self._reports_due(waited):
             await asyncio.sleep(POLL_S)
             waited += POLL_S
             if waited > patience:
@@ -238,14 +236,3 @@ class Attempt:
     def _reports_due(self, waited: float) -> bool:
         """Keepers have ended, but their last datagrams may still be on the way."""
         return waited < 2 * POLL_S and any(r.ended is None for r in self.ranks.values())
-
-
-def lock_is_free(path: Path) -> bool:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True

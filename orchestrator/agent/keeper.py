@@ -22,11 +22,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from orchestrator.contract.datagrams import Datagram, RankEnded, RankStarted, to_bytes
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.env import TORCHRUN_PID, RankEnv
 
 PR_SET_PDEATHSIG = 1
-TORCHRUN_PID = "NDCTL_TORCHRUN_PID"
-"""From `bind`, which becomes torchrun, to `rank`: with another parent, a keeper is an orphan."""
 
 
 def die_with_parent(parent: int) -> None:

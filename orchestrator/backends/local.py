@@ -1,7 +1,6 @@
 """Hosts played by processes of this machine: one agent each, in a session of its own."""
 
 import contextlib
-import fcntl
 import os
 import shlex
 import signal
@@ -14,8 +13,8 @@ from pathlib import Path
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
+from orchestrator.locks import is_free, is_held_alone
 from orchestrator.seams import Clock
-from orchestrator.supervise.log import has_writer
 
 LEAVE_S = 15.0
 """For an agent that was told to go (SIGTERM) before it is killed."""
@@ -129,7 +128,7 @@ def _end_holder(lock: Path, clock: Clock, leave_s: float) -> None:
     """End the agent that holds `lock`: SIGTERM, and SIGKILL after `leave_s`."""
     begun = clock.monotonic()
     told: int | None = None
-    while has_writer(lock):
+    while is_held_alone(lock):
         pid = _pid_in(lock)
         overdue = clock.monotonic() - begun >= leave_s
         if pid is not None and (overdue or pid != told):
@@ -158,24 +157,13 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def _await_free(lock: Path, clock: Clock) -> None:
     """Wait for the ranks of an agent that is gone, which the kernel ends with it."""
     deadline = clock.monotonic() + LEAVE_S
-    while not _is_free(lock):
+    while not is_free(lock):
         if clock.monotonic() > deadline:
             raise BackendError(
                 f"processes of this job's ranks still run; they hold {lock}",
                 fix=f"look at them with `fuser -v {lock}`, end them with `fuser -k {lock}`",
             )
         clock.sleep(POLL_S)
-
-
-def _is_free(lock: Path) -> bool:
-    fd = os.open(lock, os.O_RDWR)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:

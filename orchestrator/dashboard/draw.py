@@ -259,7 +259,7 @@ def _place(view: View, incident: Incident) -> str:
 
 
 def _cost(incident: Incident, view: View) -> str:
-    found = f"detected after {words.duration(incident.detected_after_s)}"
+    found = words.detected(incident.detected_after_s)
     if incident.recovered_after_s is not None:
         return f"{found}, recovered after {words.duration(incident.recovered_after_s)}"
     if view.state in ENDED:

@@ -72,8 +72,8 @@ def _news(before: Run, after: Run, entry: Entry) -> Iterator[str]:
 def incident_news(incident: Incident) -> Iterator[str]:
     drill = f" (drill {incident.drill})" if incident.drill else ""
     yield f"incident {incident.id}, {incident.kind}{drill}: {incident.cause}"
-    found = words.duration(incident.detected_after_s)
-    yield f"  culprit {incident.culprit}, detected after {found}; {incident.action}"
+    found = words.detected(incident.detected_after_s)
+    yield f"  culprit {incident.culprit}, {found}; {incident.action}"
 
 
 def tell_metric(told: Told, metric: Metric, zone: tzinfo | None) -> tuple[Told, list[str]]:

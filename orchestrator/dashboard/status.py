@@ -200,7 +200,7 @@ def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
 
 def times(incident: Incident, state: State) -> str:
     """What the incident cost; `state` is the job's."""
-    seen = f"detected after {words.duration(incident.detected_after_s)}"
+    seen = words.detected(incident.detected_after_s)
     if incident.recovered_after_s is None:
         return f"{seen}, {'not recovered' if state in ENDED else 'not yet recovered'}"
     return f"{seen}, recovered after {words.duration(incident.recovered_after_s)}"

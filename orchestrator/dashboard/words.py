@@ -42,6 +42,10 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"
 
 
+def detected(seconds: float) -> str:
+    return f"detected after {duration(seconds)}" if seconds >= 0.001 else "detected at once"
+
+
 def stopwatch(seconds: float | None) -> str:
     """`1:42`, `2:05:10`, `3d 04:05:10`: keeps its width while it runs."""
     if seconds is None:

@@ -8,7 +8,6 @@ A crash can cut the last line short; a reader drops it, and the next writer remo
 """
 
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -21,6 +20,7 @@ from orchestrator.contract.actions import Action
 from orchestrator.contract.codec import Invalid, decode, encode_tagged
 from orchestrator.contract.events import Event
 from orchestrator.errors import JobError
+from orchestrator.locks import is_held_alone, try_lock
 from orchestrator.seams import Clock
 
 VERSION = 1
@@ -100,36 +100,23 @@ def read(path: Path) -> tuple[Entry, ...]:
 
 def has_writer(path: Path) -> bool:
     """Whether some process, a leader, holds the journal for writing."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return is_held_alone(path)
 
 
 def _open_alone(path: Path, clock: Clock) -> int:
     """A descriptor that alone may write; patient, as `has_writer` holds the lock for a moment."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     deadline = clock.monotonic() + LOCK_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if clock.monotonic() < deadline:
-                clock.sleep(LOCK_POLL_S)
-                continue
-            os.close(fd)
-            raise JobError(
-                f"{path} is being written by another process",
-                fix="the job is running: see `ndctl status`, or cancel it first",
-            ) from None
-        return fd
+    while not try_lock(fd):
+        if clock.monotonic() < deadline:
+            clock.sleep(LOCK_POLL_S)
+            continue
+        os.close(fd)
+        raise JobError(
+            f"{path} is being written by another process",
+            fix="the job is running: see `ndctl status`, or cancel it first",
+        )
+    return fd
 
 
 class Journal:

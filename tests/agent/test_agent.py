@@ -14,7 +14,6 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from orchestrator.agent.agent import Agent, AgentConfig
-from orchestrator.agent.attempt import lock_is_free
 from orchestrator.agent.whereabouts import announce, announce_end
 from orchestrator.contract import exits
 from orchestrator.contract.codec import decode, encode_tagged
@@ -37,6 +36,7 @@ from orchestrator.contract.protocol import (
     Stopped,
     Told,
 )
+from orchestrator.locks import is_free
 from orchestrator.system import SystemClock
 from tests.agent.world import (
     LAUNCH,
@@ -343,7 +343,7 @@ def test_a_new_attempt_ends_one_that_the_leader_gave_up(tmp_path: Path) -> None:
         assert (await leader.hear(Stopped)).attempt == 1
         second = await leader.hear(Stopped, 2)
         assert (second.attempt, second.finished) == (2, True)
-        assert lock_is_free(place.lock)
+        assert is_free(place.lock)
 
     play(tmp_path, script)
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.attempt import Attempt, lock_is_free
+from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.sockets import listen
 from orchestrator.contract.datagrams import Beat, Raised, RankEnded, RankStarted
 from orchestrator.contract.protocol import Exited, Stopped
+from orchestrator.locks import is_free
 from orchestrator.system import SystemClock
 from tests.agent.world import (
     IGNORES_TERM,
@@ -47,7 +48,7 @@ def play(
         finally:
             attempt.kill()
             ears.close()
-        assert lock_is_free(place.lock)
+        assert is_free(place.lock)
         assert all(is_gone(record.pid) for record in attempt.ranks.values())
         return reports, outcome
 

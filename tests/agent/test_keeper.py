@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.attempt import lock_is_free
 from orchestrator.contract.datagrams import Datagram, RankEnded, RankStarted, from_bytes
+from orchestrator.locks import is_free
 from tests.agent.world import WAIT_S, is_gone, kill, wait_for
 
 pytestmark = pytest.mark.process
@@ -102,16 +102,14 @@ def parent_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize("victim", ["agent", "torchrun", "keeper", "child"])
-def test_nothing_below_a_killed_process_survives_and_the_lock_is_free(
-    host: Host, victim: str
-) -> None:
+def test_nothing_below_a_killed_process_survives_and_the_is_free(host: Host, victim: str) -> None:
     with chain(host) as processes:
         assert parent_of(processes.torchrun) == processes.agent
-        assert not lock_is_free(host.lock)
+        assert not is_free(host.lock)
         kill(getattr(processes, victim))
         for name in ("torchrun", "keeper", "child"):
             wait_for(lambda n=name: is_gone(getattr(processes, n)), f"the end of the {name}")
-        wait_for(lambda: lock_is_free(host.lock), "the lock")
+        wait_for(lambda: is_free(host.lock), "the lock")
         if victim == "child":
             assert host.hear() == RankEnded(attempt=4, rank=2, exit_code=None, signal=9)
 

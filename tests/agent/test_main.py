@@ -14,10 +14,10 @@ import pytest
 
 from orchestrator.agent.__main__ import _hold_host, _lead, _socket_path, main
 from orchestrator.agent.agent import AgentConfig
-from orchestrator.agent.attempt import lock_is_free
 from orchestrator.contract import exits
 from orchestrator.contract.events import AgentRegistered
 from orchestrator.contract.rundir import RunDir
+from orchestrator.locks import is_free
 from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock
@@ -62,7 +62,7 @@ def test_what_a_former_agents_rank_left_running_is_killed(run_dir: RunDir) -> No
     fcntl.flock(fd, fcntl.LOCK_SH)
     orphan = subprocess.Popen(["sleep", "60"], pass_fds=[fd])
     os.close(fd)
-    assert not lock_is_free(ranks)
+    assert not is_free(ranks)
 
     class Reaps(TurnedClock):
         def sleep(self, seconds: float) -> None:
