@@ -1,8 +1,11 @@
 """Committing and removing checkpoints, and appending metrics, on plain files."""
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from orchestrator.contract.checkpoints import MARKER, newest_complete, partial_name
 from trainer.commit import commit, remove_old
@@ -74,3 +77,11 @@ def test_a_loss_that_is_not_a_number_is_null(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.append(replace(METRICS, loss=float("nan")))
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
+
+
+def test_a_full_disk_costs_metrics_and_not_the_training(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("trainer"), "propagate", True)
+    MetricsFile(Path("/dev/full")).append(METRICS)
+    assert "No space left on device" in caplog.text
