@@ -50,6 +50,8 @@ class RankRecord:
     ended: RankEnded | None = None
     stopped: bool = False
     """Ended after this agent had begun to stop the attempt."""
+    gone: bool = False
+    """Its process was gone when that began, whether or not the news of it had come."""
 
 
 class Attempt:
@@ -104,7 +106,7 @@ class Attempt:
                     traceback=datagram.traceback,
                 )
             case RankEnded():
-                record.ended, record.stopped = datagram, self.stopping
+                record.ended, record.stopped = datagram, self.stopping and not record.gone
                 if datagram.exit_code != 0:
                     return self.exited(datagram)
             case _:
@@ -126,7 +128,7 @@ class Attempt:
             ended=ended,
             age_s=max(0.0, self.clock.monotonic() - record.heard),
             step=record.step,
-            stopped=record.stopped if record.ended is not None else self.stopping,
+            stopped=record.stopped if record.ended else self.stopping and not record.gone,
             error=record.error,
             log_tail=last_lines(self.log_dir / f"rank-{ended.rank}.log"),
         )
@@ -171,6 +173,7 @@ class Attempt:
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM to every rank; SIGKILL to all that is left after the grace."""
+        self._note_the_gone()
         self.stopping = True
         self._signal(signal.SIGTERM)
         if self.torchrun is None:
@@ -181,6 +184,12 @@ class Attempt:
                 break
             await asyncio.sleep(POLL_S)
         self.kill()
+
+    def _note_the_gone(self) -> None:
+        """Ranks that ended before they were told to, whenever the news of it comes, if ever."""
+        if not self.stopping:
+            for record in self.ranks.values():
+                record.gone = process_state(record.pid) in ("gone", "Z")
 
     def _all_ended(self) -> bool:
         """Every rank that was to start here has ended."""

@@ -243,6 +243,14 @@ def test_an_exit_before_the_stop_stays_a_cause_when_it_is_said_again(attempt: At
     assert not attempt.exited(before.ended).stopped
 
 
+def test_a_rank_that_was_gone_before_the_stop_is_no_consequence_of_it(attempt: Attempt) -> None:
+    asyncio.run(attempt.stop(0.0))  # the news of their ends is still on the way, or never comes
+    told = attempt.hear(RankEnded(attempt=1, rank=0, exit_code=None, signal=9))
+    assert told is not None
+    assert not told.stopped
+    assert not attempt.exited(RankEnded(attempt=1, rank=1, exit_code=None, signal=None)).stopped
+
+
 def test_words_of_a_rank_that_never_started_and_returns_of_0_are_no_exits(attempt: Attempt) -> None:
     assert attempt.hear(RankEnded(attempt=1, rank=7, exit_code=1, signal=None)) is None
     assert attempt.hear(RankEnded(attempt=1, rank=1, exit_code=0, signal=None)) is None

@@ -96,7 +96,7 @@ def test_an_unknown_job_is_named_with_the_ones_there_are(reference: Ndctl) -> No
     assert "there are: e2e" in done.err
 
 
-def test_help_of_every_verb_has_an_example(reference: Ndctl) -> None:
+def test_help_of_every_verb_has_an_example() -> None:
     from click.testing import CliRunner
 
     from orchestrator.cli import cli
