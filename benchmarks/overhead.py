@@ -45,7 +45,7 @@ def tokens_per_second(name: str) -> float:
                     raise TimeoutError(f"{name} did not do {STEPS} steps in {LIMIT_S:.0f} s")
                 time.sleep(1.0)
             lines = metrics_of(run)[WARM_UP:]
-            return statistics.median(line["tokens_per_second"] for line in lines)
+            return float(statistics.median(line["tokens_per_second"] for line in lines))
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def main(alternations: int) -> None:
                 seen.setdefault(what, {}).setdefault(name, []).append(seconds)
     print(machine())
     for what, values in seen.items():
-        for name, seconds in values.items():
-            print(f"{what:<11} {name:<9} {spread(seconds, 's', 3)}")
+        for name, measured in values.items():
+            print(f"{what:<11} {name:<9} {spread(measured, 's', 3)}")
         print(f"{what:<11} ndctl / torchrun {ratio(values, 'ndctl', 'torchrun')}")
 
 

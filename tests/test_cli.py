@@ -312,7 +312,8 @@ def test_exit_codes_are_in_the_help() -> None:
 
 
 def test_every_error_of_ndctl_has_a_documented_code() -> None:
-    for kind in (NdctlError, *NdctlError.__subclasses__()):
+    kinds: list[type[NdctlError]] = [NdctlError, *NdctlError.__subclasses__()]
+    for kind in kinds:
         assert kind.exit_code in exits.MEANING
 
 

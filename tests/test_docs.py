@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def test_every_state_is_documented() -> None:
-    for state in State.__args__:
+    for state in get_args(State):
         assert state in OPERATIONS
 
 

@@ -45,7 +45,8 @@ class Line:
 
 
 def ws() -> web.WebSocketResponse:
-    return cast(Any, Line())
+    line: web.WebSocketResponse = cast(Any, Line())
+    return line
 
 
 def register(host: str = "host-0", pid: int = 1) -> Register:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -102,13 +103,16 @@ def parent_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize("victim", ["agent", "torchrun", "keeper", "child"])
-def test_nothing_below_a_killed_process_survives_and_the_is_free(host: Host, victim: str) -> None:
+def test_nothing_below_a_killed_process_survives_and_the_lock_is_free(
+    host: Host, victim: str
+) -> None:
     with chain(host) as processes:
         assert parent_of(processes.torchrun) == processes.agent
         assert not is_free(host.lock)
         kill(getattr(processes, victim))
         for name in ("torchrun", "keeper", "child"):
-            wait_for(lambda n=name: is_gone(getattr(processes, n)), f"the end of the {name}")
+            pid = getattr(processes, name)
+            wait_for(partial(is_gone, pid), f"the end of the {name}")
         wait_for(lambda: is_free(host.lock), "the lock")
         if victim == "child":
             assert host.hear() == RankEnded(attempt=4, rank=2, exit_code=None, signal=9)

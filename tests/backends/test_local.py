@@ -188,7 +188,8 @@ def test_when_one_agent_cannot_be_started_none_is_left(
     tmp_path: Path, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", sleeping(tmp_path))
-    start, pids = LocalBackend._start, []
+    start = LocalBackend._start
+    pids: list[int] = []
 
     def second_fails(self: LocalBackend, agent: object) -> None:
         if pids:

@@ -3,7 +3,15 @@ from dataclasses import replace
 from datetime import UTC
 
 import pytest
-from dashboard_story import (
+from rich.cells import cell_len
+from rich.console import Console
+
+from orchestrator.contract.events import HealthChanged
+from orchestrator.dashboard.chart import chart, resample
+from orchestrator.dashboard.draw import draw
+from orchestrator.dashboard.view import View
+from orchestrator.supervise.state import Culprit
+from tests.dashboard.dashboard_story import (
     DRILL,
     START,
     broken,
@@ -16,14 +24,6 @@ from dashboard_story import (
     submitted,
     view_of,
 )
-from rich.cells import cell_len
-from rich.console import Console
-
-from orchestrator.contract.events import HealthChanged
-from orchestrator.dashboard.chart import chart, resample
-from orchestrator.dashboard.draw import draw
-from orchestrator.dashboard.view import View
-from orchestrator.supervise.state import Culprit
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 

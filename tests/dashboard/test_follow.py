@@ -2,7 +2,14 @@ import io
 from datetime import UTC
 from pathlib import Path
 
-from dashboard_story import (
+from rich.console import Console
+
+from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.follow import Follower, Told, summary_text, tell, tell_metric
+from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
+from orchestrator.dashboard.status import Snapshot
+from orchestrator.supervise.log import Entry
+from tests.dashboard.dashboard_story import (
     START,
     finished,
     hung,
@@ -13,13 +20,6 @@ from dashboard_story import (
     seen_of,
     started,
 )
-from rich.console import Console
-
-from orchestrator.contract.rundir import RunDir
-from orchestrator.dashboard.follow import Follower, Told, summary_text, tell, tell_metric
-from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
-from orchestrator.dashboard.status import Snapshot
-from orchestrator.supervise.log import Entry
 
 
 def after_restart(first: int, last: int) -> list[Metric]:

@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from dashboard_story import START, StoryClock, finished, journal, metrics, started
 from rich.console import Console
 
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.live import run_dashboard, terminal_keys
 from orchestrator.errors import JobError
 from orchestrator.supervise.log import to_line
+from tests.dashboard.dashboard_story import START, StoryClock, finished, journal, metrics, started
 from trainer.metrics import StepMetrics
 from trainer.metrics import to_line as metric_line
 

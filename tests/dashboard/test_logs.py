@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from dashboard_story import StoryClock
 
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard import logs as module
@@ -14,6 +13,7 @@ from orchestrator.dashboard.logs import (
     read_logs,
     start_of_tail,
 )
+from tests.dashboard.dashboard_story import StoryClock
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from dashboard_story import metric, metrics
 
 from orchestrator.dashboard import metrics as module
 from orchestrator.dashboard.metrics import (
@@ -14,6 +13,7 @@ from orchestrator.dashboard.metrics import (
     lines_backwards,
     parse_metric,
 )
+from tests.dashboard.dashboard_story import metric, metrics
 from trainer.metrics import StepMetrics, to_line
 
 

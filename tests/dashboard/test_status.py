@@ -8,22 +8,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from dashboard_story import (
-    START,
-    StoryClock,
-    arrivals,
-    broken,
-    finished,
-    hung,
-    journal,
-    killed,
-    metrics,
-    recovered,
-    restarting,
-    seen_of,
-    started,
-    submitted,
-)
 
 from orchestrator.contract.actions import Action, EndJob, ReplaceAgent
 from orchestrator.contract.checkpoints import PassedOver
@@ -53,6 +37,22 @@ from orchestrator.dashboard.status import (
     status_text,
 )
 from orchestrator.supervise.log import Entry, Journal
+from tests.dashboard.dashboard_story import (
+    START,
+    StoryClock,
+    arrivals,
+    broken,
+    finished,
+    hung,
+    journal,
+    killed,
+    metrics,
+    recovered,
+    restarting,
+    seen_of,
+    started,
+    submitted,
+)
 
 
 def snapshot(

@@ -2,7 +2,21 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from dashboard_story import (
+
+from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.contract.events import (
+    AgentLost,
+    CheckpointSaved,
+    Event,
+    HealthChanged,
+    HostStopped,
+    LeaderStarted,
+    TrainingResumed,
+)
+from orchestrator.dashboard.metrics import NOTHING
+from orchestrator.dashboard.view import Seen, View, effective_state, fold_seen, view
+from orchestrator.supervise.state import Run
+from tests.dashboard.dashboard_story import (
     DRILL,
     START,
     arrivals,
@@ -19,20 +33,6 @@ from dashboard_story import (
     submitted,
     view_of,
 )
-
-from orchestrator.contract.checkpoints import PassedOver
-from orchestrator.contract.events import (
-    AgentLost,
-    CheckpointSaved,
-    Event,
-    HealthChanged,
-    HostStopped,
-    LeaderStarted,
-    TrainingResumed,
-)
-from orchestrator.dashboard.metrics import NOTHING
-from orchestrator.dashboard.view import Seen, View, effective_state, fold_seen, view
-from orchestrator.supervise.state import Run
 
 
 def health(shown: View) -> list[str]:

@@ -4,8 +4,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, assert_never, get_args
 
-from supervise_stage import START, error, exited, found, host, submitted
-
 from orchestrator.contract.actions import (
     Action,
     EndJob,
@@ -32,6 +30,7 @@ from orchestrator.contract.events import (
 from orchestrator.supervise.log import Entry, from_line, to_line
 from orchestrator.supervise.state import Run, Stage, State
 from orchestrator.supervise.step import step
+from tests.supervise.supervise_stage import START, error, exited, found, host, submitted
 
 
 @dataclass

@@ -5,7 +5,6 @@ import signal
 from typing import Any
 
 import pytest
-from supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
 
 from orchestrator.contract import exits
 from orchestrator.contract.events import (
@@ -18,6 +17,7 @@ from orchestrator.contract.events import (
 )
 from orchestrator.supervise.diagnose import Verdict, Weight, diagnose, signal_name, weigh
 from orchestrator.supervise.state import NOBODY, Findings
+from tests.supervise.supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
 
 RESET = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error"

@@ -4,13 +4,13 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from supervise_cluster import Cluster
-from supervise_stage import exited
 
 from orchestrator.contract.actions import EndJob
 from orchestrator.contract.events import CheckpointSaved, StepReached
 from orchestrator.supervise.state import Stage
 from orchestrator.supervise.step import fold
+from tests.supervise.supervise_cluster import Cluster
+from tests.supervise.supervise_stage import exited
 
 randoms = st.randoms(use_true_random=False)
 budgets = st.integers(0, 4)

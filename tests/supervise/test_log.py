@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from supervise_stage import Job, exited, raised, submitted
 
 from orchestrator.contract.actions import StopAttempt
 from orchestrator.contract.events import CancelRequested, Tick
 from orchestrator.errors import JobError
 from orchestrator.supervise import log
 from orchestrator.supervise.log import Entry, Journal, Tail, from_line, has_writer, read, to_line
+from tests.supervise.supervise_stage import Job, exited, raised, submitted
 
 
 class FakeClock:

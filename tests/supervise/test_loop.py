@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from supervise_stage import START, Job, exited
 
 from orchestrator.contract.actions import Action, EndJob, StopAttempt
 from orchestrator.contract.events import Event, HealthChanged, Tick
@@ -12,6 +11,7 @@ from orchestrator.supervise.log import Entry, Journal, read
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.state import Stage
 from orchestrator.system import SystemClock
+from tests.supervise.supervise_stage import START, Job, exited
 
 
 @pytest.fixture

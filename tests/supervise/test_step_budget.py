@@ -1,10 +1,10 @@
 """When a job is tried again, and when it is given up."""
 
 import pytest
-from supervise_stage import Job, error
 
 from orchestrator.contract import exits
 from orchestrator.contract.actions import EndJob, StartAttempt
+from tests.supervise.supervise_stage import Job, error
 
 
 def test_restarts_without_a_checkpoint_spend_the_budget() -> None:

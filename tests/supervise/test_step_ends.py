@@ -1,14 +1,15 @@
 """What ends a job from outside, in every stage: a person who cancels it, a leader that dies."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from supervise_stage import Job, drills, error, found, submitted
 
 from orchestrator.contract import exits
 from orchestrator.contract.actions import EndJob, StartAttempt, StopAttempt
 from orchestrator.supervise.state import Run, Stage
 from orchestrator.supervise.step import step
+from tests.supervise.supervise_stage import Job, drills, error, found, submitted
 
 # Cancelling
 
@@ -109,7 +110,7 @@ def test_nothing_is_decided_after_the_end() -> None:
 # Leaders
 
 
-def resumed(job: Job, **more: object) -> Job:
+def resumed(job: Job, **more: Any) -> Job:
     job.tell(submitted(at=job.now(), resume=True, **more))
     return job
 

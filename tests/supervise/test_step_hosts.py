@@ -1,9 +1,8 @@
 """Agents that are lost, come back or are replaced, in every stage."""
 
-from supervise_stage import Job
-
 from orchestrator.contract.actions import EndJob, ReplaceAgent, StartAttempt, StopAttempt
 from orchestrator.supervise.state import Stage
+from tests.supervise.supervise_stage import Job
 
 # Agents
 
@@ -183,7 +182,7 @@ def test_an_agent_back_and_lost_again_is_replaced_again() -> None:
     job.registers("host-0")
     (order,) = job.loses("host-0")
     assert isinstance(order, ReplaceAgent)
-    assert job.run.stage is Stage.STOPPING
+    assert job.run.reason.startswith("the agent of host-0 is gone")
     job.stops("host-1")
     assert job.run.stage is Stage.WAITING
     assert job.stops("host-0") == (), "it is gone"

@@ -1,7 +1,6 @@
 """How an attempt ends before its time: stopping, hangs and their evidence, drills."""
 
 import pytest
-from supervise_stage import Job, drills, found
 
 from orchestrator.contract.actions import (
     EndJob,
@@ -12,6 +11,7 @@ from orchestrator.contract.actions import (
 )
 from orchestrator.supervise.state import Stage
 from orchestrator.supervise.step import MOST_EXITS
+from tests.supervise.supervise_stage import Job, drills, found
 
 # Stopping
 

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import Shard
-from trainer_launch import LLAMA, QWEN3
+from torch.distributed.tensor.parallel import SequenceParallel
 
 from orchestrator.contract.spec import DataSpec, ModelSpec
 from orchestrator.errors import TrainingError
+from tests.trainer.trainer_launch import LLAMA, QWEN3
 from trainer.model import build_model, layers_of, materialise
 from trainer.parallel.tensor import check_divisible, layer_plan
 
@@ -78,4 +79,6 @@ def test_head_norms_are_in_the_plan_of_models_that_have_them() -> None:
     assert "self_attn.q_norm" not in layer_plan(layers_of(build(LLAMA))[0])
     plan = layer_plan(layers_of(build(QWEN3))[0])
     for name in ("self_attn.q_norm", "self_attn.k_norm"):
-        assert plan[name].sequence_sharding == (Shard(2),)
+        norm = plan[name]
+        assert isinstance(norm, SequenceParallel)
+        assert norm.sequence_sharding == (Shard(2),)

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainer_launch import metrics_of, tiny, work
+
+from tests.trainer.trainer_launch import metrics_of, tiny, work
 
 pytestmark = pytest.mark.process
 

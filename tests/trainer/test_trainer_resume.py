@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainer_launch import finish, free_port, losses_of, metrics_of, start_ranks, tiny, train, work
 
 from orchestrator.contract import exits
 from orchestrator.contract.checkpoints import MARKER, newest_complete
@@ -25,6 +24,16 @@ from orchestrator.contract.datagrams import (
     Resumed,
     Saved,
     from_bytes,
+)
+from tests.trainer.trainer_launch import (
+    finish,
+    free_port,
+    losses_of,
+    metrics_of,
+    start_ranks,
+    tiny,
+    train,
+    work,
 )
 
 pytestmark = pytest.mark.process

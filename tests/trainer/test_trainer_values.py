@@ -15,14 +15,13 @@ from orchestrator.contract.env import RankEnv
 from orchestrator.contract.spec import TrainSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
+from tests.trainer.trainer_launch import tiny
 from trainer.activation import layers_to_wrap
 from trainer.config import check_config, load_config, parse_yaml
 from trainer.drills import drills_due, read_drills
 from trainer.emit import Reporter, raised_of
 from trainer.optimizer import lr_at
 from trainer.signals import StopRequest
-
-from trainer_launch import tiny  # isort: skip (a neighbour of this file)
 
 
 def schedule(kind: str, steps: int = 10, warmup_steps: int = 4) -> list[float]:
