@@ -12,9 +12,10 @@ import os
 import secrets
 import signal
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from http import HTTPStatus
+from typing import Any, assert_never
 
 import aiohttp
 
@@ -134,7 +135,7 @@ class Agent:
             async with asyncio.timeout(self.config.agent_timeout):
                 ws = await session.ws_connect(url, headers=headers, max_msg_size=0)
         except aiohttp.WSServerHandshakeError as exc:
-            if exc.status in (401, 409):
+            if exc.status == HTTPStatus.UNAUTHORIZED:
                 log.error("the leader refused this agent (%s): %s", exc.status, exc.message)
                 self.exit_code = exits.NOT_ADMITTED
             return
@@ -223,7 +224,7 @@ class Agent:
             case _:
                 assert_never(order)
 
-    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._worked)

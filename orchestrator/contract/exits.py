@@ -27,19 +27,3 @@ CHECKPOINTED = 210
 """A rank that was asked to leave (SIGTERM, SIGUSR1), wrote its checkpoint and left."""
 LEADER_LOST = 211
 """An agent that lost its leader, stopped its ranks and left: requeue it."""
-
-MEANING = {
-    OK: "success",
-    FAILED: "the job failed, or an unexpected error",
-    USAGE: "the command line could not be understood",
-    BAD_SPEC: "the job spec is not valid",
-    NO_PLAN: "no plan fits the spec and the cluster",
-    BAD_JOB_STATE: "no such job, or not in a state that allows this",
-    BACKEND: "the cluster refused or did not answer",
-    CANCELLED: "the job was cancelled",
-    REFUSED: "a rank refuses its configuration; not restarted",
-    NOT_ADMITTED: "an agent was refused by the leader",
-    INTERRUPTED: "interrupted while following; the job runs on",
-    CHECKPOINTED: "a rank wrote its checkpoint on SIGTERM/SIGUSR1 and left",
-    LEADER_LOST: "an agent lost its leader and stopped its ranks; requeue",
-}

@@ -71,8 +71,5 @@ class RunDir:
     def attempt_logs(self, attempt: int, host: str) -> Path:
         return self.logs / f"attempt-{attempt}" / host
 
-    def rank_log(self, attempt: int, host: str, rank: int) -> Path:
-        return self.attempt_logs(attempt, host) / f"rank-{rank}.log"
-
     def traces(self, attempt: int) -> Path:
         return self.path / "traces" / f"attempt-{attempt}"

@@ -81,11 +81,6 @@ def _number(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def last_metric(path: Path) -> Metric | None:
-    """The newest line, read from the end of the file."""
-    return next(_backwards(path), None)
-
-
 def glance(path: Path) -> Progress:
     """The ends of a file of any size: enough for all of `Progress` but the series."""
     recent = list(itertools.islice(_backwards(path), RECENT))

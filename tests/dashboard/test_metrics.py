@@ -9,7 +9,6 @@ from orchestrator.dashboard.metrics import (
     MetricTail,
     fold_metrics,
     glance,
-    last_metric,
     lines_backwards,
     parse_metric,
 )
@@ -56,7 +55,7 @@ def test_a_torn_last_line_is_dropped_and_read_once_it_is_whole(tmp_path: Path) -
     assert tail.more() == ()
     path.write_bytes(line(1) + line(2)[:20])
     assert [m.step for m in tail.more()] == [1]
-    last = last_metric(path)
+    last = glance(path).last
     assert last is not None
     assert last.step == 1
     path.write_bytes(line(1) + line(2))
@@ -67,7 +66,7 @@ def test_a_torn_last_line_is_dropped_and_read_once_it_is_whole(tmp_path: Path) -
 def test_a_line_that_a_crash_cut_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(line(1) + line(2)[:20] + b"\n")
-    last = last_metric(path)
+    last = glance(path).last
     assert last is not None
     assert last.step == 1
 
@@ -84,7 +83,6 @@ def test_lines_come_backwards_whatever_the_chunk(
 
 
 def test_no_file_is_no_metric(tmp_path: Path) -> None:
-    assert last_metric(tmp_path / "none") is None
     assert glance(tmp_path / "none") == NOTHING
 
 
