@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.presets import PRESETS
-from orchestrator.contract.spec import ModelSpec
 from orchestrator.errors import SpecError
 
 

@@ -15,7 +15,8 @@ from typing import Any, Literal, Union
 
 from orchestrator.contract.codec import MISSING, encode, fields_of
 from orchestrator.contract.limits import Above, AtLeast, AtMost, Limit, Matches, OneOf
-from orchestrator.contract.spec import JobSpec, ModelSpec
+from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.spec import JobSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[Any, dict[str, Any]] = {

@@ -14,19 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.codec import Invalid, encode
+from orchestrator.contract.data import DataSpec
+from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.parallel import ParallelSpec
 from orchestrator.contract.presets import PRESETS
-from orchestrator.contract.spec import (
-    CheckpointSpec,
-    ClusterSpec,
-    DataSpec,
-    JobSpec,
-    ModelSpec,
-    OptimizerSpec,
-    ParallelSpec,
-    ResilienceSpec,
-    ScheduleSpec,
-    TrainSpec,
-)
+from orchestrator.contract.spec import CheckpointSpec, ClusterSpec, JobSpec, ResilienceSpec
+from orchestrator.contract.train import OptimizerSpec, ScheduleSpec, TrainSpec
 from orchestrator.errors import SpecError
 from orchestrator.load import dump_spec, load_spec, read_spec
 from orchestrator.model_config import hub_cache, read_model_config

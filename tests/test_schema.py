@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.codec import Invalid, decode, encode
-from orchestrator.contract.spec import JobSpec, ModelSpec
+from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.spec import JobSpec
 from orchestrator.load import dump_spec, read_spec
 from orchestrator.schema import json_schema
 

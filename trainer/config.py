@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +46,39 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(str(exc)) from exc
 
 
-def check_config(config: TrainingConfig, world_size: int) -> None:
-    """Raises TrainingError when this trainer cannot do what a well-formed configuration asks."""
+def complete(config: TrainingConfig, world_size: int) -> TrainingConfig:
+    """`config` with every `auto` decided that `world_size` ranks decide.
+
+    Raises:
+        TrainingError: when this trainer cannot do what a well-formed configuration asks.
+    """
+    try:
+        config = replace(config, parallel=config.parallel.filled(world_size))
+    except Invalid as exc:
+        raise TrainingError(str(exc)) from exc
+    _check(config, world_size)
+    return config
+
+
+def _check(config: TrainingConfig, world_size: int) -> None:
     mesh = config.mesh
     for axis, degree, name in (("pp", mesh.pp, "pipeline"), ("cp", mesh.cp, "context")):
         if degree > 1:
             raise TrainingError(
-                f"mesh.{axis}={degree}: this trainer does not do {name} parallel yet",
-                fix=f"set mesh.{axis} to 1 and give its ranks to dp_shard",
+                f"parallel.{axis}={degree}: this trainer does not do {name} parallel yet",
+                fix=f"set parallel.{axis} to 1 and give its ranks to dp_shard",
             )
     if mesh.world_size != world_size:
         raise TrainingError(
             f"the mesh ({mesh}) is for {mesh.world_size} ranks, but torchrun started {world_size}",
-            fix=f"start {mesh.world_size} ranks, or change the mesh",
+            fix=f"start {mesh.world_size} ranks, or change the degrees under parallel",
         )
     if config.train.compile and mesh.tp > 1:
         # torch 2.13 compiles a layer of DTensors without complaint, and its gradients are wrong by
         # several per cent, or its backward raises, depending on the mesh.
         raise TrainingError(
-            f"train.compile with mesh.tp={mesh.tp}: torch computes wrong gradients there",
-            fix="set train.compile to false, or mesh.tp to 1",
+            f"train.compile with parallel.tp={mesh.tp}: torch computes wrong gradients there",
+            fix="set train.compile to false, or parallel.tp to 1",
         )
     if config.train.activation_checkpointing == "auto":
         raise TrainingError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.contract import exits
 from orchestrator.contract.training import TrainingConfig
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint.save import Checkpoints
 from trainer.drills import drills_due, suffer
 from trainer.metrics import MetricsFile, StepMetrics
 from trainer.optimizer import lr_at

@@ -3,23 +3,28 @@
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.training import TrainingConfig
-from trainer.activation import apply_activation_checkpointing
-from trainer.checkpoint import Checkpoints
-from trainer.data import Batches, Corpus, find_corpus
+from trainer.checkpoint.resume import resume
+from trainer.checkpoint.save import Checkpoints
+from trainer.checkpoint.state import Stream, TrainingState
+from trainer.data.batches import Batches
+from trainer.data.corpus import NUM_BYTES, Corpus, find_corpus
 from trainer.loop import Training, train
+from trainer.loss import TokenLoss
 from trainer.metrics import MetricsFile
-from trainer.model import build_model, layers_of, materialise
+from trainer.model.build import build_stages, check_model, read_model_config
+from trainer.model.decoder import Decoder, StageSlice
+from trainer.model.fresh import allocate, draw_weights
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
+from trainer.parallel.activation import apply_activation_checkpointing
+from trainer.parallel.context import local_positions
 from trainer.parallel.data import apply_data_parallel
-from trainer.parallel.tensor import apply_tensor_parallel
+from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
+from trainer.passes import WholeModel
 from trainer.ranks import Ranks, arrange, process_group, shared_from_first
-from trainer.resume import resume
-from trainer.state import Stream, TrainingState
 from trainer.step import Stepper
 
 
@@ -34,18 +39,25 @@ def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
     batches = open_data(config, ranks)
-    model = build_model(config.model, config.data)
-    parallelise(model, config, ranks)
-    materialise(model, config.train.seed, ranks.device)
-    optimizer = build_optimizer(model, config.train.optimizer)
-    state = TrainingState(model, optimizer, stream_of(config, batches.corpus), ranks)
+    stages = build_model(config, ranks)
+    for stage in stages:
+        parallelise(stage, config, ranks)
+        allocate(stage, ranks.device)
+        stage.place(batches.positions_T.unsqueeze(0).to(ranks.device))
+        draw_weights(stage, config.train.seed)
+    parameters = [p for stage in stages for p in stage.parameters()]
+    optimizer = build_optimizer(parameters, config.train.optimizer)
+    state = TrainingState(stages, optimizer, stream_of(config, batches.corpus), ranks)
     done = resume(run.checkpoints, state, outside.reporter)
+    tokens_per_step = config.train.global_batch_size * config.data.sequence_length
+    loss = TokenLoss(tokens_per_step // (config.mesh.data_parallel * config.mesh.cp), ranks.device)
     stepper = Stepper(
-        model=model,
+        parameters=parameters,
+        passes=WholeModel(stages[0], loss, config.mesh.tp > 1),
         optimizer=optimizer,
         batches=batches,
         ranks=ranks,
-        gradient_accumulation=config.gradient_accumulation,
+        tokens_per_step=tokens_per_step,
         grad_clip=config.train.grad_clip,
     )
     checkpoints = Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter)
@@ -65,18 +77,31 @@ def open_data(config: TrainingConfig, ranks: Ranks) -> Batches:
         micro_batch_size=config.micro_batch_size,
         data_parallel=config.mesh.data_parallel,
         data_rank=ranks.data_rank,
+        positions_T=local_positions(config.data.sequence_length),
+        device=ranks.device,
     )
 
 
-def parallelise(model: PreTrainedModel, config: TrainingConfig, ranks: Ranks) -> None:
+def build_model(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
+    """The stages of this rank, on the meta device."""
+    values = read_model_config(config.model)
+    check_model(values, NUM_BYTES, config.data.sequence_length)
+    if config.mesh.tp > 1:
+        check_tensor_parallel(values, config.mesh.tp, config.data.sequence_length)
+    layers = values.num_hidden_layers
+    return build_stages(values, [StageSlice(0, layers, layers)])
+
+
+def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     """Inside out: tensors are cut, layers wrapped and compiled, and what is left is sharded."""
     if config.mesh.tp > 1:
-        apply_tensor_parallel(model, ranks.mesh["tp"], config.data.sequence_length)
-    apply_activation_checkpointing(model, config.train.activation_checkpointing)
-    if config.train.compile:
-        for layer in layers_of(model):
+        apply_tensor_parallel(decoder, ranks.mesh["tp"])
+    train = config.train
+    apply_activation_checkpointing(decoder, train.activation_checkpointing, train.checkpoint_every)
+    if train.compile:
+        for layer in decoder.layers.values():
             layer.compile()
-    apply_data_parallel(model, ranks.mesh, config.train.dtype)
+    apply_data_parallel(decoder, ranks.mesh, train.dtype)
 
 
 def stream_of(config: TrainingConfig, corpus: Corpus) -> Stream:

@@ -1,12 +1,12 @@
-"""AdamW, the learning rate as a pure function of the step, and the norm of the whole gradient."""
+"""The optimizer, and the learning rate as a pure function of the step."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial
 
-from orchestrator.contract.spec import OptimizerSpec, ScheduleSpec, TrainSpec
+from orchestrator.contract.train import OptimizerSpec, ScheduleSpec, TrainSpec
 
 
 def lr_at(step: int, train: TrainSpec) -> float:
@@ -29,9 +29,8 @@ def _decay(step: int, steps: int, schedule: ScheduleSpec) -> float:
     return 1.0 - done if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
+def build_optimizer(parameters: Sequence[nn.Parameter], spec: OptimizerSpec) -> torch.optim.AdamW:
     """AdamW that decays matrices only; norms and biases keep their scale."""
-    parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(
         [
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
@@ -60,41 +59,3 @@ def _fill_state(optimizer: torch.optim.AdamW) -> None:
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
-
-
-def local_gradients(model: nn.Module) -> list[tuple[torch.Tensor, int]]:
-    """This rank's part of each gradient, and how many ranks hold that same part."""
-    parts = []
-    for parameter in model.parameters():
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        if not isinstance(gradient, DTensor):
-            parts.append((gradient, torch.distributed.get_world_size()))
-            continue
-        if any(isinstance(place, Partial) for place in gradient.placements):
-            # Sequence parallel leaves each rank its own summand of a norm's gradient.
-            assert isinstance(parameter, DTensor)
-            gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
-        sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
-        copies = math.prod(size for place, size in sizes if place.is_replicate())
-        parts.append((gradient.to_local(), copies * _ranks_outside(gradient)))
-    return parts
-
-
-def _ranks_outside(gradient: DTensor) -> int:
-    """Ranks that differ only in axes along which the parameter is not distributed at all."""
-    return torch.distributed.get_world_size() // gradient.device_mesh.size()
-
-
-def squared_norm(parts: list[tuple[torch.Tensor, int]], device: torch.device) -> torch.Tensor:
-    """This rank's summand of the squared norm of the whole gradient."""
-    norms = torch._foreach_norm([part for part, _ in parts])
-    copies = torch.tensor([float(copies) for _, copies in parts], device=device)
-    return (torch.stack(norms).double().square() / copies).sum()
-
-
-def clip(parts: list[tuple[torch.Tensor, int]], norm: float, limit: float | None) -> None:
-    """Scale the gradient down to `limit`, as torch's own `clip_grad_norm_` does."""
-    if limit is not None and norm > limit:
-        torch._foreach_mul_([part for part, _ in parts], limit / (norm + 1e-6))

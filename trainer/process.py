@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.contract import exits
 from orchestrator.contract.env import RankEnv
 from orchestrator.errors import TrainingError
-from trainer.config import check_config, load_config
+from trainer.config import complete, load_config
 from trainer.drills import read_drills
 from trainer.emit import Reporter
 from trainer.outside import Outside
@@ -46,8 +46,7 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
 
 
 def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> int:
-    config = load_config(path)
-    check_config(config, env.world_size)
+    config = complete(load_config(path), env.world_size)
     drills = read_drills(env.drills)
     clock = time.time  # noqa: TID251 (handed inwards from here)
     outside = Outside(env=env, reporter=reporter, drills=drills, stop=stop, clock=clock)

@@ -29,7 +29,17 @@ class Ranks:
     device: torch.device
     mesh: DeviceMesh
     data_rank: int
-    """Which of the data-parallel ranks this one is; ranks that differ in tp alone share it."""
+    """Which of the data-parallel ranks this one is; ranks that differ in pp, cp or tp alone share
+    it."""
+
+    @property
+    def tp(self) -> int:
+        return self.mesh["tp"].size()
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks that work on the same pipeline stages as this one, this one included."""
+        return self.mesh.size() // self.mesh["pp"].size()
 
 
 @contextmanager

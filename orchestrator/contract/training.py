@@ -1,12 +1,17 @@
 """What one launch of the trainer is told: the CONFIG of `torchrun -m trainer CONFIG`."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.data import DataSpec
 from orchestrator.contract.limits import AtLeast
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.spec import CheckpointSpec, DataSpec, ModelSpec, TrainSpec
+from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.parallel import ParallelSpec
+from orchestrator.contract.spec import CheckpointSpec, eval_without_data
+from orchestrator.contract.train import TrainSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,27 +20,35 @@ class TrainingConfig:
     data: DataSpec
     train: TrainSpec
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
-    mesh: Mesh = field(default_factory=Mesh)
-    """Its product must be torchrun's world size."""
+    parallel: ParallelSpec = field(default_factory=ParallelSpec)
+    """Its product must be torchrun's world size; what is `auto` follows from that."""
     micro_batch_size: Annotated[int, AtLeast(1)]
     """Sequences per data-parallel rank and forward pass."""
     out: str
     """Directory of `checkpoints/` and `metrics.jsonl`; the run directory of a job."""
 
     def __post_init__(self) -> None:
+        if problems := [*self._problems()]:
+            raise Invalid(problems)
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.train.eval_every is not None and self.data.validation is None:
+            yield eval_without_data(self.train.eval_every)
+        if "auto" in (self.parallel.dp_shard, self.parallel.tp):
+            return
         per_pass = self.mesh.data_parallel * self.micro_batch_size
         if self.train.global_batch_size % per_pass:
-            raise Invalid(
-                [
-                    Problem(
-                        path="train.global_batch_size",
-                        value=self.train.global_batch_size,
-                        limit=f"a multiple of {self.mesh.data_parallel} data-parallel ranks"
-                        f" x micro batch {self.micro_batch_size} = {per_pass}",
-                        fix="change micro_batch_size, the mesh or the global batch",
-                    )
-                ]
+            yield Problem(
+                path="train.global_batch_size",
+                value=self.train.global_batch_size,
+                limit=f"a multiple of {self.mesh.data_parallel} data-parallel ranks"
+                f" x micro batch {self.micro_batch_size} = {per_pass}",
+                fix="change micro_batch_size, the degrees or the global batch",
             )
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.parallel.mesh
 
     @property
     def gradient_accumulation(self) -> int:

@@ -1,11 +1,11 @@
 """What the trainer is told of a plan."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.spec import JobSpec, ModelSpec
+from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.training import TrainingConfig
 
 
@@ -14,7 +14,7 @@ def trainer_config(
 ) -> TrainingConfig:
     """Everything that was `auto` decided, and the model's config inline: no look-up is left."""
     return TrainingConfig(
-        model=ModelSpec(config=dict(config)),
+        model=replace(spec.model, preset=None, config=dict(config), path=None),
         data=spec.data,
         train=replace(
             spec.train,
@@ -22,7 +22,7 @@ def trainer_config(
             activation_checkpointing=plan.activation_checkpointing,
         ),
         checkpoint=spec.checkpoint,
-        mesh=plan.mesh,
+        parallel=replace(spec.parallel, **asdict(plan.mesh)),
         micro_batch_size=plan.micro_batch_size,
         out=out,
     )

@@ -8,9 +8,12 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.contract.data import DataSpec
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.presets import PRESETS
-from orchestrator.contract.spec import DataSpec, JobSpec, ModelSpec, TrainSpec
+from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.train import TrainSpec
 from orchestrator.plan.memory import activation_bytes, memory_of, sharded_parameters, show_bytes
 from orchestrator.plan.shape import DEFAULTS, shape_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contract.checkpoints import MARKER, newest_complete, partial_name
-from trainer.commit import commit, remove_old
+from trainer.checkpoint.commit import commit, remove_old
 from trainer.metrics import MetricsFile, StepMetrics
 
 METRICS = StepMetrics(

@@ -12,15 +12,15 @@ from orchestrator.contract.codec import decode
 from orchestrator.contract.datagrams import MAX_BYTES, to_bytes
 from orchestrator.contract.drills import parse_drill
 from orchestrator.contract.env import RankEnv
-from orchestrator.contract.spec import TrainSpec
+from orchestrator.contract.train import TrainSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
 from tests.trainer.trainer_launch import tiny
-from trainer.activation import layers_to_wrap
-from trainer.config import check_config, load_config, parse_yaml
+from trainer.config import complete, load_config, parse_yaml
 from trainer.drills import drills_due, read_drills
 from trainer.emit import Reporter, raised_of
 from trainer.optimizer import lr_at
+from trainer.parallel.activation import layers_to_wrap
 from trainer.signals import StopRequest
 
 
@@ -69,7 +69,7 @@ def test_json_and_yaml_configurations_are_read_alike(tmp_path: Path) -> None:
 
 def test_the_example_is_a_configuration() -> None:
     path = Path(__file__).parents[2] / "examples" / "trainer.yaml"
-    check_config(load_config(path), world_size=4)
+    complete(load_config(path), world_size=4)
 
 
 def test_everything_wrong_with_a_configuration_is_told_at_once(tmp_path: Path) -> None:
@@ -83,10 +83,10 @@ def test_everything_wrong_with_a_configuration_is_told_at_once(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "world_size", "message"),
     [
-        ({"mesh": {"pp": 2}}, 2, "does not do pipeline parallel yet"),
-        ({"mesh": {"cp": 2}}, 2, "does not do context parallel yet"),
-        ({"mesh": {"tp": 2}}, 4, "for 2 ranks, but torchrun started 4"),
-        ({"mesh": {"tp": 2}, "compile": True}, 2, "torch computes wrong gradients there"),
+        ({"parallel": {"pp": 2}}, 2, "does not do pipeline parallel yet"),
+        ({"parallel": {"cp": 2}}, 2, "does not do context parallel yet"),
+        ({"parallel": {"tp": 2, "dp_shard": 1}}, 4, "for 2 ranks, but torchrun started 4"),
+        ({"parallel": {"tp": 2}, "compile": True}, 2, "torch computes wrong gradients there"),
         ({"activation_checkpointing": "auto"}, 1, "for the planner to resolve"),
     ],
 )
@@ -95,7 +95,7 @@ def test_what_the_trainer_cannot_do_is_refused(
 ) -> None:
     config: TrainingConfig = decode(TrainingConfig, tiny(tmp_path / "out", **changes))
     with pytest.raises(TrainingError, match=message):
-        check_config(config, world_size)
+        complete(config, world_size)
 
 
 def test_a_drill_is_due_for_its_rank_at_its_step() -> None:
@@ -118,10 +118,11 @@ def test_drills_come_as_json_and_nonsense_is_refused() -> None:
 
 
 def test_layers_to_recompute() -> None:
-    assert layers_to_wrap(4, "none") == []
-    assert layers_to_wrap(4, "full") == layers_to_wrap(4, "selective") == [0, 1, 2, 3]
-    assert layers_to_wrap(9, "every_k") == [2, 5, 8]
-    assert layers_to_wrap(1, "every_k") == [0]
+    assert layers_to_wrap(4, "none", None) == set()
+    assert layers_to_wrap(4, "full", None) == layers_to_wrap(4, "selective", 2) == {0, 1, 2, 3}
+    assert layers_to_wrap(9, "every_k", None) == {2, 5, 8}
+    assert layers_to_wrap(4, "every_k", 4) == {3}
+    assert layers_to_wrap(1, "every_k", None) == {0}
 
 
 def test_last_words_fit_a_datagram_and_keep_the_end_of_the_traceback() -> None:

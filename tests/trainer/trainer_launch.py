@@ -44,12 +44,12 @@ def write_text(folder: Path) -> str:
 def tiny(out: Path, **changes: Any) -> dict[str, Any]:
     """A configuration of the trainer that takes milliseconds a step.
 
-    `changes` are keys of `train`, but for `model`, `mesh`, `micro` and `checkpoint`.
+    `changes` are keys of `train`, but for `model`, `parallel`, `micro` and `checkpoint`.
     """
     return {
         "model": {"config": MODELS[changes.pop("model", "llama")]},
         "data": {"files": write_text(out.parent / "text"), "sequence_length": 32},
-        "mesh": changes.pop("mesh", {}),
+        "parallel": changes.pop("parallel", {}),
         "micro_batch_size": changes.pop("micro", 2),
         "checkpoint": {"every_steps": 100, **changes.pop("checkpoint", {})},
         "train": {

@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from orchestrator.contract.codec import decode
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.training import TrainingConfig
+from trainer import gradients
 from trainer import main as main_module
-from trainer import optimizer
-from trainer.data import Batches
+from trainer.config import complete
+from trainer.data.batches import Batches
 from trainer.emit import Reporter
 from trainer.main import train_on
 from trainer.outside import Outside
@@ -65,7 +66,7 @@ def first_rank_batches(**values: Any) -> Batches:
 
 
 BROKEN: dict[str, tuple[Any, str, Any]] = {
-    "summands of a norm's gradient not added up": (optimizer, "Partial", NeverPartial),
+    "summands of a norm's gradient not added up": (gradients, "Partial", NeverPartial),
     "all ranks read the same": (main_module, "Batches", first_rank_batches),
 }
 
@@ -80,7 +81,7 @@ def broken(name: str | None) -> Iterator[None]:
 
 
 def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
-    config: TrainingConfig = decode(TrainingConfig, case["config"])
+    config = complete(decode(TrainingConfig, case["config"]), env.world_size)
     reporter = Reporter(env)
     stop: Any = StopAfter(case.get("stop_after"), reporter)
     outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)

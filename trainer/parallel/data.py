@@ -5,13 +5,12 @@ from typing import Literal
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from transformers import PreTrainedModel
 
-from trainer.model import layers_of
+from trainer.model.decoder import Decoder
 
 
 def apply_data_parallel(
-    model: PreTrainedModel, mesh: DeviceMesh, dtype: Literal["float32", "bfloat16"]
+    decoder: Decoder, mesh: DeviceMesh, dtype: Literal["float32", "bfloat16"]
 ) -> None:
     """Shard each decoder layer, and the rest as one more unit.
 
@@ -26,13 +25,13 @@ def apply_data_parallel(
         reduce_dtype=torch.float32,
     )
     axes = mesh["dp_replicate", "dp_shard"] if replicas > 1 else mesh["dp_shard"]
-    for layer in layers_of(model):
+    for layer in decoder.layers.values():
         fully_shard(layer, mesh=axes, mp_policy=policy)
-    fully_shard(model, mesh=axes, mp_policy=policy)
+    fully_shard(decoder, mesh=axes, mp_policy=policy)
 
 
-def reduce_gradients_in_backward(model: PreTrainedModel, last: bool) -> None:
+def reduce_gradients_in_backward(decoder: Decoder, last: bool) -> None:
     """Gradients of all but the `last` micro batch of a step stay where they are computed."""
-    if isinstance(model, FSDPModule):
-        model.set_is_last_backward(last)
-        model.set_requires_gradient_sync(last)
+    if isinstance(decoder, FSDPModule):
+        decoder.set_is_last_backward(last)
+        decoder.set_requires_gradient_sync(last)

@@ -15,37 +15,41 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from orchestrator.errors import TrainingError
-from trainer.model import layers_of, tie_weights
+from trainer.model.decoder import Decoder
+from trainer.model.families import family_of
 
 SEQUENCE, VOCABULARY, HEAD = 1, -1, 2
 """Dims of hidden states [batch, sequence, features], of logits, and of a q or k norm's input
 [batch, sequence, head, features]."""
 
 
-def apply_tensor_parallel(model: PreTrainedModel, tp: DeviceMesh, sequence_length: int) -> None:
-    check_divisible(model.config, tp.size(), sequence_length)
-    parallelize_module(
-        model,
-        tp,
-        {
-            "model.embed_tokens": RowwiseParallel(
-                input_layouts=Replicate(), output_layouts=Shard(SEQUENCE)
-            ),
-            "model.norm": SequenceParallel(),
-            "lm_head": ColwiseParallel(
-                input_layouts=Shard(SEQUENCE),
-                output_layouts=Shard(VOCABULARY),
-                use_local_output=False,
-            ),
-        },
-    )
-    for layer in layers_of(model):
+def apply_tensor_parallel(decoder: Decoder, tp: DeviceMesh) -> None:
+    parallelize_module(decoder, tp, outer_plan(decoder))
+    for layer in decoder.layers.values():
         parallelize_module(layer, tp, layer_plan(layer))
     # Without this the head trains on a copy of the embedding, and nothing says so.
-    tie_weights(model)
+    decoder.tie()
+
+
+def outer_plan(decoder: Decoder) -> dict[str, ParallelStyle]:
+    """Of what comes before and after the layers, as far as this stage has it."""
+    family = decoder.family
+    plan: dict[str, ParallelStyle] = {}
+    if decoder.part.is_first:
+        plan[family.embedding] = RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=Shard(SEQUENCE)
+        )
+    if decoder.part.is_last:
+        plan[family.norm] = SequenceParallel()
+        plan[family.head] = ColwiseParallel(
+            input_layouts=Shard(SEQUENCE),
+            output_layouts=Shard(VOCABULARY),
+            use_local_output=False,
+        )
+    return plan
 
 
 def layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
@@ -75,14 +79,20 @@ def layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
     return plan
 
 
-def check_divisible(config: PretrainedConfig, tp: int, sequence_length: int) -> None:
-    """Raises TrainingError naming everything that tp does not divide."""
+def check_tensor_parallel(config: PretrainedConfig, tp: int, tokens: int) -> None:
+    """Raises TrainingError naming everything that tp does not divide; a rank of a context-parallel
+    group has `tokens` of each sequence."""
+    if not family_of(config).tensor_parallel:
+        raise TrainingError(
+            f"mesh.tp={tp}: the projections of {config.model_type} are fused and cannot be cut",
+            fix="set tp to 1 and give its ranks to dp_shard",
+        )
     sizes = {
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
         "intermediate_size": config.intermediate_size,
         "vocab_size": config.vocab_size,
-        "sequence_length": sequence_length,
+        "tokens of a sequence": tokens,
     }
     uneven = [f"{name} ({size})" for name, size in sizes.items() if size % tp]
     if uneven:

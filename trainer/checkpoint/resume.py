@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from orchestrator.contract.checkpoints import MARKER, newest_complete
 from orchestrator.errors import TrainingError
+from trainer.checkpoint.state import PROGRESS, Progress, Stream, TrainingState
 from trainer.emit import Reporter
 from trainer.ranks import shared_from_first
-from trainer.state import PROGRESS, Progress, Stream, TrainingState
 
 LOG = logging.getLogger("trainer")
 

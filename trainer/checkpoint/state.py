@@ -7,13 +7,13 @@ progress                         JSON of `Progress`
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
-from trainer.model import plain_names
+from trainer.model.decoder import Decoder
 from trainer.ranks import Ranks
 
 PROGRESS = "progress"
@@ -48,7 +48,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    model: PreTrainedModel
+    stages: Sequence[Decoder]
     optimizer: torch.optim.Optimizer
     stream: Stream
     ranks: Ranks
@@ -61,10 +61,11 @@ class TrainingState:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Weights and moments; loading into these tensors is loading the state."""
         tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in plain_names(self.model).items():
-            tensors[f"model.{name}"] = parameter.detach()
-            for key, value in self.optimizer.state[parameter].items():
-                tensors[f"optimizer.{name}.{key}"] = value
+        for stage in self.stages:
+            for name, parameter in stage.plain_parameters():
+                tensors[f"model.{name}"] = parameter.detach()
+                for key, value in self.optimizer.state[parameter].items():
+                    tensors[f"optimizer.{name}.{key}"] = value
         return tensors
 
     def random(self) -> dict[str, torch.Tensor]:

@@ -9,11 +9,12 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
     noop_context_fn,
 )
-from transformers import PreTrainedModel
 
-from trainer.model import layers_of
+from trainer.model.decoder import Decoder
 
 Mode = Literal["none", "selective", "full", "every_k", "auto"]
+
+DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop")
 
 COSTLY = {
     torch.ops.aten.mm.default,
@@ -27,22 +28,26 @@ COSTLY = {
 """What `selective` keeps: the results of products, attention and communication."""
 
 
-def apply_activation_checkpointing(model: PreTrainedModel, mode: Mode) -> None:
-    layers = layers_of(model)
-    for index in layers_to_wrap(len(layers), mode):
-        layers[index] = checkpoint_wrapper(
-            layers[index],
-            context_fn=_keep_costly if mode == "selective" else noop_context_fn,
-            # No random number is drawn in a layer without dropout.
-            preserve_rng_state=model.config.attention_dropout > 0,
-        )
+def apply_activation_checkpointing(decoder: Decoder, mode: Mode, every: int | None) -> None:
+    config = decoder.config
+    # No random number is drawn in a layer without dropout.
+    random = any(getattr(config, key, 0) > 0 for key in DROPOUTS)
+    chosen = layers_to_wrap(config.num_hidden_layers, mode, every)
+    for name, layer in decoder.layers.items():
+        if int(name) in chosen:
+            decoder.layers[name] = checkpoint_wrapper(
+                layer,
+                context_fn=_keep_costly if mode == "selective" else noop_context_fn,
+                preserve_rng_state=random,
+            )
 
 
-def layers_to_wrap(num_layers: int, mode: Mode) -> list[int]:
+def layers_to_wrap(num_layers: int, mode: Mode, every: int | None) -> set[int]:
+    """Numbers of the layers that are computed again; `every` is the k of `every_k`, if given."""
     if mode == "none":
-        return []
-    every = max(1, round(num_layers**0.5)) if mode == "every_k" else 1
-    return list(range(every - 1, num_layers, every))
+        return set()
+    step = (every or max(1, round(num_layers**0.5))) if mode == "every_k" else 1
+    return set(range(step - 1, num_layers, step))
 
 
 def _keep_costly() -> tuple[Any, Any]:

@@ -13,10 +13,10 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, asy
 
 from orchestrator.contract.checkpoints import partial_name
 from orchestrator.contract.spec import CheckpointSpec
-from trainer.commit import commit, remove_old
+from trainer.checkpoint.commit import commit, remove_old
+from trainer.checkpoint.state import TrainingState
 from trainer.emit import Reporter
 from trainer.ranks import shared_from_first
-from trainer.state import TrainingState
 
 LOG = logging.getLogger("trainer")
 

@@ -4,13 +4,15 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.contract.spec import DataSpec
+from orchestrator.contract.data import DataSpec
 from orchestrator.errors import TrainingError
-from trainer.data import Batches, Corpus, find_corpus, find_files
-from trainer.order import permute, sample_at
+from trainer.data.batches import Batches
+from trainer.data.corpus import Corpus, find_corpus, find_files
+from trainer.data.order import permute, sample_at
 
 
 def corpus_of(folder: Path, *texts: str, length: int = 8) -> Corpus:
@@ -58,9 +60,11 @@ def test_every_mesh_reads_the_same_samples_in_a_step(
                 micro_batch_size=micro_batch_size,
                 data_parallel=data_parallel,
                 data_rank=rank,
+                positions_T=torch.arange(8),
+                device=torch.device("cpu"),
             )
-            for micro in range(16 // data_parallel // micro_batch_size):
-                rows += batches.micro_batch(step, micro)[0].tolist()
+            for micro in batches.of_step(step):
+                rows += micro.inputs_BT.tolist()
         return sorted(rows)
 
     for step in (1, 2):
@@ -75,7 +79,7 @@ def test_a_sequence_runs_on_from_one_file_into_the_next(tmp_path: Path) -> None:
     assert bytes(corpus.tokens(1)) == b"ijklmnopq"
 
 
-def test_labels_are_the_inputs_one_token_later(tmp_path: Path) -> None:
+def test_a_rank_reads_its_tokens_and_the_ones_after_them(tmp_path: Path) -> None:
     batches = Batches(
         corpus=corpus_of(tmp_path, "abcdefghi"),
         seed=0,
@@ -83,10 +87,12 @@ def test_labels_are_the_inputs_one_token_later(tmp_path: Path) -> None:
         micro_batch_size=1,
         data_parallel=1,
         data_rank=0,
+        positions_T=torch.tensor([1, 2, 6]),
+        device=torch.device("cpu"),
     )
-    inputs_BT, labels_BT = batches.micro_batch(1, 0)
-    assert bytes(inputs_BT[0].tolist()) == b"abcdefgh"
-    assert bytes(labels_BT[0].tolist()) == b"bcdefghi"
+    (micro,) = batches.of_step(1)
+    assert bytes(micro.inputs_BT[0].tolist()) == b"bcg"
+    assert bytes(micro.labels_BT[0].tolist()) == b"cdh"
 
 
 def test_no_data_and_too_little_data_are_refused(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def references(tmp_path: Path, **changes: Any) -> dict[str, Path]:
 def test_every_mesh_trains_as_one_process(tmp_path: Path, num_ranks: int) -> None:
     expected = references(tmp_path)
     cells = {
-        (model, name): tiny(tmp_path / f"{model} {name}", model=model, mesh=mesh)
+        (model, name): tiny(tmp_path / f"{model} {name}", model=model, parallel=mesh)
         for model in expected
         for name, mesh in MESHES[num_ranks].items()
     }
@@ -65,10 +65,10 @@ def test_every_mesh_trains_as_one_process(tmp_path: Path, num_ranks: int) -> Non
 def test_recomputing_and_accumulating_change_nothing(tmp_path: Path) -> None:
     expected = references(tmp_path, grad_clip=None)["llama"]
     cells = {
-        name: tiny(tmp_path / name, **{"mesh": {"dp_shard": 2}, "grad_clip": None, **changes})
+        name: tiny(tmp_path / name, **{"parallel": {"dp_shard": 2}, "grad_clip": None, **changes})
         for name, changes in ALTERNATIVES.items()
     }
-    mixed = tiny(tmp_path / "bf16", mesh={"dp_shard": 2}, dtype="bfloat16", grad_clip=None)
+    mixed = tiny(tmp_path / "bf16", parallel={"dp_shard": 2}, dtype="bfloat16", grad_clip=None)
     work(tmp_path, 2, [{"config": config} for config in [*cells.values(), mixed]])
     found = {name: difference(Path(config["out"]), expected) for name, config in cells.items()}
     assert all(is_parity(value) for value in found.values()), found
@@ -84,7 +84,7 @@ def test_a_broken_plan_fails_the_parity_check(tmp_path: Path) -> None:
         "all ranks read the same": {"dp_shard": 2},
     }
     cases = [
-        {"config": tiny(tmp_path / name, model="qwen3", mesh=mesh), "broken": name}
+        {"config": tiny(tmp_path / name, model="qwen3", parallel=mesh), "broken": name}
         for name, mesh in broken.items()
     ]
     work(tmp_path, 2, cases)
@@ -95,7 +95,9 @@ def test_a_broken_plan_fails_the_parity_check(tmp_path: Path) -> None:
 def test_only_the_last_micro_batch_reduces_gradients(tmp_path: Path) -> None:
     cases = [
         {
-            "config": tiny(tmp_path / f"micro-{micro}", mesh={"dp_shard": 2}, micro=micro, steps=1),
+            "config": tiny(
+                tmp_path / f"micro-{micro}", parallel={"dp_shard": 2}, micro=micro, steps=1
+            ),
             "count": True,
         }
         for micro in (4, 1)
@@ -110,6 +112,6 @@ def test_compiled_layers_train_as_eager_ones(tmp_path: Path) -> None:
     expected = references(tmp_path)
     for model, reference in expected.items():
         out = tmp_path / f"compiled-{model}"
-        config = tiny(out, model=model, mesh={"dp_shard": 2}, compile=True)
+        config = tiny(out, model=model, parallel={"dp_shard": 2}, compile=True)
         work(tmp_path, 2, [{"config": config}])
         assert is_parity(difference(out, reference)), model

@@ -39,7 +39,7 @@ from tests.trainer.trainer_launch import (
 pytestmark = pytest.mark.process
 
 STEPS = 8
-SHARDED: dict[str, Any] = {"mesh": {"dp_shard": 2}, "steps": STEPS}
+SHARDED: dict[str, Any] = {"parallel": {"dp_shard": 2}, "steps": STEPS}
 
 
 def copies_of(out: Path, **changes: Any) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def test_a_run_asked_to_leave_goes_on_bitwise_equal(tmp_path: Path) -> None:
 def test_a_run_goes_on_on_another_mesh_and_passes_over_what_is_torn(tmp_path: Path) -> None:
     whole = tiny(tmp_path / "whole", model="qwen3", **SHARDED)
     out = tmp_path / "moved"
-    first = tiny(out, model="qwen3", steps=STEPS, mesh={"dp_shard": 2})
-    second = {**first, "mesh": {"tp": 2}}
+    first = tiny(out, model="qwen3", steps=STEPS, parallel={"dp_shard": 2})
+    second = {**first, "parallel": {"tp": 2}}
     work(
         tmp_path,
         2,
@@ -86,7 +86,7 @@ def test_a_run_goes_on_on_another_mesh_and_passes_over_what_is_torn(tmp_path: Pa
     )
     (out / "checkpoints" / "step-6" / MARKER).unlink()
     third = start_ranks(
-        ["-m", "trainer", str(write(tmp_path / "third.json", {**first, "mesh": {}}))], 1
+        ["-m", "trainer", str(write(tmp_path / "third.json", {**first, "parallel": {}}))], 1
     )
     assert finish(third) == [0]
     assert "passed over checkpoint step-6: COMPLETE is missing" in third[0].output
@@ -158,7 +158,7 @@ def torchrun(config: Path, **env: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [*command, str(config)],
         env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", **env},
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=90,
@@ -167,7 +167,7 @@ def torchrun(config: Path, **env: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_sigterm_leaves_with_a_checkpoint_and_sigusr2_shows_stacks(tmp_path: Path) -> None:
-    config = tiny(tmp_path / "out", mesh={"dp_shard": 2}, steps=100_000)
+    config = tiny(tmp_path / "out", parallel={"dp_shard": 2}, steps=100_000)
     ranks = train(config, 2, NDCTL_TRACE_DIR=str(tmp_path / "traces"))
     metrics = tmp_path / "out" / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text()):
@@ -198,7 +198,7 @@ def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
 
 def test_a_save_that_fails_is_a_warning_until_it_is_the_last(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    config = tiny(out, mesh={"dp_shard": 2}, checkpoint={"every_steps": 2})
+    config = tiny(out, parallel={"dp_shard": 2}, checkpoint={"every_steps": 2})
     out.mkdir()
     (out / "checkpoints").write_text("a file where a folder should be")
     ranks = train(config, 2)
@@ -216,7 +216,9 @@ def test_what_does_not_fit_is_not_gone_on_with(tmp_path: Path) -> None:
     done = train(config, 1)
     assert finish(done) == [0]
     assert "nothing left to do: 5 of 5 steps are done" in done[0].output
-    other_model = train({**config, "model": {"preset": "llama-tiny"}, "mesh": {"dp_shard": 2}}, 2)
+    other_model = train(
+        {**config, "model": {"preset": "llama-tiny"}, "parallel": {"dp_shard": 2}}, 2
+    )
     assert finish(other_model) == [exits.REFUSED] * 2
     assert "is of another model: model." in other_model[0].output
     assert other_model[1].output == ""

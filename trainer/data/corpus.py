@@ -14,11 +14,9 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from orchestrator.contract.spec import DataSpec
+from orchestrator.contract.data import DataSpec
 from orchestrator.errors import TrainingError
-from trainer.order import sample_at
 
 NUM_BYTES = 256
 INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
@@ -91,29 +89,6 @@ def find_files(pattern: str) -> list[str]:
         # What pip installed lies inside the library's folder, and is not the library.
         found = [path for path in found if not INSTALLED.intersection(Path(path).parts)]
     return sorted(path for path in found if os.path.isfile(path))  # noqa: PTH113 (as above)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
-    """What one rank reads."""
-
-    corpus: Corpus
-    seed: int
-    global_batch_size: int
-    micro_batch_size: int
-    data_parallel: int
-    data_rank: int
-
-    def micro_batch(self, step: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and labels of a step (from 1) and micro batch (from 0), [batch, sequence] each."""
-        first = (micro * self.data_parallel + self.data_rank) * self.micro_batch_size
-        begin = (step - 1) * self.global_batch_size + first
-        rows = [
-            self.corpus.tokens(sample_at(position, self.corpus.num_samples, self.seed))
-            for position in range(begin, begin + self.micro_batch_size)
-        ]
-        tokens_BT = torch.from_numpy(np.stack(rows).astype(np.int64))
-        return tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous()
 
 
 def _read_file(path: str, offset: int, length: int) -> bytes:

@@ -1,0 +1,52 @@
+"""The norm of the whole gradient, over every axis of the mesh, and its clipping."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial
+
+Parts = list[tuple[torch.Tensor, int]]
+"""This rank's part of each gradient, and how many ranks hold that same part."""
+
+
+def local_gradients(parameters: Iterable[nn.Parameter], stage_ranks: int) -> Parts:
+    """The parts of `parameters` that have a gradient; `stage_ranks` ranks work on this stage."""
+    parts = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        if not isinstance(gradient, DTensor):
+            parts.append((gradient, stage_ranks))
+            continue
+        if any(isinstance(place, Partial) for place in gradient.placements):
+            # Sequence parallel leaves each rank its own summand of a norm's gradient.
+            assert isinstance(parameter, DTensor)
+            gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
+        sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
+        copies = math.prod(size for place, size in sizes if place.is_replicate())
+        # Ranks that differ only in axes along which the parameter is not distributed at all.
+        outside = stage_ranks // gradient.device_mesh.size()
+        parts.append((gradient.to_local(), copies * outside))
+    return parts
+
+
+def squared_norm(parts: Parts, device: torch.device) -> torch.Tensor:
+    """This rank's summand of the squared norm of the whole gradient, float64."""
+    if not parts:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norms = torch._foreach_norm([part for part, _ in parts])
+    copies = torch.tensor([float(copies) for _, copies in parts], device=device)
+    return (torch.stack(norms).double().square() / copies).sum()
+
+
+def scale(parts: Parts, factor: float) -> None:
+    if factor != 1.0 and parts:
+        torch._foreach_mul_([part for part, _ in parts], factor)
+
+
+def clip_factor(norm: float, limit: float | None) -> float:
+    """What torch's own `clip_grad_norm_` multiplies by."""
+    return limit / (norm + 1e-6) if limit is not None and norm > limit else 1.0

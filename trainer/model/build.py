@@ -1,0 +1,73 @@
+"""Builds the model on the meta device, cut into the stages that this rank has."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.presets import PRESETS
+from orchestrator.errors import TrainingError
+from trainer.model.attention import register_attention
+from trainer.model.decoder import Decoder, StageSlice
+from trainer.model.families import family_of
+
+
+def read_model_config(spec: ModelSpec) -> PretrainedConfig:
+    try:
+        if spec.path is not None:
+            return AutoConfig.from_pretrained(spec.path, local_files_only=True)
+        values: dict[str, Any] = dict(PRESETS[spec.preset] if spec.preset else spec.config or {})
+        return AutoConfig.for_model(values.pop("model_type", None), **values)
+    except (OSError, ValueError, TypeError) as exc:
+        name = spec.path or spec.preset or "model.config"
+        raise TrainingError(
+            f"{name} is not a model that transformers can configure: {exc}",
+            fix="give a config with a model_type such as llama, or the folder of its config.json",
+        ) from exc
+
+
+def check_model(config: PretrainedConfig, num_tokens: int, sequence_length: int) -> None:
+    """Raises TrainingError where a model cannot read tokens below `num_tokens`, in sequences of
+    that length."""
+    family_of(config)
+    if config.vocab_size < num_tokens:
+        raise TrainingError(
+            f"the model's vocab_size is {config.vocab_size}, and the tokenizer has {num_tokens}"
+            " tokens",
+            fix=f"set vocab_size to {num_tokens} or more, or use the model's own tokenizer",
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and sequence_length > longest:
+        raise TrainingError(
+            f"sequence_length is {sequence_length}, and the model has {longest} positions",
+            fix="shorten data.sequence_length or raise the model's max_position_embeddings",
+        )
+    _check_attention(config, sequence_length)
+
+
+def _check_attention(config: PretrainedConfig, sequence_length: int) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    # A window that holds the whole sequence hides nothing.
+    if (kinds or window is not None) and (window is None or window < sequence_length):
+        raise TrainingError(
+            f"the model attends to a window of {window} tokens, and sequences have"
+            f" {sequence_length}; only full attention is done",
+            fix="set sliding_window to null in the model's config, or shorten the sequences",
+        )
+
+
+def build_stages(config: PretrainedConfig, parts: Sequence[StageSlice]) -> list[Decoder]:
+    """The decoders of `parts`, without storage."""
+    # Sequences are full, so nothing is padding: no token's embedding may be left out of training.
+    config.pad_token_id = None
+    config.use_cache = False
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=register_attention(), dtype=torch.float32
+        )
+    return [Decoder(model, part).train() for part in parts]

@@ -1,0 +1,61 @@
+"""Where transformers' causal language models keep the parts that a pipeline stage is made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from transformers import PretrainedConfig
+
+from orchestrator.errors import TrainingError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Paths of modules inside the model."""
+
+    layer_class: str
+    """Class of a decoder layer: the unit of sharding, compiling and recomputing."""
+    layers: str
+    embedding: str
+    norm: str
+    """The one after the last layer."""
+    head: str = "lm_head"
+    rotary: str | None = None
+    positions: str | None = None
+    """Learned embeddings of positions, where there are any."""
+    tensor_parallel: bool = True
+
+
+def _llama_like(layer_class: str) -> Family:
+    return Family(
+        layer_class=layer_class,
+        layers="model.layers",
+        embedding="model.embed_tokens",
+        norm="model.norm",
+        rotary="model.rotary_emb",
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": _llama_like("LlamaDecoderLayer"),
+    "mistral": _llama_like("MistralDecoderLayer"),
+    "qwen2": _llama_like("Qwen2DecoderLayer"),
+    "qwen3": _llama_like("Qwen3DecoderLayer"),
+    "gpt2": Family(
+        layer_class="GPT2Block",
+        layers="transformer.h",
+        embedding="transformer.wte",
+        positions="transformer.wpe",
+        norm="transformer.ln_f",
+        tensor_parallel=False,
+    ),
+}
+
+
+def family_of(config: PretrainedConfig) -> Family:
+    if config.model_type not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise TrainingError(
+            f"model_type {config.model_type} is not one that this trainer can split",
+            fix=f"train a model of one of the types {known}",
+        )
+    return FAMILIES[config.model_type]

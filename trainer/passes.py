@@ -1,0 +1,49 @@
+"""Forward and backward over the micro batches of a step, where one rank has the whole model.
+
+With a pipeline, `parallel/pipeline.py` has its own `Passes`.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch.distributed.tensor.parallel import loss_parallel
+
+from trainer.data.batches import MicroBatch
+from trainer.loss import LossSums, TokenLoss
+from trainer.model.decoder import Decoder
+from trainer.parallel.data import reduce_gradients_in_backward
+
+
+class Passes(Protocol):
+    def train(self, batches: Sequence[MicroBatch]) -> LossSums:
+        """Forward and backward; gradients are left in the parameters, averaged over data ranks."""
+
+    def evaluate(self, batches: Sequence[MicroBatch]) -> LossSums:
+        """Forward alone."""
+
+
+class WholeModel:
+    def __init__(self, decoder: Decoder, loss: TokenLoss, tensor_parallel: bool) -> None:
+        self._decoder = decoder
+        self._loss = loss
+        self._tensor_parallel = tensor_parallel
+
+    def train(self, batches: Sequence[MicroBatch]) -> LossSums:
+        for number, batch in enumerate(batches, start=1):
+            reduce_gradients_in_backward(self._decoder, number == len(batches))
+            with loss_context(self._tensor_parallel):
+                self._loss(self._decoder(batch.inputs_BT), batch.labels_BT).backward()
+        return self._loss.take()
+
+    def evaluate(self, batches: Sequence[MicroBatch]) -> LossSums:
+        with torch.no_grad(), loss_context(self._tensor_parallel):
+            for batch in batches:
+                self._loss(self._decoder(batch.inputs_BT), batch.labels_BT)
+        return self._loss.take()
+
+
+def loss_context(tensor_parallel: bool) -> AbstractContextManager[None]:
+    """Under tensor parallel logits are cut over the vocabulary, and the loss works on parts."""
+    return loss_parallel() if tensor_parallel else nullcontext()
