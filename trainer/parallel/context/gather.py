@@ -1,0 +1,89 @@
+"""Attention over gathered keys: each rank of axis cp fetches all keys and values at once.
+
+As Llama 3 was trained (section 3.3.2 of Grattafiori et al. 2024), in zigzag. Only the rank's own
+keys are kept for the backward pass, which gathers the others again.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from trainer.parallel.context.blocks import ALL, OWN, Attention, Gradients, Part, add_
+from trainer.parallel.context.kernels import Answer
+from trainer.parallel.context.operator import attention_operator
+
+
+class Gathered:
+    """Keys and values of the whole sequence, in its order, on their way to this rank."""
+
+    def __init__(self, kv_2BHTD: torch.Tensor, group: ProcessGroup) -> None:
+        self._ranks = group.size()
+        self._received = kv_2BHTD.new_empty(2 * self._ranks, *kv_2BHTD.shape[1:])
+        self._work = dist.all_gather_into_tensor(
+            self._received, kv_2BHTD.contiguous(), group=group, async_op=True
+        )
+
+    def wait(self) -> torch.Tensor:
+        self._work.wait()
+        return in_sequence(self._received.unflatten(0, (self._ranks, 2)))
+
+
+def in_sequence(ranks_R2BHTD: torch.Tensor) -> torch.Tensor:
+    """The tokens of all ranks in the order of the sequence, [2, B, H, all tokens, D]."""
+    first, second = ranks_R2BHTD.unflatten(4, (2, -1)).unbind(4)
+    return torch.cat([first, second.flip(0)]).movedim(0, 3).flatten(3, 4)
+
+
+def by_rank(whole_2BHSD: torch.Tensor, num_ranks: int) -> torch.Tensor:
+    """The inverse of `in_sequence`."""
+    chunks = whole_2BHSD.unflatten(3, (2 * num_ranks, -1)).movedim(3, 0)
+    first, second = chunks.chunk(2)
+    return torch.stack([first, second.flip(0)], 4).flatten(4, 5)
+
+
+def parts_beyond_own(rank: int, num_ranks: int, tokens: int) -> Iterator[Part]:
+    """What a rank's queries see besides its own keys; the keys are the whole sequence's."""
+    half = tokens // 2
+    if rank > 0:
+        yield Part(ALL, slice(0, rank * half))
+    if rank < num_ranks - 1:
+        # Between the rank's two chunks.
+        yield Part(slice(half, None), slice((rank + 1) * half, (2 * num_ranks - 1 - rank) * half))
+
+
+def _forward(
+    q_BHTD: torch.Tensor, kv_2BHTD: torch.Tensor, scale: float, group: ProcessGroup
+) -> Answer:
+    gathered = Gathered(kv_2BHTD, group)
+    attention = Attention(q_BHTD, kv_2BHTD, scale)
+    whole_2BHSD = gathered.wait()
+    for part in parts_beyond_own(group.rank(), group.size(), q_BHTD.shape[2]):
+        attention.see(part, whole_2BHSD)
+    return attention.answer()
+
+
+def _backward(  # noqa: PLR0913 (what the forward pass kept)
+    grad_BHTD: torch.Tensor,
+    q_BHTD: torch.Tensor,
+    kv_2BHTD: torch.Tensor,
+    answer: Answer,
+    scale: float,
+    group: ProcessGroup,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    gathered = Gathered(kv_2BHTD, group)
+    gradients = Gradients(grad_BHTD, q_BHTD, answer, scale)
+    own = gradients.see(OWN, kv_2BHTD)
+    whole_2BHSD = gathered.wait()
+    others = gradients.no_keys(whole_2BHSD)
+    for part in parts_beyond_own(group.rank(), group.size(), q_BHTD.shape[2]):
+        add_(others, part, gradients.see(part, whole_2BHSD))
+    dkv_2BHTD = gradients.no_keys(kv_2BHTD)
+    pieces = by_rank(others, group.size()).flatten(0, 1)
+    dist.reduce_scatter_tensor(dkv_2BHTD, pieces, group=group)
+    add_(dkv_2BHTD, OWN, own)
+    return gradients.of_queries(), dkv_2BHTD.to(kv_2BHTD.dtype)
+
+
+gathered_attention = attention_operator("gathered_attention", _forward, _backward)
