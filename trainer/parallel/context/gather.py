@@ -7,27 +7,21 @@ keys are kept for the backward pass, which gathers the others again.
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import (
+    all_gather_tensor,
+    reduce_scatter_tensor,
+    wait_tensor,
+)
 
 from trainer.parallel.context.blocks import ALL, OWN, Attention, Gradients, Part, add_
 from trainer.parallel.context.kernels import Answer
 from trainer.parallel.context.operator import attention_operator
 
 
-class Gathered:
-    """Keys and values of the whole sequence, in its order, on their way to this rank."""
-
-    def __init__(self, kv_2BHTD: torch.Tensor, group: ProcessGroup) -> None:
-        self._ranks = group.size()
-        self._received = kv_2BHTD.new_empty(2 * self._ranks, *kv_2BHTD.shape[1:])
-        self._work = dist.all_gather_into_tensor(
-            self._received, kv_2BHTD.contiguous(), group=group, async_op=True
-        )
-
-    def wait(self) -> torch.Tensor:
-        self._work.wait()
-        return in_sequence(self._received.unflatten(0, (self._ranks, 2)))
+def gather(kv_2BHTD: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """Of all ranks, [rank, 2, B, H, T, D]; it is under way until it is first used."""
+    return all_gather_tensor(kv_2BHTD.contiguous(), 0, group).unflatten(0, (group.size(), 2))
 
 
 def in_sequence(ranks_R2BHTD: torch.Tensor) -> torch.Tensor:
@@ -56,9 +50,9 @@ def parts_beyond_own(rank: int, num_ranks: int, tokens: int) -> Iterator[Part]:
 def _forward(
     q_BHTD: torch.Tensor, kv_2BHTD: torch.Tensor, scale: float, group: ProcessGroup
 ) -> Answer:
-    gathered = Gathered(kv_2BHTD, group)
+    gathered_R2BHTD = gather(kv_2BHTD, group)
     attention = Attention(q_BHTD, kv_2BHTD, scale)
-    whole_2BHSD = gathered.wait()
+    whole_2BHSD = in_sequence(gathered_R2BHTD)
     for part in parts_beyond_own(group.rank(), group.size(), q_BHTD.shape[2]):
         attention.see(part, whole_2BHSD)
     return attention.answer()
@@ -72,16 +66,15 @@ def _backward(  # noqa: PLR0913 (what the forward pass kept)
     scale: float,
     group: ProcessGroup,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    gathered = Gathered(kv_2BHTD, group)
+    gathered_R2BHTD = gather(kv_2BHTD, group)
     gradients = Gradients(grad_BHTD, q_BHTD, answer, scale)
     own = gradients.see(OWN, kv_2BHTD)
-    whole_2BHSD = gathered.wait()
+    whole_2BHSD = in_sequence(gathered_R2BHTD)
     others = gradients.no_keys(whole_2BHSD)
     for part in parts_beyond_own(group.rank(), group.size(), q_BHTD.shape[2]):
         add_(others, part, gradients.see(part, whole_2BHSD))
-    dkv_2BHTD = gradients.no_keys(kv_2BHTD)
     pieces = by_rank(others, group.size()).flatten(0, 1)
-    dist.reduce_scatter_tensor(dkv_2BHTD, pieces, group=group)
+    dkv_2BHTD = wait_tensor(reduce_scatter_tensor(pieces, "sum", 0, group))
     add_(dkv_2BHTD, OWN, own)
     return gradients.of_queries(), dkv_2BHTD.to(kv_2BHTD.dtype)
 

@@ -106,7 +106,7 @@ def _flash_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Ten
 
 
 def _efficient_forward(block: Block) -> Answer:
-    k, v = _repeated(block)
+    k, v = repeated(block)
     out, lse, *_ = aten._scaled_dot_product_efficient_attention(
         block.q_BHTD, k, v, None, True, 0.0, block.causal, scale=block.scale
     )
@@ -114,7 +114,7 @@ def _efficient_forward(block: Block) -> Answer:
 
 
 def _efficient_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Tensors:
-    k, v = _repeated(block)
+    k, v = repeated(block)
     missing = -whole.lse_BHT.shape[2] % LSE_ALIGNMENT
     dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
         grad_BHTD,
@@ -131,10 +131,10 @@ def _efficient_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) ->
         block.causal,
         scale=block.scale,
     )
-    return dq, _summed(dk, block.k_BHTD), _summed(dv, block.v_BHTD)
+    return dq, summed(dk, block.k_BHTD), summed(dv, block.v_BHTD)
 
 
-def _repeated(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+def repeated(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
     """k and v with a head for each query head: this kernel knows no groups."""
     group = block.q_BHTD.shape[1] // block.k_BHTD.shape[1]
     if group == 1:
@@ -142,7 +142,7 @@ def _repeated(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
     return block.k_BHTD.repeat_interleave(group, 1), block.v_BHTD.repeat_interleave(group, 1)
 
 
-def _summed(grad_BHTD: torch.Tensor, like_BHTD: torch.Tensor) -> torch.Tensor:
+def summed(grad_BHTD: torch.Tensor, like_BHTD: torch.Tensor) -> torch.Tensor:
     """The gradient of heads from that of their repetitions."""
     return grad_BHTD.unflatten(1, (like_BHTD.shape[1], -1)).sum(2)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.nn.functional import pad
@@ -28,9 +29,12 @@ MULTIPLE = 8
 """The CUDA kernels take heads of a multiple of this many features."""
 
 
-def attention_operator(name: str, forward: Forward, backward: Backward) -> Any:
-    """Register `ndctl::NAME` and `ndctl::NAME_backward`; the former is differentiable and returns
-    the answer's two tensors. It keeps q, kv and the answer for the backward pass, no more."""
+def attention_operator(name: str, forward: Forward, backward: Backward) -> OpOverload:
+    """Registers `ndctl::NAME` and `ndctl::NAME_backward`, and returns the former: differentiable,
+    from q, kv, the scale and the name of a process group to the two tensors of the answer.
+
+    It keeps q, kv and the answer for the backward pass, and nothing else.
+    """
 
     @torch.library.custom_op(f"ndctl::{name}", mutates_args=())
     def operator(
@@ -65,7 +69,8 @@ def attention_operator(name: str, forward: Forward, backward: Backward) -> Any:
     operator.register_fake(_shapes)
     backward_operator.register_fake(_backward_shapes)
     operator.register_autograd(differentiate, setup_context=keep)
-    return operator
+    overload: OpOverload = getattr(torch.ops.ndctl, name).default
+    return overload
 
 
 def _shapes(q_BHTD: torch.Tensor, kv: Any, scale: float, group: str) -> tuple[torch.Tensor, ...]:
@@ -80,7 +85,7 @@ def _backward_shapes(
     return torch.empty_like(q_BHTD), torch.empty_like(kv_2BHTD)
 
 
-def attend_with_operator(operator: Any, group: ProcessGroup) -> Attend:
+def attend_with_operator(operator: OpOverload, group: ProcessGroup) -> Attend:
     def attend(
         q_BHTD: torch.Tensor, k_BHTD: torch.Tensor, v_BHTD: torch.Tensor, scale: float
     ) -> torch.Tensor:
