@@ -36,6 +36,12 @@ def main(config: TrainingConfig, outside: Outside) -> int:
 
 
 def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
+    job, done = assemble(ranks, config, outside)
+    return train(job, done)
+
+
+def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Training, int]:
+    """All that trains, and how many steps were done before."""
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
     batches = open_data(config, ranks)
@@ -63,7 +69,7 @@ def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
     checkpoints = Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter)
     # One writer: the totals are the same on every rank.
     metrics = MetricsFile(run.metrics) if ranks.env.rank == 0 else None
-    return train(Training(config, ranks, stepper, checkpoints, metrics, outside), done)
+    return Training(config, ranks, stepper, checkpoints, metrics, outside), done
 
 
 def open_data(config: TrainingConfig, ranks: Ranks) -> Batches:
