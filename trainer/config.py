@@ -62,12 +62,11 @@ def complete(config: TrainingConfig, world_size: int) -> TrainingConfig:
 
 def _check(config: TrainingConfig, world_size: int) -> None:
     mesh = config.mesh
-    for axis, degree, name in (("pp", mesh.pp, "pipeline"), ("cp", mesh.cp, "context")):
-        if degree > 1:
-            raise TrainingError(
-                f"parallel.{axis}={degree}: this trainer does not do {name} parallel yet",
-                fix=f"set parallel.{axis} to 1 and give its ranks to dp_shard",
-            )
+    if mesh.pp > 1:
+        raise TrainingError(
+            f"parallel.pp={mesh.pp}: this trainer does not do pipeline parallel yet",
+            fix="set parallel.pp to 1 and give its ranks to dp_shard",
+        )
     if mesh.world_size != world_size:
         raise TrainingError(
             f"the mesh ({mesh}) is for {mesh.world_size} ranks, but torchrun started {world_size}",

@@ -20,7 +20,11 @@ from trainer.model.fresh import allocate, draw_weights
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
 from trainer.parallel.activation import apply_activation_checkpointing
-from trainer.parallel.context import local_positions
+from trainer.parallel.context import (
+    apply_context_parallel,
+    check_context_parallel,
+    local_positions,
+)
 from trainer.parallel.data import apply_data_parallel
 from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
 from trainer.passes import WholeModel
@@ -83,7 +87,12 @@ def open_data(config: TrainingConfig, ranks: Ranks) -> Batches:
         micro_batch_size=config.micro_batch_size,
         data_parallel=config.mesh.data_parallel,
         data_rank=ranks.data_rank,
-        positions_T=local_positions(config.data.sequence_length),
+        positions_T=local_positions(
+            config.data.sequence_length,
+            config.parallel.context,
+            config.mesh.cp,
+            ranks.mesh["cp"].get_local_rank(),
+        ),
         device=ranks.device,
     )
 
@@ -92,8 +101,10 @@ def build_model(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
     """The stages of this rank, on the meta device."""
     values = read_model_config(config.model)
     check_model(values, NUM_BYTES, config.data.sequence_length)
+    tokens = config.data.sequence_length
+    check_context_parallel(values, config.parallel.context, config.mesh, tokens)
     if config.mesh.tp > 1:
-        check_tensor_parallel(values, config.mesh.tp, config.data.sequence_length)
+        check_tensor_parallel(values, config.mesh.tp, tokens // config.mesh.cp)
     layers = values.num_hidden_layers
     return build_stages(values, [StageSlice(0, layers, layers)])
 
@@ -102,6 +113,8 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     """Inside out: tensors are cut, layers wrapped and compiled, and what is left is sharded."""
     if config.mesh.tp > 1:
         apply_tensor_parallel(decoder, ranks.mesh["tp"])
+    if config.mesh.cp > 1:
+        apply_context_parallel(decoder, ranks.mesh["cp"], config.parallel.context)
     train = config.train
     apply_activation_checkpointing(decoder, train.activation_checkpointing, train.checkpoint_every)
     if train.compile:

@@ -18,6 +18,8 @@ class Family:
     embedding: str
     norm: str
     """The one after the last layer."""
+    attention: str = "self_attn"
+    """Inside a layer."""
     head: str = "lm_head"
     rotary: str | None = None
     positions: str | None = None
@@ -46,6 +48,7 @@ FAMILIES: Mapping[str, Family] = {
         embedding="transformer.wte",
         positions="transformer.wpe",
         norm="transformer.ln_f",
+        attention="attn",
         tensor_parallel=False,
     ),
 }
