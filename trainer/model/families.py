@@ -22,6 +22,8 @@ class Family:
     rotary: str | None = None
     positions: str | None = None
     """Learned embeddings of positions, where there are any."""
+    mlp_matrices: int = 3
+    """Of features x inner features in a layer; a gate is one."""
     tensor_parallel: bool = True
 
 
@@ -46,6 +48,7 @@ FAMILIES: Mapping[str, Family] = {
         embedding="transformer.wte",
         positions="transformer.wpe",
         norm="transformer.ln_f",
+        mlp_matrices=2,
         tensor_parallel=False,
     ),
 }
