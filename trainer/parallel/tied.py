@@ -24,7 +24,7 @@ class TiedWeight:
 
     def add_gradients(self) -> None:
         """Give both copies the sum of their gradients, which are complete for each."""
-        gradients = [_local(copy.grad) for copy in self.copies if copy.grad is not None]
+        gradients = [_local(g) for copy in self.copies if (g := _cut_alike(copy)) is not None]
         if len(gradients) == 2:
             gradients[0] += gradients[1]
             gradients[1].copy_(gradients[0])
@@ -54,6 +54,14 @@ def find_tied(stages: Sequence[Decoder], group: dist.ProcessGroup) -> TiedWeight
         if stage.tied and end is not None and not (stage.part.is_first and stage.part.is_last):
             copies.append(end.get_parameter("weight"))
     return TiedWeight(copies, group)
+
+
+def _cut_alike(copy: nn.Parameter) -> torch.Tensor | None:
+    """The gradient of `copy`, cut as it is: under tensor parallel an embedding's comes whole, and a
+    head's does not."""
+    if isinstance(copy, DTensor) and isinstance(copy.grad, DTensor):
+        copy.grad = copy.grad.redistribute(placements=copy.placements)
+    return copy.grad
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
