@@ -15,7 +15,7 @@ from trainer.loop import Training, train
 from trainer.loss import TokenLoss
 from trainer.metrics import MetricsFile
 from trainer.model.build import build_stages, check_model, read_model_config
-from trainer.model.decoder import Decoder, StageSlice
+from trainer.model.decoder import Decoder
 from trainer.model.fresh import allocate, draw_weights
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
@@ -26,8 +26,11 @@ from trainer.parallel.context import (
     local_positions,
 )
 from trainer.parallel.data import apply_data_parallel
+from trainer.parallel.pipeline import Pipeline, make_line
+from trainer.parallel.stages import slices_of_rank
 from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
-from trainer.passes import WholeModel
+from trainer.parallel.tied import TiedWeight, find_tied
+from trainer.passes import Passes, WholeModel
 from trainer.ranks import Ranks, arrange, process_group, shared_from_first
 from trainer.step import Stepper
 
@@ -59,11 +62,14 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     optimizer = build_optimizer(parameters, config.train.optimizer)
     state = TrainingState(stages, optimizer, stream_of(config, batches.corpus), ranks)
     done = resume(run.checkpoints, state, outside.reporter)
+    tied = find_tied(stages, ranks.mesh["pp"].get_group())
+    tied.follow(optimizer)
     tokens_per_step = config.train.global_batch_size * config.data.sequence_length
     loss = TokenLoss(tokens_per_step // (config.mesh.data_parallel * config.mesh.cp), ranks.device)
     stepper = Stepper(
         parameters=parameters,
-        passes=WholeModel(stages[0], loss, config.mesh.tp > 1),
+        tied=tied.copies,
+        passes=choose_passes(stages, config, ranks, loss, tied),
         optimizer=optimizer,
         batches=batches,
         ranks=ranks,
@@ -105,8 +111,19 @@ def build_model(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
     check_context_parallel(values, config.parallel.context, config.mesh, tokens)
     if config.mesh.tp > 1:
         check_tensor_parallel(values, config.mesh.tp, tokens // config.mesh.cp)
-    layers = values.num_hidden_layers
-    return build_stages(values, [StageSlice(0, layers, layers)])
+    pipeline, pp_rank = config.parallel.pipeline, ranks.mesh["pp"].get_local_rank()
+    return build_stages(values, slices_of_rank(values, pipeline, config.mesh.pp, pp_rank, tokens))
+
+
+def choose_passes(
+    stages: list[Decoder], config: TrainingConfig, ranks: Ranks, loss: TokenLoss, tied: TiedWeight
+) -> Passes:
+    tensor_parallel = config.mesh.tp > 1
+    if config.mesh.pp == 1:
+        return WholeModel(stages[0], loss, tensor_parallel)
+    tokens = stages[0].positions_1T.shape[1]
+    line = make_line(config, stages[0].config.hidden_size, tokens, ranks)
+    return Pipeline(stages, line, loss, tied, config.gradient_accumulation, tensor_parallel)
 
 
 def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:

@@ -90,8 +90,6 @@ class Gradients:
         return self._dq.to(self._q.dtype)
 
 
-def add_(
-    dkv_2BHTD: torch.Tensor, part: Part, gradients: tuple[torch.Tensor, torch.Tensor]
-) -> None:
+def add_(dkv_2BHTD: torch.Tensor, part: Part, gradients: tuple[torch.Tensor, torch.Tensor]) -> None:
     for total, more in zip(dkv_2BHTD, gradients, strict=True):
         total[:, :, part.keys] += more

@@ -70,7 +70,7 @@ def _forward(
     return attention.answer()
 
 
-def _backward(  # noqa: PLR0913 (what the forward pass kept)
+def _backward(
     grad_BHTD: torch.Tensor,
     q_BHTD: torch.Tensor,
     kv_2BHTD: torch.Tensor,
