@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.codec import Invalid, decode
+from orchestrator.contract.parallel import FsdpSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
 
@@ -67,6 +68,7 @@ def _check(config: TrainingConfig, world_size: int) -> None:
             f"the mesh ({mesh}) is for {mesh.world_size} ranks, but torchrun started {world_size}",
             fix=f"start {mesh.world_size} ranks, or change the degrees under parallel",
         )
+    _check_data_parallel(config)
     if mesh.pp > 1:
         _check_pipeline(config)
     if config.train.compile and mesh.tp > 1:
@@ -99,4 +101,20 @@ def _check_pipeline(config: TrainingConfig) -> None:
         raise TrainingError(
             f"{asked} passes {micro_batches} micro batches in {rounds} rounds, which must be alike",
             fix=f"{fix}, so that there are {rounds * pp} micro batches a step",
+        )
+
+
+def _check_data_parallel(config: TrainingConfig) -> None:
+    data, fsdp = config.parallel.data, config.parallel.fsdp
+    if data != "fsdp" and fsdp != FsdpSpec():
+        raise TrainingError(
+            f"parallel.fsdp is set, and parallel.data is {data}, which has none of its knobs",
+            fix="set parallel.data to fsdp, or remove parallel.fsdp",
+        )
+    shards, ranks = config.mesh.dp_shard * config.mesh.cp, fsdp.reshard_after_forward
+    if not isinstance(ranks, bool) and shards % ranks:
+        raise TrainingError(
+            f"parallel.fsdp.reshard_after_forward is {ranks}, which does not divide the {shards}"
+            " ranks that weights are sharded over (dp_shard x cp)",
+            fix="set it to a divisor of them, to true or to false",
         )

@@ -43,8 +43,9 @@ def squared_norm(parts: Parts, device: torch.device) -> torch.Tensor:
     if not parts:
         return torch.zeros((), dtype=torch.float64, device=device)
     norms = torch._foreach_norm([part for part, _ in parts])
-    copies = torch.tensor([float(copies) for _, copies in parts], device=device)
-    return (torch.stack(norms).double().square() / copies).sum()
+    # Offloaded gradients are on the host, wherever the model computes.
+    copies = torch.tensor([float(copies) for _, copies in parts], device=norms[0].device)
+    return (torch.stack(norms).double().square() / copies).sum().to(device)
 
 
 def scale(parts: Parts, factor: float) -> None:

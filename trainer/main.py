@@ -20,12 +20,13 @@ from trainer.model.fresh import allocate, draw_weights
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
 from trainer.parallel.activation import apply_activation_checkpointing
+from trainer.parallel.compile import compile_layers
 from trainer.parallel.context import (
     apply_context_parallel,
     check_context_parallel,
     local_positions,
 )
-from trainer.parallel.data import apply_data_parallel
+from trainer.parallel.data import apply_data_parallel, gather_after_step, parameters_to_update
 from trainer.parallel.pipeline import Pipeline, make_line
 from trainer.parallel.stages import slices_of_rank
 from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
@@ -55,11 +56,12 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     stages = build_model(config, ranks)
     for stage in stages:
         parallelise(stage, config, ranks)
-        allocate(stage, ranks.device)
+        allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
         stage.place(batches.positions_T.unsqueeze(0).to(ranks.device))
         draw_weights(stage, config.train.seed)
-    parameters = [p for stage in stages for p in stage.parameters()]
+    parameters = [p for stage in stages for p in parameters_to_update(stage)]
     optimizer = build_optimizer(parameters, config.train.optimizer)
+    gather_after_step(optimizer, stages)
     state = TrainingState(stages, optimizer, stream_of(config, batches.corpus), ranks)
     done = resume(run.checkpoints, state, outside.reporter)
     tied = find_tied(stages, ranks.mesh["pp"].get_group())
@@ -135,9 +137,8 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     train = config.train
     apply_activation_checkpointing(decoder, train.activation_checkpointing, train.checkpoint_every)
     if train.compile:
-        for layer in decoder.layers.values():
-            layer.compile()
-    apply_data_parallel(decoder, ranks.mesh, train.dtype)
+        compile_layers(decoder)
+    apply_data_parallel(decoder, ranks, config.parallel, train)
 
 
 def stream_of(config: TrainingConfig, corpus: Corpus) -> Stream:

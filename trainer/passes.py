@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums, TokenLoss
 from trainer.model.decoder import Decoder
-from trainer.parallel.data import reduce_gradients_in_backward
+from trainer.parallel.data import finish_reducing_gradients, reduce_gradients_in_backward
 
 
 class Passes(Protocol):
@@ -36,6 +36,7 @@ class WholeModel:
             reduce_gradients_in_backward(self._decoder, number == len(batches))
             with loss_context(self._tensor_parallel):
                 self._loss(self._decoder(batch.inputs_BT), batch.labels_BT).backward()
+        finish_reducing_gradients(self._decoder)
         return self._loss.take()
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> LossSums:

@@ -23,7 +23,7 @@ Backward = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, Answer, float, ProcessGroup],
     tuple[torch.Tensor, torch.Tensor],
 ]
-"""From the gradient of the answer, q, kv, the answer, scale and ranks, to the gradients of q, kv."""
+"""From the gradient of the answer, q, kv, answer, scale and ranks, to the gradients of q, kv."""
 
 MULTIPLE = 8
 """The CUDA kernels take heads of a multiple of this many features."""
