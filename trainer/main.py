@@ -4,13 +4,16 @@ from pathlib import Path
 
 import torch
 
+from orchestrator.contract.env import RankEnv
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.training import TrainingConfig
 from trainer.checkpoint.resume import resume
 from trainer.checkpoint.save import Checkpoints
 from trainer.checkpoint.state import Stream, TrainingState
 from trainer.data.batches import Batches
-from trainer.data.corpus import NUM_BYTES, Corpus, find_corpus
+from trainer.data.ledger import SampleLedger, Start
+from trainer.data.loader import Loader
+from trainer.data.opening import open_sequences
 from trainer.loop import Training, train
 from trainer.loss import TokenLoss
 from trainer.metrics import MetricsFile
@@ -24,7 +27,7 @@ from trainer.parallel.context import local_positions
 from trainer.parallel.data import apply_data_parallel
 from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
 from trainer.passes import WholeModel
-from trainer.ranks import Ranks, arrange, process_group, shared_from_first
+from trainer.ranks import Ranks, arrange, process_group
 from trainer.step import Stepper
 
 
@@ -38,7 +41,8 @@ def main(config: TrainingConfig, outside: Outside) -> int:
 def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
-    batches = open_data(config, ranks)
+    batches = open_data(config, ranks, outside)
+    loader = Loader(batches)
     stages = build_model(config, ranks)
     for stage in stages:
         parallelise(stage, config, ranks)
@@ -47,7 +51,7 @@ def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
         draw_weights(stage, config.train.seed)
     parameters = [p for stage in stages for p in stage.parameters()]
     optimizer = build_optimizer(parameters, config.train.optimizer)
-    state = TrainingState(stages, optimizer, stream_of(config, batches.corpus), ranks)
+    state = TrainingState(stages, optimizer, stream_of(config, batches), ranks)
     done = resume(run.checkpoints, state, outside.reporter)
     tokens_per_step = config.train.global_batch_size * config.data.sequence_length
     loss = TokenLoss(tokens_per_step // (config.mesh.data_parallel * config.mesh.cp), ranks.device)
@@ -55,37 +59,57 @@ def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
         parameters=parameters,
         passes=WholeModel(stages[0], loss, config.mesh.tp > 1),
         optimizer=optimizer,
-        batches=batches,
+        batches=loader,
         ranks=ranks,
         tokens_per_step=tokens_per_step,
         grad_clip=config.train.grad_clip,
+        ledger=open_ledger(run, batches, ranks.env) if ranks.env.rank == 0 else None,
     )
     checkpoints = Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter)
     # One writer: the totals are the same on every rank.
     metrics = MetricsFile(run.metrics) if ranks.env.rank == 0 else None
-    return train(Training(config, ranks, stepper, checkpoints, metrics, outside), done)
+    with loader:
+        return train(Training(config, ranks, stepper, checkpoints, metrics, outside), done)
 
 
-def open_data(config: TrainingConfig, ranks: Ranks) -> Batches:
-    batch = config.train.global_batch_size
-    # Rank 0 lists the files for all, so that all have the same list.
-    corpus = shared_from_first(lambda: find_corpus(config.data, batch))
+def open_data(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Batches:
+    def check(num_tokens: int) -> None:
+        """Before data is packed for hours."""
+        values = read_model_config(config.model)
+        check_model(values, num_tokens, config.data.sequence_length)
+
+    tokens = RunDir(Path(config.out)).tokens
+    data = open_sequences(config, tokens, check, outside.reporter)
+    coords = config.mesh.coords(ranks.env.rank)
     return Batches(
-        corpus=corpus,
+        train=data.train,
+        validation=data.validation,
+        fingerprint=data.fingerprint,
         seed=config.train.seed,
-        global_batch_size=batch,
+        global_batch_size=config.train.global_batch_size,
         micro_batch_size=config.micro_batch_size,
         data_parallel=config.mesh.data_parallel,
         data_rank=ranks.data_rank,
+        accountable=not any(coords[axis] for axis in ("pp", "cp", "tp")),
         positions_T=local_positions(config.data.sequence_length),
         device=ranks.device,
     )
 
 
+def open_ledger(run: RunDir, batches: Batches, env: RankEnv) -> SampleLedger:
+    start = Start(
+        attempt=env.attempt,
+        seed=batches.seed,
+        num_samples=batches.train.num,
+        global_batch_size=batches.global_batch_size,
+        data=batches.fingerprint,
+    )
+    return SampleLedger(run.samples, start)
+
+
 def build_model(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
     """The stages of this rank, on the meta device."""
     values = read_model_config(config.model)
-    check_model(values, NUM_BYTES, config.data.sequence_length)
     if config.mesh.tp > 1:
         check_tensor_parallel(values, config.mesh.tp, config.data.sequence_length)
     layers = values.num_hidden_layers
@@ -104,10 +128,10 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     apply_data_parallel(decoder, ranks.mesh, train.dtype)
 
 
-def stream_of(config: TrainingConfig, corpus: Corpus) -> Stream:
+def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
     return Stream(
         seed=config.train.seed,
         global_batch_size=config.train.global_batch_size,
         sequence_length=config.data.sequence_length,
-        data=corpus.fingerprint,
+        data=batches.fingerprint,
     )
