@@ -9,6 +9,7 @@ from pathlib import Path
 from orchestrator.contract.data import DataSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
+from trainer.data.documents import Columns
 from trainer.data.files import Found, find
 from trainer.data.pack import Packing, Progress, Say, pack_unless_there, packing_of
 from trainer.data.sequences import Sequences, TokenRow, fingerprint, num_held_out, num_sequences
@@ -79,8 +80,9 @@ def prepare(spec: DataSpec, tokens: Path, check: Check, say: Say) -> Prepared:
         return prepared
     tokenizer = open_tokenizer(spec.tokenizer)
     check(tokenizer.vocabulary.num_tokens)
+    columns = Columns(spec.column, spec.prompt_column)
     packings = {
-        tokens / f"{name}.tokens": packing_of(found, spec, tokenizer)
+        tokens / f"{name}.tokens": packing_of(found, columns, tokenizer)
         for name, found in (("train", train), ("validation", validation))
         if found is not None
     }

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from orchestrator.contract.data import DataSpec
 from orchestrator.errors import TrainingError
 from trainer.data.documents import Columns, Piece
 from trainer.data.files import Found
@@ -49,14 +48,15 @@ class Packing:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
-def packing_of(found: Found, spec: DataSpec, tokenizer: Tokenizer) -> Packing:
+def packing_of(found: Found, columns: Columns, tokenizer: Tokenizer) -> Packing:
     """How `found` becomes tokens; raises TrainingError when a text file is to have prompts."""
-    if spec.prompt_column is not None and found.format == "text":
+    if columns.prompt is not None and found.format == "text":
         raise TrainingError(
-            f"data.prompt_column={spec.prompt_column!r}: text files have no columns",
-            fix="give rows (.jsonl, .parquet), or leave prompt_column out",
+            f"there is no prompt column {columns.prompt!r} in {found.files[0].path}: text files"
+            " have no columns",
+            fix="give rows (.jsonl, .parquet, a dataset), or no prompt column",
         )
-    return Packing(found, Columns(spec.column, spec.prompt_column), tokenizer)
+    return Packing(found, columns, tokenizer)
 
 
 def pack_unless_there(packing: Packing, out: Path, say: Say) -> tuple[Header, bool]:

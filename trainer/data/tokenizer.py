@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,8 @@ from orchestrator.errors import TrainingError
 
 Tokens = NDArray[Any]
 """Whole numbers of one of `KINDS`."""
-KINDS = {"uint8": 1 << 8, "uint16": 1 << 16, "uint32": 1 << 32}
+Kind = Literal["uint8", "uint16", "uint32"]
+KINDS: dict[Kind, int] = {"uint8": 1 << 8, "uint16": 1 << 16, "uint32": 1 << 32}
 """What tokens are stored as, and how many different ones that can tell apart."""
 BYTES = "bytes"
 LONGEST_NAME = 200
@@ -34,7 +35,7 @@ class Vocabulary:
     """Differs where two tokenizers do, whatever their names."""
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         return next(kind for kind, most in KINDS.items() if self.num_tokens <= most)
 
 

@@ -13,26 +13,28 @@ import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.contract.codec import decode, encode
+from orchestrator.contract.limits import AtLeast
 from orchestrator.errors import TrainingError
-from trainer.data.tokenizer import Tokens, Vocabulary
+from trainer.data.tokenizer import Kind, Tokens, Vocabulary
 
 MAGIC = b"ndctl-tokens 1\n"
 HEADER_BYTES = 4096
 WORD = 8
+LONG = np.dtype("<i8")
 Longs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    kind: str
-    """uint8, uint16 or uint32."""
-    num_tokens: int
-    num_documents: int
+    kind: Kind
+    num_tokens: Annotated[int, AtLeast(0)]
+    num_documents: Annotated[int, AtLeast(0)]
     prompts: bool
     """Documents begin with tokens that are not learned."""
     vocabulary: Vocabulary
@@ -42,8 +44,12 @@ class Header:
     """Hash of the sources and settings: with the same, the same file would be made again."""
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.kind).newbyteorder("<")
+
+    @property
     def documents_at(self) -> int:
-        end = HEADER_BYTES + self.num_tokens * np.dtype(self.kind).itemsize
+        end = HEADER_BYTES + self.num_tokens * self.dtype.itemsize
         return -(-end // WORD) * WORD
 
     @property
@@ -75,10 +81,10 @@ class TokenFile:
             )
         header = self.header
         self._tokens: Tokens = np.frombuffer(
-            self._map, np.dtype(header.kind), header.num_tokens, HEADER_BYTES
+            self._map, header.dtype, header.num_tokens, HEADER_BYTES
         )
         documents: Longs = np.frombuffer(
-            self._map, np.int64, header.num_documents * (1 + header.prompts), header.documents_at
+            self._map, LONG, header.num_documents * (1 + header.prompts), header.documents_at
         )
         self.ends: Longs = documents[: header.num_documents]
         """Where each document ends: after its end token."""

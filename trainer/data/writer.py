@@ -11,8 +11,8 @@ from typing import BinaryIO
 import numpy as np
 
 from orchestrator.errors import TrainingError
-from trainer.data.tokenizer import Tokens, Vocabulary
-from trainer.data.tokens import HEADER_BYTES, WORD, Header, Longs
+from trainer.data.tokenizer import Kind, Tokens, Vocabulary
+from trainer.data.tokens import HEADER_BYTES, LONG, WORD, Header, Longs
 
 COPIED = 1 << 20
 
@@ -20,9 +20,9 @@ COPIED = 1 << 20
 class TokenWriter:
     """Takes tokens and documents in order; `finish` makes them a token file."""
 
-    def __init__(self, file: BinaryIO, ends: BinaryIO, starts: BinaryIO, kind: str) -> None:
+    def __init__(self, file: BinaryIO, ends: BinaryIO, starts: BinaryIO, kind: Kind) -> None:
         self._file, self._ends, self._starts = file, ends, starts
-        self._kind = np.dtype(kind).newbyteorder("<")
+        self._kind = kind
         self._hash = hashlib.sha256()
         self.num_tokens = 0
         self.num_documents = 0
@@ -30,9 +30,9 @@ class TokenWriter:
 
     def add(self, tokens: Tokens, ends: Longs, learned_from: Longs) -> None:
         """`tokens`, and the documents that end among them."""
-        self._append(tokens.astype(self._kind, copy=False).tobytes())
-        self._ends.write(ends.tobytes())
-        self._starts.write(learned_from.tobytes())
+        self._append(tokens.astype(np.dtype(self._kind).newbyteorder("<"), copy=False).tobytes())
+        self._ends.write(ends.astype(LONG).tobytes())
+        self._starts.write(learned_from.astype(LONG).tobytes())
         self.num_tokens += len(tokens)
         self.num_documents += len(ends)
 
@@ -44,7 +44,7 @@ class TokenWriter:
             while part := spooled.read(COPIED):
                 self._append(part)
         header = Header(
-            kind=self._kind.name,
+            kind=self._kind,
             num_tokens=self.num_tokens,
             num_documents=self.num_documents,
             prompts=prompts,
@@ -62,7 +62,7 @@ class TokenWriter:
 
 
 @contextmanager
-def writing(out: Path, kind: str) -> Iterator[TokenWriter]:
+def writing(out: Path, kind: Kind) -> Iterator[TokenWriter]:
     """A writer whose file is renamed to `out` at the end; after an error nothing of it is left.
 
     Raises:
