@@ -98,7 +98,11 @@ def state_bytes(
         # Gradients are reduced with the last micro batch; until then each rank adds up its own of
         # all weights, in the type they are reduced in (FSDPModule.set_requires_gradient_sync).
         states["gradients"] = trained * COMPUTE_BYTES[spec.train.reduce_dtype]
-    return states | {"gathered": gathered_bytes(spec, mesh, own)}, host
+    states["gathered"] = gathered_bytes(spec, mesh, own)
+    if wish.data != "fsdp" and sharing > 1:
+        # Every bucket in which gradients are averaged lives until the last one is done.
+        states["buckets"] = trained * COMPUTE_BYTES[spec.train.reduce_dtype]
+    return states, host
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +137,17 @@ def gathered_bytes(spec: JobSpec, mesh: Mesh, own: Weights) -> int:
     FSDP2 gathers a unit (a decoder layer) before it is used and prefetches the next, so with a
     depth of 1 two are whole at once, and the root unit stays; the backward pass adds the whole
     gradient of one layer before it is reduced. Not resharded after the forward pass, every layer
-    stays whole (torch.distributed.fsdp.fully_shard).
+    stays whole (torch.distributed.fsdp.fully_shard). Embeddings and heads that are large enough for
+    units of their own are counted as if they, too, stayed.
     """
     wish, dtype = spec.parallel, spec.train.dtype
-    if mesh.data_parallel * mesh.cp == 1 and dtype == "float32":
+    alone = mesh.data_parallel * mesh.cp == 1
+    if dtype == "float32" and (wish.data != "fsdp" or (alone and not wish.fsdp.cpu_offload)):
         return 0
     size = COMPUTE_BYTES[dtype]
     if wish.data != "fsdp":
-        # Copied weights are there anyway, but for those that are computed with.
-        return own.parameters * size if dtype != "float32" else 0
+        # Autocast keeps what it cast of the weights for the backward pass.
+        return own.parameters * size
     whole = 1 + max(wish.fsdp.forward_prefetch, wish.fsdp.backward_prefetch)
     layers = float(min(whole, own.layers))
     reshard = wish.fsdp.reshard_after_forward

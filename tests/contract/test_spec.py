@@ -39,7 +39,7 @@ fsdp = st.builds(
     backward_prefetch=st.integers(0, 4),
     cpu_offload=st.booleans(),
 )
-pipelines = st.sampled_from(["gpipe", "1f1b"]).map(lambda name: PipelineSpec(schedule=name))
+pipelines = st.builds(PipelineSpec, schedule=st.sampled_from(["gpipe", "1f1b", "zbv"]))
 interleaved = st.builds(
     PipelineSpec,
     schedule=st.just("interleaved_1f1b"),

@@ -303,6 +303,15 @@ def test_weights_that_stay_gathered_are_the_whole_model() -> None:
     assert deep["gathered"] - gathered[True] == 4 * shape.layer_parameters
 
 
+def test_copies_are_averaged_in_buckets_and_computed_with_in_their_own_type() -> None:
+    shape, mesh, wish = shape_of(TINY), Mesh(dp_replicate=4), {"data": "ddp"}
+    full = items_of(mesh, parallel=wish)
+    assert (full["gathered"], full["buckets"]) == (0, 4 * shape.parameters)
+    half = items_of(mesh, parallel=wish, dtype="bfloat16", reduce_dtype="bfloat16")
+    assert half["gathered"] == half["buckets"] == 2 * shape.parameters
+    assert "buckets" not in items_of(Mesh(), parallel=wish)
+
+
 def test_what_is_offloaded_is_in_the_hosts_memory() -> None:
     mesh, shape = Mesh(dp_shard=4), shape_of(TINY)
     spec = spec_of({"fsdp": FsdpSpec(cpu_offload=True)})
