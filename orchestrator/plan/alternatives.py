@@ -105,7 +105,9 @@ def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Itera
         for pp, cp in _outer_degrees(spec, hosts * ranks):
             outer = base | _changed(spec, {"parallel.pp": pp, "parallel.cp": cp})
             for tp in tensor_degrees(_with_cp(resized, cp), shape):
-                rest = hosts * ranks // (pp * cp * tp)
+                rest, left = divmod(hosts * ranks, pp * cp * tp)
+                if left:
+                    continue
                 for shard in divisors(rest) if spec.parallel.data == "fsdp" else [1]:
                     mesh = Mesh(pp=pp, dp_replicate=rest // shard, dp_shard=shard, cp=cp, tp=tp)
                     yield from _with_mesh(spec, outer, mesh)
