@@ -37,7 +37,15 @@ def test_every_environment_variable_is_documented() -> None:
 
 def test_every_file_of_the_run_directory_is_documented() -> None:
     run_dir = RunDir(Path("/run"))
-    for path in (run_dir.spec, run_dir.journal, run_dir.metrics, run_dir.token, run_dir.leader):
+    for path in (
+        run_dir.spec,
+        run_dir.journal,
+        run_dir.metrics,
+        run_dir.samples,
+        run_dir.tokens,
+        run_dir.token,
+        run_dir.leader,
+    ):
         assert path.name in OPERATIONS
 
 
