@@ -29,6 +29,7 @@ from trainer.data.batches import Batches
 from trainer.emit import Reporter
 from trainer.main import train_on
 from trainer.outside import Outside
+from trainer.parallel.tied import TiedWeight
 from trainer.process import set_up_logging
 from trainer.ranks import arrange, process_group
 
@@ -67,6 +68,7 @@ def first_rank_batches(**values: Any) -> Batches:
 
 BROKEN: dict[str, tuple[Any, str, Any]] = {
     "summands of a norm's gradient not added up": (gradients, "Partial", NeverPartial),
+    "tied gradients not added up": (TiedWeight, "add_gradients", lambda self: None),
     "all ranks read the same": (main_module, "Batches", first_rank_batches),
 }
 

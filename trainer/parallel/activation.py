@@ -11,6 +11,8 @@ from torch.utils.checkpoint import (
 )
 
 from trainer.model.decoder import Decoder
+from trainer.parallel.context.gather import gathered_attention
+from trainer.parallel.context.ring import ring_attention
 
 Mode = Literal["none", "selective", "full", "every_k", "auto"]
 
@@ -28,6 +30,8 @@ COSTLY = {
     torch.ops._c10d_functional.all_gather_into_tensor.default,
     torch.ops._c10d_functional.all_reduce.default,
     torch.ops._c10d_functional.all_to_all_single.default,
+    ring_attention,
+    gathered_attention,
 }
 """What `selective` keeps: the results of products (a layer with biases has addmm, float8 _scaled_mm),
 of attention under the names that CPU and CUDA have for it, and of communication.

@@ -26,10 +26,13 @@ def apply_ddp(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets | 
 
 
 def autocast(decoder: Decoder, device: torch.device, dtype: Dtype) -> None:
-    """Let `decoder` compute in `dtype`; its weights, and what is added up, stay in float32."""
-    if dtype != "float32":
-        cast = torch.autocast(device.type, getattr(torch, dtype))
-        object.__setattr__(decoder, "forward", cast(decoder.forward))
+    """Let `decoder` compute in `dtype`, and hand it on; weights and sums stay in float32."""
+    if dtype == "float32":
+        return
+    compute = getattr(torch, dtype)
+    cast = torch.autocast(device.type, compute)
+    object.__setattr__(decoder, "forward", cast(decoder.forward))
+    decoder.register_forward_hook(lambda _module, _inputs, output: output.to(compute))
 
 
 def gradients_of(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
