@@ -33,8 +33,8 @@ COSTLY = {
     ring_attention,
     gathered_attention,
 }
-"""What `selective` keeps: the results of products (a layer with biases has addmm, float8 _scaled_mm),
-of attention under the names that CPU and CUDA have for it, and of communication.
+"""What `selective` keeps: the results of products (with a bias it is addmm, in float8 _scaled_mm), of
+attention under the names that CPU and CUDA have for it, and of communication.
 
 All products are kept, and not every second as torchtitan does: then nothing that takes long is done
 twice, at half of the memory, and which products a count would leave out depends on the order in
