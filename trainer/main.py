@@ -4,13 +4,16 @@ from pathlib import Path
 
 import torch
 
+from orchestrator.contract.env import RankEnv
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.training import TrainingConfig
 from trainer.checkpoint.resume import resume
 from trainer.checkpoint.save import Checkpoints
 from trainer.checkpoint.state import Stream, TrainingState
 from trainer.data.batches import Batches
-from trainer.data.corpus import NUM_BYTES, Corpus, find_corpus
+from trainer.data.ledger import SampleLedger, Start
+from trainer.data.loader import Loader
+from trainer.data.opening import open_sequences
 from trainer.loop import Training, train
 from trainer.loss import TokenLoss
 from trainer.metrics import MetricsFile
@@ -32,7 +35,7 @@ from trainer.parallel.stages import slices_of_rank
 from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
 from trainer.parallel.tied import TiedWeight, find_tied
 from trainer.passes import Passes, WholeModel
-from trainer.ranks import Ranks, arrange, process_group, shared_from_first
+from trainer.ranks import Ranks, arrange, process_group
 from trainer.step import Stepper
 
 
@@ -45,14 +48,16 @@ def main(config: TrainingConfig, outside: Outside) -> int:
 
 def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
     job, done = assemble(ranks, config, outside)
-    return train(job, done)
+    with job.stepper.batches:
+        return train(job, done)
 
 
 def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Training, int]:
     """All that trains, and how many steps were done before."""
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
-    batches = open_data(config, ranks)
+    batches = open_data(config, ranks, outside)
+    loader = Loader(batches)
     stages = build_model(config, ranks)
     for stage in stages:
         parallelise(stage, config, ranks)
@@ -62,7 +67,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     parameters = [p for stage in stages for p in parameters_to_update(stage)]
     optimizer = build_optimizer(parameters, config.train.optimizer)
     gather_after_step(optimizer, stages)
-    state = TrainingState(stages, optimizer, stream_of(config, batches.corpus), ranks)
+    state = TrainingState(stages, optimizer, stream_of(config, batches), ranks)
     done = resume(run.checkpoints, state, outside.reporter)
     tied = find_tied(stages, ranks.mesh["pp"].get_group())
     tied.follow(optimizer)
@@ -73,10 +78,11 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
         tied=tied.updated,
         passes=choose_passes(stages, config, ranks, loss, tied),
         optimizer=optimizer,
-        batches=batches,
+        batches=loader,
         ranks=ranks,
         tokens_per_step=tokens_per_step,
         grad_clip=config.train.grad_clip,
+        ledger=open_ledger(run, batches, ranks.env) if ranks.env.rank == 0 else None,
     )
     checkpoints = Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter)
     # One writer: the totals are the same on every rank.
@@ -84,17 +90,25 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     return Training(config, ranks, stepper, checkpoints, metrics, outside), done
 
 
-def open_data(config: TrainingConfig, ranks: Ranks) -> Batches:
-    batch = config.train.global_batch_size
-    # Rank 0 lists the files for all, so that all have the same list.
-    corpus = shared_from_first(lambda: find_corpus(config.data, batch))
+def open_data(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Batches:
+    def check(num_tokens: int) -> None:
+        """Before data is packed for hours."""
+        values = read_model_config(config.model)
+        check_model(values, num_tokens, config.data.sequence_length)
+
+    tokens = RunDir(Path(config.out)).tokens
+    data = open_sequences(config, tokens, check, outside.reporter)
+    coords = config.mesh.coords(ranks.env.rank)
     return Batches(
-        corpus=corpus,
+        train=data.train,
+        validation=data.validation,
+        fingerprint=data.fingerprint,
         seed=config.train.seed,
-        global_batch_size=batch,
+        global_batch_size=config.train.global_batch_size,
         micro_batch_size=config.micro_batch_size,
         data_parallel=config.mesh.data_parallel,
         data_rank=ranks.data_rank,
+        accountable=not any(coords[axis] for axis in ("pp", "cp", "tp")),
         positions_T=local_positions(
             config.data.sequence_length,
             config.parallel.context,
@@ -105,10 +119,20 @@ def open_data(config: TrainingConfig, ranks: Ranks) -> Batches:
     )
 
 
+def open_ledger(run: RunDir, batches: Batches, env: RankEnv) -> SampleLedger:
+    start = Start(
+        attempt=env.attempt,
+        seed=batches.seed,
+        num_samples=batches.train.num,
+        global_batch_size=batches.global_batch_size,
+        data=batches.fingerprint,
+    )
+    return SampleLedger(run.samples, start)
+
+
 def build_model(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
     """The stages of this rank, on the meta device."""
     values = read_model_config(config.model)
-    check_model(values, NUM_BYTES, config.data.sequence_length)
     tokens = config.data.sequence_length
     check_context_parallel(values, config.parallel.context, config.mesh, tokens)
     if config.mesh.tp > 1:
@@ -141,10 +165,10 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     apply_data_parallel(decoder, ranks, config.parallel, train)
 
 
-def stream_of(config: TrainingConfig, corpus: Corpus) -> Stream:
+def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
     return Stream(
         seed=config.train.seed,
         global_batch_size=config.train.global_batch_size,
         sequence_length=config.data.sequence_length,
-        data=corpus.fingerprint,
+        data=batches.fingerprint,
     )
