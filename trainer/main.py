@@ -75,7 +75,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     loss = TokenLoss(tokens_per_step // (config.mesh.data_parallel * config.mesh.cp), ranks.device)
     stepper = Stepper(
         parameters=parameters,
-        tied=tied.copies,
+        tied=tied.updated,
         passes=choose_passes(stages, config, ranks, loss, tied),
         optimizer=optimizer,
         batches=loader,

@@ -56,9 +56,9 @@ def reduce_gradients_in_backward(decoder: Decoder, last: bool) -> None:
     """Say before each backward pass of a step whether it is the `last`.
 
     Gradients of the others stay where they are computed, and no rank talks to another about them;
-    in the last one they are averaged, a part of the model at a time. Where the order of backward
-    passes is not the caller's, none need be the last: `finish_reducing_gradients` averages what is
-    left, at once (of FSDP only a backward pass does).
+    in the last one they are averaged, a part of the model at a time. A pipeline, whose schedule has
+    the order of backward passes, does without: torch's schedules tell FSDP themselves, and the rest
+    is averaged by `finish_reducing_gradients`.
     """
     if reduction := _reduction(decoder):
         reduction.in_backward(last)

@@ -24,6 +24,7 @@ from orchestrator.contract.training import TrainingConfig
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums, TokenLoss
 from trainer.model.decoder import Decoder
+from trainer.parallel.data import finish_reducing_gradients
 from trainer.parallel.stages import rank_of_stage, stages_of_rank
 from trainer.parallel.tied import TiedWeight
 from trainer.passes import free_gathered, loss_context
@@ -106,6 +107,8 @@ class Pipeline:
         labels = torch.cat([batch.labels_BT for batch in batches]) if self._has_last else None
         with loss_context(self._tensor_parallel):
             self._schedule.step(*inputs, target=labels, return_outputs=False)
+        for decoder in self._stages.values():
+            finish_reducing_gradients(decoder)
         self._tied.add_gradients()
         return self._loss.take()
 

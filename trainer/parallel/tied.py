@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainer.model.decoder import Decoder
+from trainer.parallel.data import updated_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,14 @@ class TiedWeight:
     group: dist.ProcessGroup
     """The pipeline's ranks."""
 
+    @property
+    def updated(self) -> list[nn.Parameter]:
+        """What the optimizer updates of the copies."""
+        return [updated_as(copy) for copy in self.copies]
+
     def add_gradients(self) -> None:
         """Give both copies the sum of their gradients, which are complete for each."""
-        gradients = [_local(g) for copy in self.copies if (g := _cut_alike(copy)) is not None]
+        gradients = [_local(g) for copy in self.updated if (g := _cut_alike(copy)) is not None]
         if len(gradients) == 2:
             gradients[0] += gradients[1]
             gradients[1].copy_(gradients[0])
@@ -39,7 +45,7 @@ class TiedWeight:
             return
         stale, loaded = self.copies
         pairs = [(stale.detach(), loaded.detach())]
-        states = optimizer.state[stale], optimizer.state[loaded]
+        states = [optimizer.state[copy] for copy in self.updated]
         pairs += [(states[0][key], value) for key, value in states[1].items()]
         for target, source in pairs:
             if isinstance(target, torch.Tensor):
