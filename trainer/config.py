@@ -96,6 +96,19 @@ def _check_pipeline(config: TrainingConfig) -> None:
             f"{asked} needs at least {pp} micro batches a step, and there are {micro_batches}",
             fix=f"{fix}, or take schedule gpipe",
         )
+    if schedule == "zbv" and config.train.activation_checkpointing == "selective":
+        # zbv goes backward through a layer twice, for what came in and for the weights; torch 2.13
+        # raises "Trying to backward an extra time" there. Whole layers it recomputes twice.
+        raise TrainingError(
+            f"{asked}: torch recomputes layers selectively for one backward pass, and zbv has two",
+            fix="set train.activation_checkpointing to full, every_k or none, or take another"
+            " schedule",
+        )
+    if schedule == "zbv" and config.train.compile:
+        raise TrainingError(
+            f"{asked}: torch cannot split the backward pass of a compiled layer in two",
+            fix="set train.compile to false, or take another schedule",
+        )
     rounds = max(1, micro_batches // pp)
     if schedule == "interleaved_1f1b" and micro_batches % rounds:
         raise TrainingError(

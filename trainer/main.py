@@ -75,7 +75,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     loss = TokenLoss(tokens_per_step // (config.mesh.data_parallel * config.mesh.cp), ranks.device)
     stepper = Stepper(
         parameters=parameters,
-        tied=tied.updated,
+        tied=tied.copies,
         passes=choose_passes(stages, config, ranks, loss, tied),
         optimizer=optimizer,
         batches=loader,
