@@ -14,9 +14,12 @@ from trainer.data.corpus import NUM_BYTES, Corpus, find_corpus
 from trainer.loop import Training, train
 from trainer.loss import TokenLoss
 from trainer.metrics import MetricsFile
+from trainer.model.adapters import add_adapters, base_of, draw_adapters, trained
 from trainer.model.build import build_stages, check_model, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
+from trainer.model.float8 import apply_float8, scale_after_steps
 from trainer.model.fresh import allocate, draw_weights
+from trainer.model.quantize import fill_quantised, quantise
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
 from trainer.parallel.activation import apply_activation_checkpointing
@@ -44,9 +47,11 @@ def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
         parallelise(stage, config, ranks)
         allocate(stage, ranks.device)
         stage.place(batches.positions_T.unsqueeze(0).to(ranks.device))
-        draw_weights(stage, config.train.seed)
-    parameters = [p for stage in stages for p in stage.parameters()]
+        fill(stage, config)
+    parameters = trained(stages)
     optimizer = build_optimizer(parameters, config.train.optimizer)
+    if config.train.float8:
+        scale_after_steps(stages, optimizer)
     state = TrainingState(stages, optimizer, stream_of(config, batches.corpus), ranks)
     done = resume(run.checkpoints, state, outside.reporter)
     tokens_per_step = config.train.global_batch_size * config.data.sequence_length
@@ -89,7 +94,21 @@ def build_model(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
     if config.mesh.tp > 1:
         check_tensor_parallel(values, config.mesh.tp, config.data.sequence_length)
     layers = values.num_hidden_layers
-    return build_stages(values, [StageSlice(0, layers, layers)])
+    stages = build_stages(values, [StageSlice(0, layers, layers)])
+    for stage in stages:
+        adapt(stage, config, ranks)
+    return stages
+
+
+def adapt(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
+    """Change what the linear layers are made of, while they are whole and without storage."""
+    lora = config.model.lora
+    if config.train.float8:
+        apply_float8(decoder, ranks.device, config)
+    if lora is not None:
+        add_adapters(decoder, lora)
+        if lora.quantize == "nf4":
+            quantise(decoder, config.mesh.dp_shard * config.mesh.cp, ranks.device)
 
 
 def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
@@ -104,10 +123,19 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     apply_data_parallel(decoder, ranks.mesh, train.dtype)
 
 
+def fill(decoder: Decoder, config: TrainingConfig) -> None:
+    """First weights."""
+    seed = config.train.seed
+    draw_weights(decoder, seed)
+    draw_adapters(decoder, seed)
+    fill_quantised(decoder, lambda weights: draw_weights(weights, seed))
+
+
 def stream_of(config: TrainingConfig, corpus: Corpus) -> Stream:
     return Stream(
         seed=config.train.seed,
         global_batch_size=config.train.global_batch_size,
         sequence_length=config.data.sequence_length,
         data=corpus.fingerprint,
+        base=base_of(config.model),
     )

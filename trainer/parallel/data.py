@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.model.decoder import Decoder
+from trainer.model.quantize import unsharded
 
 
 def apply_data_parallel(
@@ -25,9 +26,10 @@ def apply_data_parallel(
         reduce_dtype=torch.float32,
     )
     axes = mesh["dp_replicate", "dp_shard"] if replicas > 1 else mesh["dp_shard"]
+    ignored = unsharded(decoder, shards)
     for layer in decoder.layers.values():
-        fully_shard(layer, mesh=axes, mp_policy=policy)
-    fully_shard(decoder, mesh=axes, mp_policy=policy)
+        fully_shard(layer, mesh=axes, mp_policy=policy, ignored_params=ignored)
+    fully_shard(decoder, mesh=axes, mp_policy=policy, ignored_params=ignored)
 
 
 def reduce_gradients_in_backward(decoder: Decoder, last: bool) -> None:

@@ -4,9 +4,10 @@ Between the layers activations are cut over the sequence, inside them over heads
 embedding, the head and the loss are cut over the vocabulary, so no rank holds all logits.
 """
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -24,6 +25,20 @@ from trainer.model.families import family_of
 SEQUENCE, VOCABULARY, HEAD = 1, -1, 2
 """Dims of hidden states [batch, sequence, features], of logits, and of a q or k norm's input
 [batch, sequence, head, features]."""
+
+
+class Replicated(ParallelStyle):
+    """Every rank has the whole weight; an input that is cut over the sequence stays so."""
+
+    def __init__(self, *, use_local_output: bool) -> None:
+        super().__init__()
+        self.use_local_output = use_local_output
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh, output_fn=self._output)
+
+    def _output(self, module: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
+        return output.to_local() if self.use_local_output else output
 
 
 def apply_tensor_parallel(decoder: Decoder, tp: DeviceMesh) -> None:
@@ -76,7 +91,31 @@ def layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
         if hasattr(layer.self_attn, norm):
             # Each rank norms its own heads; left out, its weights would drift apart across ranks.
             plan[f"self_attn.{norm}"] = SequenceParallel(sequence_dim=HEAD, use_local_output=True)
-    return plan
+    return with_adapters(plan, layer)
+
+
+def with_adapters(plan: dict[str, ParallelStyle], layer: nn.Module) -> dict[str, ParallelStyle]:
+    """`plan` where what was a linear layer has become one with an adapter beside it.
+
+    The output of the adapter must lie as that of the linear layer does: cut over features after a
+    colwise one, over the sequence after a rowwise one. The narrow activations between A and B are
+    what is communicated.
+    """
+    full: dict[str, ParallelStyle] = {}
+    for name, style in plan.items():
+        if not hasattr(layer.get_submodule(name), "base_layer"):
+            full[name] = style
+            continue
+        full[f"{name}.base_layer"] = style
+        if isinstance(style, ColwiseParallel):
+            full[f"{name}.lora_A.default"] = Replicated(use_local_output=False)
+            full[f"{name}.lora_B.default"] = ColwiseParallel()
+        else:
+            full[f"{name}.lora_A.default"] = RowwiseParallel(
+                output_layouts=Shard(SEQUENCE), use_local_output=False
+            )
+            full[f"{name}.lora_B.default"] = Replicated(use_local_output=True)
+    return full
 
 
 def check_tensor_parallel(config: PretrainedConfig, tp: int, tokens: int) -> None:
