@@ -30,7 +30,7 @@ from trainer import main as main_module
 from trainer.config import complete
 from trainer.data.batches import Batches
 from trainer.emit import Reporter
-from trainer.loop import Training
+from trainer.loop import Training, train
 from trainer.main import train_on
 from trainer.model.decoder import Decoder
 from trainer.model.float8 import convert
@@ -84,7 +84,7 @@ class Frozen:
 
     def watch(self) -> ExitStack:
         stack = ExitStack()
-        build, train = main_module.build_model, main_module.train
+        build = main_module.build_model
 
         def build_and_keep(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
             self.stages = build(config, ranks)

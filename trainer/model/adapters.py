@@ -105,7 +105,8 @@ def _check_targets(decoder: Decoder, targets: Iterable[str]) -> None:
     unknown = [t for t in targets if not any(f".{name}".endswith(f".{t}") for name in names)]
     if unknown:
         raise TrainingError(
-            f"model.lora.target_modules: no linear layer of the model is named {', '.join(unknown)}",
+            "model.lora.target_modules: no linear layer of the model is named"
+            f" {', '.join(unknown)}",
             fix=f"choose among {', '.join(names)}, or the last part of these names",
         )
 

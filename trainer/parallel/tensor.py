@@ -4,10 +4,9 @@ Between the layers activations are cut over the sequence, inside them over heads
 embedding, the head and the loss are cut over the vocabulary, so no rank holds all logits.
 """
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+from torch.distributed.tensor import Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -35,18 +34,21 @@ class Replicated(ParallelStyle):
         self.use_local_output = use_local_output
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, output_fn=self._output)
-
-    def _output(self, module: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
-        return output.to_local() if self.use_local_output else output
+        if self.use_local_output:
+            module.register_forward_hook(lambda _module, _inputs, output: output.to_local())
+        return distribute_module(module, device_mesh)
 
 
 def apply_tensor_parallel(decoder: Decoder, tp: DeviceMesh) -> None:
+    frozen = {name for name, p in decoder.named_parameters() if not p.requires_grad}
     parallelize_module(decoder, tp, outer_plan(decoder))
     for layer in decoder.layers.values():
         parallelize_module(layer, tp, layer_plan(layer))
     # Without this the head trains on a copy of the embedding, and nothing says so.
     decoder.tie()
+    # `SequenceParallel` makes new parameters, which are trained whatever the old ones were.
+    for name, parameter in decoder.named_parameters():
+        parameter.requires_grad_(name not in frozen)
 
 
 def outer_plan(decoder: Decoder) -> dict[str, ParallelStyle]:
