@@ -84,7 +84,6 @@ def test_everything_wrong_with_a_configuration_is_told_at_once(tmp_path: Path) -
     ("changes", "world_size", "message"),
     [
         ({"parallel": {"pp": 2}}, 2, "does not do pipeline parallel yet"),
-        ({"parallel": {"cp": 2}}, 2, "does not do context parallel yet"),
         ({"parallel": {"tp": 2, "dp_shard": 1}}, 4, "for 2 ranks, but torchrun started 4"),
         ({"parallel": {"tp": 2}, "compile": True}, 2, "torch computes wrong gradients there"),
         ({"activation_checkpointing": "auto"}, 1, "for the planner to resolve"),

@@ -35,6 +35,7 @@ from trainer.main import train_on
 from trainer.model.decoder import Decoder
 from trainer.model.float8 import convert
 from trainer.outside import Outside
+from trainer.parallel.tied import TiedWeight
 from trainer.process import set_up_logging
 from trainer.ranks import Ranks, arrange, process_group
 
@@ -118,6 +119,7 @@ class Frozen:
 
 BROKEN: dict[str, tuple[Any, str, Any]] = {
     "summands of a norm's gradient not added up": (gradients, "Partial", NeverPartial),
+    "tied gradients not added up": (TiedWeight, "add_gradients", lambda self: None),
     "all ranks read the same": (main_module, "Batches", first_rank_batches),
     "float8 is emulated": (main_module, "apply_float8", emulated_float8),
 }

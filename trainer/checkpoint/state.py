@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from trainer.model.decoder import Decoder
+from trainer.parallel.data import updated_as
 from trainer.ranks import Ranks
 
 PROGRESS = "progress"
@@ -68,7 +69,7 @@ class TrainingState:
                 if not parameter.requires_grad:
                     continue
                 tensors[f"model.{name}"] = parameter.detach()
-                for key, value in self.optimizer.state[parameter].items():
+                for key, value in self.optimizer.state[updated_as(parameter)].items():
                     tensors[f"optimizer.{name}.{key}"] = value
         return tensors
 

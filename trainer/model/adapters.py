@@ -55,11 +55,6 @@ def draw_adapters(decoder: Decoder, seed: int) -> None:
                 parameter.copy_(whole)
 
 
-def trained(decoders: Iterable[Decoder]) -> list[nn.Parameter]:
-    """The parameters that learn: all of them, but for a model that is frozen under adapters."""
-    return [p for decoder in decoders for p in decoder.parameters() if p.requires_grad]
-
-
 def base_of(model: ModelSpec) -> str:
     """What adapters were trained on top of, for only they are in their checkpoints; "" where all
     weights are trained. A fresh model follows from the seed, which checkpoints know already."""

@@ -11,6 +11,8 @@ from torch.utils.checkpoint import (
 )
 
 from trainer.model.decoder import Decoder
+from trainer.parallel.context.gather import gathered_attention
+from trainer.parallel.context.ring import ring_attention
 
 Mode = Literal["none", "selective", "full", "every_k", "auto"]
 
@@ -24,6 +26,9 @@ COSTLY = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
     torch.ops._c10d_functional.all_gather_into_tensor.default,
+    torch.ops._c10d_functional.all_to_all_single.default,
+    ring_attention,
+    gathered_attention,
 }
 """What `selective` keeps: the results of products, attention and communication."""
 

@@ -20,8 +20,9 @@ from orchestrator.errors import TrainingError
 from tests.trainer.model.test_build import build, materialise
 from tests.trainer.parallel.parity_cells import GRAD_NORM, LOSS, difference
 from tests.trainer.trainer_launch import LLAMA, MODELS, QWEN3, finish, losses_of, tiny, train, work
-from trainer.model.adapters import add_adapters, base_of, draw_adapters, export_adapters, trained
+from trainer.model.adapters import add_adapters, base_of, draw_adapters, export_adapters
 from trainer.model.decoder import Decoder, is_adapter
+from trainer.parallel.buckets import trained
 
 EVERY_WAY = ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"]
 """Of being cut: over heads, over a part of the sequence's features, back over the sequence."""
@@ -52,7 +53,7 @@ def test_only_adapters_are_trained_and_the_model_keeps_its_names() -> None:
         for module in ("self_attn.q_proj", "mlp.down_proj")
         for matrix in "AB"
     }
-    learning = {id(parameter) for parameter in trained([decoder])}
+    learning = {id(parameter) for parameter in trained(decoder)}
     assert learning == {id(p) for name, p in named.items() if is_adapter(name)}
 
 
@@ -123,7 +124,7 @@ def test_peft_loads_what_is_exported_to_the_same_logits(
     decoder = adapted(config)
     torch.manual_seed(0)
     with torch.no_grad():
-        for parameter in trained([decoder]):
+        for parameter in trained(decoder):
             parameter.normal_(0.0, 0.2)
     tensors = {name: parameter.detach() for name, parameter in decoder.plain_parameters()}
     export_adapters(tensors, SPEC, decoder.config, None, tmp_path)

@@ -1,0 +1,58 @@
+"""DDP: every data-parallel rank has all weights and moments, and gradients are averaged."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from orchestrator.contract.words import Dtype
+from trainer.model.decoder import Decoder
+from trainer.model.fresh import local_part
+from trainer.parallel.buckets import Buckets
+from trainer.ranks import Ranks
+
+
+def apply_ddp(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets | None:
+    if ranks.replicas.size() == 1:
+        return None
+    group, dtype = ranks.replicas.get_group(), getattr(torch, reduce_dtype)
+
+    def exchange(parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
+        return all_reduce(gradients_of(parameters), group, dtype)
+
+    return Buckets(decoder, exchange)
+
+
+def autocast(decoder: Decoder, device: torch.device, dtype: Dtype) -> None:
+    """Let `decoder` compute in `dtype`; its weights, and what is added up, stay in float32."""
+    if dtype != "float32":
+        cast = torch.autocast(device.type, getattr(torch, dtype))
+        object.__setattr__(decoder, "forward", cast(decoder.forward))
+
+
+def gradients_of(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """This rank's parts of their gradients."""
+    gradients = []
+    for parameter in parameters:
+        assert parameter.grad is not None
+        gradients.append(local_part(parameter.grad))
+    return gradients
+
+
+def all_reduce(
+    gradients: Sequence[torch.Tensor], group: dist.ProcessGroup, dtype: torch.dtype
+) -> Callable[[], None]:
+    """Start to average `gradients` in `dtype`; what it returns waits and writes them back."""
+    flat = torch.empty(sum(g.numel() for g in gradients), dtype=dtype, device=gradients[0].device)
+    pieces = flat.split([g.numel() for g in gradients])
+    views = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
+    torch._foreach_copy_(views, list(gradients))
+    work = dist.all_reduce(flat, dist.ReduceOp.AVG, group=group, async_op=True)
+    assert work is not None
+
+    def finish() -> None:
+        work.wait()
+        torch._foreach_copy_(list(gradients), views)
+
+    return finish
