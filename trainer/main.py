@@ -17,9 +17,12 @@ from trainer.data.opening import open_sequences
 from trainer.loop import Training, train
 from trainer.loss import TokenLoss
 from trainer.metrics import MetricsFile
+from trainer.model.adapters import add_adapters, base_of, draw_adapters
 from trainer.model.build import build_stages, check_model, read_model_config
 from trainer.model.decoder import Decoder
+from trainer.model.float8 import apply_float8, scale_after_steps
 from trainer.model.fresh import allocate, draw_weights
+from trainer.model.quantize import fill_quantised, quantise
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
 from trainer.parallel.activation import apply_activation_checkpointing
@@ -63,10 +66,12 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
         parallelise(stage, config, ranks)
         allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
         stage.place(batches.positions_T.unsqueeze(0).to(ranks.device))
-        draw_weights(stage, config.train.seed)
+        fill(stage, config)
     parameters = [p for stage in stages for p in parameters_to_update(stage)]
     optimizer = build_optimizer(parameters, config.train.optimizer)
     gather_after_step(optimizer, stages)
+    if config.train.float8:
+        scale_after_steps(stages, optimizer)
     state = TrainingState(stages, optimizer, stream_of(config, batches), ranks)
     done = resume(run.checkpoints, state, outside.reporter)
     tied = find_tied(stages, ranks.mesh["pp"].get_group())
@@ -138,7 +143,22 @@ def build_model(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
     if config.mesh.tp > 1:
         check_tensor_parallel(values, config.mesh.tp, tokens // config.mesh.cp)
     pipeline, pp_rank = config.parallel.pipeline, ranks.mesh["pp"].get_local_rank()
-    return build_stages(values, slices_of_rank(values, pipeline, config.mesh.pp, pp_rank, tokens))
+    slices = slices_of_rank(values, pipeline, config.mesh.pp, pp_rank, tokens)
+    stages = build_stages(values, slices)
+    for stage in stages:
+        adapt(stage, config, ranks)
+    return stages
+
+
+def adapt(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
+    """Change what the linear layers are made of, while they are whole and without storage."""
+    lora = config.model.lora
+    if config.train.float8:
+        apply_float8(decoder, ranks.device, config)
+    if lora is not None:
+        add_adapters(decoder, lora)
+        if lora.quantize == "nf4":
+            quantise(decoder, ranks.shards.size(), ranks.device)
 
 
 def choose_passes(
@@ -165,10 +185,19 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     apply_data_parallel(decoder, ranks, config.parallel, train)
 
 
+def fill(decoder: Decoder, config: TrainingConfig) -> None:
+    """First weights."""
+    seed = config.train.seed
+    draw_weights(decoder, seed)
+    draw_adapters(decoder, seed)
+    fill_quantised(decoder, lambda weights: draw_weights(weights, seed))
+
+
 def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
     return Stream(
         seed=config.train.seed,
         global_batch_size=config.train.global_batch_size,
         sequence_length=config.data.sequence_length,
         data=batches.fingerprint,
+        base=base_of(config.model),
     )

@@ -14,6 +14,7 @@ from torch import nn
 from orchestrator.contract.parallel import ParallelSpec
 from orchestrator.contract.train import TrainSpec
 from trainer.model.decoder import Decoder
+from trainer.parallel.buckets import trained
 from trainer.parallel.ddp import apply_ddp, autocast
 from trainer.parallel.fsdp import apply_fsdp
 from trainer.parallel.zero1 import apply_zero1, gather_whole, shard_of, shards_of
@@ -76,7 +77,7 @@ def _reduction(decoder: Decoder) -> Reduction | None:
 
 def parameters_to_update(decoder: Decoder) -> list[nn.Parameter]:
     """What the optimizer of this rank works on: parameters, or under ZeRO-1 parts of them."""
-    return shards_of(decoder) or list(decoder.parameters())
+    return shards_of(decoder) or trained(decoder)
 
 
 def updated_as(parameter: nn.Parameter) -> nn.Parameter:
