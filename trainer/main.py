@@ -1,6 +1,7 @@
 """One rank's training from beginning to end: this file is the trainer's table of contents."""
 
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -11,9 +12,10 @@ from trainer.checkpoint.save import Checkpoints
 from trainer.checkpoint.state import Stream, TrainingState
 from trainer.data.batches import Batches
 from trainer.data.corpus import NUM_BYTES, Corpus, find_corpus
+from trainer.evaluate import EvaluationData, Evaluator
+from trainer.flops import flops_per_token, job_peak
 from trainer.loop import Training, train
 from trainer.loss import TokenLoss
-from trainer.metrics import MetricsFile
 from trainer.model.build import build_stages, check_model, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.fresh import allocate, draw_weights
@@ -23,9 +25,12 @@ from trainer.parallel.activation import apply_activation_checkpointing
 from trainer.parallel.context import local_positions
 from trainer.parallel.data import apply_data_parallel
 from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
-from trainer.passes import WholeModel
+from trainer.passes import Passes, WholeModel
+from trainer.profiling import Profiling
 from trainer.ranks import Ranks, arrange, process_group, shared_from_first
+from trainer.report import open_report
 from trainer.step import Stepper
+from trainer.timing import stopwatch
 
 
 def main(config: TrainingConfig, outside: Outside) -> int:
@@ -45,25 +50,40 @@ def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
         allocate(stage, ranks.device)
         stage.place(batches.positions_T.unsqueeze(0).to(ranks.device))
         draw_weights(stage, config.train.seed)
-    parameters = [p for stage in stages for p in stage.parameters()]
-    optimizer = build_optimizer(parameters, config.train.optimizer)
+    parameters = [pair for stage in stages for pair in stage.plain_parameters()]
+    optimizer = build_optimizer([p for _, p in parameters], config.train.optimizer)
     state = TrainingState(stages, optimizer, stream_of(config, batches.corpus), ranks)
     done = resume(run.checkpoints, state, outside.reporter)
     tokens_per_step = config.train.global_batch_size * config.data.sequence_length
-    loss = TokenLoss(tokens_per_step // (config.mesh.data_parallel * config.mesh.cp), ranks.device)
+    tokens_per_rank = tokens_per_step // (config.mesh.data_parallel * config.mesh.cp)
+    loss = TokenLoss(tokens_per_rank, ranks.device, config.train.z_loss)
+    watch = stopwatch(ranks.device)
+    passes = WholeModel(stages[0], loss, config.mesh.tp > 1, watch)
     stepper = Stepper(
         parameters=parameters,
-        passes=WholeModel(stages[0], loss, config.mesh.tp > 1),
+        passes=passes,
         optimizer=optimizer,
         batches=batches,
         ranks=ranks,
         tokens_per_step=tokens_per_step,
         grad_clip=config.train.grad_clip,
+        watch=watch,
     )
     checkpoints = Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter)
-    # One writer: the totals are the same on every rank.
-    metrics = MetricsFile(run.metrics) if ranks.env.rank == 0 else None
-    return train(Training(config, ranks, stepper, checkpoints, metrics, outside), done)
+    job = Training(
+        config=config,
+        ranks=ranks,
+        stepper=stepper,
+        skips=state.skips,
+        checkpoints=checkpoints,
+        evaluator=evaluator_of(config, batches, passes, stages, outside),
+        profiling=profiling_of(config, ranks, outside),
+        # One writer: the totals are the same on every rank.
+        report=open_report(run, config.train, done) if ranks.env.rank == 0 else None,
+        peak_tokens_per_second=peak_tokens_per_second(config, stages, ranks),
+        outside=outside,
+    )
+    return train(job, done)
 
 
 def open_data(config: TrainingConfig, ranks: Ranks) -> Batches:
@@ -111,3 +131,40 @@ def stream_of(config: TrainingConfig, corpus: Corpus) -> Stream:
         sequence_length=config.data.sequence_length,
         data=corpus.fingerprint,
     )
+
+
+def evaluator_of(
+    config: TrainingConfig,
+    batches: Batches,
+    passes: Passes,
+    stages: list[Decoder],
+    outside: Outside,
+) -> Evaluator | None:
+    if config.train.eval_every is None:
+        return None
+    return Evaluator(
+        every=config.train.eval_every,
+        sequences=config.train.eval_sequences,
+        data=cast(EvaluationData, batches),
+        passes=passes,
+        stages=stages,
+        device=batches.device,
+        reporter=outside.reporter,
+    )
+
+
+def profiling_of(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Profiling | None:
+    spec = config.train.profile
+    if spec is None or ranks.env.rank not in spec.ranks:
+        return None
+    folder = RunDir(Path(config.out)).profiles(ranks.env.attempt)
+    return Profiling(spec, folder, ranks.device, outside.reporter)
+
+
+def peak_tokens_per_second(
+    config: TrainingConfig, stages: list[Decoder], ranks: Ranks
+) -> float | None:
+    """What the devices would do at their peak; all ranks must call it."""
+    each = flops_per_token(stages, ranks, config.data.sequence_length)
+    peak = job_peak(ranks, config.train.dtype, config.train.device_tflops)
+    return None if peak is None else peak / each

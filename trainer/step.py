@@ -2,41 +2,48 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from trainer.data.batches import Batches
-from trainer.gradients import clip_factor, local_gradients, scale, squared_norm
+from trainer.gradients import clip_factor, local_gradients, not_finite, scale, squared_norm
 from trainer.loss import LossSums
 from trainer.optimizer import set_lr
 from trainer.passes import Passes
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, peak_memory_bytes
 from trainer.signals import StopRequest
+from trainer.timing import Stopwatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What a step came to, the same on every rank."""
+    """What a step came to, the same on every rank but for `bad_gradients`."""
 
     loss: float
-    """Mean over the learned tokens of the global batch."""
+    """Mean over the learned tokens of the global batch; NaN when there is none."""
+    z_loss: float
+    """What z-loss adds to it."""
     tokens: float
     """Learned tokens of the global batch."""
     grad_norm: float
+    peak_memory_bytes: int
+    """The largest of all ranks."""
     stop: bool
     """Some rank was asked to leave."""
+    bad_gradients: Sequence[str] = ()
+    """Parameters whose gradient is not finite, as far as this rank holds it."""
 
     @property
     def finite(self) -> bool:
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+        return math.isfinite(self.loss + self.z_loss) and math.isfinite(self.grad_norm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepper:
-    parameters: Sequence[nn.Parameter]
+    parameters: Sequence[tuple[str, nn.Parameter]]
     passes: Passes
     optimizer: torch.optim.Optimizer
     batches: Batches
@@ -44,32 +51,54 @@ class Stepper:
     tokens_per_step: int
     """Of the global batch, learned or not."""
     grad_clip: float | None
+    watch: Stopwatch
 
     def run(self, step: int, lr: float, stop: StopRequest) -> Totals:
-        sums = self.passes.train(self.batches.of_step(step))
-        parts = local_gradients(self.parameters, self.ranks.stage_ranks)
-        norm2 = squared_norm(parts, self.ranks.device)
-        totals = self._total(sums, norm2, stop.asked)
-        if totals.finite:
-            learned = self.tokens_per_step / totals.tokens
-            scale(parts, learned * clip_factor(totals.grad_norm, self.grad_clip))
-            set_lr(self.optimizer, lr)
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+        """Do `step`, counted from 1. An update that would spoil the model is left out, and then
+        weights and optimizer are as they were, bit by bit, on every rank.
+
+        The host waits for the device once, where it reads the totals.
+        """
+        with self.watch.host_part("data"):
+            batches = self.batches.of_step(step)
+        with self.watch.part("passes"):
+            sums = self.passes.train(batches)
+        parts = local_gradients((p for _, p in self.parameters), self.ranks.stage_ranks)
+        totals = self._total(sums, squared_norm(parts, self.ranks.device), stop.asked)
+        with self.watch.part("optimizer"):
+            if totals.finite:
+                clip = clip_factor(totals.grad_norm, self.grad_clip)
+                scale(parts, self._learned(totals.tokens) * clip)
+                set_lr(self.optimizer, lr)
+                self.optimizer.step()
+            elif totals.tokens:
+                totals = replace(totals, bad_gradients=not_finite(self.parameters))
+            self.optimizer.zero_grad()
         return totals
 
     def _total(self, sums: LossSums, norm2: torch.Tensor, stop: bool) -> Totals:
         """One collective for all that the ranks must agree on at the end of a step."""
-        asked = norm2.new_tensor(float(stop))
-        vector = torch.stack([sums.loss, sums.tokens, norm2, asked])
+        ranks = self.ranks
+        counts = torch.stack([sums.loss, sums.z_loss, sums.tokens, norm2])
+        # Filled in place: a tensor made of Python numbers would make the host wait for its copy.
+        # Each rank's memory has a place of its own, so that adding up leaves it as it is.
+        told = torch.zeros(1 + ranks.mesh.size(), dtype=torch.float64, device=ranks.device)
+        told[0] = float(stop)
+        told[1 + ranks.env.rank] = float(peak_memory_bytes(ranks.device))
+        vector = torch.cat([counts, told])
         dist.all_reduce(vector)
-        loss, tokens, norm2_sum, stops = vector.tolist()
+        loss, z_loss, tokens, norm2_sum, stops, *memory = vector.tolist()
         # Ranks that differ in tp alone have counted the same tokens.
-        tokens, loss = tokens / self.ranks.tp, loss / self.ranks.tp
-        learned = self.tokens_per_step / tokens if tokens else math.nan
+        loss, z_loss, tokens = (value / ranks.tp for value in (loss, z_loss, tokens))
         return Totals(
             loss=loss / tokens if tokens else math.nan,
+            z_loss=z_loss / tokens if tokens else math.nan,
             tokens=tokens,
-            grad_norm=norm2_sum**0.5 * learned,
+            grad_norm=norm2_sum**0.5 * self._learned(tokens),
+            peak_memory_bytes=int(max(memory)),
             stop=stops > 0,
         )
+
+    def _learned(self, tokens: float) -> float:
+        """What makes a mean over all tokens one over the `tokens` that are learned."""
+        return self.tokens_per_step / tokens if tokens else math.nan
