@@ -119,7 +119,7 @@ def start_ranks(
     return ranks
 
 
-def finish(ranks: Sequence[RankProcess], timeout: float = 90.0) -> list[int]:
+def finish(ranks: Sequence[RankProcess], timeout: float = 400.0) -> list[int]:
     """The exit codes; whatever has not ended in time is killed and fails the test."""
     try:
         return [rank.wait(timeout) for rank in ranks]
@@ -138,11 +138,16 @@ def train(config: dict[str, Any], num_ranks: int, **env: str) -> list[RankProces
     return start_ranks(["-m", "trainer", str(path)], num_ranks, env)
 
 
-def work(folder: Path, num_ranks: int, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def work(
+    folder: Path,
+    num_ranks: int,
+    cases: Sequence[dict[str, Any]],
+    script: str = "trainer_worker.py",
+) -> list[dict[str, Any]]:
     """Run `cases` (see `trainer_worker.py`) one after the other on the same ranks."""
     request, answer = folder / "cases.json", folder / "answers.json"
     request.write_text(json.dumps(list(cases)))
-    worker = str(Path(__file__).with_name("trainer_worker.py"))
+    worker = str(Path(__file__).with_name(script))
     ranks = start_ranks([worker, str(request), str(answer)], num_ranks)
     codes = finish(ranks)
     assert codes == [0] * num_ranks, "\n".join(rank.output for rank in ranks)
