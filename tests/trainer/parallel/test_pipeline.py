@@ -67,7 +67,7 @@ def copies_are_equal(ranks: list[list[dict[str, Any]]], pp: int) -> bool:
 
 def test_a_checkpoint_of_a_pipeline_goes_on_on_any_mesh_and_back(tmp_path: Path) -> None:
     whole, out = config_of(tmp_path / "whole", {}, steps=8), tmp_path / "moved"
-    zbv = {"pp": 2, "pipeline": {"schedule": "zbv"}}
+    zbv: dict[str, Any] = {"pp": 2, "pipeline": {"schedule": "zbv"}}
     parts = [
         {"config": config_of(out, parallel, steps=8), "stop_after": stop}
         for parallel, stop in [(zbv, 2), ({"dp_shard": 2}, 3), ({"pp": 2}, 5), (zbv, 6)]
