@@ -17,16 +17,27 @@ from trainer.data.opening import open_sequences
 from trainer.loop import Training, train
 from trainer.loss import TokenLoss
 from trainer.metrics import MetricsFile
+from trainer.model.adapters import add_adapters, base_of, draw_adapters
 from trainer.model.build import build_stages, check_model, read_model_config
-from trainer.model.decoder import Decoder, StageSlice
+from trainer.model.decoder import Decoder
+from trainer.model.float8 import apply_float8, scale_after_steps
 from trainer.model.fresh import allocate, draw_weights
+from trainer.model.quantize import fill_quantised, quantise
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
 from trainer.parallel.activation import apply_activation_checkpointing
-from trainer.parallel.context import local_positions
-from trainer.parallel.data import apply_data_parallel
+from trainer.parallel.compile import compile_layers
+from trainer.parallel.context import (
+    apply_context_parallel,
+    check_context_parallel,
+    local_positions,
+)
+from trainer.parallel.data import apply_data_parallel, gather_after_step, parameters_to_update
+from trainer.parallel.pipeline import Pipeline, make_line
+from trainer.parallel.stages import slices_of_rank
 from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
-from trainer.passes import WholeModel
+from trainer.parallel.tied import TiedWeight, find_tied
+from trainer.passes import Passes, WholeModel
 from trainer.ranks import Ranks, arrange, process_group
 from trainer.step import Stepper
 
@@ -39,6 +50,13 @@ def main(config: TrainingConfig, outside: Outside) -> int:
 
 
 def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
+    job, done = assemble(ranks, config, outside)
+    with job.stepper.batches:
+        return train(job, done)
+
+
+def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Training, int]:
+    """All that trains, and how many steps were done before."""
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
     batches = open_data(config, ranks, outside)
@@ -46,18 +64,24 @@ def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
     stages = build_model(config, ranks)
     for stage in stages:
         parallelise(stage, config, ranks)
-        allocate(stage, ranks.device)
+        allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
         stage.place(batches.positions_T.unsqueeze(0).to(ranks.device))
-        draw_weights(stage, config.train.seed)
-    parameters = [p for stage in stages for p in stage.parameters()]
+        fill(stage, config)
+    parameters = [p for stage in stages for p in parameters_to_update(stage)]
     optimizer = build_optimizer(parameters, config.train.optimizer)
+    gather_after_step(optimizer, stages)
+    if config.train.float8:
+        scale_after_steps(stages, optimizer)
     state = TrainingState(stages, optimizer, stream_of(config, batches), ranks)
     done = resume(run.checkpoints, state, outside.reporter)
+    tied = find_tied(stages, ranks.mesh["pp"].get_group())
+    tied.follow(optimizer)
     tokens_per_step = config.train.global_batch_size * config.data.sequence_length
     loss = TokenLoss(tokens_per_step // (config.mesh.data_parallel * config.mesh.cp), ranks.device)
     stepper = Stepper(
         parameters=parameters,
-        passes=WholeModel(stages[0], loss, config.mesh.tp > 1),
+        tied=tied.copies,
+        passes=choose_passes(stages, config, ranks, loss, tied),
         optimizer=optimizer,
         batches=loader,
         ranks=ranks,
@@ -68,8 +92,7 @@ def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
     checkpoints = Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter)
     # One writer: the totals are the same on every rank.
     metrics = MetricsFile(run.metrics) if ranks.env.rank == 0 else None
-    with loader:
-        return train(Training(config, ranks, stepper, checkpoints, metrics, outside), done)
+    return Training(config, ranks, stepper, checkpoints, metrics, outside), done
 
 
 def open_data(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Batches:
@@ -91,7 +114,12 @@ def open_data(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Batches
         data_parallel=config.mesh.data_parallel,
         data_rank=ranks.data_rank,
         accountable=not any(coords[axis] for axis in ("pp", "cp", "tp")),
-        positions_T=local_positions(config.data.sequence_length),
+        positions_T=local_positions(
+            config.data.sequence_length,
+            config.parallel.context,
+            config.mesh.cp,
+            ranks.mesh["cp"].get_local_rank(),
+        ),
         device=ranks.device,
     )
 
@@ -110,22 +138,59 @@ def open_ledger(run: RunDir, batches: Batches, env: RankEnv) -> SampleLedger:
 def build_model(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
     """The stages of this rank, on the meta device."""
     values = read_model_config(config.model)
+    tokens = config.data.sequence_length
+    check_context_parallel(values, config.parallel.context, config.mesh, tokens)
     if config.mesh.tp > 1:
-        check_tensor_parallel(values, config.mesh.tp, config.data.sequence_length)
-    layers = values.num_hidden_layers
-    return build_stages(values, [StageSlice(0, layers, layers)])
+        check_tensor_parallel(values, config.mesh.tp, tokens // config.mesh.cp)
+    pipeline, pp_rank = config.parallel.pipeline, ranks.mesh["pp"].get_local_rank()
+    slices = slices_of_rank(values, pipeline, config.mesh.pp, pp_rank, tokens)
+    stages = build_stages(values, slices)
+    for stage in stages:
+        adapt(stage, config, ranks)
+    return stages
+
+
+def adapt(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
+    """Change what the linear layers are made of, while they are whole and without storage."""
+    lora = config.model.lora
+    if config.train.float8:
+        apply_float8(decoder, ranks.device, config)
+    if lora is not None:
+        add_adapters(decoder, lora)
+        if lora.quantize == "nf4":
+            quantise(decoder, ranks.shards.size(), ranks.device)
+
+
+def choose_passes(
+    stages: list[Decoder], config: TrainingConfig, ranks: Ranks, loss: TokenLoss, tied: TiedWeight
+) -> Passes:
+    tensor_parallel = config.mesh.tp > 1
+    if config.mesh.pp == 1:
+        return WholeModel(stages[0], loss, tensor_parallel)
+    tokens = stages[0].positions_1T.shape[1]
+    line = make_line(config, stages[0].config.hidden_size, tokens, ranks)
+    return Pipeline(stages, line, loss, tied, config.gradient_accumulation, tensor_parallel)
 
 
 def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     """Inside out: tensors are cut, layers wrapped and compiled, and what is left is sharded."""
     if config.mesh.tp > 1:
         apply_tensor_parallel(decoder, ranks.mesh["tp"])
+    if config.mesh.cp > 1:
+        apply_context_parallel(decoder, ranks.mesh["cp"], config.parallel.context)
     train = config.train
     apply_activation_checkpointing(decoder, train.activation_checkpointing, train.checkpoint_every)
     if train.compile:
-        for layer in decoder.layers.values():
-            layer.compile()
-    apply_data_parallel(decoder, ranks.mesh, train.dtype)
+        compile_layers(decoder)
+    apply_data_parallel(decoder, ranks, config.parallel, train)
+
+
+def fill(decoder: Decoder, config: TrainingConfig) -> None:
+    """First weights."""
+    seed = config.train.seed
+    draw_weights(decoder, seed)
+    draw_adapters(decoder, seed)
+    fill_quantised(decoder, lambda weights: draw_weights(weights, seed))
 
 
 def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
@@ -134,4 +199,5 @@ def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
         global_batch_size=config.train.global_batch_size,
         sequence_length=config.data.sequence_length,
         data=batches.fingerprint,
+        base=base_of(config.model),
     )

@@ -37,6 +37,23 @@ class Ranks:
         return self.mesh["tp"].size()
 
     @property
+    def shards(self) -> DeviceMesh:
+        """Ranks that share one copy of the weights: those of dp_shard, and those of cp, which pass
+        other tokens of the same sequences through the same weights."""
+        return self._with_context("dp_shard")
+
+    @property
+    def replicas(self) -> DeviceMesh:
+        """Ranks that each have a copy of the weights, where no axis shards them."""
+        return self._with_context("dp_replicate")
+
+    def _with_context(self, axis: str) -> DeviceMesh:
+        if self.mesh["cp"].size() == 1:
+            return self.mesh[axis]
+        # torch remembers a flattened mesh by its name, so asking again makes no new groups.
+        return self.mesh[axis, "cp"]._flatten(f"{axis}_cp")
+
+    @property
     def stage_ranks(self) -> int:
         """Ranks that work on the same pipeline stages as this one, this one included."""
         return self.mesh.size() // self.mesh["pp"].size()
@@ -75,6 +92,11 @@ def arrange(mesh: Mesh, env: RankEnv) -> Ranks:
         mesh=init_device_mesh(device.type, mesh.degrees, mesh_dim_names=AXES),
         data_rank=coords["dp_replicate"] * mesh.dp_shard + coords["dp_shard"],
     )
+
+
+def joined(*meshes: DeviceMesh) -> DeviceMesh:
+    """One mesh of all their axes, in that order; they must be cut from the same one."""
+    return DeviceMesh._concatenate(list(meshes))
 
 
 def device_of(env: RankEnv) -> torch.device:

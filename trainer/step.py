@@ -40,6 +40,8 @@ class Totals:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepper:
     parameters: Sequence[nn.Parameter]
+    tied: Sequence[nn.Parameter]
+    """Those of them that another stage has a copy of."""
     passes: Passes
     optimizer: torch.optim.Optimizer
     batches: Loader
@@ -52,7 +54,7 @@ class Stepper:
 
     def run(self, step: int, lr: float, stop: StopRequest) -> Totals:
         sums = self.passes.train(self.batches.of_step(step))
-        parts = local_gradients(self.parameters, self.ranks.stage_ranks)
+        parts = local_gradients(self.parameters, self.ranks.stage_ranks, self.tied)
         norm2 = squared_norm(parts, self.ranks.device)
         totals = self._total(sums, norm2, stop.asked)
         if totals.finite:

@@ -11,17 +11,18 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PretrainedConfig
 
 from orchestrator.errors import TrainingError
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, NamedWeights
 
 
-def allocate(decoder: Decoder, device: torch.device) -> None:
-    """Give the decoder's shards storage, and fill what is computed rather than learned."""
-    decoder.to_empty(device=device)
+def allocate(decoder: Decoder, device: torch.device, offload: bool = False) -> None:
+    """Give the decoder's shards storage, on the host with `offload`, and fill what is computed
+    rather than learned."""
+    decoder.to_empty(device="cpu" if offload else device)
     decoder.tie()
-    _fill_buffers(decoder)
+    _fill_buffers(decoder, device)
 
 
-def draw_weights(decoder: Decoder, seed: int) -> None:
+def draw_weights(decoder: NamedWeights, seed: int) -> None:
     """Fill every parameter with its first values."""
     for name, parameter in decoder.plain_parameters():
         whole = _first_values(name, parameter.shape, seed, decoder.config)
@@ -34,7 +35,7 @@ def local_part(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def _fill_buffers(decoder: Decoder) -> None:
+def _fill_buffers(decoder: Decoder, device: torch.device) -> None:
     """Compute the rotary frequencies again: `to_empty` leaves them undefined."""
     for name, module in decoder.named_modules():
         buffers = dict(module.named_buffers(recurse=False))
@@ -46,8 +47,8 @@ def _fill_buffers(decoder: Decoder) -> None:
                 fix="train a model of another type",
             )
         fresh = dict(type(module)(config=decoder.config).named_buffers())
-        for key, buffer in buffers.items():
-            buffer.copy_(fresh[key])
+        for key in buffers:
+            setattr(module, key, fresh[key].to(device))
 
 
 def _first_values(
