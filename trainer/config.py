@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.codec import Invalid, decode
-from orchestrator.contract.parallel import FsdpSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
 from trainer.report import check_writers
@@ -124,13 +123,8 @@ def _check_pipeline(config: TrainingConfig) -> None:
 
 
 def _check_data_parallel(config: TrainingConfig) -> None:
-    data, fsdp = config.parallel.data, config.parallel.fsdp
-    if data != "fsdp" and fsdp != FsdpSpec():
-        raise TrainingError(
-            f"parallel.fsdp is set, and parallel.data is {data}, which has none of its knobs",
-            fix="set parallel.data to fsdp, or remove parallel.fsdp",
-        )
-    shards, ranks = config.mesh.dp_shard * config.mesh.cp, fsdp.reshard_after_forward
+    shards = config.mesh.dp_shard * config.mesh.cp
+    ranks = config.parallel.fsdp.reshard_after_forward
     if not isinstance(ranks, bool) and shards % ranks:
         raise TrainingError(
             f"parallel.fsdp.reshard_after_forward is {ranks}, which does not divide the {shards}"
