@@ -48,6 +48,7 @@ def test_evaluating_is_the_forward_half_of_training_and_copies_stay_equal(tmp_pa
         assert found.within(LOSS, GRAD_NORM), (name, found)
         assert any(step["trained"][1] for rank in ranks for step in rank)
         for step in (step for rank in ranks for step in rank):
+            assert step["left_gathered"] == 0, name
             assert step["evaluated"] == pytest.approx(step["trained"], rel=1e-6), name
         assert copies_are_equal(ranks, CELLS[name][0].get("pp", 2)), name
 
@@ -67,10 +68,11 @@ def copies_are_equal(ranks: list[list[dict[str, Any]]], pp: int) -> bool:
 
 def test_a_checkpoint_of_a_pipeline_goes_on_on_any_mesh_and_back(tmp_path: Path) -> None:
     whole, out = config_of(tmp_path / "whole", {}, steps=8), tmp_path / "moved"
-    zbv = {"pp": 2, "pipeline": {"schedule": "zbv"}}
+    zbv: dict[str, Any] = {"pp": 2, "pipeline": {"schedule": "zbv"}}
+    meshes = [(zbv, 2), ({"dp_shard": 2}, 3), ({"pp": 2}, 5), (zbv, 6)]
     parts = [
         {"config": config_of(out, parallel, steps=8), "stop_after": stop}
-        for parallel, stop in [(zbv, 2), ({"dp_shard": 2}, 3), ({"pp": 2}, 5), (zbv, 6)]
+        for parallel, stop in meshes
     ]
     work(tmp_path, 2, parts)
     metadata = FileSystemReader(out / "checkpoints" / "step-6").read_metadata()
