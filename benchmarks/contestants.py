@@ -85,7 +85,8 @@ def theirs(plugin: FullyShardedDataParallelPlugin | None, batches: list[torch.Te
     torch.manual_seed(0)
     values = {key: value for key, value in MODEL.items() if key != "model_type"}
     config = AutoConfig.for_model("llama", **values, use_cache=False)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+    build: Any = AutoModelForCausalLM.from_config
+    model = build(config, attn_implementation="sdpa").train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def _check(config: TrainingConfig, world_size: int) -> None:
             f"train.compile with parallel.tp={mesh.tp}: torch computes wrong gradients there",
             fix="set train.compile to false, or parallel.tp to 1",
         )
+    if problems := [*_adapter_problems(config)]:
+        raise TrainingError("; ".join(problems), fix="change one of the two, of each pair")
     if config.train.activation_checkpointing == "auto":
         raise TrainingError(
             "activation_checkpointing: auto is for the planner to resolve",
@@ -131,4 +134,29 @@ def _check_data_parallel(config: TrainingConfig) -> None:
             f"parallel.fsdp.reshard_after_forward is {ranks}, which does not divide the {shards}"
             " ranks that weights are sharded over (dp_shard x cp)",
             fix="set it to a divisor of them, to true or to false",
+        )
+
+
+def _adapter_problems(config: TrainingConfig) -> Iterator[str]:
+    """What cannot be had together with adapters, each with what torch 2.13 and torchao 0.18 do."""
+    lora, parallel = config.model.lora, config.parallel
+    if lora is None:
+        return
+    if config.train.float8:
+        # PEFT's A and B are as narrow as the rank, and float8 products need multiples of 16.
+        yield "model.lora with train.float8: adapters are too narrow for float8"
+    if lora.quantize == "none":
+        return
+    if config.mesh.tp > 1:
+        # torchao: NotImplementedError: aten.split(NF4Tensor, dim=1), which a rowwise layer needs.
+        yield (
+            f"model.lora.quantize: nf4 with parallel.tp={config.mesh.tp}: 4-bit weights cannot be"
+            " cut by columns"
+        )
+    if not isinstance(parallel.fsdp.reshard_after_forward, bool):
+        # FSDP: AssertionError: Expected 1 all_gather_output, got 3.
+        yield (
+            "model.lora.quantize: nf4 with parallel.fsdp.reshard_after_forward="
+            f"{parallel.fsdp.reshard_after_forward}: 4-bit weights cannot be sharded anew after the"
+            " forward pass"
         )

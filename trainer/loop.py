@@ -96,6 +96,8 @@ def _save_if_due(job: Training, step: int, asked_to_leave: bool) -> None:
     if not for_sure and step % job.config.checkpoint.every_steps:
         return
     job.outside.reporter.beat("checkpoint")
+    if job.stepper.ledger is not None:
+        job.stepper.ledger.sync()
     if for_sure:
         job.checkpoints.save_for_sure(step)
     else:

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.data.batches import Batches
+from trainer.data.ledger import SampleLedger, Sums
+from trainer.data.loader import Loader
 from trainer.gradients import clip_factor, local_gradients, scale, squared_norm
 from trainer.loss import LossSums
 from trainer.optimizer import set_lr
@@ -28,6 +29,8 @@ class Totals:
     grad_norm: float
     stop: bool
     """Some rank was asked to leave."""
+    read: Sums
+    """Which samples all ranks together have read."""
 
     @property
     def finite(self) -> bool:
@@ -41,11 +44,13 @@ class Stepper:
     """Those of them that another stage has a copy of."""
     passes: Passes
     optimizer: torch.optim.Optimizer
-    batches: Batches
+    batches: Loader
     ranks: Ranks
     tokens_per_step: int
     """Of the global batch, learned or not."""
     grad_clip: float | None
+    ledger: SampleLedger | None = None
+    """On rank 0."""
 
     def run(self, step: int, lr: float, stop: StopRequest) -> Totals:
         sums = self.passes.train(self.batches.of_step(step))
@@ -58,14 +63,17 @@ class Stepper:
             set_lr(self.optimizer, lr)
             self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.ledger is not None:
+            self.ledger.append(step, totals.read)
         return totals
 
     def _total(self, sums: LossSums, norm2: torch.Tensor, stop: bool) -> Totals:
         """One collective for all that the ranks must agree on at the end of a step."""
         asked = norm2.new_tensor(float(stop))
-        vector = torch.stack([sums.loss, sums.tokens, norm2, asked])
+        read = norm2.new_tensor(self.batches.read)
+        vector = torch.cat([torch.stack([sums.loss, sums.tokens, norm2, asked]), read])
         dist.all_reduce(vector)
-        loss, tokens, norm2_sum, stops = vector.tolist()
+        loss, tokens, norm2_sum, stops, *all_read = vector.tolist()
         # Ranks that differ in tp alone have counted the same tokens.
         tokens, loss = tokens / self.ranks.tp, loss / self.ranks.tp
         learned = self.tokens_per_step / tokens if tokens else math.nan
@@ -74,4 +82,5 @@ class Stepper:
             tokens=tokens,
             grad_norm=norm2_sum**0.5 * learned,
             stop=stops > 0,
+            read=Sums(*all_read),
         )

@@ -3,20 +3,23 @@
     python trainer_worker.py CASES ANSWERS
 
 A case is `{"config": …}` and may have `stop_after` (a step after which the rank is asked to leave),
-`broken` (a name in `BROKEN`) and `count`. Its answer has `code`, the exit code that the trainer
-would have had, and `reduces`: with `count`, how many collectives reduced gradients over the
-data-parallel ranks.
+`broken` (a name in `BROKEN`), `count` and `frozen`. Its answer has `code`, the exit code that the
+trainer would have had; `reduces`: with `count`, how many collectives reduced gradients over the
+data-parallel ranks; and with `frozen`, what this rank holds of frozen weights (`frozen_bytes`) and
+which of them training has changed (`changed`).
 """
 
 import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.contract.codec import decode
@@ -27,11 +30,14 @@ from trainer import main as main_module
 from trainer.config import complete
 from trainer.data.batches import Batches
 from trainer.emit import Reporter
+from trainer.loop import Training, train
 from trainer.main import train_on
+from trainer.model.decoder import Decoder
+from trainer.model.float8 import convert
 from trainer.outside import Outside
 from trainer.parallel.tied import TiedWeight
 from trainer.process import set_up_logging
-from trainer.ranks import arrange, process_group
+from trainer.ranks import Ranks, arrange, process_group
 
 
 class StopAfter:
@@ -66,10 +72,56 @@ def first_rank_batches(**values: Any) -> Batches:
     return Batches(**{**values, "data_rank": 0})
 
 
+def emulated_float8(decoder: Decoder, device: torch.device, config: TrainingConfig) -> None:
+    convert(decoder, config, emulate=True)
+
+
+class Frozen:
+    """Watches the weights of a training that are not trained."""
+
+    def __init__(self) -> None:
+        self.stages: list[Decoder] = []
+        self.before: dict[str, torch.Tensor] = {}
+
+    def watch(self) -> ExitStack:
+        stack = ExitStack()
+        build = main_module.build_model
+
+        def build_and_keep(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
+            self.stages = build(config, ranks)
+            return self.stages
+
+        def look_and_train(job: Training, done: int) -> int:
+            self.before = {name: part.clone() for name, part in self.parts()}
+            return train(job, done)
+
+        stack.enter_context(mock.patch.object(main_module, "build_model", build_and_keep))
+        stack.enter_context(mock.patch.object(main_module, "train", look_and_train))
+        return stack
+
+    def parts(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, stage in enumerate(self.stages):
+            for name, parameter in stage.named_parameters():
+                local: Any = parameter
+                local = local._local_tensor if isinstance(parameter, DTensor) else local
+                inner = getattr(local, "__tensor_flatten__", lambda: ([""], None))()[0]
+                if not parameter.requires_grad:
+                    for part in inner:
+                        value = getattr(local, part) if part else local
+                        yield f"{number} {name} {part}", value.detach()
+
+    def answer(self) -> dict[str, Any]:
+        after = dict(self.parts())
+        changed = [name for name, part in self.before.items() if not torch.equal(part, after[name])]
+        assert not changed, changed
+        return {"changed": changed, "frozen_bytes": sum(part.nbytes for part in after.values())}
+
+
 BROKEN: dict[str, tuple[Any, str, Any]] = {
     "summands of a norm's gradient not added up": (gradients, "Partial", NeverPartial),
     "tied gradients not added up": (TiedWeight, "add_gradients", lambda self: None),
     "all ranks read the same": (main_module, "Batches", first_rank_batches),
+    "float8 is emulated": (main_module, "apply_float8", emulated_float8),
 }
 
 
@@ -88,11 +140,16 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     stop: Any = StopAfter(case.get("stop_after"), reporter)
     outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
     ranks = arrange(config.mesh, env)
-    counted = CountReduces()
-    with broken(case.get("broken")), counted if case.get("count") else nullcontext():
+    counted, frozen = CountReduces(), Frozen()
+    with (
+        broken(case.get("broken")),
+        counted if case.get("count") else nullcontext(),
+        frozen.watch() if case.get("frozen") else nullcontext(),
+    ):
         code = train_on(ranks, config, outside)
     reporter.close()
-    return {"code": code, "reduces": counted.reduces}
+    seen = frozen.answer() if case.get("frozen") else {}
+    return {"code": code, "reduces": counted.reduces, **seen}
 
 
 def main(cases: Path, answers: Path) -> None:

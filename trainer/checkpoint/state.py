@@ -1,6 +1,6 @@
 """What a checkpoint holds, as one flat dictionary that any mesh can cut anew.
 
-model.<parameter>                the master weights
+model.<parameter>                the master weights, of adapters alone where only they are trained
 optimizer.<parameter>.<moment>   AdamW's moments and step count
 rng.<rank>, rng.<rank>.cuda      random state of each rank; only a world as large reads it back
 progress                         JSON of `Progress`
@@ -29,6 +29,8 @@ class Stream:
     sequence_length: int
     data: str
     """Fingerprint of the files."""
+    base: str = ""
+    """The frozen model under adapters, which a checkpoint does not hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class TrainingState:
         tensors: dict[str, torch.Tensor] = {}
         for stage in self.stages:
             for name, parameter in stage.plain_parameters():
+                if not parameter.requires_grad:
+                    continue
                 tensors[f"model.{name}"] = parameter.detach()
                 for key, value in self.optimizer.state[updated_as(parameter)].items():
                     tensors[f"optimizer.{name}.{key}"] = value

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PretrainedConfig
 
 from orchestrator.errors import TrainingError
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, NamedWeights
 
 
 def allocate(decoder: Decoder, device: torch.device, offload: bool = False) -> None:
@@ -22,7 +22,7 @@ def allocate(decoder: Decoder, device: torch.device, offload: bool = False) -> N
     _fill_buffers(decoder, device)
 
 
-def draw_weights(decoder: Decoder, seed: int) -> None:
+def draw_weights(decoder: NamedWeights, seed: int) -> None:
     """Fill every parameter with its first values."""
     for name, parameter in decoder.plain_parameters():
         whole = _first_values(name, parameter.shape, seed, decoder.config)

@@ -42,11 +42,12 @@ class Buckets:
         self._started: list[Callable[[], None]] = []
 
     def in_backward(self, last: bool) -> None:
-        if not self._buckets:
-            self._set_up()
+        self._set_up()
         self._last = last
 
     def _set_up(self) -> None:
+        if self._buckets:
+            return
         for parameters in bucketed(trained(self._decoder)):
             bucket = Bucket(parameters, len(parameters))
             self._buckets.append(bucket)
@@ -76,6 +77,7 @@ class Buckets:
 
     @torch.no_grad()
     def finish(self) -> None:
+        self._set_up()
         for bucket in self._waiting:
             self._start(bucket)
         for wait in self._started:

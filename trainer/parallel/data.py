@@ -14,6 +14,7 @@ from torch import nn
 from orchestrator.contract.parallel import ParallelSpec
 from orchestrator.contract.train import TrainSpec
 from trainer.model.decoder import Decoder
+from trainer.parallel.buckets import trained
 from trainer.parallel.ddp import apply_ddp, autocast
 from trainer.parallel.fsdp import apply_fsdp
 from trainer.parallel.zero1 import apply_zero1, gather_whole, shard_of, shards_of
@@ -56,9 +57,9 @@ def reduce_gradients_in_backward(decoder: Decoder, last: bool) -> None:
     """Say before each backward pass of a step whether it is the `last`.
 
     Gradients of the others stay where they are computed, and no rank talks to another about them;
-    in the last one they are averaged, a part of the model at a time. Where the order of backward
-    passes is not the caller's, none need be the last: `finish_reducing_gradients` averages what is
-    left, at once (of FSDP only a backward pass does).
+    in the last one they are averaged, a part of the model at a time. A pipeline, whose schedule has
+    the order of backward passes, does without: torch's schedules tell FSDP themselves, and the rest
+    is averaged by `finish_reducing_gradients`.
     """
     if reduction := _reduction(decoder):
         reduction.in_backward(last)
@@ -76,7 +77,7 @@ def _reduction(decoder: Decoder) -> Reduction | None:
 
 def parameters_to_update(decoder: Decoder) -> list[nn.Parameter]:
     """What the optimizer of this rank works on: parameters, or under ZeRO-1 parts of them."""
-    return shards_of(decoder) or list(decoder.parameters())
+    return shards_of(decoder) or trained(decoder)
 
 
 def updated_as(parameter: nn.Parameter) -> nn.Parameter:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from orchestrator.contract.words import Dtype
 from trainer.model.decoder import Decoder
@@ -25,18 +26,26 @@ def apply_ddp(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets | 
 
 
 def autocast(decoder: Decoder, device: torch.device, dtype: Dtype) -> None:
-    """Let `decoder` compute in `dtype`; its weights, and what is added up, stay in float32."""
-    if dtype != "float32":
-        cast = torch.autocast(device.type, getattr(torch, dtype))
-        object.__setattr__(decoder, "forward", cast(decoder.forward))
+    """Let `decoder` compute in `dtype`, and hand it on; weights and sums stay in float32."""
+    if dtype == "float32":
+        return
+    compute = getattr(torch, dtype)
+    cast = torch.autocast(device.type, compute)
+    object.__setattr__(decoder, "forward", cast(decoder.forward))
+    decoder.register_forward_hook(lambda _module, _inputs, output: output.to(compute))
 
 
 def gradients_of(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """This rank's parts of their gradients."""
+    """This rank's parts of their gradients, cut over the ranks of axis tp as the parameters are:
+    backward leaves a norm's as summands, and the embedding's whole on every rank."""
     gradients = []
     for parameter in parameters:
-        assert parameter.grad is not None
-        gradients.append(local_part(parameter.grad))
+        gradient = parameter.grad
+        assert gradient is not None
+        if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+            gradient = gradient.redistribute(placements=parameter.placements)
+            parameter.grad = gradient
+        gradients.append(local_part(gradient))
     return gradients
 
 

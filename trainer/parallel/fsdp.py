@@ -19,13 +19,17 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.fsdp._fully_shard import _fully_shard as internals
-from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
 from orchestrator.contract.parallel import FsdpSpec
 from orchestrator.contract.train import TrainSpec
 from orchestrator.errors import TrainingError
 from trainer.model.decoder import Decoder
+from trainer.model.quantize import unsharded
 from trainer.ranks import Ranks, joined
+
+MESH_MAKER = "_get_post_forward_mesh_info"
+"""What torch's `fully_shard` makes the mesh of a `reshard_after_forward` that is a number with."""
 
 LARGE = 2**25
 """Parameters from which embedding and head are gathered for their own use only. Below that, one
@@ -66,6 +70,7 @@ def apply_fsdp(
         "offload_policy": CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
         if spec.cpu_offload
         else OffloadPolicy(),
+        "ignored_params": unsharded(decoder, shards.size()),
     }
     reshard = spec.reshard_after_forward
     with resharding_over(shards, reshard):
@@ -152,11 +157,13 @@ def resharding_over(shards: DeviceMesh, reshard: bool | int) -> Iterator[None]:
     parts = (shards.size() // reshard, reshard)
     mesh = shards._unflatten(0, parts, ("dp_shard_outer", "dp_shard_inner"))
     smaller = HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
-    made = internals._get_post_forward_mesh_info
-    internals._get_post_forward_mesh_info = lambda wish, info: (
-        smaller if wish == reshard and wish is not True else made(wish, info)
-    )
+    made = getattr(internals, MESH_MAKER)
+
+    def shared(wish: bool | int, whole: FSDPMeshInfo) -> FSDPMeshInfo | None:
+        return made(wish, whole) if isinstance(wish, bool) else smaller
+
+    setattr(internals, MESH_MAKER, shared)
     try:
         yield
     finally:
-        internals._get_post_forward_mesh_info = made
+        setattr(internals, MESH_MAKER, made)

@@ -141,14 +141,10 @@ def _hand_over(parameter: nn.Parameter, piece: torch.Tensor) -> None:
     shard = shard_of(parameter)
     assert shard is not None
     assert isinstance(shard, DTensor)
-    placements = list(shard.placements)
-    if isinstance(parameter.grad, DTensor):
-        # Of a norm under sequence parallel, a rank of axis tp may have a summand only.
-        placements[1:] = parameter.grad.placements
     shard.grad = DTensor.from_local(
         piece.to(parameter.dtype),
         shard.device_mesh,
-        placements,
+        shard.placements,
         run_check=False,
         shape=shard.shape,
         stride=shard.stride(),

@@ -110,7 +110,7 @@ def _efficient_forward(block: Block) -> Answer:
     out, lse, *_ = aten._scaled_dot_product_efficient_attention(
         block.q_BHTD, k, v, None, True, 0.0, block.causal, scale=block.scale
     )
-    return Answer(out, lse[:, :, : block.q_BHTD.shape[2]])
+    return Answer(out, lse.narrow(2, 0, block.q_BHTD.shape[2]))
 
 
 def _efficient_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Tensors:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import _resolve_process_group
 from torch._ops import OpOverload
 from torch.distributed import ProcessGroup
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import GroupName
 from torch.nn.functional import pad
 
 from trainer.model.attention import Attend
@@ -23,7 +24,7 @@ Backward = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, Answer, float, ProcessGroup],
     tuple[torch.Tensor, torch.Tensor],
 ]
-"""From the gradient of the answer, q, kv, answer, scale and ranks, to the gradients of q, kv."""
+"""From the answer's gradient, q, kv, the answer, the scale and the ranks; to those of q and kv."""
 
 MULTIPLE = 8
 """The CUDA kernels take heads of a multiple of this many features."""
@@ -40,11 +41,11 @@ def attention_operator(name: str, forward: Forward, backward: Backward) -> OpOve
     def operator(
         q_BHTD: torch.Tensor, kv_2BHTD: torch.Tensor, scale: float, group: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        answer = forward(q_BHTD, kv_2BHTD, scale, _resolve_process_group(group))
+        answer = forward(q_BHTD, kv_2BHTD, scale, _resolve_process_group(GroupName(group)))
         return answer.out_BHTD, answer.lse_BHT
 
     @torch.library.custom_op(f"ndctl::{name}_backward", mutates_args=())
-    def backward_operator(
+    def backward_operator(  # noqa: PLR0913 (operators of torch take tensors one by one)
         grad_BHTD: torch.Tensor,
         q_BHTD: torch.Tensor,
         kv_2BHTD: torch.Tensor,
@@ -54,7 +55,7 @@ def attention_operator(name: str, forward: Forward, backward: Backward) -> OpOve
         group: str,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         answer = Answer(out_BHTD, lse_BHT)
-        ranks = _resolve_process_group(group)
+        ranks = _resolve_process_group(GroupName(group))
         return backward(grad_BHTD, q_BHTD, kv_2BHTD, answer, scale, ranks)
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -81,7 +81,8 @@ def _in_one_process(
     hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     out = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values
     out.backward(grad)
-    return {"out": out, **dict(zip("qkv", (x.grad for x in leaves), strict=True))}
+    gradients = [x.grad for x in leaves if x.grad is not None]
+    return {"out": out, **dict(zip("qkv", gradients, strict=True))}
 
 
 def _distance(found: torch.Tensor | None, expected: torch.Tensor) -> float:
