@@ -110,6 +110,7 @@ def _check_pipeline(config: TrainingConfig) -> None:
             " schedule",
         )
     if schedule == "zbv" and config.train.compile:
+        # A compiled layer gives its buffers away in its one backward pass, and raises at two.
         raise TrainingError(
             f"{asked}: torch cannot split the backward pass of a compiled layer in two",
             fix="set train.compile to false, or take another schedule",
