@@ -24,13 +24,6 @@ LLAMA_8B: dict[str, Any] = {
 }
 
 
-class OneStage(dict[str, Any]):
-    """A mesh without a pipeline."""
-
-    def __getitem__(self, axis: str) -> Any:
-        return torch.ones(1)
-
-
 def alone() -> Ranks:
     mesh: Any = type("Mesh", (), {"__getitem__": lambda self, axis: self, "size": lambda self: 1})()
     return Ranks(env=None, device=torch.device("cpu"), mesh=mesh, data_rank=0)  # type: ignore[arg-type]

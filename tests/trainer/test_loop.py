@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +180,6 @@ def test_a_step_is_measured_and_recorded(tmp_path: Path) -> None:
             lines[0]["mfu"] / (lines[0]["tokens_per_second"])
         )
         assert line["peak_memory_bytes"] > 100 * 2**20
-    assert all(a["peak_memory_bytes"] <= b["peak_memory_bytes"] for a, b in pairwise(lines))
     assert [line["checkpoint_s"] > 0 for line in lines] == [False, False, True, False, True]
     assert metrics_of(tmp_path / "other")[0]["mfu"] is None
     assert steps_recorded(out, 1) == 2
