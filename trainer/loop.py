@@ -53,8 +53,10 @@ def _timed_step(job: Training, step: int) -> bool:
     """Do one step and tell of it; True when some rank was asked to leave."""
     train = job.config.train
     begun = time.perf_counter()
-    totals = job.stepper.run(step, lr_at(step, train), job.outside.stop)
+    failed = job.checkpoints.failed
+    totals = job.stepper.run(step, lr_at(step, train), job.outside.stop, failed)
     step_s = time.perf_counter() - begun
+    job.checkpoints.after_step(step, step_s, totals.save_failed)
     tokens_per_second = train.global_batch_size * job.config.data.sequence_length / step_s
     job.outside.reporter.step = step
     job.outside.reporter.beat(
@@ -93,7 +95,7 @@ def _log_step(metrics: StepMetrics, steps: int) -> None:
 
 def _save_if_due(job: Training, step: int, asked_to_leave: bool) -> None:
     for_sure = asked_to_leave or step == job.config.train.steps
-    if not for_sure and step % job.config.checkpoint.every_steps:
+    if not for_sure and not job.checkpoints.due(step):
         return
     job.outside.reporter.beat("checkpoint")
     if for_sure:

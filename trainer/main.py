@@ -1,14 +1,15 @@
 """One rank's training from beginning to end: this file is the trainer's table of contents."""
 
+import json
 from pathlib import Path
 
 import torch
 
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.training import TrainingConfig
-from trainer.checkpoint.resume import resume
+from trainer.checkpoint.resume import find_checkpoint, resume
 from trainer.checkpoint.save import Checkpoints
-from trainer.checkpoint.state import Stream, TrainingState
+from trainer.checkpoint.state import Origin, Stream, TrainingState, trained_parameters
 from trainer.data.batches import Batches
 from trainer.data.corpus import NUM_BYTES, Corpus, find_corpus
 from trainer.loop import Training, train
@@ -16,7 +17,8 @@ from trainer.loss import TokenLoss
 from trainer.metrics import MetricsFile
 from trainer.model.build import build_stages, check_model, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
-from trainer.model.fresh import allocate, draw_weights
+from trainer.model.fresh import allocate
+from trainer.model.weights import find_weights, first_weights
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
 from trainer.parallel.activation import apply_activation_checkpointing
@@ -40,15 +42,23 @@ def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
     run = RunDir(Path(config.out))
     batches = open_data(config, ranks)
     stages = build_model(config, ranks)
+    weights = find_weights(config.model)
+    found = find_checkpoint(run.checkpoints, ranks, config.checkpoint.verify)
     for stage in stages:
         parallelise(stage, config, ranks)
         allocate(stage, ranks.device)
         stage.place(batches.positions_T.unsqueeze(0).to(ranks.device))
-        draw_weights(stage, config.train.seed)
+    first_weights(stages, weights, config.train.seed, resumed=found.folder is not None)
     parameters = [p for stage in stages for p in stage.parameters()]
     optimizer = build_optimizer(parameters, config.train.optimizer)
-    state = TrainingState(stages, optimizer, stream_of(config, batches.corpus), ranks)
-    done = resume(run.checkpoints, state, outside.reporter)
+    state = TrainingState(
+        parameters=trained_parameters(stages),
+        optimizer=optimizer,
+        stream=stream_of(config, batches.corpus),
+        origin=origin_of(config),
+        ranks=ranks,
+    )
+    done = resume(found, state, outside.reporter)
     tokens_per_step = config.train.global_batch_size * config.data.sequence_length
     loss = TokenLoss(tokens_per_step // (config.mesh.data_parallel * config.mesh.cp), ranks.device)
     stepper = Stepper(
@@ -110,4 +120,12 @@ def stream_of(config: TrainingConfig, corpus: Corpus) -> Stream:
         global_batch_size=config.train.global_batch_size,
         sequence_length=config.data.sequence_length,
         data=corpus.fingerprint,
+    )
+
+
+def origin_of(config: TrainingConfig) -> Origin:
+    tokenizer = config.data.tokenizer
+    return Origin(
+        config=json.loads(read_model_config(config.model).to_json_string(use_diff=False)),
+        tokenizer=str(Path(tokenizer).resolve()) if Path(tokenizer).is_dir() else tokenizer,
     )

@@ -28,6 +28,8 @@ class Totals:
     grad_norm: float
     stop: bool
     """Some rank was asked to leave."""
+    save_failed: bool
+    """Some rank knows that the checkpoint being written has failed."""
 
     @property
     def finite(self) -> bool:
@@ -45,11 +47,11 @@ class Stepper:
     """Of the global batch, learned or not."""
     grad_clip: float | None
 
-    def run(self, step: int, lr: float, stop: StopRequest) -> Totals:
+    def run(self, step: int, lr: float, stop: StopRequest, save_failed: bool = False) -> Totals:
         sums = self.passes.train(self.batches.of_step(step))
         parts = local_gradients(self.parameters, self.ranks.stage_ranks)
         norm2 = squared_norm(parts, self.ranks.device)
-        totals = self._total(sums, norm2, stop.asked)
+        totals = self._total(sums, norm2, stop.asked, save_failed)
         if totals.finite:
             learned = self.tokens_per_step / totals.tokens
             scale(parts, learned * clip_factor(totals.grad_norm, self.grad_clip))
@@ -58,12 +60,12 @@ class Stepper:
         self.optimizer.zero_grad()
         return totals
 
-    def _total(self, sums: LossSums, norm2: torch.Tensor, stop: bool) -> Totals:
+    def _total(self, sums: LossSums, norm2: torch.Tensor, stop: bool, save_failed: bool) -> Totals:
         """One collective for all that the ranks must agree on at the end of a step."""
-        asked = norm2.new_tensor(float(stop))
-        vector = torch.stack([sums.loss, sums.tokens, norm2, asked])
+        told = norm2.new_tensor([float(stop), float(save_failed)])
+        vector = torch.cat([torch.stack([sums.loss, sums.tokens, norm2]), told])
         dist.all_reduce(vector)
-        loss, tokens, norm2_sum, stops = vector.tolist()
+        loss, tokens, norm2_sum, stops, failures = vector.tolist()
         # Ranks that differ in tp alone have counted the same tokens.
         tokens, loss = tokens / self.ranks.tp, loss / self.ranks.tp
         learned = self.tokens_per_step / tokens if tokens else math.nan
@@ -72,4 +74,5 @@ class Stepper:
             tokens=tokens,
             grad_norm=norm2_sum**0.5 * learned,
             stop=stops > 0,
+            save_failed=failures > 0,
         )
