@@ -5,6 +5,7 @@ a time, and the optimizer's are never read. The folder appears whole or not at a
 """
 
 import argparse
+import copy
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from orchestrator.contract import exits
 from orchestrator.contract.checkpoints import (
@@ -32,7 +33,8 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import TrainingError
 from trainer.checkpoint.read import CheckpointReader
 from trainer.checkpoint.state import MODEL, Origin
-from trainer.model.weights import INDEX, SINGLE
+from trainer.listing import listed
+from trainer.model.weights import INDEX, SINGLE, shapes_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -162,8 +164,10 @@ def _fill(folder: Path, order: Export) -> Iterator[str]:
             f"{order.checkpoint} does not say of which model it is",
             fix="go on from it for a step with this version, and export the checkpoint of that",
         )
+    config = _config(origin, order.dtype)
+    _check_whole(order.checkpoint, reader, config)
     _write_weights(folder, reader, DTYPES[order.dtype], order.max_shard_bytes)
-    _write_config(folder, origin, order.dtype)
+    config.save_pretrained(folder)
     yield from _copy_tokenizer(folder, origin.tokenizer)
 
 
@@ -174,7 +178,7 @@ def _write_weights(
     sizes = {key: reader.shapes[key].numel() * dtype.itemsize for key in names}
     files = files_of(sizes, max_bytes)
     for file, keys in files.items():
-        tensors = {names[key]: reader.tensor(key).to(dtype) for key in keys}
+        tensors = {names[key]: reader.tensors([key])[key].to(dtype) for key in keys}
         save_file(tensors, folder / file, metadata={"format": "pt"})
         _sync(folder / file)
     if len(files) > 1:
@@ -203,12 +207,23 @@ def files_of(sizes: Mapping[str, int], max_bytes: int) -> dict[str, list[str]]:
     }
 
 
-def _write_config(folder: Path, origin: Origin, dtype: str) -> None:
+def _config(origin: Origin, dtype: str) -> PretrainedConfig:
     values: dict[str, Any] = dict(origin.config)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.dtype = DTYPES[dtype]
-    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
-    config.save_pretrained(folder)
+    with torch.device("meta"):
+        config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
+    return config
+
+
+def _check_whole(checkpoint: Path, reader: CheckpointReader, config: PretrainedConfig) -> None:
+    saved = {key.removeprefix(MODEL) for key in reader.shapes if key.startswith(MODEL)}
+    different = sorted(saved ^ shapes_of(copy.deepcopy(config)).keys())
+    if different:
+        raise TrainingError(
+            f"{checkpoint} does not hold the whole model; it differs in {listed(different)}",
+            fix="export a checkpoint of a run that trained all weights",
+        )
 
 
 def _copy_tokenizer(folder: Path, tokenizer: str) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Reads parts of a checkpoint in one process alone, with no other rank to talk to."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,15 @@ class CheckpointReader:
         entries = self._reader.known.state_dict_metadata
         return {n: e.size for n, e in entries.items() if isinstance(e, TensorStorageMetadata)}
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The whole tensor, put together from what the ranks wrote."""
-        entry = self._reader.known.state_dict_metadata[name]
-        assert isinstance(entry, TensorStorageMetadata)
-        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
-        self._read({name: whole})
+    def tensors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """The whole tensors, put together from what the ranks wrote."""
+        entries = self._reader.known.state_dict_metadata
+        whole: dict[str, torch.Tensor] = {}
+        for name in names:
+            entry = entries[name]
+            assert isinstance(entry, TensorStorageMetadata)
+            whole[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        self._read(whole)
         return whole
 
     def progress(self) -> Progress:

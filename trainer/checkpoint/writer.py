@@ -50,7 +50,7 @@ class WatchedFiles(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        with super().create_stream(path, mode) as raw:
+        with self.remembering(Path(path)), super().create_stream(path, mode) as raw:
             if "w" not in mode:
                 yield raw
                 return
@@ -58,6 +58,15 @@ class WatchedFiles(FileSystem):
             # All that torch asks of a stream that it writes to.
             yield cast(io.IOBase, watched)
         self.written[Path(path).name] = watched.so_far()
+
+    @contextmanager
+    def remembering(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            exc.filename = exc.filename or str(path)
+            self.error = self.error or exc
+            raise
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         super().rename(path, new_path)
@@ -77,16 +86,15 @@ class _Watched:
     def write(self, data: Any) -> int:
         self._sha256.update(data)
         self._size += memoryview(data).nbytes
-        with self._telling():
+        # Here, for torch does not let through what is raised.
+        with self._files.remembering(self._path):
             return self._raw.write(data)
 
     def flush(self) -> None:
-        with self._telling():
-            self._raw.flush()
+        self._raw.flush()
 
     def close(self) -> None:
-        with self._telling():
-            self._raw.close()
+        self._raw.close()
 
     def tell(self) -> int:
         return self._size
@@ -98,15 +106,6 @@ class _Watched:
 
     def so_far(self) -> Written:
         return Written(self._size, self._sha256.hexdigest())
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as exc:
-            exc.filename = exc.filename or str(self._path)
-            self._files.error = self._files.error or exc
-            raise
 
 
 def why_of(error: BaseException, folder: Path) -> str:
