@@ -1,5 +1,7 @@
 """From the configuration to this rank's stages of the model, cut, wrapped, sharded and filled."""
 
+from collections.abc import Sequence
+
 import torch
 
 from orchestrator.contract.training import TrainingConfig
@@ -8,8 +10,9 @@ from trainer.model.adapters import add_adapters, draw_adapters
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder
 from trainer.model.float8 import apply_float8
-from trainer.model.fresh import allocate, draw_weights
+from trainer.model.fresh import allocate
 from trainer.model.quantize import fill_quantised, quantise
+from trainer.model.weights import Weights, find_weights, first_weights
 from trainer.parallel.activation import apply_activation_checkpointing
 from trainer.parallel.compile import compile_layers
 from trainer.parallel.context import apply_context_parallel, check_context_parallel
@@ -19,19 +22,25 @@ from trainer.parallel.stages import slices_of_rank
 from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
 from trainer.parallel.tied import TiedWeight
 from trainer.passes import Passes, WholeModel
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, checked_by_all
 from trainer.timing import Stopwatch
 
 
-def build_model(config: TrainingConfig, ranks: Ranks, positions_T: torch.Tensor) -> list[Decoder]:
-    """The stages of this rank, which sees the tokens at `positions_T` of each sequence."""
+def build_model(
+    config: TrainingConfig, ranks: Ranks, positions_T: torch.Tensor, *, resumed: bool
+) -> list[Decoder]:
+    """The stages of this rank, which sees the tokens at `positions_T` of each sequence.
+
+    With `resumed`, weights that are trained are left as they are: a checkpoint has them.
+    """
+    weights = find_weights(config.model)
     stages = outline(config, ranks)
     for stage in stages:
         adapt(stage, config, ranks)
         parallelise(stage, config, ranks)
         allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
         stage.place(positions_T.unsqueeze(0).to(ranks.device))
-        fill(stage, config)
+    checked_by_all(lambda: fill(stages, config.train.seed, weights, resumed=resumed))
     return stages
 
 
@@ -70,12 +79,13 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     apply_data_parallel(decoder, ranks, config.parallel, train)
 
 
-def fill(decoder: Decoder, config: TrainingConfig) -> None:
+def fill(stages: Sequence[Decoder], seed: int, weights: Weights | None, *, resumed: bool) -> None:
     """First weights."""
-    seed = config.train.seed
-    draw_weights(decoder, seed)
-    draw_adapters(decoder, seed)
-    fill_quantised(decoder, lambda weights: draw_weights(weights, seed))
+    first_weights(stages, weights, seed, resumed=resumed)
+    for stage in stages:
+        if not resumed:
+            draw_adapters(stage, seed)
+        fill_quantised(stage, lambda part: first_weights([part], weights, seed, resumed=False))
 
 
 def choose_passes(

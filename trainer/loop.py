@@ -80,8 +80,10 @@ def _timed_step(job: Training, step: int) -> tuple[Totals, float]:
     if job.profiling is not None:
         job.profiling.before(step)
     begun = time.perf_counter()
-    totals = job.stepper.run(step, lr_at(step, job.config.train), job.outside.stop)
+    lr, failed = lr_at(step, job.config.train), job.checkpoints.failed
+    totals = job.stepper.run(step, lr, job.outside.stop, failed)
     step_s = time.perf_counter() - begun
+    job.checkpoints.after_step(step, step_s, totals.save_failed)
     if job.profiling is not None:
         job.profiling.after(step)
     return totals, step_s
@@ -181,7 +183,7 @@ def _write(job: Training, metrics: StepMetrics) -> None:
 
 def _save_if_due(job: Training, step: int, asked_to_leave: bool) -> None:
     for_sure = asked_to_leave or step == job.config.train.steps
-    if not for_sure and step % job.config.checkpoint.every_steps:
+    if not for_sure and not job.checkpoints.due(step):
         return
     job.outside.reporter.beat("checkpoint")
     if job.stepper.ledger is not None:

@@ -1,5 +1,6 @@
 """One rank's training from beginning to end: this file is the trainer's table of contents."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -9,9 +10,9 @@ from orchestrator.contract.env import RankEnv
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.training import TrainingConfig
 from trainer.building import build_model, choose_passes
-from trainer.checkpoint.resume import resume
+from trainer.checkpoint.resume import find_checkpoint, resume
 from trainer.checkpoint.save import Checkpoints
-from trainer.checkpoint.state import Stream, TrainingState
+from trainer.checkpoint.state import Origin, Stream, TrainingState, trained_parameters
 from trainer.data.batches import Batches
 from trainer.data.ledger import SampleLedger, Start
 from trainer.data.loader import Loader
@@ -55,11 +56,18 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
     batches = open_data(config, ranks, outside)
-    stages = build_model(config, ranks, batches.positions_T)
+    found = find_checkpoint(run.checkpoints, ranks, config.checkpoint.verify)
+    stages = build_model(config, ranks, batches.positions_T, resumed=found.folder is not None)
     parameters = named_to_update(stages)
     optimizer = optimizer_of(config, stages, [parameter for _, parameter in parameters])
-    state = TrainingState(stages, optimizer, stream_of(config, batches), ranks)
-    done = resume(run.checkpoints, state, outside.reporter)
+    state = TrainingState(
+        parameters=trained_parameters(stages),
+        optimizer=optimizer,
+        stream=stream_of(config, batches),
+        origin=origin_of(config),
+        ranks=ranks,
+    )
+    done = resume(found, state, outside.reporter)
     tied = find_tied(stages, ranks.mesh["pp"].get_group())
     tied.follow(optimizer)
     watch = stopwatch(ranks.device)
@@ -149,6 +157,14 @@ def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
         sequence_length=config.data.sequence_length,
         data=batches.fingerprint,
         base=base_of(config.model),
+    )
+
+
+def origin_of(config: TrainingConfig) -> Origin:
+    tokenizer = config.data.tokenizer
+    return Origin(
+        config=json.loads(read_model_config(config.model).to_json_string(use_diff=False)),
+        tokenizer=str(Path(tokenizer).resolve()) if Path(tokenizer).is_dir() else tokenizer,
     )
 
 

@@ -147,6 +147,20 @@ def shared_from_first(ask: Callable[[], T]) -> T:
     return cast(T, answer[0])
 
 
+def checked_by_all(check: Callable[[], None]) -> None:
+    """Raise, on every rank, the TrainingError that `check` raises on the first that it does on."""
+    mine: list[TrainingError] = []
+    try:
+        check()
+    except TrainingError as exc:
+        mine = [exc]
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, [(exc.message, exc.fix) for exc in mine])
+    for errors in told:
+        for message, fix in errors:
+            raise TrainingError(message, fix=fix)
+
+
 def memory_bytes(device: torch.device) -> int:
     """Peak memory of the device; on CPU, what the process holds now."""
     if device.type == "cuda":

@@ -38,7 +38,7 @@ from trainer.loop import Training, train
 from trainer.main import train_on
 from trainer.model.decoder import Decoder
 from trainer.model.float8 import convert
-from trainer.model.fresh import local_part
+from trainer.model.regions import local_part
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
 from trainer.parallel import ddp, fsdp
@@ -101,9 +101,9 @@ class Frozen:
         build = build_model
 
         def build_and_keep(
-            config: TrainingConfig, ranks: Ranks, positions_T: torch.Tensor
+            config: TrainingConfig, ranks: Ranks, positions_T: torch.Tensor, *, resumed: bool
         ) -> list[Decoder]:
-            self.stages = build(config, ranks, positions_T)
+            self.stages = build(config, ranks, positions_T, resumed=resumed)
             return self.stages
 
         def look_and_train(job: Training, done: int) -> int:

@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from orchestrator.contract.words import Dtype
 from trainer.model.decoder import Decoder
-from trainer.model.fresh import local_part
+from trainer.model.regions import local_part
 from trainer.parallel.buckets import Buckets, bucketed, trained
 from trainer.parallel.ddp import gradients_of
 from trainer.ranks import Ranks, joined

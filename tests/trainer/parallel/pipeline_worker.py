@@ -24,7 +24,7 @@ from orchestrator.contract.env import RankEnv
 from tests.trainer.trainer_worker import run_case
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums
-from trainer.model.fresh import local_part
+from trainer.model.regions import local_part
 from trainer.parallel.pipeline import Pipeline
 from trainer.parallel.tied import TiedWeight
 from trainer.process import set_up_logging
