@@ -3,9 +3,9 @@
     python -m benchmarks.gpu [--models 1b 3b] [--steps 20] [--tiny]
 
 One command for one CUDA GPU: 1B and 3B Llama in bfloat16, with and without torch.compile, under
-every activation checkpointing; given two or more GPUs, FSDP, tensor and context parallel over them as
-well. Each case is a run of the bundled trainer under torchrun, so one that runs out of memory costs
-a row and nothing else. `--tiny` runs a few cases of a tiny model, which a CPU can.
+every activation checkpointing; given two or more GPUs, FSDP, tensor and context parallel over them
+as well. Each case is a run of the bundled trainer under torchrun, so one that runs out of memory
+costs a row and nothing else. `--tiny` runs a few cases of a tiny model, which a CPU can.
 """
 
 import argparse

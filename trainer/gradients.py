@@ -1,6 +1,7 @@
 """The norm of the whole gradient, over every axis of the mesh, and its clipping."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -11,15 +12,20 @@ Parts = list[tuple[torch.Tensor, int]]
 """This rank's part of each gradient, and how many ranks hold that same part."""
 
 
-def local_gradients(parameters: Iterable[nn.Parameter], stage_ranks: int) -> Parts:
-    """The parts of `parameters` that have a gradient; `stage_ranks` ranks work on this stage."""
+def local_gradients(
+    parameters: Iterable[nn.Parameter], stage_ranks: int, tied: Iterable[nn.Parameter] = ()
+) -> Parts:
+    """The parts of `parameters` that have a gradient; `stage_ranks` ranks work on this stage, and
+    another stage has a copy of those `tied`."""
     parts = []
+    twice = {id(parameter) for parameter in tied}
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
             continue
+        holders = stage_ranks * (2 if id(parameter) in twice else 1)
         if not isinstance(gradient, DTensor):
-            parts.append((gradient, stage_ranks))
+            parts.append((gradient, holders))
             continue
         if any(isinstance(place, Partial) for place in gradient.placements):
             # Sequence parallel leaves each rank its own summand of a norm's gradient.
@@ -28,18 +34,24 @@ def local_gradients(parameters: Iterable[nn.Parameter], stage_ranks: int) -> Par
         sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
         copies = math.prod(size for place, size in sizes if place.is_replicate())
         # Ranks that differ only in axes along which the parameter is not distributed at all.
-        outside = stage_ranks // gradient.device_mesh.size()
+        outside = holders // gradient.device_mesh.size()
         parts.append((gradient.to_local(), copies * outside))
     return parts
 
 
 def squared_norm(parts: Parts, device: torch.device) -> torch.Tensor:
-    """This rank's summand of the squared norm of the whole gradient, float64."""
-    if not parts:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    norms = torch._foreach_norm([part for part, _ in parts])
-    copies = torch.tensor([float(copies) for _, copies in parts], device=device)
-    return (torch.stack(norms).double().square() / copies).sum()
+    """This rank's summand of the squared norm of the whole gradient, float64.
+
+    Nothing is copied to or from the device, so the host need not wait for it.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    held: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+    for part, copies in parts:
+        held[copies].append(part)
+    for copies, tensors in held.items():
+        norms = torch.stack(torch._foreach_norm(tensors)).to(device, torch.float64)
+        total += norms.square().sum() / copies
+    return total
 
 
 def scale(parts: Parts, factor: float) -> None:
@@ -50,3 +62,15 @@ def scale(parts: Parts, factor: float) -> None:
 def clip_factor(norm: float, limit: float | None) -> float:
     """What torch's own `clip_grad_norm_` multiplies by."""
     return limit / (norm + 1e-6) if limit is not None and norm > limit else 1.0
+
+
+def not_finite(named: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
+    """Names of the parameters whose gradient, as far as this rank holds it, is not finite."""
+    return [
+        name
+        for name, parameter in named
+        if (gradient := parameter.grad) is not None
+        and not torch.isfinite(
+            gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        ).all()
+    ]

@@ -5,11 +5,15 @@
   plan-<n>.json           mesh, batch, memory, placement; trainer-<n>.json is its trainer config
   journal.jsonl           append-only, one writer; the state of the job is its fold
   metrics.jsonl           a line per optimizer step
+  samples.jsonl           the sample ledger: a line per optimizer step
+  tokens/                 token files made of data that is none: train.tokens, validation.tokens
+  tensorboard/, wandb/    the same, where asked for
   token                   the job's secret, mode 0600
   leader.json             where the present leader listens
   logs/agent-<host>.log   what the agent of a host said
   logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
   traces/attempt-<a>/     stacks taken at a hang
+  profiles/attempt-<a>/   rank-<r>.trace.json.gz and, of a GPU, rank-<r>.memory.pickle
   checkpoints/step-<s>/   complete only with its marker
 """
 
@@ -34,6 +38,14 @@ class RunDir:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def tokens(self) -> Path:
+        return self.path / "tokens"
 
     @property
     def token(self) -> Path:
@@ -73,3 +85,6 @@ class RunDir:
 
     def traces(self, attempt: int) -> Path:
         return self.path / "traces" / f"attempt-{attempt}"
+
+    def profiles(self, attempt: int) -> Path:
+        return self.path / "profiles" / f"attempt-{attempt}"

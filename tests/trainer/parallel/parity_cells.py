@@ -85,7 +85,8 @@ def for_models(cell: Cell, models: tuple[str, ...]) -> Cell:
 
 
 def _pipeline(schedule: str, **parallel: Any) -> Cell:
-    return mesh(schedule, pp=2, pipeline={"schedule": schedule}, **parallel)
+    data = f", {parallel['data']}" if "data" in parallel else ""
+    return mesh(f"{schedule}{data}", pp=2, pipeline={"schedule": schedule}, **parallel)
 
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zbv")
@@ -136,6 +137,7 @@ FOUR: Sequence[Cell] = (
     *(_pipeline(schedule, dp_shard=2) for schedule in SCHEDULES),
     _pipeline("1f1b", dp_replicate=2),
     _pipeline("1f1b", dp_replicate=2, data="ddp"),
+    _pipeline("zbv", dp_replicate=2, data="zero1"),
     _pipeline("1f1b", tp=2),
     _pipeline("zbv", tp=2),
     _pipeline("1f1b", cp=2),
@@ -162,6 +164,7 @@ EIGHT: Sequence[Cell] = (
     ),
 )
 TABLE: dict[int, Sequence[Cell]] = {2: TWO, 4: FOUR, 8: EIGHT}
+"""World size -> cells, no two of one name: each has a run directory of that name."""
 
 
 def train_one_process(folder: Path, models: Sequence[str]) -> dict[str, Path]:
@@ -177,7 +180,7 @@ def measure(folder: Path, num_ranks: int) -> Iterator[tuple[Cell, str, Differenc
     expected = train_one_process(folder, sorted({model for _, model in pairs}))
     outs = [folder / f"{cell.name} {model}" for cell, model in pairs]
     cases = [{"config": cell.config(out, m)} for (cell, m), out in zip(pairs, outs, strict=True)]
-    work(folder, num_ranks, cases, timeout=60 + 20 * len(cases))
+    work(folder, num_ranks, cases, timeout=120 + 30 * len(cases))
     for (cell, model), out in zip(pairs, outs, strict=True):
         yield cell, model, difference(out, expected[model])
 

@@ -35,6 +35,7 @@ BROKEN = {
     "summands of a norm's gradient not added up": {"tp": 2, "dp_shard": 1},
     "all ranks read the same": {"dp_shard": 2, "tp": 1},
     "a ring's tokens dealt out in order": {"cp": 2, "dp_shard": 1, "tp": 1},
+    "tied gradients not added up": {"pp": 2, "dp_shard": 1, "tp": 1},
 }
 
 
