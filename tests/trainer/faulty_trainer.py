@@ -2,6 +2,7 @@
 
 TEST_TRAIN_TIMEOUT_S   the process groups' timeout in training
 TEST_LATE_S            seconds that rank 1 comes late
+TEST_LATE_AGAIN_S      seconds that rank 0 comes late when torchrun starts it again
 TEST_FIRST_DRILLS      drills of the first start alone, of those that torchrun counts
 """
 
@@ -22,8 +23,10 @@ if __name__ == "__main__":
         vars(loop)["shorten_timeouts"] = shorten
     if os.environ["RANK"] == "1":
         time.sleep(float(os.environ.get("TEST_LATE_S", "0")))
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-        os.environ["NDCTL_DRILLS"] = os.environ.get("TEST_FIRST_DRILLS", "[]")
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        os.environ.setdefault("NDCTL_DRILLS", os.environ.get("TEST_FIRST_DRILLS", "[]"))
+    elif os.environ["RANK"] == "0":
+        time.sleep(float(os.environ.get("TEST_LATE_AGAIN_S", "0")))
     code = start(sys.argv[1:], RankEnv.from_mapping(os.environ))
     sys.stderr.flush()
     os._exit(code)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from orchestrator.contract import exits
 from tests.trainer.trainer_launch import losses_of, metrics_of, tiny
@@ -129,6 +130,8 @@ def test_evaluating_changes_nothing_but_the_figures(tmp_path: Path) -> None:
     )
     work(tmp_path, 1, [{"config": alone, **held_out}])
     assert losses_of(tmp_path / "evaluated") == losses_of(tmp_path / "without")
+    # Saved right after an evaluation, a checkpoint has all that one without has.
+    assert saved(tmp_path / "evaluated", 6) == saved(tmp_path / "without", 6)
     losses = column(tmp_path / "evaluated", "eval_loss")
     # Asked to leave at step 4, it has no time for an evaluation.
     assert [loss is not None for loss in losses] == [False, True, False, False, False, True]
@@ -137,6 +140,11 @@ def test_evaluating_changes_nothing_but_the_figures(tmp_path: Path) -> None:
     found, expected = (column(tmp_path / name, "eval_loss") for name in ("tensor", "alone"))
     assert [loss is not None for loss in found] == [False, False, False, True, True]
     assert found[3:] == pytest.approx(expected[3:], abs=LOSS)
+
+
+def saved(out: Path, step: int) -> set[str]:
+    reader = FileSystemReader(out / "checkpoints" / f"step-{step}")
+    return {*reader.read_metadata().state_dict_metadata}
 
 
 def test_every_optimizer_goes_on_bitwise_equal(tmp_path: Path) -> None:
