@@ -41,7 +41,7 @@ def draw(name: str, parameter: torch.Tensor, seed: int, config: PretrainedConfig
     elif parameter.ndim == 1:
         local.fill_(1.0)  # a norm's scale
     else:
-        _draw_tiles(local, local_region(parameter), f"{seed} {name}", _spread(name, config))
+        draw_part(local, local_region(parameter), f"{seed} {name}", _spread(name, config))
 
 
 def _fill_buffers(decoder: Decoder, device: torch.device) -> None:
@@ -60,7 +60,7 @@ def _fill_buffers(decoder: Decoder, device: torch.device) -> None:
             setattr(module, key, fresh[key].to(device))
 
 
-def _draw_tiles(local: torch.Tensor, region: Region, key: str, spread: float) -> None:
+def draw_part(local: torch.Tensor, region: Region, key: str, spread: float) -> None:
     """Draw the tiles of the whole that reach into `region`, and keep what lies inside it.
 
     A tile has a random stream of its own, so nobody draws what another rank keeps, and how the
