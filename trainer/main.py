@@ -186,11 +186,11 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
 
 
 def fill(decoder: Decoder, config: TrainingConfig) -> None:
-    """First weights."""
+    """First weights; adapters, which are drawn otherwise than the model, get theirs last."""
     seed = config.train.seed
     draw_weights(decoder, seed)
-    draw_adapters(decoder, seed)
     fill_quantised(decoder, lambda weights: draw_weights(weights, seed))
+    draw_adapters(decoder, seed)
 
 
 def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
