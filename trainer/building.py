@@ -80,12 +80,12 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
 
 
 def fill(stages: Sequence[Decoder], seed: int, weights: Weights | None, *, resumed: bool) -> None:
-    """First weights."""
+    """First weights; adapters, which are drawn otherwise than the model, get theirs last."""
     first_weights(stages, weights, seed, resumed=resumed)
     for stage in stages:
+        fill_quantised(stage, lambda part: first_weights([part], weights, seed, resumed=False))
         if not resumed:
             draw_adapters(stage, seed)
-        fill_quantised(stage, lambda part: first_weights([part], weights, seed, resumed=False))
 
 
 def choose_passes(

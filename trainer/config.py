@@ -150,6 +150,12 @@ def _adapter_problems(config: TrainingConfig) -> Iterator[str]:
             f"model.lora.quantize: nf4 with parallel.tp={config.mesh.tp}: 4-bit weights cannot be"
             " cut by columns"
         )
+    if parallel.fsdp.cpu_offload and config.mesh.dp_shard * config.mesh.cp == 1:
+        # FSDP gathers nothing there, so it would not bring them to the device either.
+        yield (
+            "model.lora.quantize: nf4 with parallel.fsdp.cpu_offload: on one shard 4-bit weights"
+            " stay where they are used"
+        )
     if not isinstance(parallel.fsdp.reshard_after_forward, bool):
         # FSDP: AssertionError: Expected 1 all_gather_output, got 3.
         yield (

@@ -3,17 +3,19 @@
     python trainer_worker.py CASES ANSWERS
 
 A case is `{"config": …}` and may have `stop_after` (a step after which the rank is asked to leave),
-`broken` (a name in `BROKEN`), `count` and `frozen`. Its answer has `code`, the exit code that the
-trainer would have had; `optimizer_bytes`, what rank 0 has of the optimizer's state; `groups`, how
-many process groups were made; with `count` `reduces`, how many collectives reduced gradients over
-the data-parallel ranks; and with `frozen`, what this rank holds of frozen weights (`frozen_bytes`)
-and which of them training has changed (`changed`).
+`broken` (a name in `BROKEN`), `count`, `frozen`, and `refused` where the trainer has to refuse it.
+Its answer has `code`, the exit code that the trainer would have had; `refused`, what it refused
+with; `optimizer_bytes`, what rank 0 has of the optimizer's state; `groups`, how many process groups
+were made; with `count` `reduces`, how many collectives reduced gradients over the data-parallel
+ranks; and with `frozen`, how much this rank holds of frozen weights (`frozen_bytes`). A frozen
+weight that training has changed fails the case.
 """
 
 import json
 import os
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 from orchestrator.contract.codec import decode
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.training import TrainingConfig
+from orchestrator.errors import TrainingError
 from trainer import building, gradients
 from trainer import main as main_module
 from trainer.building import build_model
@@ -133,7 +136,7 @@ class Frozen:
         after = dict(self.parts())
         changed = [name for name, part in self.before.items() if not torch.equal(part, after[name])]
         assert not changed, changed
-        return {"changed": changed, "frozen_bytes": sum(part.nbytes for part in after.values())}
+        return {"frozen_bytes": sum(part.nbytes for part in after.values())}
 
 
 def no_waiting(*_: Any) -> Any:
@@ -179,14 +182,21 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         counted if case.get("count") else nullcontext(),
         frozen.watch() if case.get("frozen") else nullcontext(),
     ):
-        code = train_on(ranks, config, outside)
+        try:
+            code, refused = train_on(ranks, config, outside), ""
+        except TrainingError as exc:
+            code, refused = exc.exit_code, str(exc)
+    assert bool(refused) == case.get("refused", False), refused
     reporter.close()
     seen = frozen.answer() if case.get("frozen") else {}
     return {
         "code": code,
+        "refused": refused,
         "reduces": counted.reduces,
         "groups": dist.get_pg_count() - groups,
-        "optimizer_bytes": sum(bytes_here(leaf) for leaf in tree_leaves(optimizers[0].state)),
+        "optimizer_bytes": sum(
+            bytes_here(leaf) for built in optimizers for leaf in tree_leaves(built.state)
+        ),
         **seen,
     }
 
@@ -205,6 +215,14 @@ def optimizers_built() -> Iterator[list[torch.optim.Optimizer]]:
 
 def bytes_here(value: Any) -> int:
     return local_part(value).nbytes if isinstance(value, torch.Tensor) else 0
+
+
+def run_alone(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of `cases` on one rank: this process, which has torch loaded already."""
+    env = RankEnv()
+    with warnings.catch_warnings(), process_group(env):
+        warnings.simplefilter("ignore")
+        return [run_case(case, env) for case in cases]
 
 
 def main(cases: Path, answers: Path) -> None:
