@@ -33,7 +33,7 @@ COSTLY = {
     ring_attention,
     gathered_attention,
 }
-"""What `selective` keeps: the results of products (with a bias it is addmm, in float8 _scaled_mm), of
+"""What `selective` keeps: the results of products (addmm with a bias, _scaled_mm in float8), of
 attention under the names that CPU and CUDA have for it, and of communication.
 
 All products are kept, and not every second as torchtitan does: then nothing that takes long is done

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainer.model.decoder import Decoder
-from trainer.model.fresh import local_part
+from trainer.model.regions import local_part
 from trainer.parallel.data import updated_as
 
 
@@ -59,7 +59,8 @@ def find_tied(stages: Sequence[Decoder], group: dist.ProcessGroup) -> TiedWeight
         end = stage.embedding or stage.head
         if stage.tied and end is not None and not (stage.part.is_first and stage.part.is_last):
             weights.append(end.get_parameter("weight"))
-    return TiedWeight(weights, group)
+    # Frozen ones have no gradients, and are equal as they are.
+    return TiedWeight([weight for weight in weights if weight.requires_grad], group)
 
 
 def _cut_alike(copy: nn.Parameter) -> torch.Tensor | None:
