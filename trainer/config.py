@@ -11,6 +11,7 @@ from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.parallel import FsdpSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
+from trainer.report import check_writers
 
 
 def load_config(path: Path) -> TrainingConfig:
@@ -59,6 +60,8 @@ def complete(config: TrainingConfig, world_size: int) -> TrainingConfig:
     except Invalid as exc:
         raise TrainingError(str(exc)) from exc
     _check(config, world_size)
+    _check_training(config)
+    check_writers(config.train)
     return config
 
 
@@ -159,4 +162,24 @@ def _adapter_problems(config: TrainingConfig) -> Iterator[str]:
             "model.lora.quantize: nf4 with parallel.fsdp.reshard_after_forward="
             f"{parallel.fsdp.reshard_after_forward}: 4-bit weights cannot be sharded anew after the"
             " forward pass"
+        )
+
+
+def _check_training(config: TrainingConfig) -> None:
+    train, ranks = config.train, config.mesh.world_size
+    alone = ranks == 1 and train.dtype == "float32"
+    whole = config.parallel.data == "ddp" and config.mesh.tp == 1
+    if train.optimizer.name == "adafactor" and not alone and not whole:
+        # Measured on torch 2.13: its factors are norms along rows and columns, which DTensor makes
+        # `_NormPartial`, and squaring those in place raises ("in-place operations that require
+        # placement changes are not supported"), with foreach and without.
+        raise TrainingError(
+            "train.optimizer.name=adafactor: torch's Adafactor fails on parameters cut over ranks",
+            fix="use adamw, or keep whole matrices: parallel.data: ddp and tp: 1",
+        )
+    profile = train.profile
+    if profile is not None and max(profile.ranks, default=0) >= ranks:
+        raise TrainingError(
+            f"train.profile.ranks={list(profile.ranks)}: the ranks are 0 to {ranks - 1}",
+            fix="name ranks that there are",
         )

@@ -16,6 +16,8 @@ HOST = "NDCTL_HOST"
 """Name of the host that the rank runs on."""
 TORCHRUN_PID = "NDCTL_TORCHRUN_PID"
 """torchrun's process: a keeper with another parent is an orphan."""
+TORCHRUN_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""torchrun's own count of restarts, none of which ndctl lets it do."""
 RUN_ROOT = "NDCTL_RUN_ROOT"
 """Default of `--run-root` for every verb."""
 TOKEN = "NDCTL_TOKEN"
@@ -43,7 +45,8 @@ class RankEnv:
             local_rank=int(environ.get("LOCAL_RANK", "0")),
             world_size=int(environ.get("WORLD_SIZE", "1")),
             local_world_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
-            attempt=int(environ.get(ATTEMPT, "1")),
+            # Under `torchrun --max-restarts` without ndctl, torchrun alone starts ranks again.
+            attempt=int(environ.get(ATTEMPT, "1")) + int(environ.get(TORCHRUN_RESTARTS, "0")),
             host=environ.get(HOST, ""),
             heartbeat_socket=environ.get(HEARTBEAT_SOCKET, ""),
             trace_dir=environ.get(TRACE_DIR, ""),

@@ -25,8 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from orchestrator.contract.codec import decode
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.training import TrainingConfig
-from trainer import gradients
+from trainer import building, gradients
 from trainer import main as main_module
+from trainer.building import build_model
 from trainer.config import complete
 from trainer.data.batches import Batches
 from trainer.emit import Reporter
@@ -85,10 +86,12 @@ class Frozen:
 
     def watch(self) -> ExitStack:
         stack = ExitStack()
-        build = main_module.build_model
+        build = build_model
 
-        def build_and_keep(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
-            self.stages = build(config, ranks)
+        def build_and_keep(
+            config: TrainingConfig, ranks: Ranks, positions_T: torch.Tensor
+        ) -> list[Decoder]:
+            self.stages = build(config, ranks, positions_T)
             return self.stages
 
         def look_and_train(job: Training, done: int) -> int:
@@ -121,7 +124,7 @@ BROKEN: dict[str, tuple[Any, str, Any]] = {
     "summands of a norm's gradient not added up": (gradients, "Partial", NeverPartial),
     "tied gradients not added up": (TiedWeight, "add_gradients", lambda self: None),
     "all ranks read the same": (main_module, "Batches", first_rank_batches),
-    "float8 is emulated": (main_module, "apply_float8", emulated_float8),
+    "float8 is emulated": (building, "apply_float8", emulated_float8),
 }
 
 

@@ -54,6 +54,7 @@ def load(folder: Path, state: TrainingState) -> int:
     state.set_random({name: values[name] for name in random})
     progress = Progress.from_json(values[PROGRESS])
     _check_stream(folder, progress.stream, state.stream)
+    state.skips.restore(progress.skips)
     return progress.step
 
 

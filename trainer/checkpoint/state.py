@@ -1,18 +1,19 @@
 """What a checkpoint holds, as one flat dictionary that any mesh can cut anew.
 
 model.<parameter>                the master weights, of adapters alone where only they are trained
-optimizer.<parameter>.<moment>   AdamW's moments and step count
+optimizer.<parameter>.<moment>   the optimizer's moments and step count
 rng.<rank>, rng.<rank>.cuda      random state of each rank; only a world as large reads it back
 progress                         JSON of `Progress`
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
+from trainer.guard import Skips
 from trainer.model.decoder import Decoder
 from trainer.parallel.data import updated_as
 from trainer.ranks import Ranks
@@ -39,6 +40,7 @@ class Progress:
 
     step: int
     stream: Stream
+    skips: Skips
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -46,7 +48,9 @@ class Progress:
     @classmethod
     def from_json(cls, text: str) -> "Progress":
         values = json.loads(text)
-        return cls(step=values["step"], stream=Stream(**values["stream"]))
+        return cls(
+            step=values["step"], stream=Stream(**values["stream"]), skips=Skips(**values["skips"])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,11 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     stream: Stream
     ranks: Ranks
+    skips: Skips = field(default_factory=Skips)
 
     def snapshot(self, step: int) -> dict[str, Any]:
         """Everything that `step` finished steps amount to."""
-        progress = Progress(step=step, stream=self.stream)
+        progress = Progress(step=step, stream=self.stream, skips=self.skips)
         return {**self.tensors(), **self.random(), PROGRESS: progress.to_json()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
