@@ -25,10 +25,7 @@ CELLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gpipe": ({"pp": 4}, {}),
     "1f1b": ({"dp_shard": 2}, {}),
     "1f1b, kept gathered": ({"dp_shard": 2, "fsdp": {"reshard_after_forward": False}}, {}),
-    "1f1b, bfloat16": (
-        {"dp_replicate": 2, "data": "ddp"},
-        {"dtype": "bfloat16"},
-    ),
+    "1f1b, bfloat16": ({"dp_replicate": 2, "data": "ddp"}, {"dtype": "bfloat16"}),
     "interleaved_1f1b": ({"tp": 2}, {}),
     "zbv": ({"dp_shard": 2}, {}),
     "zbv, ddp": ({"dp_replicate": 2, "data": "ddp"}, {}),
