@@ -44,6 +44,6 @@ def test_a_rank_without_gradients_adds_nothing() -> None:
 
 def test_parameters_with_a_bad_gradient_are_named() -> None:
     module = model()
-    assert module[0].weight.grad is not None  # type: ignore[index, union-attr]
-    module[0].weight.grad[1, 1] = torch.inf  # type: ignore[index, union-attr]
+    assert module[0].weight.grad is not None  # type: ignore[index]
+    module[0].weight.grad[1, 1] = torch.inf  # type: ignore[index]
     assert not_finite(module.named_parameters()) == ["0.weight"]
