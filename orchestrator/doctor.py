@@ -106,7 +106,8 @@ def _memory(plan: Plan | None) -> Finding:
     available = _meminfo("MemAvailable")
     if plan is None:
         return Finding(what="memory", verdict="ok", found=f"{_gib(available)} available")
-    need = plan.world_size * (plan.memory.peak_bytes + RANK_BYTES)
+    of_rank = plan.memory.peak_bytes + sum(plan.memory.host.values())
+    need = plan.world_size * (of_rank + RANK_BYTES)
     found = f"{_gib(available)} available, {plan.world_size} ranks need about {_gib(need)}"
     verdict: Verdict = "ok" if need <= available else "stops"
     fix = "lower train.micro_batch_size, use a smaller model, or fewer ranks"
@@ -133,7 +134,7 @@ def _run_root(run_root: Path, plan: Plan | None) -> Iterator[Finding]:
     free = shutil.disk_usage(place).free
     need = DISK_BYTES
     if plan is not None:
-        items = plan.memory.items
+        items = {**plan.memory.items, **plan.memory.host}
         state = items.get("parameters", 0) + items.get("optimizer", 0)
         need += 3 * state * plan.world_size  # two kept checkpoints and one being written
     verdict: Verdict = "ok" if free >= need else "stops"

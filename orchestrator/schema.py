@@ -11,9 +11,11 @@ import inspect
 import textwrap
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal, Union
 
 from orchestrator.contract.codec import MISSING, encode, fields_of
+from orchestrator.contract.data import ValidationSpec
 from orchestrator.contract.limits import Above, AtLeast, AtMost, Limit, Matches, OneOf
 from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.spec import JobSpec
@@ -28,6 +30,12 @@ TYPES: dict[Any, dict[str, Any]] = {
     Any: {},
     object: {},
 }
+
+ONE_OF: Mapping[type, tuple[str, ...]] = {
+    ModelSpec: ("preset", "config", "path"),
+    ValidationSpec: ("files", "fraction"),
+}
+"""Keys of which exactly one is given."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -59,13 +67,11 @@ def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
 
 def _together(cls: type) -> dict[str, Any]:
     """What the keys of `cls` must be together, where a schema can say it."""
-    if cls is not ModelSpec:
-        return {}
     given = [
         {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
-        for key in fields_of(cls)
+        for key in ONE_OF.get(cls, ())
     ]
-    return {"oneOf": given}
+    return {"oneOf": given} if given else {}
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -15,6 +15,9 @@ ROOT = Path(__file__).parents[1]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
 
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if path.stem != "trainer")
+"""trainer.yaml is what the trainer alone reads."""
+
 
 def test_every_exit_code_is_documented() -> None:
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", OPERATIONS, re.MULTILINE)}
@@ -34,7 +37,15 @@ def test_every_environment_variable_is_documented() -> None:
 
 def test_every_file_of_the_run_directory_is_documented() -> None:
     run_dir = RunDir(Path("/run"))
-    for path in (run_dir.spec, run_dir.journal, run_dir.metrics, run_dir.token, run_dir.leader):
+    for path in (
+        run_dir.spec,
+        run_dir.journal,
+        run_dir.metrics,
+        run_dir.samples,
+        run_dir.tokens,
+        run_dir.token,
+        run_dir.leader,
+    ):
         assert path.name in OPERATIONS
 
 
@@ -47,9 +58,9 @@ def test_commands_and_files_that_documents_name_exist(document: Path | str) -> N
         assert (ROOT / document).parent.joinpath(path).exists(), path
 
 
-@pytest.mark.parametrize("example", ["quickstart.yaml", "qwen3-hsdp.yaml"])
-def test_examples_plan(example: str) -> None:
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_examples_plan(example: Path) -> None:
     from orchestrator import app
 
-    planned = app.plan_spec(ROOT / "examples" / example, (), {})
+    planned = app.plan_spec(example, (), {})
     assert planned.plan.world_size == 4

@@ -1,6 +1,7 @@
 """The schema says of a spec what the loader says."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from orchestrator.load import dump_spec, read_spec
 from orchestrator.schema import json_schema
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+SPECS = sorted(path for path in EXAMPLES.glob("*.yaml") if path.stem != "trainer")
+"""trainer.yaml is what the trainer alone reads."""
 SCHEMA = json_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 GOOD: dict[str, Any] = {
@@ -50,9 +53,8 @@ def test_the_schema_is_a_schema_of_its_dialect_and_plain_json() -> None:
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA
 
 
-@pytest.mark.parametrize("name", ["quickstart", "qwen3-hsdp"])
-def test_the_examples_and_their_dumps_are_valid(name: str) -> None:
-    path = EXAMPLES / f"{name}.yaml"
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
+def test_the_examples_and_their_dumps_are_valid(path: Path) -> None:
     spec = read_spec(path)
     VALIDATOR.validate(encode(spec))
     VALIDATOR.validate(yaml.safe_load(dump_spec(spec)))
@@ -68,9 +70,18 @@ def test_the_examples_and_their_dumps_are_valid(name: str) -> None:
         ("model", {"preset": "llama-tiny", "path": "x"}),
         ("model", {"preset": None}),
         ("model.preset", "gpt"),
+        ("model.lora", {"rank": 0}),
+        ("model.lora", {"target_modules": "q_proj"}),
+        ("model.lora", {"target_modules": [1]}),
+        ("model.lora.quantize", "int8"),
         ("data", None),
         ("data.files", ""),
-        ("data.tokenizer", "words"),
+        ("data.tokenizer", ""),
+        ("data.tokenizer", 3),
+        ("data.format", "csv"),
+        ("data.validation", {}),
+        ("data.validation", {"files": "a", "fraction": 0.1}),
+        ("data.validation", {"fraction": 0.9}),
         ("data.sequence_length", 4),
         ("data.sequence_length", 2**21),
         ("train.steps", 0),
@@ -87,7 +98,18 @@ def test_the_examples_and_their_dumps_are_valid(name: str) -> None:
         ("train.activation_checkpointing", "some"),
         ("train.compile", "yes"),
         ("train.grad_clip", 0),
+        ("train.profile", {"steps": 2}),
+        ("train.profile", {"at_step": 3, "ranks": [-1]}),
         ("parallel.tp", 0),
+        ("parallel.data", "zero2"),
+        ("parallel.context", "star"),
+        ("parallel.pipeline.schedule", "dualpipe"),
+        ("parallel.pipeline.stages_per_rank", 0),
+        ("parallel.fsdp.reshard_after_forward", 1),
+        ("parallel.fsdp.reshard_after_forward", "yes"),
+        ("parallel.fsdp.reshard_after_forward", 2.5),
+        ("parallel.fsdp.wrap", "two words"),
+        ("parallel.fsdp.backward_prefetch", -1),
         ("parallel.pp", "auto"),
         ("cluster.backend", "moon"),
         ("checkpoint.async", 1),
@@ -102,6 +124,30 @@ def test_loader_and_schema_refuse_the_same(path: str, value: Any) -> None:
     assert not VALIDATOR.is_valid(data)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model", {"preset": "llama-tiny", "weights": "w", "lora": {}}),
+        ("model.lora", {"rank": 4, "target_modules": ["q_proj"], "quantize": "nf4"}),
+        ("data.tokenizer", "models/llama"),
+        ("data.validation", {"fraction": 0.1}),
+        ("data.validation", {"files": "held-out/*.txt"}),
+        ("train.profile", {"at_step": 3, "steps": 1, "ranks": [0, 3]}),
+        ("train.output_dtype", "float32"),
+        ("parallel.fsdp.reshard_after_forward", False),
+        ("parallel.fsdp.reshard_after_forward", 2),
+        ("parallel.pipeline", {"schedule": "zbv"}),
+        ("parallel.pipeline", {"schedule": "interleaved_1f1b", "stages_per_rank": 4}),
+        ("parallel", {"data": "zero1", "dp_replicate": 4}),
+    ],
+)
+def test_loader_and_schema_take_the_same(path: str, value: Any) -> None:
+    data = with_value(path, value)
+    assert loads(data)
+    VALIDATOR.validate(data)
+    VALIDATOR.validate(encode(decode(JobSpec, data)))
+
+
 @pytest.mark.parametrize("key", ["name", "model", "data", "train"])
 def test_loader_and_schema_both_miss_a_required_key(key: str) -> None:
     data = {other: value for other, value in GOOD.items() if other != key}
@@ -109,12 +155,15 @@ def test_loader_and_schema_both_miss_a_required_key(key: str) -> None:
     assert not VALIDATOR.is_valid(data)
 
 
-PATHS = [
-    f"{section}.{key}"
-    for section, body in encode(decode(JobSpec, GOOD)).items()
-    if isinstance(body, dict)
-    for key in body
-]
+def paths_in(body: dict[str, Any], above: str = "") -> Iterator[str]:
+    for key, value in body.items():
+        if above:
+            yield f"{above}{key}"
+        if isinstance(value, dict):
+            yield from paths_in(value, f"{above}{key}.")
+
+
+PATHS = list(paths_in(encode(decode(JobSpec, GOOD))))
 VALUES: st.SearchStrategy[Any] = st.sampled_from(
     [0, 1, 2, 8, 0.5, -1, True, None, "auto", "none", "x", "", [], {}, 1 << 21]
 )

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,17 +66,14 @@ def complete(config: TrainingConfig, world_size: int) -> TrainingConfig:
 
 def _check(config: TrainingConfig, world_size: int) -> None:
     mesh = config.mesh
-    for axis, degree, name in (("pp", mesh.pp, "pipeline"), ("cp", mesh.cp, "context")):
-        if degree > 1:
-            raise TrainingError(
-                f"parallel.{axis}={degree}: this trainer does not do {name} parallel yet",
-                fix=f"set parallel.{axis} to 1 and give its ranks to dp_shard",
-            )
     if mesh.world_size != world_size:
         raise TrainingError(
             f"the mesh ({mesh}) is for {mesh.world_size} ranks, but torchrun started {world_size}",
             fix=f"start {mesh.world_size} ranks, or change the degrees under parallel",
         )
+    _check_data_parallel(config)
+    if mesh.pp > 1:
+        _check_pipeline(config)
     if config.train.compile and mesh.tp > 1:
         # torch 2.13 compiles a layer of DTensors without complaint, and its gradients are wrong by
         # several per cent, or its backward raises, depending on the mesh.
@@ -83,10 +81,87 @@ def _check(config: TrainingConfig, world_size: int) -> None:
             f"train.compile with parallel.tp={mesh.tp}: torch computes wrong gradients there",
             fix="set train.compile to false, or parallel.tp to 1",
         )
+    if problems := [*_adapter_problems(config)]:
+        raise TrainingError("; ".join(problems), fix="change one of the two, of each pair")
     if config.train.activation_checkpointing == "auto":
         raise TrainingError(
             "activation_checkpointing: auto is for the planner to resolve",
             fix="set it to none, selective, full or every_k",
+        )
+
+
+def _check_pipeline(config: TrainingConfig) -> None:
+    """That the schedule can run with the micro batches of a step."""
+    pp, micro_batches = config.mesh.pp, config.gradient_accumulation
+    schedule = config.parallel.pipeline.schedule
+    asked = f"parallel.pipeline.schedule={schedule} with parallel.pp={pp}"
+    fix = "change micro_batch_size, train.global_batch_size or the degrees"
+    if schedule == "1f1b" and micro_batches < pp:
+        raise TrainingError(
+            f"{asked} needs at least {pp} micro batches a step, and there are {micro_batches}",
+            fix=f"{fix}, or take schedule gpipe",
+        )
+    if schedule == "zbv" and config.train.activation_checkpointing == "selective":
+        # zbv goes backward through a layer twice, for what came in and for the weights; torch 2.13
+        # raises "Trying to backward an extra time" there. Whole layers it recomputes twice.
+        raise TrainingError(
+            f"{asked}: torch recomputes layers selectively for one backward pass, and zbv has two",
+            fix="set train.activation_checkpointing to full, every_k or none, or take another"
+            " schedule",
+        )
+    if schedule == "zbv" and config.train.compile:
+        # A compiled layer gives its buffers away in its one backward pass, and raises at two.
+        raise TrainingError(
+            f"{asked}: torch cannot split the backward pass of a compiled layer in two",
+            fix="set train.compile to false, or take another schedule",
+        )
+    rounds = max(1, micro_batches // pp)
+    if schedule == "interleaved_1f1b" and micro_batches % rounds:
+        raise TrainingError(
+            f"{asked} passes {micro_batches} micro batches in {rounds} rounds, which must be alike",
+            fix=f"{fix}, so that there are {rounds * pp} micro batches a step",
+        )
+
+
+def _check_data_parallel(config: TrainingConfig) -> None:
+    shards = config.mesh.dp_shard * config.mesh.cp
+    ranks = config.parallel.fsdp.reshard_after_forward
+    if not isinstance(ranks, bool) and shards % ranks:
+        raise TrainingError(
+            f"parallel.fsdp.reshard_after_forward is {ranks}, which does not divide the {shards}"
+            " ranks that weights are sharded over (dp_shard x cp)",
+            fix="set it to a divisor of them, to true or to false",
+        )
+
+
+def _adapter_problems(config: TrainingConfig) -> Iterator[str]:
+    """What cannot be had together with adapters, each with what torch 2.13 and torchao 0.18 do."""
+    lora, parallel = config.model.lora, config.parallel
+    if lora is None:
+        return
+    if config.train.float8:
+        # PEFT's A and B are as narrow as the rank, and float8 products need multiples of 16.
+        yield "model.lora with train.float8: adapters are too narrow for float8"
+    if lora.quantize == "none":
+        return
+    if config.mesh.tp > 1:
+        # torchao: NotImplementedError: aten.split(NF4Tensor, dim=1), which a rowwise layer needs.
+        yield (
+            f"model.lora.quantize: nf4 with parallel.tp={config.mesh.tp}: 4-bit weights cannot be"
+            " cut by columns"
+        )
+    if parallel.fsdp.cpu_offload and config.mesh.dp_shard * config.mesh.cp == 1:
+        # FSDP gathers nothing there, so it would not bring them to the device either.
+        yield (
+            "model.lora.quantize: nf4 with parallel.fsdp.cpu_offload: on one shard 4-bit weights"
+            " stay where they are used"
+        )
+    if not isinstance(parallel.fsdp.reshard_after_forward, bool):
+        # FSDP: AssertionError: Expected 1 all_gather_output, got 3.
+        yield (
+            "model.lora.quantize: nf4 with parallel.fsdp.reshard_after_forward="
+            f"{parallel.fsdp.reshard_after_forward}: 4-bit weights cannot be sharded anew after the"
+            " forward pass"
         )
 
 

@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from trainer.data.batches import MicroBatch
 from trainer.emit import Reporter
@@ -66,16 +65,9 @@ class Evaluator:
 
 @contextmanager
 def _evaluating(stages: Sequence[nn.Module]) -> Iterator[None]:
-    """No dropout meanwhile; and afterwards FSDP has its shards in place again.
-
-    Without a backward pass nothing takes back the weights that FSDP has gathered and would keep
-    for it: a checkpoint would then look in vain for the parameters that the optimizer knows.
-    """
+    """No dropout meanwhile."""
     for stage in stages:
         stage.eval()
     yield
     for stage in stages:
         stage.train()
-        for module in stage.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()

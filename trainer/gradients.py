@@ -12,15 +12,20 @@ Parts = list[tuple[torch.Tensor, int]]
 """This rank's part of each gradient, and how many ranks hold that same part."""
 
 
-def local_gradients(parameters: Iterable[nn.Parameter], stage_ranks: int) -> Parts:
-    """The parts of `parameters` that have a gradient; `stage_ranks` ranks work on this stage."""
+def local_gradients(
+    parameters: Iterable[nn.Parameter], stage_ranks: int, tied: Iterable[nn.Parameter] = ()
+) -> Parts:
+    """The parts of `parameters` that have a gradient; `stage_ranks` ranks work on this stage, and
+    another stage has a copy of those `tied`."""
     parts = []
+    twice = {id(parameter) for parameter in tied}
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
             continue
+        holders = stage_ranks * (2 if id(parameter) in twice else 1)
         if not isinstance(gradient, DTensor):
-            parts.append((gradient, stage_ranks))
+            parts.append((gradient, holders))
             continue
         if any(isinstance(place, Partial) for place in gradient.placements):
             # Sequence parallel leaves each rank its own summand of a norm's gradient.
@@ -29,7 +34,7 @@ def local_gradients(parameters: Iterable[nn.Parameter], stage_ranks: int) -> Par
         sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
         copies = math.prod(size for place, size in sizes if place.is_replicate())
         # Ranks that differ only in axes along which the parameter is not distributed at all.
-        outside = stage_ranks // gradient.device_mesh.size()
+        outside = holders // gradient.device_mesh.size()
         parts.append((gradient.to_local(), copies * outside))
     return parts
 

@@ -15,7 +15,7 @@ from trainer.metrics import StepMetrics
 from trainer.optimizer import lr_at
 from trainer.outside import Outside
 from trainer.profiling import Profiling
-from trainer.ranks import Ranks, memory_bytes, shorten_timeouts
+from trainer.ranks import Ranks, memory_bytes, peak_memory_bytes, shorten_timeouts
 from trainer.report import Report
 from trainer.step import Stepper, Totals
 
@@ -80,8 +80,10 @@ def _timed_step(job: Training, step: int) -> tuple[Totals, float]:
     if job.profiling is not None:
         job.profiling.before(step)
     begun = time.perf_counter()
-    totals = job.stepper.run(step, lr_at(step, job.config.train), job.outside.stop)
+    lr, failed = lr_at(step, job.config.train), job.checkpoints.failed
+    totals = job.stepper.run(step, lr, job.outside.stop, failed)
     step_s = time.perf_counter() - begun
+    job.checkpoints.after_step(step, step_s, totals.save_failed)
     if job.profiling is not None:
         job.profiling.after(step)
     return totals, step_s
@@ -130,7 +132,7 @@ def _measure(job: Training, step: int, totals: Totals, step_s: float) -> StepMet
         backward_s=seconds.get("backward"),
         optimizer_s=seconds.get("optimizer", 0.0),
         checkpoint_s=seconds.get("checkpoint", 0.0),
-        peak_memory_bytes=totals.peak_memory_bytes,
+        peak_memory_bytes=peak_memory_bytes(job.ranks.device),
         skipped=job.skips.total,
         time=job.outside.clock(),
     )
@@ -181,9 +183,11 @@ def _write(job: Training, metrics: StepMetrics) -> None:
 
 def _save_if_due(job: Training, step: int, asked_to_leave: bool) -> None:
     for_sure = asked_to_leave or step == job.config.train.steps
-    if not for_sure and step % job.config.checkpoint.every_steps:
+    if not for_sure and not job.checkpoints.due(step):
         return
     job.outside.reporter.beat("checkpoint")
+    if job.stepper.ledger is not None:
+        job.stepper.ledger.sync()
     with job.stepper.watch.host_part("checkpoint"):
         if for_sure:
             job.checkpoints.save_for_sure(step)

@@ -1,33 +1,38 @@
 """One rank's training from beginning to end: this file is the trainer's table of contents."""
 
+import json
 from pathlib import Path
-from typing import cast
 
 import torch
+from torch import nn
 
+from orchestrator.contract.env import RankEnv
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.training import TrainingConfig
-from trainer.checkpoint.resume import resume
+from trainer.building import build_model, choose_passes
+from trainer.checkpoint.resume import find_checkpoint, resume
 from trainer.checkpoint.save import Checkpoints
-from trainer.checkpoint.state import Stream, TrainingState
+from trainer.checkpoint.state import Origin, Stream, TrainingState, trained_parameters
 from trainer.data.batches import Batches
-from trainer.data.corpus import NUM_BYTES, Corpus, find_corpus
-from trainer.evaluate import EvaluationData, Evaluator
+from trainer.data.ledger import SampleLedger, Start
+from trainer.data.loader import Loader
+from trainer.data.opening import open_sequences
+from trainer.evaluate import Evaluator
 from trainer.flops import flops_per_token, job_peak
 from trainer.loop import Training, train
 from trainer.loss import TokenLoss
-from trainer.model.build import build_stages, check_model, read_model_config
-from trainer.model.decoder import Decoder, StageSlice
-from trainer.model.fresh import allocate, draw_weights
+from trainer.model.adapters import base_of
+from trainer.model.build import check_model, read_model_config
+from trainer.model.decoder import Decoder
+from trainer.model.float8 import scale_after_steps
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
-from trainer.parallel.activation import apply_activation_checkpointing
 from trainer.parallel.context import local_positions
-from trainer.parallel.data import apply_data_parallel
-from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
-from trainer.passes import Passes, WholeModel
+from trainer.parallel.data import gather_after_step, parameters_to_update
+from trainer.parallel.tied import find_tied
+from trainer.passes import Passes
 from trainer.profiling import Profiling
-from trainer.ranks import Ranks, arrange, process_group, shared_from_first
+from trainer.ranks import Ranks, arrange, process_group
 from trainer.report import open_report
 from trainer.step import Stepper
 from trainer.timing import stopwatch
@@ -41,41 +46,50 @@ def main(config: TrainingConfig, outside: Outside) -> int:
 
 
 def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
+    job, done = assemble(ranks, config, outside)
+    with job.stepper.batches:
+        return train(job, done)
+
+
+def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Training, int]:
+    """All that trains, and how many steps were done before."""
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
-    batches = open_data(config, ranks)
-    stages = build_model(config, ranks)
-    for stage in stages:
-        parallelise(stage, config, ranks)
-        allocate(stage, ranks.device)
-        stage.place(batches.positions_T.unsqueeze(0).to(ranks.device))
-        draw_weights(stage, config.train.seed)
-    parameters = [pair for stage in stages for pair in stage.plain_parameters()]
-    optimizer = build_optimizer([p for _, p in parameters], config.train.optimizer)
-    state = TrainingState(stages, optimizer, stream_of(config, batches.corpus), ranks)
-    done = resume(run.checkpoints, state, outside.reporter)
-    tokens_per_step = config.train.global_batch_size * config.data.sequence_length
-    tokens_per_rank = tokens_per_step // (config.mesh.data_parallel * config.mesh.cp)
-    loss = TokenLoss(tokens_per_rank, ranks.device, config.train.z_loss)
+    batches = open_data(config, ranks, outside)
+    found = find_checkpoint(run.checkpoints, ranks, config.checkpoint.verify)
+    stages = build_model(config, ranks, batches.positions_T, resumed=found.folder is not None)
+    parameters = named_to_update(stages)
+    optimizer = optimizer_of(config, stages, [parameter for _, parameter in parameters])
+    state = TrainingState(
+        parameters=trained_parameters(stages),
+        optimizer=optimizer,
+        stream=stream_of(config, batches),
+        origin=origin_of(config),
+        ranks=ranks,
+    )
+    done = resume(found, state, outside.reporter)
+    tied = find_tied(stages, ranks.mesh["pp"].get_group())
+    tied.follow(optimizer)
     watch = stopwatch(ranks.device)
-    passes = WholeModel(stages[0], loss, config.mesh.tp > 1, watch)
+    passes = choose_passes(stages, config, ranks, loss_of(config, ranks), tied, watch)
     stepper = Stepper(
         parameters=parameters,
+        tied=tied.copies,
         passes=passes,
         optimizer=optimizer,
-        batches=batches,
+        batches=Loader(batches),
         ranks=ranks,
-        tokens_per_step=tokens_per_step,
+        tokens_per_step=tokens_per_step(config),
         grad_clip=config.train.grad_clip,
         watch=watch,
+        ledger=open_ledger(run, batches, ranks.env) if ranks.env.rank == 0 else None,
     )
-    checkpoints = Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter)
     job = Training(
         config=config,
         ranks=ranks,
         stepper=stepper,
         skips=state.skips,
-        checkpoints=checkpoints,
+        checkpoints=Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter),
         evaluator=evaluator_of(config, batches, passes, stages, outside),
         profiling=profiling_of(config, ranks, outside),
         # One writer: the totals are the same on every rank.
@@ -83,54 +97,86 @@ def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
         peak_tokens_per_second=peak_tokens_per_second(config, stages, ranks),
         outside=outside,
     )
-    return train(job, done)
+    return job, done
 
 
-def open_data(config: TrainingConfig, ranks: Ranks) -> Batches:
-    batch = config.train.global_batch_size
-    # Rank 0 lists the files for all, so that all have the same list.
-    corpus = shared_from_first(lambda: find_corpus(config.data, batch))
+def open_data(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Batches:
+    def check(num_tokens: int) -> None:
+        """Before data is packed for hours."""
+        values = read_model_config(config.model)
+        check_model(values, num_tokens, config.data.sequence_length)
+
+    tokens = RunDir(Path(config.out)).tokens
+    data = open_sequences(config, tokens, check, outside.reporter)
+    coords = config.mesh.coords(ranks.env.rank)
     return Batches(
-        corpus=corpus,
+        train=data.train,
+        validation=data.validation,
+        fingerprint=data.fingerprint,
         seed=config.train.seed,
-        global_batch_size=batch,
+        global_batch_size=config.train.global_batch_size,
         micro_batch_size=config.micro_batch_size,
         data_parallel=config.mesh.data_parallel,
         data_rank=ranks.data_rank,
-        positions_T=local_positions(config.data.sequence_length),
+        accountable=not any(coords[axis] for axis in ("pp", "cp", "tp")),
+        positions_T=local_positions(
+            config.data.sequence_length, config.parallel.context, config.mesh.cp, coords["cp"]
+        ),
         device=ranks.device,
     )
 
 
-def build_model(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
-    """The stages of this rank, on the meta device."""
-    values = read_model_config(config.model)
-    check_model(values, NUM_BYTES, config.data.sequence_length)
-    if config.mesh.tp > 1:
-        check_tensor_parallel(values, config.mesh.tp, config.data.sequence_length)
-    layers = values.num_hidden_layers
-    return build_stages(values, [StageSlice(0, layers, layers)])
+def named_to_update(stages: list[Decoder]) -> list[tuple[str, nn.Parameter]]:
+    """What the optimizer works on, under the parameters' plain names."""
+    return [pair for stage in stages for pair in parameters_to_update(stage)]
 
 
-def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
-    """Inside out: tensors are cut, layers wrapped and compiled, and what is left is sharded."""
-    if config.mesh.tp > 1:
-        apply_tensor_parallel(decoder, ranks.mesh["tp"])
-    train = config.train
-    apply_activation_checkpointing(decoder, train.activation_checkpointing, train.checkpoint_every)
-    if train.compile:
-        for layer in decoder.layers.values():
-            layer.compile()
-    apply_data_parallel(decoder, ranks.mesh, train.dtype)
+def optimizer_of(
+    config: TrainingConfig, stages: list[Decoder], parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    optimizer = build_optimizer(parameters, config.train.optimizer)
+    gather_after_step(optimizer, stages)
+    if config.train.float8:
+        scale_after_steps(stages, optimizer)
+    return optimizer
 
 
-def stream_of(config: TrainingConfig, corpus: Corpus) -> Stream:
+def tokens_per_step(config: TrainingConfig) -> int:
+    return config.train.global_batch_size * config.data.sequence_length
+
+
+def loss_of(config: TrainingConfig, ranks: Ranks) -> TokenLoss:
+    per_rank = tokens_per_step(config) // (config.mesh.data_parallel * config.mesh.cp)
+    return TokenLoss(per_rank, ranks.device, config.train.z_loss)
+
+
+def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
     return Stream(
         seed=config.train.seed,
         global_batch_size=config.train.global_batch_size,
         sequence_length=config.data.sequence_length,
-        data=corpus.fingerprint,
+        data=batches.fingerprint,
+        base=base_of(config.model),
     )
+
+
+def origin_of(config: TrainingConfig) -> Origin:
+    tokenizer = config.data.tokenizer
+    return Origin(
+        config=json.loads(read_model_config(config.model).to_json_string(use_diff=False)),
+        tokenizer=str(Path(tokenizer).resolve()) if Path(tokenizer).is_dir() else tokenizer,
+    )
+
+
+def open_ledger(run: RunDir, batches: Batches, env: RankEnv) -> SampleLedger:
+    start = Start(
+        attempt=env.attempt,
+        seed=batches.seed,
+        num_samples=batches.train.num,
+        global_batch_size=batches.global_batch_size,
+        data=batches.fingerprint,
+    )
+    return SampleLedger(run.samples, start)
 
 
 def evaluator_of(
@@ -145,7 +191,7 @@ def evaluator_of(
     return Evaluator(
         every=config.train.eval_every,
         sequences=config.train.eval_sequences,
-        data=cast(EvaluationData, batches),
+        data=batches,
         passes=passes,
         stages=stages,
         device=batches.device,

@@ -3,14 +3,12 @@ so that readers see whole lines.
 """
 
 import json
-import logging
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-LOG = logging.getLogger("trainer")
+from trainer.lines import LineFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,24 +60,14 @@ class StepMetrics:
 
 
 class MetricsFile:
-    """Appends; what a crash cut off at the end is closed with a newline first."""
-
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+        self._lines = LineFile(path)
 
     def append(self, metrics: StepMetrics) -> None:
-        """Write a line; a full disk costs lines, never the training."""
-        try:
-            os.write(self._fd, to_line(metrics))
-        except OSError as exc:
-            LOG.warning("the metrics of step %d could not be written: %s", metrics.step, exc)
+        self._lines.append(to_line(metrics))
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._lines.close()
 
 
 def to_line(metrics: StepMetrics) -> bytes:

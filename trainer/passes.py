@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.parallel import loss_parallel
 
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums, TokenLoss
 from trainer.model.decoder import Decoder
-from trainer.parallel.data import reduce_gradients_in_backward
+from trainer.parallel.data import finish_reducing_gradients, reduce_gradients_in_backward
 from trainer.timing import Stopwatch
 
 
@@ -42,13 +43,23 @@ class WholeModel:
                     loss = self._loss(self._decoder(batch.inputs_BT), batch.labels_BT)
                 with self._watch.part("backward"):
                     loss.backward()
+        finish_reducing_gradients(self._decoder)
         return self._loss.take()
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> LossSums:
         with torch.no_grad(), loss_context(self._tensor_parallel):
             for batch in batches:
                 self._loss(self._decoder(batch.inputs_BT), batch.labels_BT)
+        free_gathered(self._decoder)
         return self._loss.take()
+
+
+def free_gathered(decoder: Decoder) -> None:
+    """Free the weights that FSDP gathered for a forward pass and keeps for a backward pass that
+    does not come: as long as it does, a checkpoint finds them in the place of the shards."""
+    for module in decoder.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def loss_context(tensor_parallel: bool) -> AbstractContextManager[None]:

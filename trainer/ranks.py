@@ -43,6 +43,23 @@ class Ranks:
         return self.mesh["tp"].size()
 
     @property
+    def shards(self) -> DeviceMesh:
+        """Ranks that share one copy of the weights: those of dp_shard, and those of cp, which pass
+        other tokens of the same sequences through the same weights."""
+        return self._with_context("dp_shard")
+
+    @property
+    def replicas(self) -> DeviceMesh:
+        """Ranks that each have a copy of the weights, where no axis shards them."""
+        return self._with_context("dp_replicate")
+
+    def _with_context(self, axis: str) -> DeviceMesh:
+        if self.mesh["cp"].size() == 1:
+            return self.mesh[axis]
+        # torch remembers a flattened mesh by its name, so asking again makes no new groups.
+        return self.mesh[axis, "cp"]._flatten(f"{axis}_cp")
+
+    @property
     def stage_ranks(self) -> int:
         """Ranks that work on the same pipeline stages as this one, this one included."""
         return self.mesh.size() // self.mesh["pp"].size()
@@ -105,6 +122,11 @@ def arrange(mesh: Mesh, env: RankEnv) -> Ranks:
     )
 
 
+def joined(*meshes: DeviceMesh) -> DeviceMesh:
+    """One mesh of all their axes, in that order; they must be cut from the same one."""
+    return DeviceMesh._concatenate(list(meshes))
+
+
 def device_of(env: RankEnv) -> torch.device:
     return (
         torch.device("cuda", env.local_rank) if torch.cuda.is_available() else torch.device("cpu")
@@ -123,6 +145,20 @@ def shared_from_first(ask: Callable[[], T]) -> T:
     if isinstance(answer[0], TrainingError):
         raise answer[0]
     return cast(T, answer[0])
+
+
+def checked_by_all(check: Callable[[], None]) -> None:
+    """Raise, on every rank, the TrainingError that `check` raises on the first that it does on."""
+    mine: list[TrainingError] = []
+    try:
+        check()
+    except TrainingError as exc:
+        mine = [exc]
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, [(exc.message, exc.fix) for exc in mine])
+    for errors in told:
+        for message, fix in errors:
+            raise TrainingError(message, fix=fix)
 
 
 def memory_bytes(device: torch.device) -> int:

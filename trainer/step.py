@@ -8,12 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.data.batches import Batches
+from trainer.data.ledger import SampleLedger, Sums
+from trainer.data.loader import Loader
 from trainer.gradients import clip_factor, local_gradients, not_finite, scale, squared_norm
 from trainer.loss import LossSums
 from trainer.optimizer import set_lr
 from trainer.passes import Passes
-from trainer.ranks import Ranks, peak_memory_bytes
+from trainer.ranks import Ranks
 from trainer.signals import StopRequest
 from trainer.timing import Stopwatch
 
@@ -29,10 +30,12 @@ class Totals:
     tokens: float
     """Learned tokens of the global batch."""
     grad_norm: float
-    peak_memory_bytes: int
-    """The largest of all ranks."""
     stop: bool
     """Some rank was asked to leave."""
+    save_failed: bool
+    """Some rank knows that the checkpoint being written has failed."""
+    read: Sums
+    """Which samples all ranks together have read."""
     bad_gradients: Sequence[str] = ()
     """Parameters whose gradient is not finite, as far as this rank holds it."""
 
@@ -44,16 +47,20 @@ class Totals:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepper:
     parameters: Sequence[tuple[str, nn.Parameter]]
+    tied: Sequence[nn.Parameter]
+    """Those of them that another stage has a copy of."""
     passes: Passes
     optimizer: torch.optim.Optimizer
-    batches: Batches
+    batches: Loader
     ranks: Ranks
     tokens_per_step: int
     """Of the global batch, learned or not."""
     grad_clip: float | None
     watch: Stopwatch
+    ledger: SampleLedger | None = None
+    """On rank 0."""
 
-    def run(self, step: int, lr: float, stop: StopRequest) -> Totals:
+    def run(self, step: int, lr: float, stop: StopRequest, save_failed: bool = False) -> Totals:
         """Do `step`, counted from 1. An update that would spoil the model is left out, and then
         weights and optimizer are as they were, bit by bit, on every rank.
 
@@ -63,8 +70,9 @@ class Stepper:
             batches = self.batches.of_step(step)
         with self.watch.part("passes"):
             sums = self.passes.train(batches)
-        parts = local_gradients((p for _, p in self.parameters), self.ranks.stage_ranks)
-        totals = self._total(sums, squared_norm(parts, self.ranks.device), stop.asked)
+        parts = local_gradients((p for _, p in self.parameters), self.ranks.stage_ranks, self.tied)
+        norm2 = squared_norm(parts, self.ranks.device)
+        totals = self._total(sums, norm2, stop.asked, save_failed)
         with self.watch.part("optimizer"):
             if totals.finite:
                 clip = clip_factor(totals.grad_norm, self.grad_clip)
@@ -74,29 +82,30 @@ class Stepper:
             elif totals.tokens:
                 totals = replace(totals, bad_gradients=not_finite(self.parameters))
             self.optimizer.zero_grad()
+        if self.ledger is not None:
+            self.ledger.append(step, totals.read)
         return totals
 
-    def _total(self, sums: LossSums, norm2: torch.Tensor, stop: bool) -> Totals:
+    def _total(self, sums: LossSums, norm2: torch.Tensor, stop: bool, save_failed: bool) -> Totals:
         """One collective for all that the ranks must agree on at the end of a step."""
-        ranks = self.ranks
         counts = torch.stack([sums.loss, sums.z_loss, sums.tokens, norm2])
         # Filled in place: a tensor made of Python numbers would make the host wait for its copy.
-        # Each rank's memory has a place of its own, so that adding up leaves it as it is.
-        told = torch.zeros(1 + ranks.mesh.size(), dtype=torch.float64, device=ranks.device)
-        told[0] = float(stop)
-        told[1 + ranks.env.rank] = float(peak_memory_bytes(ranks.device))
+        told = torch.zeros(2 + len(Sums._fields), dtype=torch.float64, device=norm2.device)
+        for place, number in enumerate((float(stop), float(save_failed), *self.batches.read)):
+            told[place] = number
         vector = torch.cat([counts, told])
         dist.all_reduce(vector)
-        loss, z_loss, tokens, norm2_sum, stops, *memory = vector.tolist()
+        loss, z_loss, tokens, norm2_sum, stops, failures, *read = vector.tolist()
         # Ranks that differ in tp alone have counted the same tokens.
-        loss, z_loss, tokens = (value / ranks.tp for value in (loss, z_loss, tokens))
+        loss, z_loss, tokens = (value / self.ranks.tp for value in (loss, z_loss, tokens))
         return Totals(
             loss=loss / tokens if tokens else math.nan,
             z_loss=z_loss / tokens if tokens else math.nan,
             tokens=tokens,
             grad_norm=norm2_sum**0.5 * self._learned(tokens),
-            peak_memory_bytes=int(max(memory)),
             stop=stops > 0,
+            read=Sums(*read),
+            save_failed=failures > 0,
         )
 
     def _learned(self, tokens: float) -> float:

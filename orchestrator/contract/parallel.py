@@ -1,7 +1,8 @@
 """How a job is split: the degrees of the mesh, and the method on each of its axes."""
 
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal, Self
 
 from orchestrator.contract.codec import Invalid, Problem
@@ -85,16 +86,26 @@ class ParallelSpec:
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
 
     def __post_init__(self) -> None:
-        if self.data != "fsdp" and self.dp_shard not in ("auto", 1):
-            raise Invalid(
-                [
-                    Problem(
-                        path="dp_shard",
-                        value=self.dp_shard,
-                        limit=f"1 with data: {self.data}, which shards no weights",
-                        fix=f"set dp_replicate to {self.dp_shard} and dp_shard to 1",
-                    )
-                ]
+        if self.data != "fsdp" and (problems := [*self._problems_of_copies()]):
+            raise Invalid(problems)
+
+    def _problems_of_copies(self) -> Iterator[Problem]:
+        if self.dp_shard not in ("auto", 1):
+            yield Problem(
+                path="dp_shard",
+                value=self.dp_shard,
+                limit=f"1 with data: {self.data}, which shards no weights",
+                fix=f"set dp_replicate to {self.dp_shard} and dp_shard to 1",
+            )
+        if self.fsdp != FsdpSpec():
+            names = [field.name for field in fields(FsdpSpec)]
+            default = FsdpSpec()
+            given = [n for n in names if getattr(self.fsdp, n) != getattr(default, n)]
+            yield Problem(
+                path="fsdp",
+                value=", ".join(given),
+                limit=f"left out with data: {self.data}",
+                fix="remove fsdp, or set data to fsdp",
             )
 
     def filled(self, world_size: int) -> Self:

@@ -1,7 +1,7 @@
 """The split of a job over ranks, as the planner decided it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.contract.mesh import Mesh
@@ -13,6 +13,8 @@ class Memory:
 
     peak_bytes: int
     items: Mapping[str, int]
+    host: Mapping[str, int] = field(default_factory=dict)
+    """What is offloaded to the host's own memory instead, and not among `items`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,8 @@ class Plan:
     """Names in node-rank order, as planned; the leader binds again to the hosts that came."""
     ranks_per_host: int
     memory: Memory
+    methods: Mapping[str, str] = field(default_factory=dict)
+    """How each axis in use does its part, in words: pipeline, data, context, tensor, …"""
     notes: tuple[str, ...] = ()
     """What a person should know of how the plan came about."""
 

@@ -5,6 +5,8 @@
   plan-<n>.json           mesh, batch, memory, placement; trainer-<n>.json is its trainer config
   journal.jsonl           append-only, one writer; the state of the job is its fold
   metrics.jsonl           a line per optimizer step
+  samples.jsonl           the sample ledger: a line per optimizer step
+  tokens/                 token files made of data that is none: train.tokens, validation.tokens
   tensorboard/, wandb/    the same, where asked for
   token                   the job's secret, mode 0600
   leader.json             where the present leader listens
@@ -36,6 +38,14 @@ class RunDir:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def tokens(self) -> Path:
+        return self.path / "tokens"
 
     @property
     def token(self) -> Path:

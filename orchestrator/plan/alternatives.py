@@ -7,27 +7,34 @@ changes the training itself, so it costs more than one of the split.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from orchestrator.cluster.inventory import Inventory
+from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec import JobSpec
-from orchestrator.plan.degrees import (
-    NOT_RUN_YET,
-    choose_mesh,
-    divisors,
-    refusals,
-    tensor_degrees,
-)
+from orchestrator.plan.degrees import choose_mesh, divisors, tensor_degrees
+from orchestrator.plan.refusals import context_parts, refusals
 from orchestrator.plan.shape import ModelShape
 
-Edits = Mapping[str, int | str]
+Value = int | str | bool | tuple[str, ...]
+Edits = Mapping[str, Value]
 """Path of a key of the spec -> its new value."""
 
-COST = {"train.global_batch_size": 2.5, "cluster.hosts": 1.5, "train.micro_batch_size": 0.5}
+COST = {
+    "train.global_batch_size": 2.5,
+    "cluster.hosts": 1.5,
+    "train.micro_batch_size": 0.5,
+    "parallel.pipeline.stages_per_rank": 0.25,
+}
 """Of changing a key; 1 for any other."""
 SHORTEST_SEQUENCE = 8
 SHOWN = 3
+SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "zbv")
+METHODS = ("ring", "ulysses", "all_gather")
+FARTHEST = 2
+"""No pp or cp is tried that is more than this many times what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class Alternative:
     mesh: Mesh
 
     def __str__(self) -> str:
-        wanted = " ".join(f"--set {path}={value}" for path, value in self.edits.items())
+        wanted = " ".join(f"--set {path}={_shown(value)}" for path, value in self.edits.items())
         return f"{wanted}  ({self.mesh})"
 
 
@@ -46,11 +53,14 @@ def nearest_plans(
     """Up to three, the nearest first."""
     found: list[Alternative] = []
     alike = set()
-    tried = {tuple(sorted(e.items())): e for e in _candidates(spec, inventory, shape)}
+    tried = {tuple(sorted(e.items(), key=str)): e for e in _candidates(spec, inventory, shape)}
     for edits in sorted(tried.values(), key=lambda edits: _distance(spec, edits)):
         if any(known.edits.items() <= edits.items() for known in found):
             continue
-        changed = apply(spec, edits)
+        try:
+            changed = apply(spec, edits)
+        except Invalid:
+            continue  # Keys that exclude each other.
         mesh = choose_mesh(changed, shape)
         kind = (mesh, tuple((path, _grows(spec, path, value)) for path, value in edits.items()))
         if edits and kind not in alike and not refusals(changed, inventory, shape, mesh):
@@ -62,31 +72,75 @@ def nearest_plans(
 
 
 def apply(spec: JobSpec, edits: Edits) -> JobSpec:
-    """`spec` with other values at paths of the form `section.key`."""
-    sections: dict[str, dict[str, Any]] = {}
-    for path, value in edits.items():
-        section, _, key = path.partition(".")
-        sections.setdefault(section, {})[key] = value
-    changed: dict[str, Any] = {
-        name: replace(getattr(spec, name), **values) for name, values in sections.items()
-    }
-    return replace(spec, **changed)
+    """`spec` with other values at paths of the form `section.key`, or deeper.
+
+    Raises:
+        Invalid: the values exclude each other or what is there.
+    """
+    changed: JobSpec = _changed_value(spec, {tuple(p.split(".")): v for p, v in edits.items()})
+    return changed
+
+
+def _changed_value(value: Any, edits: Mapping[tuple[str, ...], Value]) -> Any:
+    """All keys of one value at once, for what they are together is checked as it is made."""
+    inside: dict[str, dict[tuple[str, ...], Value]] = {}
+    for (key, *rest), new in edits.items():
+        inside.setdefault(key, {})[tuple(rest)] = new
+    return replace(
+        value,
+        **{
+            key: deeper[()] if () in deeper else _changed_value(getattr(value, key), deeper)
+            for key, deeper in inside.items()
+        },
+    )
 
 
 def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Iterator[Edits]:
     """Changes that may help; every one has what no plan goes without."""
-    needed: dict[str, int | str] = {
-        f"parallel.{axis}": 1 for axis in NOT_RUN_YET if getattr(spec.parallel, axis) > 1
-    }
-    if SHORTEST_SEQUENCE <= shape.max_positions < spec.data.sequence_length:
-        needed["data.sequence_length"] = shape.max_positions
+    needed = _needed(spec, shape)
     for hosts, ranks in _sizes(spec, inventory):
         base = needed | _changed(spec, {"cluster.hosts": hosts, "cluster.gpus_per_host": ranks})
         yield base
-        for tp in tensor_degrees(apply(spec, base), shape):
-            for shard in divisors(hosts * ranks // tp):
-                mesh = Mesh(dp_replicate=hosts * ranks // tp // shard, dp_shard=shard, tp=tp)
-                yield from _with_mesh(spec, base, mesh)
+        resized = apply(spec, base)
+        for pp, cp in _outer_degrees(spec, hosts * ranks):
+            outer = base | _changed(spec, {"parallel.pp": pp, "parallel.cp": cp})
+            for tp in tensor_degrees(_with_cp(resized, cp), shape):
+                rest, left = divmod(hosts * ranks, pp * cp * tp)
+                if left:
+                    continue
+                for shard in divisors(rest) if spec.parallel.data == "fsdp" else [1]:
+                    mesh = Mesh(pp=pp, dp_replicate=rest // shard, dp_shard=shard, cp=cp, tp=tp)
+                    yield from _with_mesh(spec, outer, mesh)
+
+
+def _needed(spec: JobSpec, shape: ModelShape) -> dict[str, Value]:
+    """What must change in any case."""
+    needed: dict[str, Value] = {}
+    longest = min(shape.max_positions, shape.window or shape.max_positions)
+    if SHORTEST_SEQUENCE <= longest < spec.data.sequence_length:
+        needed["data.sequence_length"] = longest
+    if spec.model.lora is not None:
+        names = list(dict.fromkeys(name for name, _, _ in shape.linear))
+        kept = tuple(name for name in spec.model.lora.target_modules if name in names)
+        if not kept or len(kept) < len(spec.model.lora.target_modules):
+            needed["model.lora.target_modules"] = kept or (names[0],)
+    return needed
+
+
+def _outer_degrees(spec: JobSpec, world: int) -> Iterator[tuple[int, int]]:
+    """pp and cp: as asked, then those about as large that divide the world; 1 stays 1."""
+    wish = spec.parallel
+    sizes = (
+        [d for d in divisors(world) if d <= FARTHEST * asked] if asked > 1 else [1]
+        for asked in (wish.pp, wish.cp)
+    )
+    for pp, cp in product(*sizes):
+        if world % (pp * cp) == 0:
+            yield pp, cp
+
+
+def _with_cp(spec: JobSpec, cp: int) -> JobSpec:
+    return replace(spec, parallel=replace(spec.parallel, cp=cp))
 
 
 def _sizes(spec: JobSpec, inventory: Inventory) -> Iterator[tuple[int, int]]:
@@ -104,32 +158,62 @@ def _sizes(spec: JobSpec, inventory: Inventory) -> Iterator[tuple[int, int]]:
 
 
 def _with_mesh(spec: JobSpec, base: Edits, mesh: Mesh) -> Iterator[Edits]:
-    """`mesh`, with the micro batch or the batch made to fit it."""
+    """`mesh`, with micro batch, batch and methods made to fit it."""
     wish = spec.parallel
-    degrees = {
+    degrees: dict[str, Value] = {
         "parallel.dp_replicate": mesh.dp_replicate,
         "parallel.dp_shard": "auto" if wish.dp_shard == "auto" else mesh.dp_shard,
         "parallel.tp": "auto" if wish.tp == "auto" else mesh.tp,
     }
+    batches = list(_batches(spec, mesh))
+    for methods in _methods(spec, mesh):
+        for train in batches:
+            yield {**base, **_changed(spec, {**degrees, **methods, **train})}
+
+
+def _batches(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
+    """Micro batch and global batch as asked, or the next ones that the data ranks divide, and, with
+    a pipeline, that make whole rounds of it."""
     batch, micro = spec.train.global_batch_size, spec.train.micro_batch_size
     for new_micro in dict.fromkeys((micro, "auto")):
-        step = mesh.data_parallel * (1 if new_micro == "auto" else new_micro)
-        below, above = batch // step * step, -(-batch // step) * step
-        for new_batch in {batch} if below == batch else {below or step, above}:
-            train = {"train.micro_batch_size": new_micro, "train.global_batch_size": new_batch}
-            yield {**base, **_changed(spec, {**degrees, **train})}
+        a_pass = mesh.data_parallel * (1 if new_micro == "auto" else new_micro)
+        for unit in dict.fromkeys((a_pass, a_pass * mesh.pp)):
+            below, above = batch // unit * unit, -(-batch // unit) * unit
+            for new_batch in {batch} if below == batch else {below or unit, above}:
+                yield {"train.micro_batch_size": new_micro, "train.global_batch_size": new_batch}
 
 
-def _changed(spec: JobSpec, values: Edits) -> dict[str, int | str]:
+def _methods(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
+    """As asked, then one axis' method changed; where a degree changes, its method need not."""
+    wish = spec.parallel
+    yield {}
+    if mesh.pp == wish.pp > 1:
+        for schedule in SCHEDULES:
+            auto = "parallel.pipeline.stages_per_rank"
+            yield {"parallel.pipeline.schedule": schedule, auto: "auto"}
+    if mesh.cp == wish.cp > 1:
+        for method in METHODS:
+            yield {"parallel.context": method}
+        parts = context_parts(spec, mesh) * mesh.tp
+        shorter = spec.data.sequence_length // parts * parts
+        if SHORTEST_SEQUENCE <= shorter < spec.data.sequence_length:
+            yield {"data.sequence_length": shorter}
+    if not isinstance(wish.fsdp.reshard_after_forward, bool):
+        yield {"parallel.fsdp.reshard_after_forward": True}
+
+
+def _changed(spec: JobSpec, values: Mapping[str, Value]) -> dict[str, Value]:
     return {path: value for path, value in values.items() if _value(spec, path) != value}
 
 
 def _value(spec: JobSpec, path: str) -> Any:
-    section, _, key = path.partition(".")
-    return getattr(getattr(spec, section), key)
+    value: Any = spec
+    for key in path.split("."):
+        value = getattr(value, key)
+    return value
 
 
-def _grows(spec: JobSpec, path: str, value: int | str) -> bool:
+def _grows(spec: JobSpec, path: str, value: Value) -> bool:
     before = _value(spec, path)
     return isinstance(value, int) and isinstance(before, int) and value > before
 
@@ -139,6 +223,12 @@ def _distance(spec: JobSpec, edits: Edits) -> tuple[float, float, str]:
     factors = 0.0
     for path, value in edits.items():
         before = _value(spec, path)
-        if isinstance(value, int) and isinstance(before, int):
+        if isinstance(value, int) and isinstance(before, int) and value and before:
             factors += abs(math.log2(value / before))
     return cost, factors, str(sorted(edits.items()))
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,14 +1,10 @@
-"""Which degrees a spec means, and why they cannot be where they cannot."""
+"""Which degrees a spec means; whether they can be is for `refusals`."""
 
-from collections.abc import Iterator
+import math
 
-from orchestrator.cluster.inventory import Inventory
-from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.shape import ModelShape
-
-BYTE_TOKENS = 256
-NOT_RUN_YET = {"pp": "pipeline", "cp": "context"}
 
 
 def divisors(number: int) -> list[int]:
@@ -19,25 +15,49 @@ def divisors(number: int) -> list[int]:
 
 def tensor_split(spec: JobSpec, shape: ModelShape) -> dict[str, int]:
     """What tensor and sequence parallelism split, each into equal parts."""
+    cp = spec.parallel.cp
+    if cp == 1:
+        tokens = {"tokens of a sequence": spec.data.sequence_length}
+    else:
+        # Where cp does not divide the sequence, that is said of cp and not of tp.
+        tokens = {"tokens of a cp rank's part": math.ceil(spec.data.sequence_length / cp)}
+        tokens = tokens if spec.data.sequence_length % cp == 0 else {}
     return {
         "heads": shape.num_heads,
         "kv heads": shape.num_kv_heads,
         "vocabulary entries": shape.vocab_size,
         "intermediate columns": shape.intermediate_size,
-        "tokens of a sequence": spec.data.sequence_length,
+        **tokens,
     }
+
+
+def ulysses_refusals(shape: ModelShape, tp: int, cp: int) -> list[str]:
+    """Heads that Ulysses cannot deal out to `cp` ranks; kv heads are copied where there are fewer
+    than ranks."""
+    of_rank = " of a tp rank" if tp > 1 else ""
+    heads, kv_heads = shape.num_heads // tp, max(1, shape.num_kv_heads // tp)
+    uneven = [f"divide the {heads} heads{of_rank}"] if heads % cp else []
+    if kv_heads % cp and cp % kv_heads:
+        uneven.append(f"divide, or be a multiple of, the {kv_heads} kv heads{of_rank}")
+    return uneven
 
 
 def tensor_degrees(spec: JobSpec, shape: ModelShape) -> list[int]:
     """Every tp that stays inside a host and divides what it splits; the largest first."""
-    if spec.train.compile:
-        return [1]  # see `_of_axes`
+    if spec.train.compile or shape.fused:
+        return [1]  # see `refusals`
     parts = tensor_split(spec, shape).values()
     return [
         t
         for t in reversed(divisors(spec.cluster.gpus_per_host))
-        if all(part % t == 0 for part in parts)
+        if all(part % t == 0 for part in parts) and _leaves_heads(spec, shape, t)
     ]
+
+
+def _leaves_heads(spec: JobSpec, shape: ModelShape, tp: int) -> bool:
+    wish = spec.parallel
+    ulysses = wish.cp > 1 and wish.context == "ulysses"
+    return tp == 1 or not ulysses or not ulysses_refusals(shape, tp, wish.cp)
 
 
 def choose_mesh(spec: JobSpec, shape: ModelShape) -> Mesh:
@@ -67,103 +87,10 @@ def sequences_per_pass(spec: JobSpec, mesh: Mesh) -> int:
 
 def _with_tp(spec: JobSpec, tp: int) -> Mesh:
     wish = spec.parallel
-    others = wish.pp * wish.dp_replicate * wish.cp * tp
-    shard = max(1, world_size(spec) // others) if wish.dp_shard == "auto" else wish.dp_shard
+    if wish.dp_shard != "auto":
+        shard = wish.dp_shard
+    elif wish.data != "fsdp":
+        shard = 1
+    else:
+        shard = max(1, world_size(spec) // (wish.pp * wish.dp_replicate * wish.cp * tp))
     return Mesh(pp=wish.pp, dp_replicate=wish.dp_replicate, dp_shard=shard, cp=wish.cp, tp=tp)
-
-
-def refusals(spec: JobSpec, inventory: Inventory, shape: ModelShape, mesh: Mesh) -> tuple[str, ...]:
-    """Every reason why `mesh` cannot be; none means that it can."""
-    return (
-        *_of_hosts(spec, inventory),
-        *_of_model(spec, shape),
-        *_of_axes(spec, shape, mesh),
-        *_of_product(spec, mesh),
-    )
-
-
-def _of_hosts(spec: JobSpec, inventory: Inventory) -> Iterator[str]:
-    hosts, ranks = spec.cluster.hosts, spec.cluster.gpus_per_host
-    able = len(inventory.with_devices(ranks))
-    if able >= hosts:
-        return
-    if len(inventory.hosts) < hosts:
-        yield f"cluster.hosts={hosts}: the inventory has {len(inventory.hosts)}"
-    few = [host for host in inventory.hosts if host.devices < ranks]
-    if few:
-        shown = ", ".join(f"{host.name} has {host.devices}" for host in few[:4])
-        more = f" and {len(few) - 4} more have too few" if len(few) > 4 else ""
-        yield (
-            f"cluster.gpus_per_host={ranks}: only {able} of the {hosts} hosts that are needed"
-            f" have so many devices ({shown}{more})"
-        )
-
-
-def _of_model(spec: JobSpec, shape: ModelShape) -> Iterator[str]:
-    if spec.data.tokenizer == "bytes" and shape.vocab_size < BYTE_TOKENS:
-        yield (
-            f"data.tokenizer=bytes: needs a vocabulary of {BYTE_TOKENS} or more,"
-            f" the model's vocab_size is {shape.vocab_size}"
-        )
-    if spec.data.sequence_length > shape.max_positions:
-        yield (
-            f"data.sequence_length={spec.data.sequence_length}: the model's"
-            f" max_position_embeddings is {shape.max_positions}"
-        )
-
-
-def _of_axes(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Iterator[str]:
-    for axis, words in NOT_RUN_YET.items():
-        degree = getattr(mesh, axis)
-        if degree > 1:
-            yield f"parallel.{axis}={degree}: the bundled trainer runs no {words} parallelism yet"
-    ranks = spec.cluster.gpus_per_host
-    if ranks % mesh.tp:
-        yield (
-            f"parallel.tp={mesh.tp}: must divide the {ranks} ranks of a host,"
-            " or a tensor-parallel group would span hosts"
-        )
-    uneven = [
-        f"{size} {what}" for what, size in tensor_split(spec, shape).items() if size % mesh.tp
-    ]
-    if uneven:
-        yield f"parallel.tp={mesh.tp}: must divide {', '.join(uneven)}"
-    if spec.train.compile and mesh.tp > 1:
-        yield (
-            f"train.compile=true: not with parallel.tp={mesh.tp}, for torch 2.13 then computes"
-            " wrong gradients; set train.compile=false or parallel.tp=1"
-        )
-
-
-def _of_product(spec: JobSpec, mesh: Mesh) -> Iterator[str]:
-    """The degrees must fill the world, and the batch must divide by what they read at once."""
-    world = world_size(spec)
-    if mesh.world_size != world:
-        degrees = [f"{axis}={_wish(spec, axis, mesh)}" for axis in AXES]
-        yield (
-            f"parallel: {' x '.join(degrees)} {_multiplied(spec, mesh)}, not to the {world} ranks"
-            f" of {spec.cluster.hosts} hosts x {spec.cluster.gpus_per_host}"
-        )
-        if spec.parallel.dp_shard == "auto":
-            return
-    per_pass = sequences_per_pass(spec, mesh)
-    if spec.train.global_batch_size % per_pass:
-        micro = spec.train.micro_batch_size
-        by = f" x micro batch {micro}" if micro != "auto" else ""
-        yield (
-            f"train.global_batch_size={spec.train.global_batch_size}: must be a multiple of"
-            f" {mesh.data_parallel} data-parallel ranks{by} = {per_pass}"
-        )
-
-
-def _wish(spec: JobSpec, axis: str, mesh: Mesh) -> str:
-    if getattr(spec.parallel, axis) != "auto":
-        return str(getattr(mesh, axis))
-    return "auto" if axis == "dp_shard" else f"{getattr(mesh, axis)} (auto)"
-
-
-def _multiplied(spec: JobSpec, mesh: Mesh) -> str:
-    if spec.parallel.dp_shard == "auto":
-        others = mesh.world_size // mesh.dp_shard
-        return f"multiply to a multiple of {others}"
-    return f"multiply to {mesh.world_size}"

@@ -18,8 +18,10 @@ def describe_plan(plan: Plan) -> str:
     sections = [
         f"mesh     {plan.mesh}{_ranks(plan)} on {_hosts(plan)}",
         f"batch    {_batch(plan)}",
+        *_methods(plan),
         f"memory   about {show_bytes(plan.memory.peak_bytes)} on the fullest rank",
         *_memory(plan),
+        *_offloaded(plan),
         "",
         *_grid(plan),
     ]
@@ -35,6 +37,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "world_size": plan.world_size,
         "micro_batch_size": plan.micro_batch_size,
         "gradient_accumulation": plan.gradient_accumulation,
+        "activation_checkpointing": plan.activation_checkpointing,
+        "methods": dict(plan.methods),
         "hosts": list(plan.hosts),
         "ranks": [encode(one) for one in places(plan, plan.hosts)],
         "memory": encode(plan.memory),
@@ -61,6 +65,17 @@ def _batch(plan: Plan) -> str:
         f"{parallel * micro * times} sequences a step = {parallel} data-parallel x"
         f" micro batch {micro} x {times} accumulated"
     )
+
+
+def _methods(plan: Plan) -> list[str]:
+    return [f"{what:<9}{method}" for what, method in plan.methods.items()]
+
+
+def _offloaded(plan: Plan) -> list[str]:
+    if not plan.memory.host:
+        return []
+    items = ", ".join(f"{item} {show_bytes(size)}" for item, size in plan.memory.host.items())
+    return [f"  and in the host's memory for each rank: {items}"]
 
 
 def _memory(plan: Plan) -> list[str]:

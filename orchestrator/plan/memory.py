@@ -7,124 +7,174 @@ measured.
 """
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory
 from orchestrator.contract.spec import JobSpec
+from orchestrator.plan.activations import (
+    COMPUTE_BYTES,
+    Checkpointing,
+    activation_bytes,
+    boundary_bytes,
+    logits_bytes,
+)
 from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.stages import StageRank, stage_ranks
 
-Checkpointing = Literal["none", "selective", "full", "every_k"]
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""4 bits, and for each 64 weights a scale of 8 bits, of which 256 share a float32 (Dettmers et al.
+2023, section 3: block sizes 64 and 256)."""
+MOMENTS = {"adamw": 2, "adam": 2, "nadam": 2, "radam": 2, "adafactor": 0, "sgd": 1}
+"""float32 values that the optimizer keeps of each weight; Adafactor keeps sums of rows and columns,
+which are few (Shazeer and Stern 2018)."""
 
-MASTER_BYTES = 4
-"""Weights that the optimizer updates are float32, whatever the model computes in."""
-MOMENT_BYTES = 8
-"""AdamW's two moments, float32 (Loshchilov and Hutter 2019, algorithm 2)."""
-COMPUTE_BYTES = {"float32": 4, "bfloat16": 2}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerParameter:
+    """Bytes of the model states for each parameter."""
+
+    weights: int = 4
+    gradients: int = 4
+    optimizer: int = 8
+
+
+def model_states(parameters: int, ranks: int, level: int, each: PerParameter) -> tuple[int, ...]:
+    """Bytes of weights, gradients and optimizer state of a rank, one of `ranks`, at a ZeRO level.
+
+    Level 1 shards the optimizer's state, 2 the gradients as well, 3 all (Rajbhandari et al. 2020,
+    section 5, figure 1). Rounded up: the first ranks hold what does not divide.
+    """
+    sizes = (each.weights, each.gradients, each.optimizer)
+    first_sharded = 3 - level
+    return tuple(
+        size * (math.ceil(parameters / ranks) if place >= first_sharded else parameters)
+        for place, size in enumerate(sizes)
+    )
 
 
 def memory_of(
     spec: JobSpec, shape: ModelShape, mesh: Mesh, micro: int, kind: Checkpointing
 ) -> Memory:
-    """What one rank of `mesh` needs with micro batches of `micro` sequences."""
-    local = sharded_parameters(shape, mesh)
-    items = {
-        "parameters": local * MASTER_BYTES,
-        "gradients": local * MASTER_BYTES,
-        "optimizer": local * MOMENT_BYTES,
-        "gathered": gathered_bytes(shape, mesh, spec.train.dtype),
-        "activations": micro * activation_bytes(spec, shape, mesh, kind),
-        "logits": micro * logits_bytes(spec, shape, mesh),
-    }
-    return Memory(peak_bytes=sum(items.values()), items=items)
+    """What the fullest rank of `mesh` needs with micro batches of `micro` sequences."""
+    count = max(1, spec.train.global_batch_size // (mesh.data_parallel * micro))
+    ranks = dict.fromkeys(stage_ranks(shape.num_layers, mesh.pp, spec.parallel.pipeline, count))
+    all_items = []
+    for rank in ranks:
+        # GPipe's last stage has all micro batches before it goes back with the first.
+        kept = rank.kept if spec.parallel.pipeline.schedule == "gpipe" else 1
+        passing = {
+            "activations": micro * activation_bytes(spec, shape, mesh, kind, rank),
+            "logits": math.ceil(micro * kept * logits_bytes(spec, shape, mesh)) * rank.is_last,
+        }
+        if mesh.pp > 1:
+            passing["boundaries"] = micro * boundary_bytes(spec, shape, mesh, count, rank)
+        states, host = state_bytes(spec, shape, mesh, rank, count)
+        all_items.append((states | passing, host))
+    items, host = max(all_items, key=lambda pair: sum(pair[0].values()))
+    return Memory(peak_bytes=sum(items.values()), items=items, host=host)
 
 
-def sharded_parameters(shape: ModelShape, mesh: Mesh) -> int:
-    """Parameters that one rank keeps.
+def state_bytes(
+    spec: JobSpec, shape: ModelShape, mesh: Mesh, rank: StageRank, micro_batches: int
+) -> tuple[dict[str, int], Mapping[str, int]]:
+    """Of weights, gradients and optimizer: what is on the device, and what in the host's memory."""
+    wish = spec.parallel
+    own = Weights.of(shape, mesh, rank)
+    trained = own.parameters if spec.model.lora is None else adapter_parameters(spec, shape, rank)
+    sharing = mesh.cp * (mesh.dp_shard if wish.data == "fsdp" else mesh.dp_replicate)
+    level = {"ddp": 0, "zero1": 1, "fsdp": 3}[wish.data]
+    each = PerParameter(optimizer=4 * MOMENTS[spec.train.optimizer.name])
+    weights, gradients, optimizer = model_states(trained, sharing, level, each)
+    if spec.model.lora is not None:
+        frozen = frozen_bytes(spec, shape, mesh, own)
+        weights += math.ceil(frozen / (sharing if level == 3 else 1))
+    states = {"parameters": weights, "gradients": gradients, "optimizer": optimizer}
+    host = {}
+    if wish.data == "fsdp" and wish.fsdp.cpu_offload:
+        host, states = states, dict.fromkeys(states, 0)
+    if level == 3 and sharing > 1 and micro_batches > 1:
+        # Gradients are reduced with the last micro batch; until then each rank adds up its own of
+        # all weights, in the type they are reduced in (FSDPModule.set_requires_gradient_sync).
+        states["gradients"] = trained * COMPUTE_BYTES[spec.train.reduce_dtype]
+    states["gathered"] = gathered_bytes(spec, mesh, own)
+    if wish.data != "fsdp" and sharing > 1:
+        # Every bucket in which gradients are averaged lives until the last one is done.
+        states["buckets"] = trained * COMPUTE_BYTES[spec.train.reduce_dtype]
+    return states, host
 
-    Tensor parallelism splits the matrices; FSDP shards all that is left over dp_shard x cp
-    (ZeRO-3, Rajbhandari et al. 2020, section 5.3). Rounded up: the first ranks hold what does not
-    divide.
-    """
-    replicated = shape.num_layers * shape.layer_replicated + shape.hidden_size
-    split = shape.parameters - replicated
-    own = math.ceil(split / mesh.tp) + replicated
-    return math.ceil(own / (mesh.pp * mesh.dp_shard * mesh.cp))
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Parameters of one rank after pipeline and tensor parallelism, before any sharding."""
+
+    layer: int
+    """Of one decoder layer."""
+    layers: int
+    root: int
+    """Of what is not in a decoder layer: embeddings, the last norm and the head."""
+
+    @classmethod
+    def of(cls, shape: ModelShape, mesh: Mesh, rank: StageRank) -> "Weights":
+        """Tensor parallelism splits the matrices, and each rank has all of the norms."""
+        vocabulary = math.ceil(shape.vocabulary_parameters / mesh.tp)
+        root = (vocabulary + shape.position_parameters) * rank.is_first
+        if rank.is_last:
+            tied_here = shape.tied_embeddings and mesh.pp == 1
+            root += shape.norm_parameters + (0 if tied_here else vocabulary)
+        layer = math.ceil(shape.layer_weights / mesh.tp) + shape.layer_replicated
+        return cls(layer, rank.layers, root)
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer + self.root
 
 
-def gathered_bytes(shape: ModelShape, mesh: Mesh, dtype: str) -> int:
+def gathered_bytes(spec: JobSpec, mesh: Mesh, own: Weights) -> int:
     """Whole units that are in memory while they compute.
 
-    FSDP2 gathers a unit (a decoder layer) before it is used and prefetches the next, so two are
-    whole at once, and the root unit (embeddings and last norm) stays; the backward pass adds the
-    whole gradient of one layer before it is reduced (torch.distributed.fsdp.fully_shard).
+    FSDP2 gathers a unit (a decoder layer) before it is used and prefetches the next, so with a
+    depth of 1 two are whole at once, and the root unit stays; the backward pass adds the whole
+    gradient of one layer before it is reduced. Not resharded after the forward pass, every layer
+    stays whole (torch.distributed.fsdp.fully_shard). Embeddings and heads that are large enough for
+    units of their own are counted as if they, too, stayed.
     """
-    if mesh.dp_shard * mesh.dp_replicate * mesh.cp == 1 and dtype == "float32":
+    wish, dtype = spec.parallel, spec.train.dtype
+    alone = mesh.data_parallel * mesh.cp == 1
+    if dtype == "float32" and (wish.data != "fsdp" or (alone and not wish.fsdp.cpu_offload)):
         return 0
-    layer = math.ceil(shape.layer_weights / mesh.tp) + shape.layer_replicated
-    root = math.ceil(shape.embedding_parameters / mesh.tp) + shape.hidden_size
-    return (2 * layer + root) * COMPUTE_BYTES[dtype] + layer * MASTER_BYTES
+    size = COMPUTE_BYTES[dtype]
+    if wish.data != "fsdp":
+        # Autocast keeps what it cast of the weights for the backward pass.
+        return own.parameters * size
+    whole = 1 + max(wish.fsdp.forward_prefetch, wish.fsdp.backward_prefetch)
+    layers = float(min(whole, own.layers))
+    reshard = wish.fsdp.reshard_after_forward
+    # Schedules with several stages a rank keep whole stages gathered, whatever is asked.
+    if reshard is False or (mesh.pp > 1 and wish.pipeline.stages > 1):
+        layers = own.layers
+    elif reshard is not True:
+        layers += (own.layers - layers) / reshard
+    return math.ceil(layers * own.layer + own.root) * size + own.layer * 4
 
 
-def activation_bytes(spec: JobSpec, shape: ModelShape, mesh: Mesh, kind: Checkpointing) -> int:
-    """What the decoder layers keep of one sequence for the backward pass.
-
-    Counted as Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) count it, for the operations
-    of transformers' llama and qwen3 and an attention kernel that keeps no score matrix: see
-    `_kept_by_layer`. `full` keeps each layer's input and one layer in recomputation (their section
-    5, with Chen et al. 2016 for `every_k`, which treats every √L-th layer so).
-    """
-    size = COMPUTE_BYTES[spec.train.dtype]
-    tokens = math.ceil(spec.data.sequence_length / mesh.cp)
-    layers = math.ceil(shape.num_layers / mesh.pp)
-    whole = _kept_by_layer(shape, mesh, size)
-    only_input = math.ceil(shape.hidden_size / mesh.tp) * size
-    match kind:
-        case "none":
-            kept = layers * whole
-        case "full":
-            kept = layers * only_input + whole
-        case "selective":
-            kept = layers * _kept_by_matmuls(shape, mesh, size) + whole
-        case "every_k":
-            treated = layers // max(1, round(math.sqrt(layers)))
-            kept = (layers - treated) * whole + treated * only_input + whole
-    return tokens * kept
+def adapter_parameters(spec: JobSpec, shape: ModelShape, rank: StageRank) -> int:
+    """Of LoRA's two matrices beside each target (Hu et al. 2021, section 4.1), as if no tensor
+    parallelism split them."""
+    lora = spec.model.lora
+    assert lora is not None
+    sizes = (into + out for name, into, out in shape.linear if name in lora.target_modules)
+    return rank.layers * lora.rank * sum(sizes)
 
 
-def _kept_by_layer(shape: ModelShape, mesh: Mesh, size: int) -> int:
-    """Bytes per token of one decoder layer without checkpointing.
-
-    Each of the two norms keeps its input, once more as float32 (transformers computes norms so);
-    sequence parallelism splits these. The matmuls keep the norms' results, gathered. Attention
-    keeps q, k, v and its result; the MLP keeps gate, up, the activated gate and their product.
-    """
-    norms = 2 * (math.ceil(shape.hidden_size / mesh.tp) * (4 + size) + shape.hidden_size * size)
-    attention = 2 * shape.query_size + 2 * shape.kv_size
-    if shape.qk_norm:
-        attention += shape.query_size + shape.kv_size
-    return norms + math.ceil((attention + 4 * shape.intermediate_size) / mesh.tp) * size
-
-
-def _kept_by_matmuls(shape: ModelShape, mesh: Mesh, size: int) -> int:
-    """Bytes per token of one layer's input and the results of its matmuls and its attention.
-
-    Two of the seven matmuls are as wide as the model on every tp rank, before their sum is
-    scattered; with tp the two gathered inputs and the two scattered sums are kept as well.
-    """
-    split = 2 * shape.query_size + 2 * shape.kv_size + 2 * shape.intermediate_size
-    split += shape.hidden_size * (3 if mesh.tp > 1 else 1)
-    return (shape.hidden_size * (4 if mesh.tp > 1 else 2) + math.ceil(split / mesh.tp)) * size
-
-
-def logits_bytes(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> int:
-    """Logits of one sequence: as computed, as float32 for the loss, and their float32 gradient.
-
-    transformers' `ForCausalLMLoss` takes float32; log-softmax keeps its result as large as they.
-    The vocabulary is split over tp.
-    """
-    tokens = math.ceil(spec.data.sequence_length / mesh.cp)
-    return tokens * math.ceil(shape.vocab_size / mesh.tp) * (COMPUTE_BYTES[spec.train.dtype] + 8)
+def frozen_bytes(spec: JobSpec, shape: ModelShape, mesh: Mesh, own: Weights) -> int:
+    """Of the weights that LoRA leaves as they are; NF4 has those of the layers' matrices."""
+    assert spec.model.lora is not None
+    if spec.model.lora.quantize == "none":
+        return own.parameters * 4
+    matrices = own.layers * (shape.layer_matrices // mesh.tp)
+    return math.ceil((own.parameters - matrices) * 4 + matrices * NF4_BYTES)
 
 
 def show_bytes(count: int) -> str:

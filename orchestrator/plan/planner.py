@@ -8,10 +8,16 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
+from orchestrator.plan.activations import Checkpointing
 from orchestrator.plan.alternatives import nearest_plans
-from orchestrator.plan.degrees import BYTE_TOKENS, choose_mesh, divisors, refusals, tensor_split
-from orchestrator.plan.memory import Checkpointing, memory_of, show_bytes
-from orchestrator.plan.shape import ModelShape, shape_of
+from orchestrator.plan.degrees import choose_mesh, divisors
+from orchestrator.plan.families import shape_of
+from orchestrator.plan.memory import memory_of, show_bytes
+from orchestrator.plan.methods import methods_of
+from orchestrator.plan.notes import notes_of_batch, notes_of_split
+from orchestrator.plan.refusals import BYTE_TOKENS, refusals
+from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.stages import SPLITS_BACKWARD, takes
 
 USED_OF_DEVICE = 0.8
 """What an estimate without allocator slack and buffers may take of a device's memory."""
@@ -35,17 +41,19 @@ def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan
     device_bytes = min(known) if len(known) == len(hosts) else None
     kind, micro = _fill(spec, shape, mesh, device_bytes)
     memory = memory_of(spec, shape, mesh, micro, kind)
+    accumulation = spec.train.global_batch_size // (mesh.data_parallel * micro)
     return Plan(
         mesh=mesh,
         micro_batch_size=micro,
-        gradient_accumulation=spec.train.global_batch_size // (mesh.data_parallel * micro),
+        gradient_accumulation=accumulation,
         activation_checkpointing=kind,
         hosts=tuple(host.name for host in hosts),
         ranks_per_host=spec.cluster.gpus_per_host,
         memory=memory,
+        methods=methods_of(spec, mesh, accumulation),
         notes=(
-            *_notes_of_split(spec, shape, mesh),
-            *_notes_of_batch(spec, mesh, micro, kind, device_bytes),
+            *notes_of_split(spec, shape, mesh),
+            *notes_of_batch(spec, mesh, micro, kind, _bound(device_bytes)),
             *_notes_of_hosts(spec, inventory, memory.peak_bytes, device_bytes),
             *shape.notes,
         ),
@@ -80,50 +88,44 @@ def _fill(
         return memory.items["activations"] + memory.items["logits"] <= MODEST_BYTES
 
     wish, asked = spec.train.activation_checkpointing, spec.train.micro_batch_size
-    least = 1 if asked == "auto" else asked
-    kinds: tuple[Checkpointing, ...] = ("none", "selective", "full") if wish == "auto" else (wish,)
-    kind = next((kind for kind in kinds if fits(least, kind)), kinds[-1])
-    if asked != "auto":
-        return kind, asked
-    shares = divisors(spec.train.global_batch_size // mesh.data_parallel)
-    return kind, next((micro for micro in reversed(shares) if fits(micro, kind)), 1)
+    sizes = micro_sizes(spec, mesh) if asked == "auto" else [asked]
+    kinds = checkpointings(spec, mesh) if wish == "auto" else (wish,)
+    kind = next((kind for kind in kinds if fits(sizes[0], kind)), kinds[-1])
+    return kind, next((micro for micro in reversed(sizes) if fits(micro, kind)), sizes[0])
 
 
-def _notes_of_split(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> list[str]:
-    notes = []
-    if spec.parallel.tp == "auto" and spec.train.compile:
-        notes.append("tp=1 (auto): compile works without tensor parallel alone")
-    elif spec.parallel.tp == "auto":
-        parts = ", ".join(f"{size} {what}" for what, size in tensor_split(spec, shape).items())
-        notes.append(
-            f"tp={mesh.tp} (auto): the largest degree that divides the"
-            f" {spec.cluster.gpus_per_host} ranks of a host, {parts}"
-        )
-    if spec.parallel.dp_shard == "auto":
-        notes.append(f"dp_shard={mesh.dp_shard} (auto): the ranks that the other axes leave")
-    return notes
+def checkpointings(spec: JobSpec, mesh: Mesh) -> tuple[Checkpointing, ...]:
+    """What `auto` may choose from, the least first."""
+    split = mesh.pp > 1 and spec.parallel.pipeline.schedule == SPLITS_BACKWARD
+    return ("none", "full") if split else ("none", "selective", "full")
 
 
-def _notes_of_batch(
-    spec: JobSpec, mesh: Mesh, micro: int, kind: Checkpointing, device_bytes: int | None
-) -> list[str]:
-    if device_bytes is None:
-        bound = (
-            f"activations and logits within {show_bytes(MODEST_BYTES)}"
-            " (the memory of a device is not known)"
-        )
-    else:
-        bound = f"all within {USED_OF_DEVICE:.0%} of a device's {show_bytes(device_bytes)}"
-    notes = []
-    if spec.train.activation_checkpointing == "auto":
-        notes.append(f"activation_checkpointing={kind} (auto): the least that keeps {bound}")
-    if spec.train.micro_batch_size == "auto":
-        share = spec.train.global_batch_size // mesh.data_parallel
-        notes.append(
-            f"micro_batch_size={micro} (auto): the largest divisor of the {share} sequences of a"
-            f" data-parallel rank that keeps {bound}"
-        )
-    return notes
+def micro_sizes(spec: JobSpec, mesh: Mesh) -> list[int]:
+    """Micro batches that `auto` may choose from, the smallest first.
+
+    Those that divide a data-parallel rank's share of the batch and suit the pipeline's schedule;
+    and of these, as far as there are any, those that make two micro batches or more for each of its
+    ranks, else one: with fewer, ranks wait for each other.
+    """
+    share = spec.train.global_batch_size // mesh.data_parallel
+    pipeline = spec.parallel.pipeline
+    sizes = [size for size in divisors(share) if takes(pipeline, mesh.pp, share // size)]
+    if mesh.pp == 1:
+        return sizes
+    for least in (2 * mesh.pp, mesh.pp):
+        if filling := [size for size in sizes if share // size >= least]:
+            return filling
+    return sizes[:1]
+
+
+def _bound(device_bytes: int | None) -> str:
+    """What an estimate is held against, in words."""
+    if device_bytes is not None:
+        return f"all within {USED_OF_DEVICE:.0%} of a device's {show_bytes(device_bytes)}"
+    return (
+        f"activations and logits within {show_bytes(MODEST_BYTES)}"
+        " (the memory of a device is not known)"
+    )
 
 
 def _notes_of_hosts(

@@ -12,7 +12,11 @@ from orchestrator.contract.training import TrainingConfig
 def trainer_config(
     spec: JobSpec, plan: Plan, config: Mapping[str, Any], out: str
 ) -> TrainingConfig:
-    """Everything that was `auto` decided, and the model's config inline: no look-up is left."""
+    """Everything `auto` of the split decided, and the model's config inline: no look-up is left.
+
+    What `auto` means for files and for classes of modules only the trainer can see.
+    """
+    pipeline = replace(spec.parallel.pipeline, stages_per_rank=spec.parallel.pipeline.stages)
     return TrainingConfig(
         model=replace(spec.model, preset=None, config=dict(config), path=None),
         data=spec.data,
@@ -22,7 +26,7 @@ def trainer_config(
             activation_checkpointing=plan.activation_checkpointing,
         ),
         checkpoint=spec.checkpoint,
-        parallel=replace(spec.parallel, **asdict(plan.mesh)),
+        parallel=replace(spec.parallel, pipeline=pipeline, **asdict(plan.mesh)),
         micro_batch_size=plan.micro_batch_size,
         out=out,
     )

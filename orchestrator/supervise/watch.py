@@ -95,6 +95,9 @@ class Watch:
                 rank.step, rank.phase = digest.step, digest.phase
                 rank.moved = now - digest.still_s
                 self.moved = max(self.moved, rank.moved)
+            elif digest.phase == "init":
+                # Before the first step a rank says something only when it gets on: packing data.
+                self.moved = max(self.moved, rank.heard)
             if digest.phase != "init" and digest.step > first:
                 newest, first = digest, digest.step
         return self._stepped(newest, now) if newest is not None else None

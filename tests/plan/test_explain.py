@@ -61,6 +61,8 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
         "world_size",
         "micro_batch_size",
         "gradient_accumulation",
+        "activation_checkpointing",
+        "methods",
         "hosts",
         "ranks",
         "memory",
@@ -76,4 +78,18 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
     assert shown["memory"] == {
         "peak_bytes": 3072,
         "items": {"parameters": 1024, "activations": 2048},
+        "host": {},
     }
+
+
+def test_methods_are_shown_above_the_memory_and_what_is_offloaded_below() -> None:
+    memory = replace(PLAN.memory, host={"optimizer": 2048, "gradients": 1024})
+    plan = replace(PLAN, methods={"pipeline": "zbv", "context": "ring"}, memory=memory)
+    lines = describe_plan(plan).splitlines()
+    assert lines[2:5] == [
+        "pipeline zbv",
+        "context  ring",
+        "memory   about 3 KiB on the fullest rank",
+    ]
+    assert lines[7] == "  and in the host's memory for each rank: optimizer 2 KiB, gradients 1 KiB"
+    assert plan_json(plan)["methods"] == {"pipeline": "zbv", "context": "ring"}

@@ -14,12 +14,14 @@ from orchestrator.contract.plan import Plan
 from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.training import TrainingConfig
-from orchestrator.errors import PlanError
+from orchestrator.errors import PlanError, TrainingError
 from orchestrator.plan.alternatives import apply, nearest_plans
-from orchestrator.plan.degrees import choose_mesh, refusals
+from orchestrator.plan.degrees import choose_mesh
+from orchestrator.plan.families import shape_of
 from orchestrator.plan.planner import USED_OF_DEVICE, plan
-from orchestrator.plan.shape import shape_of
+from orchestrator.plan.refusals import refusals
 from orchestrator.plan.training import trainer_config
+from trainer.model.build import check_model, read_model_config
 
 TINY = PRESETS["llama-tiny"]
 GIB = 1 << 30
@@ -127,8 +129,99 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "max_position_embeddings is 2048",
         "--set data.sequence_length=2048",
     ),
-    ({"parallel__pp": 2}, "runs no pipeline parallelism yet", "--set parallel.pp=1"),
-    ({"parallel__cp": 2}, "runs no context parallelism yet", "--set parallel.cp=1"),
+    (
+        {"parallel__pp": 8, "cluster__hosts": 4, "train__global_batch_size": 64},
+        "parallel.pp=8: needs 8 layers or more for as many stages, the model has 4",
+        "--set parallel.pp=4",
+    ),
+    (
+        {"parallel__pp": 4, "parallel__pipeline": {"schedule": "zbv"}},
+        "parallel.pp=4 x 2 stages a rank: needs 8 layers or more for as many stages, the model has",
+        "--set parallel.pipeline.schedule=1f1b",
+    ),
+    (
+        {"parallel__pp": 4, "train__micro_batch_size": 8},
+        "1f1b needs micro batches a step to be at least 4, one for each stage;"
+        " train.global_batch_size=16 on 1 data-parallel ranks x micro batch 8 makes 2",
+        "--set train.micro_batch_size=auto",
+    ),
+    (
+        {"parallel__pp": 4, "train__global_batch_size": 3},
+        "needs micro batches a step to be at least 4",
+        "--set train.global_batch_size=4",
+    ),
+    (
+        {
+            "parallel__pp": 2,
+            "parallel__pipeline": {"schedule": "interleaved_1f1b"},
+            "train__micro_batch_size": 1,
+            "train__global_batch_size": 7,
+            "parallel__tp": 2,
+        },
+        "interleaved_1f1b needs micro batches a step to be equal parts in its 3 rounds, for example"
+        " 6; train.global_batch_size=7 on 1 data-parallel ranks x micro batch 1 makes 7",
+        "--set parallel.pipeline.schedule=1f1b",
+    ),
+    (
+        {"parallel__pp": 2, "parallel__pipeline": {"schedule": "zbv"}, "train__compile": True},
+        "train.compile=true: not with parallel.pipeline.schedule=zbv",
+        "--set parallel.pipeline.schedule=1f1b",
+    ),
+    (
+        {
+            "parallel__pp": 2,
+            "parallel__pipeline": {"schedule": "zbv"},
+            "train__activation_checkpointing": "selective",
+        },
+        "train.activation_checkpointing=selective: not with parallel.pipeline.schedule=zbv",
+        "--set parallel.pipeline.schedule=1f1b",
+    ),
+    (
+        {"parallel__cp": 2, "data__sequence_length": 254},
+        "parallel.cp=2: ring cuts the 254 tokens of a sequence into 4 equal parts",
+        "--set parallel.context=ulysses",
+    ),
+    (
+        {"parallel__cp": 2, "data__sequence_length": 255, "parallel__context": "ulysses"},
+        "ulysses cuts the 255 tokens of a sequence into 2 equal parts",
+        "--set data.sequence_length=254",
+    ),
+    (
+        {"parallel__cp": 3, "cluster__hosts": 3, "parallel__context": "ulysses"},
+        "parallel.cp=3: for ulysses it must divide the 8 heads",
+        "--set parallel.cp=",
+    ),
+    (
+        {"parallel__cp": 2, "parallel__tp": 2, "data__sequence_length": 258},
+        "parallel.cp=2: ring cuts the 258 tokens",
+        "--set data.sequence_length=256",
+    ),
+    (
+        {
+            "parallel__cp": 2,
+            "parallel__tp": 4,
+            "cluster__gpus_per_host": 4,
+            "data__sequence_length": 260,
+        },
+        "parallel.tp=4: must divide 130 tokens of a cp rank's part",
+        "--set parallel.tp=2",
+    ),
+    (
+        {"parallel__data": "ddp", "parallel__tp": 1},
+        "dp_shard=1 (auto) x cp=1 x tp=1 multiply to 1, not to the 4 ranks of 2 hosts x 2",
+        "--set parallel.dp_replicate=4",
+    ),
+    (
+        {"parallel__fsdp": {"reshard_after_forward": 3}, "parallel__tp": 1},
+        "parallel.fsdp.reshard_after_forward=3: must divide the 4 ranks of dp_shard=4",
+        "--set parallel.fsdp.reshard_after_forward=true",
+    ),
+    (
+        {"model__lora": {"target_modules": ["q_proj", "qproj"]}},
+        "must be linear layers of llama (q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj,"
+        " down_proj), got qproj",
+        "--set model.lora.target_modules=[q_proj]",
+    ),
 ]
 
 
@@ -144,18 +237,24 @@ def test_a_spec_that_cannot_be_is_refused_with_a_reason_and_a_way_out(
 def test_every_reason_is_told_at_once() -> None:
     error = refused(
         job(
-            parallel__pp=2,
+            parallel__pp=5,
+            parallel__cp=7,
             parallel__tp=4,
             parallel__dp_shard=3,
+            parallel__fsdp={"reshard_after_forward": 2},
             data__sequence_length=9000,
             train__global_batch_size=7,
+            model__lora={"target_modules": []},
         )
     )
     begin = [line.strip().split(":")[0] for line in error.message.splitlines()[1:]]
     assert begin == [
         "data.sequence_length=9000",
-        "parallel.pp=2",
+        "model.lora.target_modules",
+        "parallel.pp=5",
+        "parallel.cp=7",
         "parallel.tp=4",
+        "parallel.fsdp.reshard_after_forward=2",
         "parallel",
         "train.global_batch_size=7",
     ]
@@ -198,12 +297,16 @@ def test_hosts_that_lack_a_device_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "gpt2"}, "model_type must be one of llama, qwen3, got 'gpt2'"),
+        ({"model_type": "gptj"}, "one of llama, mistral, qwen2, qwen3, gpt2, got 'gptj'"),
         ({"model_type": "lama"}, "got 'lama'"),
         ({}, "got 'none'"),
         ({**TINY, "hidden_size": "128"}, "hidden_size must be a whole number, at least 1"),
         ({**TINY, "num_hidden_layers": 0}, "num_hidden_layers must be a whole number"),
         ({**TINY, "attention_bias": 1}, "attention_bias must be true or false"),
+        ({**TINY, "attention_dropout": "no"}, "attention_dropout must be a number"),
+        ({"model_type": "gpt2", "n_embd": 100}, "n_head=12 must divide n_embd=100"),
+        ({"model_type": "gpt2", "hidden_size": 100}, "n_head=12 must divide n_embd=100"),
+        ({**TINY, "model_type": "mistral", "sliding_window": 0}, "sliding_window must be a whole"),
         ({**TINY, "num_key_value_heads": 3}, "num_key_value_heads=3 must divide"),
         ({**TINY, "hidden_size": 132}, "num_attention_heads=8 must divide hidden_size=132"),
     ],
@@ -246,6 +349,20 @@ def test_checkpointing_is_decided_by_what_is_needed(kind: str) -> None:
     assert any(note.startswith(f"activation_checkpointing={kind}") for note in found.notes)
 
 
+def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None:
+    """For every size of a device: with less memory than `none` needs it is `full` at once."""
+    spec = job(
+        parallel__pp=2,
+        parallel__tp=1,
+        parallel__pipeline={"schedule": "zbv"},
+        train__activation_checkpointing="auto",
+    )
+    kinds = {
+        planned(spec, device_bytes=size << 20).activation_checkpointing for size in range(1, 99)
+    }
+    assert kinds == {"none", "full"}
+
+
 def test_a_plan_that_will_not_fit_says_so() -> None:
     notes = planned(job(train__micro_batch_size=8), device_bytes=10 << 20).notes
     assert any("expect it to run out of memory" in note for note in notes)
@@ -264,8 +381,36 @@ def test_nothing_is_left_to_decide_for_the_trainer() -> None:
     assert config.train.activation_checkpointing == "none"
     assert config.train.micro_batch_size == config.micro_batch_size == found.micro_batch_size
     assert config.gradient_accumulation == found.gradient_accumulation
-    assert "auto" not in str(encode(config))
     assert decode(TrainingConfig, encode(config)) == config
+    values = encode(config)
+    assert values["data"].pop("format") == values["parallel"]["fsdp"].pop("wrap") == "auto"
+    assert "auto" not in str(values)
+
+
+def test_the_trainer_is_told_every_method() -> None:
+    spec = job(
+        parallel__data="zero1",
+        parallel__context="ulysses",
+        parallel__pipeline={"schedule": "zbv"},
+        parallel__pp=2,
+        parallel__cp=2,
+        parallel__tp=1,
+        model__lora={"rank": 4, "target_modules": ["q_proj"]},
+        model__weights="models/llama",
+        data__validation={"fraction": 0.1},
+        train__eval_every=10,
+        train__profile={"at_step": 3},
+        train__z_loss=1e-4,
+        checkpoint__keep_every=100,
+    )
+    config = trainer_config(spec, planned(spec), TINY, "out")
+    assert config.parallel.pipeline.stages_per_rank == 2
+    kept = (config.data, config.checkpoint, config.model.lora, config.model.weights)
+    assert kept == (spec.data, spec.checkpoint, spec.model.lora, spec.model.weights)
+    decided = {"micro_batch_size": config.micro_batch_size}
+    assert encode(config.train) == encode(spec.train) | decided
+    degrees = {"dp_shard": 1, "pipeline": {"schedule": "zbv", "stages_per_rank": 2}}
+    assert encode(config.parallel) == encode(spec.parallel) | degrees
 
 
 def test_a_plan_comes_back_from_its_file() -> None:
@@ -280,7 +425,12 @@ jobs = st.builds(
     parallel__tp=degrees | st.just("auto"),
     parallel__dp_shard=degrees | st.just("auto"),
     parallel__dp_replicate=st.integers(1, 4),
-    parallel__pp=st.sampled_from([1, 1, 1, 2]),
+    parallel__pp=st.sampled_from([1, 1, 1, 2, 3, 4]),
+    parallel__cp=st.sampled_from([1, 1, 1, 2, 3, 4]),
+    parallel__context=st.sampled_from(["ring", "ulysses", "all_gather"]),
+    parallel__pipeline=st.fixed_dictionaries(
+        {"schedule": st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b", "zbv"])}
+    ),
     train__global_batch_size=st.integers(1, 16).map(lambda n: 4 * n),
     train__micro_batch_size=st.sampled_from([1, 2, 4, "auto"]),
     data__sequence_length=st.sampled_from([256, 4096]),
@@ -292,7 +442,7 @@ inventories = st.lists(st.integers(1, 8), min_size=1, max_size=8).map(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(jobs, inventories)
 def test_a_plan_fills_the_world_and_keeps_the_batch(spec: JobSpec, inventory: Inventory) -> None:
     shape = shape_of(TINY)
@@ -319,7 +469,7 @@ def test_an_offered_plan_can_be_planned(spec: JobSpec, inventory: Inventory) -> 
         assert plan(apply(spec, offer.edits), inventory, TINY).mesh == offer.mesh
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(jobs)
 def test_a_refusal_on_enough_hosts_always_offers_a_plan(spec: JobSpec) -> None:
     inventory, shape = local_inventory(spec.cluster), shape_of(TINY)
@@ -328,3 +478,142 @@ def test_a_refusal_on_enough_hosts_always_offers_a_plan(spec: JobSpec) -> None:
         offers = nearest_plans(spec, inventory, shape)
         assert offers
         assert all(str(offer) in fix for offer in offers)
+
+
+def test_an_auto_micro_batch_fills_a_pipeline() -> None:
+    found = planned(job(parallel__pp=2))
+    assert found.gradient_accumulation == 4
+    assert any("makes 4 or more micro batches for pp=2" in note for note in found.notes)
+    barely = planned(job(parallel__pp=2, train__global_batch_size=6, parallel__tp=2))
+    assert (barely.micro_batch_size, barely.gradient_accumulation) == (1, 6)
+    few = planned(job(parallel__pp=2, train__global_batch_size=3, parallel__tp=2))
+    assert (few.micro_batch_size, few.gradient_accumulation) == (1, 3)
+    assert any("its ranks wait about 25% of the time" in note for note in few.notes) is False
+    two = planned(job(parallel__pp=2, train__global_batch_size=2, parallel__tp=2))
+    assert any("its ranks wait about 33% of the time" in note for note in two.notes)
+
+
+def test_an_auto_micro_batch_suits_the_schedule() -> None:
+    wish = {"schedule": "interleaved_1f1b"}
+    found = planned(job(parallel__pp=2, parallel__pipeline=wish, train__global_batch_size=15))
+    # 15 micro batches would make 7 rounds, 5 would make 2: neither can be cut so.
+    assert (found.micro_batch_size, found.gradient_accumulation) == (5, 3)
+
+
+def test_methods_are_told_of_the_axes_in_use() -> None:
+    assert planned(job(cluster__hosts=1, cluster__gpus_per_host=1)).methods == {}
+    found = planned(
+        job(
+            parallel__pp=2,
+            parallel__cp=2,
+            parallel__tp=2,
+            cluster__hosts=4,
+            parallel__context="all_gather",
+            parallel__pipeline={"schedule": "gpipe"},
+            model__lora={"rank": 4, "target_modules": ["q_proj"], "quantize": "nf4"},
+        )
+    )
+    assert found.mesh == Mesh(pp=2, cp=2, tp=2)
+    assert found.methods["context"] == "all_gather"
+    assert found.methods["pipeline"].startswith(
+        "gpipe, 1 stage a rank, 4 micro batches, ranks wait"
+    )
+    assert found.methods["adapters"] == "lora of rank 4 on q_proj, the frozen weights in nf4"
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({}, "fsdp: weights gathered layer by layer (ZeRO-3)"),
+        ({"dp_replicate": 2}, "hsdp: weights gathered layer by layer (ZeRO-3)"),
+        ({"data": "ddp", "dp_replicate": 4}, "ddp: everything copied"),
+        (
+            {"data": "zero1", "dp_replicate": 4},
+            "zero1: everything copied but the optimizer's state",
+        ),
+        (
+            {"fsdp": {"reshard_after_forward": False}},
+            "fsdp: weights stay gathered from forward to backward (ZeRO-2)",
+        ),
+        (
+            {"fsdp": {"reshard_after_forward": 2, "cpu_offload": True}},
+            "fsdp: weights sharded over 2 ranks from forward to backward, offloaded to the host's",
+        ),
+    ],
+)
+def test_the_strategy_of_the_data_axis_is_told(wish: dict[str, Any], said: str) -> None:
+    sets = {f"parallel__{key}": value for key, value in wish.items()}
+    assert planned(job(parallel__tp=1, **sets)).methods["data"].startswith(said)
+
+
+def test_axes_whose_groups_span_hosts_are_noted() -> None:
+    inside = planned(job(parallel__cp=2, parallel__tp=1))
+    assert not any("hosts" in note for note in inside.notes)
+    across = planned(job(parallel__cp=2, parallel__tp=2))
+    assert any(note.startswith("cp=2: its groups span hosts") for note in across.notes)
+    staged = planned(job(parallel__pp=2))
+    assert any(note.startswith("pp=2: its stages are on different hosts") for note in staged.notes)
+    alone = planned(job(parallel__pp=2, cluster__hosts=1))
+    assert not any("different hosts" in note for note in alone.notes)
+
+
+def test_a_tokenizer_of_its_own_is_left_to_the_trainer_with_a_note() -> None:
+    spec = job(data__tokenizer="models/llama")
+    assert any(
+        "seen when the ranks start" in n for n in planned(spec, {**TINY, "vocab_size": 64}).notes
+    )
+
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 64, "n_layer": 4, "n_head": 4}
+
+
+def test_a_model_with_fused_projections_is_never_cut_by_tensors() -> None:
+    assert planned(job(), GPT2).mesh == Mesh(dp_shard=4)
+    error = refused(job(parallel__tp=2), GPT2)
+    assert "the projections of gpt2 are fused and cannot be cut" in error.message
+    assert "--set parallel.tp=1" in error.fix
+
+
+def test_dropout_inside_attention_stands_against_context_parallel() -> None:
+    assert "the dropout of 0.1" in refused(job(parallel__cp=2), GPT2).message
+    assert planned(job(parallel__cp=2), {**GPT2, "attn_pdrop": 0.0}).mesh == Mesh(dp_shard=2, cp=2)
+
+
+def test_adapters_are_checked_against_the_family() -> None:
+    error = refused(job(model__lora={}), GPT2)
+    assert "linear layers of gpt2 (c_attn, c_proj, c_fc), got q_proj" in error.message
+    assert "--set model.lora.target_modules=[c_attn]" in error.fix
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TINY,
+        {**TINY, "sliding_window": 128},
+        {**TINY, "model_type": "mistral"},
+        {**TINY, "model_type": "mistral", "sliding_window": 128},
+        {**TINY, "model_type": "mistral", "sliding_window": None},
+        {**TINY, "model_type": "qwen2"},
+        {**TINY, "model_type": "qwen2", "sliding_window": 128},
+        {**TINY, "model_type": "qwen2", "use_sliding_window": True},
+        {**TINY, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 128},
+        {**TINY, "model_type": "qwen2", "layer_types": ["sliding_attention"] * 4},
+        {**TINY, "model_type": "qwen3", "layer_types": ["full_attention"] * 4},
+        {**TINY, "model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 2},
+        GPT2,
+        {**GPT2, "n_positions": 128},
+    ],
+)
+@pytest.mark.parametrize("length", [128, 1024, 8192])
+def test_the_planner_refuses_the_models_that_the_trainer_refuses(
+    config: dict[str, Any], length: int
+) -> None:
+    spec = job(
+        data__sequence_length=length, parallel__tp=1, model__preset=None, model__config=config
+    )
+    try:
+        check_model(read_model_config(spec.model), 256, length)
+    except TrainingError:
+        refused(spec, config)
+    else:
+        planned(spec, config)

@@ -58,7 +58,7 @@ class Watched(Stepper):
 
     def run(self, step: int, *rest: Any) -> Totals:
         poisoned = POISON[0] is not None and step in POISON[0]
-        step_module.local_gradients = poison if poisoned else local_gradients  # type: ignore[attr-defined]
+        step_module.local_gradients = poison if poisoned else local_gradients  # type: ignore[attr-defined, assignment]
         before = self.bits()
         totals = super().run(step, *rest)
         assert totals.finite == (step not in (POISON[0] or ()))
@@ -79,9 +79,9 @@ def bits_of(tensor: torch.Tensor) -> bytes:
     return local.numpy().tobytes()
 
 
-def poison(parameters: Any, stage_ranks: int) -> Parts:
+def poison(parameters: Any, stage_ranks: int, tied: Any) -> Parts:
     """One number of the last rank's part of the gradient is not one."""
-    parts = local_gradients(parameters, stage_ranks)
+    parts = local_gradients(parameters, stage_ranks, tied)
     if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
         parts[0][0].view(-1)[0] = torch.nan
     return parts

@@ -1,12 +1,16 @@
-"""What one rank reads in a step."""
+"""What one rank reads: the micro batches of a step, and those of an evaluation."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from trainer.data.corpus import Corpus
-from trainer.data.order import sample_at
+from trainer.data.ledger import NOTHING, Sums, sums_of
+from trainer.data.order import samples_at
+from trainer.data.sequences import Sequences
+from trainer.data.tokens import Longs
+from trainer.loss import NOT_LEARNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,35 +22,88 @@ class MicroBatch:
     labels_BT: torch.Tensor
     """The token after each input, or `NOT_LEARNED`."""
 
+    def pinned(self) -> "MicroBatch":
+        """In memory from which a GPU copies while the host goes on."""
+        return MicroBatch(self.inputs_BT.pin_memory(), self.labels_BT.pin_memory())
+
+    def on(self, device: torch.device) -> "MicroBatch":
+        return MicroBatch(
+            self.inputs_BT.to(device, non_blocking=True),
+            self.labels_BT.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatches:
+    """A step's micro batches in the host's memory, and what was read for them."""
+
+    micro_batches: list[MicroBatch]
+    read: Sums
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    corpus: Corpus
+    train: Sequences
+    validation: Sequences | None
+    fingerprint: str
+    """Of the training data."""
     seed: int
     global_batch_size: int
     micro_batch_size: int
     data_parallel: int
     data_rank: int
+    accountable: bool
+    """The ledger takes this rank's word for what its data rank reads."""
     positions_T: torch.Tensor
     """Which tokens of each sequence this rank reads."""
     device: torch.device
 
     def of_step(self, step: int) -> list[MicroBatch]:
-        """The micro batches of `step`, counted from 1."""
-        per_pass = self.data_parallel * self.micro_batch_size
-        return [
-            self._micro_batch(step, micro) for micro in range(self.global_batch_size // per_pass)
-        ]
+        """The micro batches of `step`, counted from 1, on the device."""
+        return [micro.on(self.device) for micro in self.read_step(step).micro_batches]
 
-    def _micro_batch(self, step: int, micro: int) -> MicroBatch:
-        first = (micro * self.data_parallel + self.data_rank) * self.micro_batch_size
-        begin = (step - 1) * self.global_batch_size + first
-        rows = [
-            self.corpus.tokens(sample_at(position, self.corpus.num_samples, self.seed))
-            for position in range(begin, begin + self.micro_batch_size)
-        ]
-        tokens_BT = torch.from_numpy(np.stack(rows).astype(np.int64))
-        return MicroBatch(
-            tokens_BT[:, self.positions_T].to(self.device),
-            tokens_BT[:, self.positions_T + 1].to(self.device),
+    def read_step(self, step: int) -> StepBatches:
+        """The same in the host's memory; touches no device, so that any thread may call it."""
+        first = (step - 1) * self.global_batch_size
+        positions = np.concatenate(
+            [first + np.arange(at, at + self.micro_batch_size) for at in self._begins()]
+        ).astype(np.uint64)
+        samples = samples_at(positions, self.train.num, self.seed)
+        rows = [self.train.read(sample) for sample in samples.tolist()]
+        size = self.micro_batch_size
+        micro_batches = [self._pack(rows[at : at + size]) for at in range(0, len(rows), size)]
+        return StepBatches(
+            micro_batches, sums_of(positions, samples) if self.accountable else NOTHING
         )
+
+    def evaluation(self, sequences: int | None) -> Iterator[list[MicroBatch]]:
+        """The first `sequences` held-out sequences, or all: lists of as many micro batches as a
+        step has, as many lists on every rank.
+
+        The places after the last sequence are filled up with tokens that are not learned, so that
+        a mean over the learned tokens of all ranks is the same on every mesh.
+        """
+        if self.validation is None:
+            return
+        num = min(self.validation.num, sequences or self.validation.num)
+        for first in range(0, num, self.global_batch_size):
+            yield [
+                self._held_out(self.validation, range(first + at, first + at + size), num)
+                for at, size in ((at, self.micro_batch_size) for at in self._begins())
+            ]
+
+    def _begins(self) -> range:
+        """Where in a global batch this rank's micro batches begin."""
+        size = self.micro_batch_size
+        return range(self.data_rank * size, self.global_batch_size, self.data_parallel * size)
+
+    def _held_out(self, held_out: Sequences, places: range, num: int) -> MicroBatch:
+        nothing = np.zeros(held_out.length, dtype=np.int64)
+        padding = nothing, np.full_like(nothing, NOT_LEARNED)
+        rows = [held_out.read(place) if place < num else padding for place in places]
+        return self._pack(rows).on(self.device)
+
+    def _pack(self, rows: list[tuple[Longs, Longs]]) -> MicroBatch:
+        mine_T = self.positions_T.numpy()
+        inputs_BT, labels_BT = (np.stack(column)[:, mine_T] for column in zip(*rows, strict=True))
+        return MicroBatch(torch.from_numpy(inputs_BT), torch.from_numpy(labels_BT))

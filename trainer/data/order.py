@@ -3,7 +3,18 @@
 Position p of the stream is sample `p % global_batch` of step `p // global_batch`. Each epoch passes
 through all samples once, in its own pseudo-random order, computed sample by sample: no list of the
 order is ever made, so it costs the same for a thousand samples and for a trillion.
+
+Each function takes whole numbers, or arrays of uint64 where many positions are asked for at once.
 """
+
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[Any]
+"""Of uint64, whose arithmetic wraps around; the stubs of numpy lose the type on the way."""
+Number = TypeVar("Number", int, Words)
 
 ROUNDS = 4
 WORD = (1 << 64) - 1
@@ -15,9 +26,21 @@ def sample_at(position: int, num_samples: int, seed: int) -> int:
     return permute(offset, num_samples, mix(mix(seed) ^ epoch))
 
 
+def samples_at(positions_N: Words, num_samples: int, seed: int) -> Words:
+    """The sample at each of the positions: `sample_at` for many, a hundred times faster."""
+    epoch_N, index_N = np.divmod(positions_N, np.uint64(num_samples))
+    key_N = mix(mix(seed) ^ epoch_N)
+    half = half_bits(num_samples)
+    astray = np.arange(len(index_N))
+    while len(astray):
+        index_N[astray] = _feistel(index_N[astray], half, key_N[astray])
+        astray = astray[index_N[astray] >= num_samples]
+    return index_N
+
+
 def permute(index: int, size: int, key: int) -> int:
     """Where a bijection of `range(size)`, chosen by `key`, sends `index`."""
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    half = half_bits(size)
     while True:
         # A Feistel network permutes a power of four; walking on until the value is small enough
         # makes it a permutation of `size`, in fewer than four turns on average.
@@ -26,17 +49,22 @@ def permute(index: int, size: int, key: int) -> int:
             return index
 
 
-def _feistel(value: int, half: int, key: int) -> int:
+def half_bits(size: int) -> int:
+    """Half the bits of the smallest power of four that holds `range(size)`."""
+    return max(1, ((size - 1).bit_length() + 1) // 2)
+
+
+def _feistel(value: Number, half: int, key: Number) -> Number:
     mask = (1 << half) - 1
     left, right = value >> half, value & mask
     for turn in range(ROUNDS):
-        left, right = right, left ^ (mix(key + turn ^ right << 3) & mask)
+        left, right = right, left ^ (mix((key + turn & WORD) ^ right << 3) & mask)
     return left << half | right
 
 
-def mix(value: int) -> int:
+def mix(value: Number) -> Number:
     """splitmix64: spreads every bit of `value` over 64."""
-    value = (value + 0x9E3779B97F4A7C15) & WORD
-    value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & WORD
-    value = ((value ^ value >> 27) * 0x94D049BB133111EB) & WORD
+    value = value + 0x9E3779B97F4A7C15 & WORD
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & WORD
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & WORD
     return value ^ value >> 31

@@ -28,6 +28,8 @@ def causal_attention(  # noqa: PLR0913 (transformers' signature)
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     scale = q_BHTD.shape[-1] ** -0.5 if scaling is None else scaling
+    # Under autocast the rotation leaves them in float32.
+    q_BHTD, k_BHTD = q_BHTD.to(v_BHTD.dtype), k_BHTD.to(v_BHTD.dtype)
     attend: Attend | None = getattr(module, "attend", None)
     if attend is not None:
         out_BHTD = attend(q_BHTD, k_BHTD, v_BHTD, scale)

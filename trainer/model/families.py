@@ -18,10 +18,14 @@ class Family:
     embedding: str
     norm: str
     """The one after the last layer."""
+    attention: str = "self_attn"
+    """Inside a layer."""
     head: str = "lm_head"
     rotary: str | None = None
     positions: str | None = None
     """Learned embeddings of positions, where there are any."""
+    mlp_matrices: int = 3
+    """Of features x inner features in a layer; a gate is one."""
     tensor_parallel: bool = True
 
 
@@ -46,6 +50,8 @@ FAMILIES: Mapping[str, Family] = {
         embedding="transformer.wte",
         positions="transformer.wpe",
         norm="transformer.ln_f",
+        attention="attn",
+        mlp_matrices=2,
         tensor_parallel=False,
     ),
 }

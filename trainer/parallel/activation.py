@@ -11,6 +11,8 @@ from torch.utils.checkpoint import (
 )
 
 from trainer.model.decoder import Decoder
+from trainer.parallel.context.gather import gathered_attention
+from trainer.parallel.context.ring import ring_attention
 
 Mode = Literal["none", "selective", "full", "every_k", "auto"]
 
@@ -18,14 +20,26 @@ DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop")
 
 COSTLY = {
     torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_mm.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
     torch.ops._c10d_functional.all_gather_into_tensor.default,
+    torch.ops._c10d_functional.all_reduce.default,
+    torch.ops._c10d_functional.all_to_all_single.default,
+    ring_attention,
+    gathered_attention,
 }
-"""What `selective` keeps: the results of products, attention and communication."""
+"""What `selective` keeps: the results of products (addmm with a bias, _scaled_mm in float8), of
+attention under the names that CPU and CUDA have for it, and of communication.
+
+All products are kept, and not every second as torchtitan does: then nothing that takes long is done
+twice, at half of the memory, and which products a count would leave out depends on the order in
+which a model calls them. Whoever needs more memory has `full`.
+"""
 
 
 def apply_activation_checkpointing(decoder: Decoder, mode: Mode, every: int | None) -> None:

@@ -1,0 +1,60 @@
+"""Measures every cell of the parity table and prints docs/parity.md.
+
+python -m benchmarks.parity [RANKS...] > docs/parity.md
+"""
+
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.timing import machine
+from tests.trainer.parallel.parity_cells import (
+    GRAD_NORM,
+    GRAD_NORM_BF16,
+    LOSS,
+    LOSS_BF16,
+    TABLE,
+    Cell,
+    Difference,
+    measure,
+)
+
+INTRODUCTION = f"""# Parity
+
+Every mesh and method trains as one process does: same first weights, same samples, five AdamW
+steps with clipping. The columns are the largest difference of the loss (absolute) and of the
+gradient norm (relative) over the steps. Bounds in float32: {LOSS:g} and {GRAD_NORM:g}; where the
+model computes in bfloat16, against one process in float32: {LOSS_BF16:g} and {GRAD_NORM_BF16:g}.
+The tests hold the same table (`tests/trainer/parallel/parity_cells.py`); the cells with 8 ranks are
+in `make test-all` alone.
+
+    python -m benchmarks.parity > docs/parity.md
+
+Measured on {machine()}, {platform.system()}, gloo.
+"""
+
+
+def main(worlds: list[int]) -> int:
+    print(INTRODUCTION)
+    failed = 0
+    for num_ranks in worlds:
+        print(f"## {num_ranks} ranks\n")
+        print("| mesh and method | model | loss | gradient norm | |")
+        print("|---|---|---|---|---|")
+        with tempfile.TemporaryDirectory() as folder:
+            for cell, model, found in measure(Path(folder), num_ranks):
+                good = found.within(*cell.bounds)
+                failed += not good
+                print(row(cell, model, found, good), flush=True)
+        print()
+    return 1 if failed else 0
+
+
+def row(cell: Cell, model: str, found: Difference, good: bool) -> str:
+    verdict = "" if good else "**out of bounds**"
+    return f"| {cell.name} | {model} | {found.loss:.1e} | {found.grad_norm:.1e} | {verdict} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main([int(word) for word in sys.argv[1:]] or list(TABLE)))

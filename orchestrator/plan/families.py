@@ -1,0 +1,254 @@
+"""From the values of a transformers `config.json` to the shape of the model.
+
+Keys that are absent have the defaults of the transformers class of that `model_type`, because that
+is what the trainer will build.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.contract.codec import nearest
+from orchestrator.errors import PlanError
+from orchestrator.plan.shape import ModelShape
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "mistral": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "sliding_window": 4096,
+    },
+    "qwen2": {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": None,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "use_sliding_window": False,
+        "sliding_window": None,
+    },
+    "qwen3": {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": None,
+    },
+    "gpt2": {
+        "vocab_size": 50257,
+        "n_embd": 768,
+        "n_inner": None,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_positions": 1024,
+        "tie_word_embeddings": True,
+        "attn_pdrop": 0.1,
+    },
+}
+"""Of transformers 5: `LlamaConfig` and so on, as they are once they have been made."""
+
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+    }
+}
+"""Other names that transformers takes for keys of a family: its `attribute_map`."""
+
+FLAGS = frozenset({"tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"})
+OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "n_inner", "sliding_window"})
+RATES = frozenset({"attention_dropout", "attn_pdrop"})
+QWEN_WINDOW = 4096
+"""`sliding_window` of Qwen2Config and Qwen3Config, once `use_sliding_window` is true."""
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape:
+    """The shape that a transformers config describes.
+
+    Raises:
+        PlanError: the model type is unknown, or a value cannot be.
+    """
+    kind = str(config.get("model_type", "none"))
+    if kind not in DEFAULTS:
+        known = ", ".join(DEFAULTS)
+        near = nearest(kind, DEFAULTS)
+        raise PlanError(
+            f"model_type must be one of {known}, got {kind!r}",
+            fix=f"did you mean {near}?" if near else f"use a model of the families {known}",
+        )
+    own_names = {ALIASES.get(kind, {}).get(key, key): value for key, value in config.items()}
+    values = {key: own_names.get(key, default) for key, default in DEFAULTS[kind].items()}
+    _check(values)
+    fields = _gpt2(values) if kind == "gpt2" else _llama_like(kind, values)
+    return ModelShape(
+        model_type=kind,
+        vocab_size=values["vocab_size"],
+        tied_embeddings=values["tie_word_embeddings"],
+        window=_window(own_names, values),
+        notes=_misspelt(own_names, DEFAULTS[kind]),
+        **fields,
+    )
+
+
+def _llama_like(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    heads, hidden = values["num_attention_heads"], values["hidden_size"]
+    kv_heads = values["num_key_value_heads"] or heads
+    if heads % kv_heads:
+        raise PlanError(
+            f"num_key_value_heads={kv_heads} must divide num_attention_heads={heads}",
+            fix="correct num_key_value_heads in the model's config",
+        )
+    if kind == "llama":
+        _check_heads(hidden, "hidden_size", heads, "num_attention_heads")
+    head_dim, inner = values["head_dim"] or hidden // heads, values["intermediate_size"]
+    bias = values.get("attention_bias", False)
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_layers": values["num_hidden_layers"],
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_positions": values["max_position_embeddings"],
+        "attention_dropout": values["attention_dropout"],
+        "qkv_bias": bias or kind == "qwen2",
+        "out_bias": bias,
+        "mlp_bias": values.get("mlp_bias", False),
+        "qk_norm": kind == "qwen3",
+        "linear": (
+            ("q_proj", hidden, heads * head_dim),
+            ("k_proj", hidden, kv_heads * head_dim),
+            ("v_proj", hidden, kv_heads * head_dim),
+            ("o_proj", heads * head_dim, hidden),
+            ("gate_proj", hidden, inner),
+            ("up_proj", hidden, inner),
+            ("down_proj", inner, hidden),
+        ),
+    }
+
+
+def _gpt2(values: Mapping[str, Any]) -> dict[str, Any]:
+    heads, hidden = values["n_head"], values["n_embd"]
+    _check_heads(hidden, "n_embd", heads, "n_head")
+    inner = values["n_inner"] or 4 * hidden
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_layers": values["n_layer"],
+        "num_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": hidden // heads,
+        "max_positions": values["n_positions"],
+        "attention_dropout": values["attn_pdrop"],
+        "qkv_bias": True,
+        "out_bias": True,
+        "mlp_bias": True,
+        "norm_bias": True,
+        "gated": False,
+        "learned_positions": True,
+        "fused": True,
+        "linear": (
+            ("c_attn", hidden, 3 * hidden),
+            ("c_proj", hidden, hidden),
+            ("c_fc", hidden, inner),
+            ("c_proj", inner, hidden),
+        ),
+    }
+
+
+def _window(config: Mapping[str, Any], values: Mapping[str, Any]) -> int | None:
+    """`ModelShape.window`, as far as the trainer can tell from the same config."""
+    switched = "use_sliding_window" in values
+    window: int | None = config.get("sliding_window", values.get("sliding_window"))
+    if switched and "sliding_window" not in config:
+        window = QWEN_WINDOW
+    # A config of any other family may have the switch as well, and it is then obeyed.
+    if config.get("use_sliding_window", not switched) is False:
+        window = None
+    others = {str(one) for one in config.get("layer_types") or ()} - {"full_attention"}
+    return 0 if others and window is None else window
+
+
+def _check_heads(width: int, width_key: str, heads: int, heads_key: str) -> None:
+    if width % heads:
+        raise PlanError(
+            f"{heads_key}={heads} must divide {width_key}={width}",
+            fix=f"correct {heads_key} or {width_key} in the model's config",
+        )
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    wrong = [f"  {key} must be {words}, got {values[key]!r}" for key, words in _wrong(values)]
+    if wrong:
+        raise PlanError(
+            "\n".join(["the model's config cannot be:", *wrong]),
+            fix="correct these keys of the model's config",
+        )
+
+
+def _wrong(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Keys whose value cannot be, and what it must be."""
+    found = []
+    for key, value in values.items():
+        if key in FLAGS:
+            if not isinstance(value, bool):
+                found.append((key, "true or false"))
+        elif key in RATES:
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                found.append((key, "a number"))
+        elif not (value is None and key in OPTIONAL) and (
+            isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ):
+            found.append((key, "a whole number, at least 1"))
+    return found
+
+
+def _misspelt(config: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[str, ...]:
+    """transformers takes any key; one that is nearly a key of the shape is probably a mistake."""
+    absent = [key for key in known if key not in config]
+    guesses = {key: nearest(key, absent) for key in config if key not in known}
+    return tuple(
+        f"the model's config has {key}, which means nothing; did you mean {near}?"
+        for key, near in guesses.items()
+        if near and _close(key, near)
+    )
+
+
+def _close(one: str, other: str) -> bool:
+    return abs(len(one) - len(other)) <= 2 and one[0] == other[0]

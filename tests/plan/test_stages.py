@@ -1,0 +1,125 @@
+"""What pipelines ask and keep, against torch's own schedules."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import _Action
+from torch.distributed.pipelining.schedules import _ComputationType as Kind
+
+from orchestrator.contract.parallel import PipelineSpec
+from orchestrator.plan.stages import bubble, demand, kept_passes, stage_ranks, takes
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "zbv": ScheduleZBVZeroBubble,
+}
+SPECS = [
+    PipelineSpec(schedule="gpipe"),
+    PipelineSpec(schedule="1f1b"),
+    PipelineSpec(schedule="interleaved_1f1b"),
+    PipelineSpec(schedule="interleaved_1f1b", stages_per_rank=3),
+    PipelineSpec(schedule="zbv"),
+]
+
+
+class Stage:
+    """What a schedule looks at of a stage as it is made."""
+
+    has_backward = True
+    group_rank = 0
+    submod = torch.nn.Identity()
+    device = torch.device("cpu")
+
+    def __init__(self, index: int, pp: int, num_stages: int) -> None:
+        self.stage_index = index
+        self.group_size = pp
+        self.num_stages = num_stages
+        self.is_first = index == 0
+        self.is_last = index == num_stages - 1
+        self.stage_index_to_group_rank: dict[int, int] = {}
+
+
+def torch_schedule(spec: PipelineSpec, pp: int, micro_batches: int) -> Any:
+    """As torch makes it on the first rank; raises ValueError where it will not."""
+    num_stages = pp * spec.stages
+    indices = [0, num_stages - 1] if spec.schedule == "zbv" else range(0, num_stages, pp)
+    stages = [Stage(index, pp, num_stages) for index in indices]
+    several = spec.stages > 1
+    return SCHEDULES[spec.schedule](
+        stages if several else stages[0],
+        n_microbatches=micro_batches,
+        loss_fn=torch.nn.functional.mse_loss,
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_demand_is_what_torch_demands(spec: PipelineSpec) -> None:
+    for pp in (2, 3, 4):
+        for micro_batches in range(1, 14):
+            try:
+                torch_schedule(spec, pp, micro_batches)
+            except ValueError:
+                assert demand(spec, pp, micro_batches), (pp, micro_batches)
+                assert not takes(spec, pp, micro_batches)
+            else:
+                assert takes(spec, pp, micro_batches), (pp, micro_batches)
+
+
+def most_kept(order: list[_Action | None]) -> int:
+    """Passes of one rank that went forward and have not begun to go back, at most."""
+    kept = most = 0
+    for action in order:
+        kind = action.computation_type if action else None
+        kept += (kind is Kind.FORWARD) - (kind in (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT))
+        most = max(most, kept)
+    return most
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_what_a_rank_keeps_is_what_torchs_schedule_makes_it_keep(spec: PipelineSpec) -> None:
+    for pp in (2, 4):
+        for micro_batches in (1, 2, 4, 8, 12):
+            if not takes(spec, pp, micro_batches):
+                continue
+            order = torch_schedule(spec, pp, micro_batches).pipeline_order
+            told = [most_kept(order[rank]) for rank in range(pp)]
+            kept = [kept_passes(spec, pp, rank, micro_batches) for rank in range(pp)]
+            if spec.schedule == "zbv" and micro_batches < 2 * pp - 1:
+                # Torch leaves micro batches out of a full schedule: then some ranks keep fewer.
+                assert all(most <= bound for most, bound in zip(told, kept, strict=True))
+            else:
+                assert kept == told, (pp, micro_batches)
+
+
+def test_ranks_have_their_share_of_the_layers_and_the_ends() -> None:
+    first, *between, last = stage_ranks(10, 4, PipelineSpec(), 8)
+    assert (first.layers, first.is_first, first.is_last, first.kept) == (3, True, False, 4)
+    assert (last.layers, last.is_first, last.is_last, last.kept) == (3, False, True, 1)
+    assert not any(rank.is_first or rank.is_last for rank in between)
+
+
+def test_a_v_has_both_ends_on_one_rank() -> None:
+    ends, *others = stage_ranks(16, 4, PipelineSpec(schedule="zbv"), 8)
+    assert (ends.layers, ends.is_first, ends.is_last, ends.kept) == (4, True, True, 4)
+    assert not any(rank.is_first or rank.is_last for rank in others)
+
+
+def test_without_a_pipeline_one_rank_has_all_and_keeps_one_micro_batch() -> None:
+    (rank,) = stage_ranks(10, 1, PipelineSpec(schedule="gpipe"), 8)
+    assert (rank.layers, rank.is_first, rank.is_last, rank.kept) == (10, True, True, 1)
+
+
+def test_the_bubble_is_the_published_one() -> None:
+    assert bubble(PipelineSpec(), 4, 32) == pytest.approx(0.0857, abs=1e-4)
+    interleaved = PipelineSpec(schedule="interleaved_1f1b", stages_per_rank=4)
+    assert bubble(interleaved, 4, 8) == pytest.approx(3 / 35)
+    assert bubble(PipelineSpec(schedule="zbv"), 4, 8) is None

@@ -1,0 +1,164 @@
+"""The sample ledger, and the check that finds what is wrong with one."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.data import proof
+from trainer.data.ledger import SampleLedger, Start, Sums, expected_hashes, sums_of
+from trainer.data.order import sample_at
+from trainer.data.proof import Mistake, first_mistake, fold
+
+SIZE, SAMPLES, SEED = 6, 50, 11
+Values = dict[str, Any]
+
+
+def start(**changes: Any) -> Start:
+    values = {"seed": SEED, "num_samples": SAMPLES, "global_batch_size": SIZE, "data": "d"}
+    return Start(**{"attempt": 1, **values, **changes})
+
+
+def read(step: int, ranks: int = 1, seed: int = SEED) -> Sums:
+    """What `ranks` ranks read in `step`, added up as they do: in float64."""
+    total = np.zeros(3)
+    for rank in range(ranks):
+        positions = np.arange((step - 1) * SIZE + rank, step * SIZE, ranks, dtype=np.uint64)
+        samples = [sample_at(int(p), SAMPLES, seed) for p in positions]
+        total += sums_of(positions, np.array(samples, dtype=np.uint64))
+    return Sums(*total.tolist())
+
+
+def write(path: Path, attempt: int, steps: range, ranks: int = 1) -> None:
+    ledger = SampleLedger(path, start(attempt=attempt))
+    for step in steps:
+        ledger.append(step, read(step, ranks))
+    ledger.sync()
+
+
+def check(path: Path, saved: int = 0) -> Mistake | None:
+    standing = fold(path.read_text().splitlines())
+    assert standing is not None
+    return first_mistake(standing, saved)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """Steps 1-5 on one rank; then from step 4 on, as after a crash, on two and on three."""
+    path = tmp_path / "samples.jsonl"
+    write(path, 1, range(1, 6))
+    write(path, 2, range(4, 8), ranks=2)
+    write(path, 3, range(8, 11), ranks=3)
+    return path
+
+
+def test_a_run_with_restarts_on_other_meshes_is_proven(ledger: Path) -> None:
+    standing = fold(ledger.read_text().splitlines())
+    assert standing is not None
+    assert (standing.steps, standing.starts) == (10, 3)
+    assert check(ledger) is None
+    assert check(ledger, saved=10) is None
+
+
+@given(st.integers(1, 2**30), st.integers(1, 5))
+def test_the_sum_does_not_depend_on_the_number_of_ranks(step: int, ranks: int) -> None:
+    assert read(step, ranks).hash == expected_hashes(start(), step, 1)[0]
+
+
+def test_many_ranks_add_up_exactly() -> None:
+    largest = Sums(1.0, float(2**32 - 1), float(2**32 - 1))
+    total = np.zeros(3)
+    for _ in range(1 << 15):
+        total += largest
+    # 2**15 times -1, modulo 2**32.
+    assert Sums(*total.tolist()).hash == f"{2**32 - 2**15:08x}" * 2
+
+
+def change(path: Path, number: int, edit: Callable[[Values], Values | None]) -> None:
+    """Edit line `number`, counted from 0; None takes it out."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    edited = [edit(line) if n == number else line for n, line in enumerate(lines)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in edited if line is not None))
+
+
+def another_hash(line: Values) -> Values:
+    return {**line, "hash": f"{int(line['hash'], 16) ^ 1:016x}"}
+
+
+# Lines of the fixture: 0 start, 1-5 steps 1-5, 6 start, 7-10 steps 4-7, 11 start, 12-14 steps 8-10.
+@pytest.mark.parametrize(
+    ("number", "edit", "step", "what"),
+    [
+        (2, another_hash, 2, "it read other samples in attempt 1: their hash is"),
+        (8, another_hash, 5, "it read other samples in attempt 2"),
+        (9, lambda line: None, 6, "there is no line of it"),
+        (9, lambda line: {**line, "samples": 5}, 6, "it read 5 samples in attempt 2, instead of 6"),
+        (9, lambda line: {**line, "first": 7}, 6, "it began at position 7 of the stream"),
+        (9, lambda line: {**line, "step": 5}, 5, "it was done 2 times in attempt 2"),
+        (6, lambda line: {**line, "seed": 1}, 4, "attempt 2 went on with another seed"),
+        (11, lambda line: {**line, "data": "e"}, 8, "attempt 3 went on with another data"),
+        (11, lambda line: {**line, "done": 5}, 6, "there is no line of it"),
+        (6, lambda line: None, 4, "it was done 2 times in attempt 1"),
+    ],
+)
+def test_a_ledger_that_was_changed_is_found_out(
+    ledger: Path, number: int, edit: Callable[[Values], Values | None], step: int, what: str
+) -> None:
+    change(ledger, number, edit)
+    mistake = check(ledger)
+    assert mistake is not None
+    assert mistake.step == step
+    assert mistake.what.startswith(what)
+
+
+@pytest.mark.parametrize("number", [4, 5])
+def test_lines_of_steps_that_were_done_again_do_not_count(ledger: Path, number: int) -> None:
+    change(ledger, number, another_hash)
+    assert check(ledger) is None
+
+
+def test_samples_of_another_seed_are_found_out(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    file = SampleLedger(path, start())
+    file.append(1, read(1))
+    file.append(2, read(2, seed=SEED + 1))
+    mistake = check(path)
+    assert mistake is not None
+    assert mistake.step == 2
+
+
+def test_a_line_that_a_crash_cut_off_counts_only_if_its_step_stands(ledger: Path) -> None:
+    with ledger.open("a") as file:
+        file.write('{"attempt":3,"step":11,"fir')
+    assert check(ledger) is None
+    assert check(ledger, saved=11) == Mistake(11, "there is no line of it")
+    write(ledger, 4, range(11, 13))
+    assert check(ledger) is None
+    write(ledger, 5, range(14, 15))
+    assert check(ledger) == Mistake(13, "there is no line of it")
+
+
+def test_a_ledger_without_steps_proves_nothing(tmp_path: Path) -> None:
+    assert fold(["", "no json", "[1]", '{"step": 1}']) is None
+    standing = fold([json.dumps({**Values(attempt=1), **VALUES})])
+    assert standing is not None
+    assert first_mistake(standing) == Mistake(1, "there is no line of any step")
+
+
+VALUES: Values = {"seed": 0, "num_samples": 1, "global_batch_size": 1, "data": ""}
+
+
+def test_long_ledgers_are_checked_a_part_at_a_time(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "CHECKED_AT_ONCE", 3 * SIZE)
+    assert check(ledger) is None
+    change(ledger, 14, another_hash)
+    mistake = check(ledger)
+    assert mistake is not None
+    assert mistake.step == 10

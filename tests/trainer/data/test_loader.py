@@ -1,0 +1,108 @@
+"""The loader: the same micro batches, earlier."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.errors import TrainingError
+from tests.trainer.data.data_files import packed, sequences, write_texts
+from tests.trainer.data.test_batches import batches_of, rows_of
+from trainer.data.batches import Batches, StepBatches
+from trainer.data.loader import Loader
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> Batches:
+    text = "".join(chr(32 + i * i % 90) for i in range(4000))
+    file = packed(write_texts(tmp_path / "texts", text), tmp_path / "x.tokens")
+    return batches_of(sequences([file]))
+
+
+def test_steps_are_those_of_the_batches_whichever_is_asked_for(batches: Batches) -> None:
+    with Loader(batches) as loader:
+        for step in (5, 6, 7, 3, 4, 9):
+            assert rows_of(loader.of_step(step)) == rows_of(batches.of_step(step))
+            assert loader.read == batches.read_step(step).read
+
+
+class Slow:
+    """Batches that take their time, and remember which steps were read."""
+
+    def __init__(self, batches: Batches, seconds: float = 0.0) -> None:
+        self.batches = batches
+        self.device = batches.device
+        self.seconds = seconds
+        self.steps: list[int] = []
+
+    def read_step(self, step: int) -> StepBatches:
+        self.steps.append(step)
+        threading.Event().wait(self.seconds)
+        return self.batches.read_step(step)
+
+
+def until(slow: Slow, num: int) -> None:
+    """Wait until `num` steps have been read, or begun to be."""
+    deadline = time.monotonic() + 30
+    while len(slow.steps) < num:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+def test_a_step_that_takes_longer_than_reading_does_not_wait(batches: Batches) -> None:
+    slow = Slow(batches, 0.3)
+    with Loader(slow) as loader:  # type: ignore[arg-type]
+        loader.of_step(1)
+        assert loader.wait_s >= 0.3
+        until(slow, 3)
+        loader.of_step(2)
+        assert loader.wait_s < 0.2
+
+
+def test_only_so_many_steps_are_held(batches: Batches) -> None:
+    slow = Slow(batches)
+    with Loader(slow, depth=3) as loader:  # type: ignore[arg-type]
+        for step in (1, 2):
+            loader.of_step(step)
+            until(slow, step + 3)
+            threading.Event().wait(0.05)
+            assert slow.steps == [*range(1, step + 4)]
+
+
+def test_an_error_of_reading_is_raised_by_the_step_that_needs_it(
+    batches: Batches, tmp_path: Path
+) -> None:
+    with Loader(batches, depth=1) as loader:
+        loader.of_step(1)
+        expected = rows_of(batches.of_step(2))
+        assert loader._ahead[0][1].result()
+        os.truncate(tmp_path / "x.tokens", 5000)
+        assert rows_of(loader.of_step(2)) == expected
+        with pytest.raises(TrainingError, match=r"x\.tokens has become shorter"):
+            loader.of_step(3)
+        with pytest.raises(TrainingError, match=r"x\.tokens has become shorter"):
+            loader.of_step(4)
+
+
+def test_its_thread_ends_with_it(batches: Batches) -> None:
+    before = threading.active_count()
+    with Loader(Slow(batches, 0.05)) as loader:  # type: ignore[arg-type]
+        loader.of_step(1)
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        loader.of_step(2)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_batches_arrive_from_pinned_memory(batches: Batches) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    there = batches_of(batches.train, device=device)
+    with Loader(there) as loader:
+        micro = loader.of_step(1)
+        assert all(m.inputs_BT.device == device for m in micro)
+        assert loader._ahead[0][1].result().micro_batches[0].inputs_BT.is_pinned()
+        assert rows_of(micro) == rows_of(batches.of_step(1))

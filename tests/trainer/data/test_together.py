@@ -1,0 +1,31 @@
+"""Ranks wait for each other at the start, and fail together."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.data.data_files import packed, write_texts
+from tests.trainer.trainer_launch import finish, start_ranks
+
+
+@pytest.mark.process
+def test_ranks_wait_for_the_first_and_fail_together(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        texts = write_texts(tmp_path / "texts", f"text of host {rank}")
+        (tmp_path / str(rank)).mkdir()
+        packed(texts, tmp_path / str(rank) / "x.tokens")
+    worker = str(Path(__file__).with_name("together_worker.py"))
+    ranks = start_ranks([worker, str(tmp_path)], 2)
+    assert finish(ranks) == [0, 0], [rank.output for rank in ranks]
+    seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert seen[0] == seen[1]
+    assert seen[0]["answer"] == "done"
+    # One for each word of progress that a meeting could see, and none in the silence.
+    assert 1 <= len(seen[0]["beats"]) <= 3
+    assert set(seen[0]["beats"]) == {"init"}
+    assert seen[0]["refused"] == "no data"
+    assert seen[0]["same"] == ""
+    other = tmp_path / "1" / "x.tokens"
+    assert seen[0]["other"] == f"{other} is another file on this host than on the first one"
+    assert seen[0]["missing"].startswith("the token file nowhere cannot be opened")

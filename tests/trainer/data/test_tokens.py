@@ -1,0 +1,76 @@
+"""Token files: whole, or refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import TrainingError
+from tests.trainer.data.data_files import packed, text_of, write_rows, write_texts
+from trainer.data.documents import Columns
+from trainer.data.tokens import HEADER_BYTES, TokenFile, read_header
+
+
+def test_documents_follow_each_other_and_end(tmp_path: Path) -> None:
+    file = packed(write_texts(tmp_path / "texts", "abc", "", "defg"), tmp_path / "x.tokens")
+    assert text_of(file) == b"abc\0defg\0"
+    assert file.ends.tolist() == [4, 9]
+    assert file.header.num_documents == 2
+    assert file.header.size == (tmp_path / "x.tokens").stat().st_size
+    assert file.learned(1, 6).tolist() == [True] * 5
+
+
+def test_only_answers_and_ends_are_learned(tmp_path: Path) -> None:
+    rows = [{"q": "why", "a": "so"}, {"q": "", "a": "x"}, {"q": "how", "a": ""}]
+    files = write_rows(tmp_path / "a.jsonl", rows)
+    file = packed(files, tmp_path / "x.tokens", Columns("a", "q"))
+    assert text_of(file) == b"whyso\0x\0how\0"
+    shown = "".join("+" if learned else "." for learned in file.learned(0, 12))
+    assert shown == "...+++++...+"
+    for start in range(12):
+        for stop in range(start + 1, 13):
+            part = file.learned(start, stop)
+            assert "".join("+" if learned else "." for learned in part) == shown[start:stop]
+
+
+def test_a_file_that_shrank_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
+    file = packed(write_texts(tmp_path / "texts", "x" * 9000), tmp_path / "x.tokens")
+    os.truncate(tmp_path / "x.tokens", HEADER_BYTES)
+    with pytest.raises(TrainingError, match="has become shorter while it was being read"):
+        file.tokens(0, 9000)
+
+
+def test_a_file_that_was_removed_or_replaced_is_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "x.tokens"
+    file = packed(write_texts(tmp_path / "texts", "before"), path)
+    packed(write_texts(tmp_path / "texts", "after"), path)
+    path.unlink()
+    assert text_of(file) == b"before\0"
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda data: data[:-1], "bytes, and its header says"),
+        (lambda data: data + b"x", "bytes, and its header says"),
+        (lambda data: b"", "cannot be opened"),
+        (lambda data: b"some text, not tokens", "is no token file: it does not begin with"),
+        (lambda data: data.replace(b'"kind"', b'"king"', 1), "is no token file: king: "),
+        (lambda data: data.replace(b'"uint8"', b'"int99"', 1), "is no token file: kind: "),
+    ],
+)
+def test_what_is_not_whole_is_refused(tmp_path: Path, change: object, what: str) -> None:
+    assert callable(change)
+    path = tmp_path / "x.tokens"
+    packed(write_texts(tmp_path / "texts", "text"), path)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(TrainingError, match=what):
+        read_header(str(path))
+
+
+def test_another_file_than_the_first_host_has_is_refused(tmp_path: Path) -> None:
+    here = packed(write_texts(tmp_path / "here", "text"), tmp_path / "x.tokens")
+    there = packed(write_texts(tmp_path / "there", "tixt"), tmp_path / "y.tokens")
+    assert TokenFile(here.path, here.header).header == here.header
+    with pytest.raises(TrainingError, match="another file on this host than on the first"):
+        TokenFile(there.path, here.header)

@@ -1,0 +1,185 @@
+"""Attention over the ranks of axis cp, measured on real ranks.
+
+    python context_worker.py CASES ANSWERS
+
+A case names its `measure`, `cp` and `method`, and has more keys as that measure takes them; the
+ranks are split into groups of `cp`. Its answer is the largest that any rank found, by name.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from orchestrator.contract.env import RankEnv
+from orchestrator.contract.model import ModelSpec
+from tests.trainer.trainer_launch import LLAMA
+from trainer.loss import TokenLoss
+from trainer.model.build import build_stages, read_model_config
+from trainer.model.decoder import Decoder, StageSlice
+from trainer.model.fresh import allocate, draw_weights
+from trainer.parallel.activation import apply_activation_checkpointing
+from trainer.parallel.context import (
+    apply_context_parallel,
+    attention_over,
+    blocks,
+    local_positions,
+    ring,
+)
+from trainer.parallel.context.kernels import Answer
+from trainer.ranks import process_group
+
+Found = dict[str, float]
+SCALE = 0.4
+
+
+def attention(
+    cp: DeviceMesh,
+    method: Any,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    dtype: str,
+    features: int = 8,
+) -> Found:
+    """How far the result and the gradients are from those of one process in float64."""
+    torch.manual_seed(0)
+    shapes = {"q": heads, "k": kv_heads, "v": kv_heads, "grad": heads}
+    whole = {
+        # As in a model: tokens before heads in memory.
+        name: torch.randn(2, tokens, count, features, dtype=torch.float64).transpose(1, 2)
+        for name, count in shapes.items()
+    }
+    expected = _in_one_process(**whole)
+    positions_T = local_positions(tokens, method, cp.size(), cp.get_local_rank())
+    own = {name: x[:, :, positions_T].to(getattr(torch, dtype)) for name, x in whole.items()}
+    q, k, v = (own[name].requires_grad_() for name in "qkv")
+    out = attention_over(cp.get_group(), method)(q, k, v, SCALE)
+    out.backward(own["grad"])
+    found = {"out": out, "q": q.grad, "k": k.grad, "v": v.grad}
+    return {
+        name: _distance(tensor, expected[name][:, :, positions_T]) for name, tensor in found.items()
+    }
+
+
+def _in_one_process(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(group, 1) for x in leaves[1:])
+    scores = leaves[0] @ keys.transpose(-1, -2) * SCALE
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    out = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values
+    out.backward(grad)
+    gradients = [x.grad for x in leaves if x.grad is not None]
+    return {"out": out, **dict(zip("qkv", gradients, strict=True))}
+
+
+def _distance(found: torch.Tensor | None, expected: torch.Tensor) -> float:
+    assert found is not None
+    assert found.shape == expected.shape
+    return (found - expected).abs().max().item()
+
+
+def saved(cp: DeviceMesh, method: Any, tokens: int, recompute: Any = "none") -> Found:
+    """What a model keeps between forward and backward pass, and what the ring sends meanwhile."""
+    decoder = _decoder(cp, method, tokens, recompute)
+    positions_T = decoder.positions_1T[0]
+    ids_BT = torch.arange(tokens).remainder(251)[positions_T].unsqueeze(0)
+    weights = {p.untyped_storage().data_ptr() for p in decoder.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = tensor
+        return tensor
+
+    with mock.patch.object(ring, "pass_on", wraps=ring.pass_on) as sends:
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = TokenLoss(tokens, torch.device("cpu"))(decoder(ids_BT), ids_BT)
+        loss.backward()
+    shapes = [x.shape for x in kept.values()]
+    return {
+        "bytes": float(sum(x.untyped_storage().nbytes() for x in kept.values())),
+        "squares": float(sum(sum(n >= len(positions_T) for n in s) > 1 for s in shapes)),
+        "sends": float(sends.call_count),
+    }
+
+
+def _decoder(cp: DeviceMesh, method: Any, tokens: int, recompute: Any) -> Decoder:
+    config = read_model_config(ModelSpec(config={**LLAMA, "max_position_embeddings": tokens}))
+    decoder = build_stages(config, [StageSlice(0, 3, 3)])[0]
+    if cp.size() > 1:
+        apply_context_parallel(decoder, cp, method)
+    apply_activation_checkpointing(decoder, recompute, None)
+    allocate(decoder, torch.device("cpu"))
+    draw_weights(decoder, 0)
+    positions_T = local_positions(tokens, method, cp.size(), cp.get_local_rank())
+    decoder.place(positions_T.unsqueeze(0))
+    return decoder
+
+
+MEASURES: dict[str, Callable[..., Found]] = {"attention": attention, "saved": saved}
+
+
+def plain_mean(out: torch.Tensor, lse: torch.Tensor, more: Answer) -> None:
+    out.lerp_(more.out_BHTD, 0.5)
+
+
+def first_key_missing(hop: int, rank: int, num_ranks: int, tokens: int) -> blocks.Part:
+    part = PART_AT(hop, rank, num_ranks, tokens)
+    return part if hop == 0 else blocks.Part(part.queries, slice(1, part.keys.stop))
+
+
+def in_order(tokens: int, method: str, cp: int, cp_rank: int) -> torch.Tensor:
+    return torch.arange(tokens).chunk(cp)[cp_rank]
+
+
+PART_AT = ring.part_at
+BROKEN: dict[str, tuple[Any, str, Any]] = {
+    "blocks averaged without weights": (blocks, "merge_", plain_mean),
+    "a key is never seen": (ring, "part_at", first_key_missing),
+    "tokens dealt out in order": (sys.modules[__name__], "local_positions", in_order),
+}
+
+
+@contextmanager
+def broken(name: str) -> Iterator[None]:
+    with mock.patch.object(*BROKEN[name]):
+        yield
+
+
+def run_case(case: dict[str, Any]) -> Found:
+    rest = dict(case)
+    measure, cp, name = MEASURES[rest.pop("measure")], rest.pop("cp"), rest.pop("broken", None)
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size() // cp, cp), mesh_dim_names=("others", "cp")
+    )
+    with broken(name) if name else nullcontext():
+        found = measure(mesh["cp"], **rest)
+    values = torch.tensor([*found.values()], dtype=torch.float64)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return dict(zip(found, values.tolist(), strict=True))
+
+
+def main(cases: Path, answers: Path) -> None:
+    env = RankEnv.from_mapping(os.environ)
+    with process_group(env):
+        found = [run_case(case) for case in json.loads(cases.read_text())]
+    if env.rank == 0:
+        answers.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

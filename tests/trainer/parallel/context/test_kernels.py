@@ -1,0 +1,102 @@
+"""Blocks of attention: which kernel does them, and how torch's kernels for CUDA are called."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainer.parallel.context.blocks import merge_
+from trainer.parallel.context.kernels import (
+    CPU,
+    EFFICIENT,
+    FLASH,
+    Answer,
+    Block,
+    Kernel,
+    kernel_for,
+    repeated,
+    summed,
+)
+from trainer.parallel.context.operator import attend_with_operator
+
+KERNELS = {torch.bfloat16: FLASH, torch.float16: FLASH, torch.float32: EFFICIENT}
+
+
+def random(
+    heads: int, tokens: int, features: int = 8, dtype: torch.dtype = torch.float64, on: str = "cpu"
+) -> torch.Tensor:
+    return torch.randn(2, heads, tokens, features, dtype=dtype, device=on)
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), KERNELS.items())
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(20, 20, True), (10, 40, False)])
+def test_kernels_for_cuda_take_what_they_are_given(
+    dtype: torch.dtype, kernel: Kernel, queries: int, keys: int, causal: bool
+) -> None:
+    """torch checks arguments and works out shapes without a GPU; numbers it cannot show."""
+    with FakeTensorMode():
+        q = random(4, queries, dtype=dtype, on="cuda")
+        k, v = (random(2, keys, dtype=dtype, on="cuda") for _ in range(2))
+        block = Block(q, k, v, 0.3, causal)
+        assert kernel_for(q) is kernel
+        answer = kernel.forward(block)
+        gradients = kernel.backward(block, answer, q)
+    assert answer.out_BHTD.shape == q.shape
+    assert answer.out_BHTD.dtype == dtype
+    assert answer.lse_BHT.shape == q.shape[:3]
+    assert answer.lse_BHT.dtype == torch.float32
+    assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, v.shape]
+    assert {gradient.dtype for gradient in gradients} == {dtype}
+
+
+def test_heads_longer_than_flash_attention_takes_go_to_the_other_kernel() -> None:
+    with FakeTensorMode():
+        assert kernel_for(random(1, 8, 256, torch.bfloat16, "cuda")) is FLASH
+        assert kernel_for(random(1, 8, 264, torch.bfloat16, "cuda")) is EFFICIENT
+
+
+def test_heads_of_any_length_are_padded_for_cuda() -> None:
+    ranks: Any = SimpleNamespace(group_name="cp")
+    asked: list[tuple[int, ...]] = []
+
+    def operator(q: torch.Tensor, kv: torch.Tensor, scale: float, group: str) -> Any:
+        asked.extend([tuple(q.shape), tuple(kv.shape)])
+        return q, None
+
+    with FakeTensorMode():
+        q, k, v = (random(heads, 16, 12, torch.bfloat16, "cuda") for heads in (4, 2, 2))
+        out = attend_with_operator(operator, ranks)(q, k, v, 0.3)  # type: ignore[arg-type]
+    assert asked == [(2, 4, 16, 16), (2, 2, 2, 16, 16)]
+    assert out.shape == q.shape
+
+
+def test_repeating_heads_and_adding_their_gradients_is_attention_in_groups() -> None:
+    q, grad, k, v = (random(heads, 12) for heads in (6, 6, 2, 2))
+    groups = Block(q, k, v, 0.3, causal=True)
+    single = Block(q, *repeated(groups), 0.3, causal=True)
+    expected, found = CPU.forward(groups), CPU.forward(single)
+    torch.testing.assert_close(found.out_BHTD, expected.out_BHTD)
+    dq, dk, dv = CPU.backward(single, found, grad)
+    gradients = dq, summed(dk, k), summed(dv, v)
+    torch.testing.assert_close(gradients, CPU.backward(groups, expected, grad))
+
+
+def test_two_blocks_merged_are_one() -> None:
+    q, k, v = (random(2, 12) * 5 for _ in range(3))
+
+    def answer(keys: slice) -> Answer:
+        return CPU.forward(Block(q, k[:, :, keys], v[:, :, keys], 0.3, causal=False))
+
+    first, whole = answer(slice(0, 5)), answer(slice(None))
+    merge_(first.out_BHTD, first.lse_BHT, answer(slice(5, None)))
+    torch.testing.assert_close(first.out_BHTD, whole.out_BHTD)
+    torch.testing.assert_close(first.lse_BHT, whole.lse_BHT)
+
+
+def test_a_block_of_no_weight_changes_nothing() -> None:
+    out, lse = torch.ones(1, 1, 2, 4), torch.zeros(1, 1, 2)
+    merge_(out, lse, Answer(torch.full_like(out, 7.0), torch.tensor([[[-200.0, -1e30]]])))
+    assert torch.equal(out, torch.ones(1, 1, 2, 4))
+    assert torch.equal(lse, torch.zeros(1, 1, 2))

@@ -1,0 +1,199 @@
+"""The table of parity: every mesh and method that must train as one process does."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.trainer.trainer_launch import LLAMA, MODELS, metrics_of, tiny, work
+
+LOSS, GRAD_NORM = 1e-5, 1e-4
+"""Bounds in float32: absolute for the loss, relative for the gradient norm."""
+LOSS_BF16, GRAD_NORM_BF16 = 0.02, 0.1
+"""The same where the model computes in bfloat16, against one process in float32."""
+ROTARY_ONLY = ("llama", "qwen3")
+OTHERS = ("mistral", "qwen2", "gpt2")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    loss: float
+    """The largest over the steps, absolute."""
+    grad_norm: float
+    """The largest over the steps, relative."""
+
+    def within(self, loss: float, grad_norm: float) -> bool:
+        """False also where a number is not one."""
+        return self.loss <= loss and self.grad_norm <= grad_norm
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    name: str
+    num_ranks: int
+    parallel: dict[str, Any]
+    train: tuple[tuple[str, Any], ...] = ()
+    """Further keys of `train`."""
+    models: tuple[str, ...] = ROTARY_ONLY
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        bf16 = ("dtype", "bfloat16") in self.train
+        return (LOSS_BF16, GRAD_NORM_BF16) if bf16 else (LOSS, GRAD_NORM)
+
+    def config(self, out: Path, model: str) -> dict[str, Any]:
+        return parity_config(out, model, self.parallel, dict(self.train))
+
+
+def parity_config(
+    out: Path, model: str, parallel: dict[str, Any], train: dict[str, Any]
+) -> dict[str, Any]:
+    """Micro batches of one sequence, so that every pipeline is full, and four layers to cut."""
+    config = tiny(out, micro=1, parallel=parallel, **train)
+    return {**config, "model": {"config": deeper(model)}}
+
+
+def deeper(model: str) -> dict[str, Any]:
+    known: dict[str, dict[str, Any]] = {
+        **MODELS,
+        "mistral": {**LLAMA, "model_type": "mistral", "sliding_window": None},
+        "qwen2": {**LLAMA, "model_type": "qwen2"},
+    }
+    if model == "gpt2":
+        sizes = {"vocab_size": 256, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return {"model_type": "gpt2", **sizes, **dropout}
+    return {**known[model], "num_hidden_layers": 4}
+
+
+def mesh(name: str = "", **parallel: Any) -> Cell:
+    """A cell whose name follows from what is above one, and `name` for the method."""
+    axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    degrees = {axis: parallel.get(axis, 1) for axis in axes}
+    shown = " x ".join(f"{axis} {n}" for axis, n in degrees.items() if n > 1)
+    parallel = {**degrees, **parallel}
+    return Cell(f"{shown}{', ' if name else ''}{name}", math.prod(degrees.values()), parallel)
+
+
+def with_train(cell: Cell, name: str, models: tuple[str, ...] = ROTARY_ONLY, **train: Any) -> Cell:
+    return Cell(f"{cell.name}, {name}", cell.num_ranks, cell.parallel, tuple(train.items()), models)
+
+
+def for_models(cell: Cell, models: tuple[str, ...]) -> Cell:
+    return Cell(cell.name, cell.num_ranks, cell.parallel, cell.train, models)
+
+
+def _pipeline(schedule: str, **parallel: Any) -> Cell:
+    data = f", {parallel['data']}" if "data" in parallel else ""
+    return mesh(f"{schedule}{data}", pp=2, pipeline={"schedule": schedule}, **parallel)
+
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zbv")
+CONTEXTS = ("ring", "ulysses", "all_gather")
+RECOMPUTED = ("full", "selective", "every_k")
+
+TWO: Sequence[Cell] = (
+    mesh("ddp", dp_replicate=2, data="ddp"),
+    mesh("zero1", dp_replicate=2, data="zero1"),
+    mesh("fsdp", dp_replicate=2),
+    mesh("fsdp", dp_shard=2),
+    mesh("fsdp without reshard", dp_shard=2, fsdp={"reshard_after_forward": False}),
+    mesh(tp=2),
+    *(mesh(context, cp=2, context=context) for context in CONTEXTS),
+    *(_pipeline(schedule) for schedule in SCHEDULES),
+    *(
+        with_train(cell, f"recompute {mode}", ("llama",), activation_checkpointing=mode)
+        for mode in RECOMPUTED
+        for cell in (mesh(dp_shard=2), mesh(tp=2), mesh("ring", cp=2), _pipeline("1f1b"))
+    ),
+    *(
+        with_train(cell, "bfloat16", ("llama",), dtype="bfloat16")
+        for cell in (
+            mesh("fsdp", dp_shard=2),
+            mesh("ddp", dp_replicate=2, data="ddp"),
+            mesh(tp=2),
+            mesh("ring", cp=2),
+            _pipeline("1f1b"),
+        )
+    ),
+    *(
+        for_models(cell, OTHERS)
+        for cell in (mesh("fsdp", dp_shard=2), mesh("ring", cp=2), _pipeline("1f1b"))
+    ),
+    for_models(mesh(tp=2), ("mistral", "qwen2")),
+)
+FOUR: Sequence[Cell] = (
+    mesh(dp_replicate=2, dp_shard=2),
+    mesh("reshard to 2", dp_shard=4, fsdp={"reshard_after_forward": 2}),
+    mesh(dp_replicate=2, tp=2),
+    mesh(dp_shard=2, tp=2),
+    mesh("ddp", dp_replicate=2, cp=2, data="ddp"),
+    mesh("zero1", dp_replicate=2, cp=2, data="zero1"),
+    mesh("ring", dp_replicate=2, cp=2),
+    *(mesh(context, dp_shard=2, cp=2, context=context) for context in CONTEXTS),
+    *(mesh(context, cp=2, tp=2, context=context) for context in CONTEXTS),
+    mesh("ring", cp=4),
+    *(_pipeline(schedule, dp_shard=2) for schedule in SCHEDULES),
+    _pipeline("1f1b", dp_replicate=2),
+    _pipeline("1f1b", dp_replicate=2, data="ddp"),
+    _pipeline("zbv", dp_replicate=2, data="zero1"),
+    _pipeline("1f1b", tp=2),
+    _pipeline("zbv", tp=2),
+    _pipeline("1f1b", cp=2),
+    _pipeline("interleaved_1f1b", cp=2),
+    mesh("1f1b", pp=4),
+)
+EIGHT: Sequence[Cell] = (
+    mesh(dp_replicate=2, dp_shard=2, tp=2),
+    mesh("ring", dp_replicate=2, dp_shard=2, cp=2),
+    mesh("ring", dp_replicate=2, cp=2, tp=2),
+    mesh("ring", dp_shard=2, cp=2, tp=2),
+    mesh("ulysses", dp_shard=2, cp=2, tp=2, context="ulysses"),
+    _pipeline("1f1b", dp_shard=2, tp=2),
+    _pipeline("interleaved_1f1b", dp_shard=2, tp=2),
+    _pipeline("zbv", dp_shard=2, tp=2),
+    _pipeline("1f1b", dp_shard=2, cp=2),
+    _pipeline("1f1b", cp=2, tp=2),
+    _pipeline("1f1b", dp_replicate=2, dp_shard=2),
+    with_train(
+        mesh("ring", dp_shard=2, cp=2, tp=2),
+        "recompute selective",
+        ("llama",),
+        activation_checkpointing="selective",
+    ),
+)
+TABLE: dict[int, Sequence[Cell]] = {2: TWO, 4: FOUR, 8: EIGHT}
+"""World size -> cells, no two of one name: each has a run directory of that name."""
+
+
+def train_one_process(folder: Path, models: Sequence[str]) -> dict[str, Path]:
+    """What the cells are compared with; model -> its run directory."""
+    outs = {model: folder / f"one {model}" for model in models}
+    work(folder, 1, [{"config": parity_config(out, m, {}, {})} for m, out in outs.items()])
+    return outs
+
+
+def measure(folder: Path, num_ranks: int) -> Iterator[tuple[Cell, str, Difference]]:
+    """Train every cell of the table for `num_ranks`, on the same ranks one after the other."""
+    pairs = [(cell, model) for cell in TABLE[num_ranks] for model in cell.models]
+    expected = train_one_process(folder, sorted({model for _, model in pairs}))
+    outs = [folder / f"{cell.name} {model}" for cell, model in pairs]
+    cases = [{"config": cell.config(out, m)} for (cell, m), out in zip(pairs, outs, strict=True)]
+    work(folder, num_ranks, cases, timeout=120 + 30 * len(cases))
+    for (cell, model), out in zip(pairs, outs, strict=True):
+        yield cell, model, difference(out, expected[model])
+
+
+def difference(out: Path, reference: Path) -> Difference:
+    pairs = list(zip(metrics_of(out), metrics_of(reference), strict=True))
+    return Difference(
+        loss=_largest(abs(a["loss"] - b["loss"]) for a, b in pairs),
+        grad_norm=_largest(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in pairs),
+    )
+
+
+def _largest(values: Iterator[float]) -> float:
+    """NaN where one is: `max` would pass over it."""
+    found = list(values)
+    return math.nan if any(map(math.isnan, found)) else max(found)

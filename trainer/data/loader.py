@@ -1,0 +1,85 @@
+"""Prepares the next steps' micro batches in the background, so that a step need not wait for them.
+
+What a step reads does not depend on when it is read, so the loader changes nothing but the time.
+"""
+
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from trainer.data.batches import Batches, MicroBatch, StepBatches
+from trainer.data.ledger import NOTHING, Sums
+
+DEPTH = 2
+"""Steps that are prepared ahead of the present one."""
+
+
+class Loader:
+    """The micro batches of one step after the other, from whichever is asked for first.
+
+    To be left as a context manager: its thread ends with it. An error of reading is raised, as it
+    is, by the step that needs what could not be read.
+    """
+
+    def __init__(self, batches: Batches, depth: int = DEPTH) -> None:
+        self._batches = batches
+        self._depth = depth
+        self._ahead: deque[tuple[int, Future[StepBatches]]] = deque()
+        self._reader = ThreadPoolExecutor(1, "loader", initializer=_use, initargs=(batches.device,))
+        self.wait_s = 0.0
+        """Seconds that the last step had to wait here."""
+        self.read: Sums = NOTHING
+        """What the ledger is to know of the last step."""
+
+    def of_step(self, step: int) -> list[MicroBatch]:
+        """The micro batches of `step`, counted from 1, on the device."""
+        if self._ahead and self._ahead[0][0] != step:
+            self._forget()
+        self._fill(step)
+        begun = time.perf_counter()
+        ready = self._ahead.popleft()[1].result()
+        self.wait_s = time.perf_counter() - begun
+        self._fill(step + 1)
+        self.read = ready.read
+        return [micro.on(self._batches.device) for micro in ready.micro_batches]
+
+    def close(self) -> None:
+        self._forget()
+        self._reader.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _fill(self, step: int) -> None:
+        """Have `step` and those after it under way."""
+        for number in range(step + len(self._ahead), step + self._depth):
+            self._ahead.append((number, self._reader.submit(self._read, number)))
+
+    def _forget(self) -> None:
+        for _, future in self._ahead:
+            future.cancel()
+        self._ahead.clear()
+
+    def _read(self, step: int) -> StepBatches:
+        ready = self._batches.read_step(step)
+        if self._batches.device.type != "cuda":
+            return ready
+        return StepBatches([micro.pinned() for micro in ready.micro_batches], ready.read)
+
+
+def _use(device: torch.device) -> None:
+    # Memory is pinned by a device's context: a thread that names none would make one on GPU 0.
+    if device.type == "cuda":
+        torch.cuda.set_device(device)

@@ -1,0 +1,160 @@
+"""Torch's fused attention kernels, called directly.
+
+`scaled_dot_product_attention` keeps the log-sum-exp of each query's scores to itself, and blocks of
+attention can only be put together with it. Nothing here is differentiable: who calls the forward
+calls the backward as well.
+
+Legend: B sequences, H heads (k and v may have fewer, each for a group of query heads), T tokens,
+D features of a head.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+aten = torch.ops.aten
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+LONGEST_FLASH_HEAD = 256
+LSE_ALIGNMENT = 32
+"""The efficient kernel stores the log-sum-exps of this many queries at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some queries and some keys; causal: as many, and query n sees keys 0 to n alone."""
+
+    q_BHTD: torch.Tensor
+    k_BHTD: torch.Tensor
+    v_BHTD: torch.Tensor
+    scale: float
+    causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What queries made of keys: of one block, or, for its gradients, of all that they see."""
+
+    out_BHTD: torch.Tensor
+    lse_BHT: torch.Tensor
+    """Log-sum-exp of the scores, at least float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    forward: Callable[[Block], Answer]
+    backward: Callable[[Block, Answer, torch.Tensor], Tensors]
+    """The block, the queries' whole answer and its gradient, to those of q, k and v."""
+
+
+def kernel_for(q_BHTD: torch.Tensor) -> Kernel:
+    if q_BHTD.device.type == "cpu":
+        return CPU
+    halves = q_BHTD.dtype in (torch.bfloat16, torch.float16)
+    return FLASH if halves and q_BHTD.shape[-1] <= LONGEST_FLASH_HEAD else EFFICIENT
+
+
+def _cpu_forward(block: Block) -> Answer:
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+        block.q_BHTD, block.k_BHTD, block.v_BHTD, 0.0, block.causal, scale=block.scale
+    )
+    return Answer(out, lse)
+
+
+def _cpu_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Tensors:
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad_BHTD,
+        block.q_BHTD,
+        block.k_BHTD,
+        block.v_BHTD,
+        whole.out_BHTD,
+        whole.lse_BHT,
+        0.0,
+        block.causal,
+        scale=block.scale,
+    )
+
+
+def _flash_forward(block: Block) -> Answer:
+    out, lse, *_ = aten._scaled_dot_product_flash_attention(
+        block.q_BHTD, block.k_BHTD, block.v_BHTD, 0.0, block.causal, False, scale=block.scale
+    )
+    return Answer(out, lse)
+
+
+def _flash_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Tensors:
+    q, k = block.q_BHTD, block.k_BHTD
+    return aten._scaled_dot_product_flash_attention_backward(
+        grad_BHTD,
+        q,
+        k,
+        block.v_BHTD,
+        whole.out_BHTD,
+        whole.lse_BHT.contiguous(),  # the kernel reads it without strides
+        None,  # bounds of sequences of several lengths
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        block.causal,
+        *_no_dropout(q, torch.uint64, 2),
+        scale=block.scale,
+    )
+
+
+def _efficient_forward(block: Block) -> Answer:
+    k, v = repeated(block)
+    out, lse, *_ = aten._scaled_dot_product_efficient_attention(
+        block.q_BHTD, k, v, None, True, 0.0, block.causal, scale=block.scale
+    )
+    return Answer(out, lse.narrow(2, 0, block.q_BHTD.shape[2]))
+
+
+def _efficient_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Tensors:
+    k, v = repeated(block)
+    missing = -whole.lse_BHT.shape[2] % LSE_ALIGNMENT
+    dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
+        grad_BHTD,
+        block.q_BHTD,
+        k,
+        v,
+        None,
+        whole.out_BHTD,
+        # What the forward pass writes for queries that are not there: a weight of zero.
+        pad(whole.lse_BHT, (0, missing), value=torch.inf),
+        *_no_dropout(k, torch.int64),
+        0.0,
+        [True, True, True, False],
+        block.causal,
+        scale=block.scale,
+    )
+    return dq, summed(dk, block.k_BHTD), summed(dv, block.v_BHTD)
+
+
+def repeated(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+    """k and v with a head for each query head: this kernel knows no groups."""
+    group = block.q_BHTD.shape[1] // block.k_BHTD.shape[1]
+    if group == 1:
+        return block.k_BHTD, block.v_BHTD
+    return block.k_BHTD.repeat_interleave(group, 1), block.v_BHTD.repeat_interleave(group, 1)
+
+
+def summed(grad_BHTD: torch.Tensor, like_BHTD: torch.Tensor) -> torch.Tensor:
+    """The gradient of heads from that of their repetitions."""
+    return grad_BHTD.unflatten(1, (like_BHTD.shape[1], -1)).sum(2)
+
+
+def _no_dropout(like: torch.Tensor, dtype: torch.dtype, *shape: int) -> tuple[torch.Tensor, ...]:
+    """Seed and offset of random numbers that no one draws."""
+    seed = torch.zeros(shape, dtype=dtype, device=like.device)
+    return seed, torch.zeros((), dtype=dtype, device=like.device)
+
+
+CPU = Kernel(_cpu_forward, _cpu_backward)
+FLASH = Kernel(_flash_forward, _flash_backward)
+"""For bfloat16 and float16 on CUDA."""
+EFFICIENT = Kernel(_efficient_forward, _efficient_backward)
+"""For the rest there; it computes in float32 as well, and takes heads of any length."""

@@ -1,0 +1,67 @@
+"""DDP: every data-parallel rank has all weights and moments, and gradients are averaged."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from orchestrator.contract.words import Dtype
+from trainer.model.decoder import Decoder
+from trainer.model.regions import local_part
+from trainer.parallel.buckets import Buckets
+from trainer.ranks import Ranks
+
+
+def apply_ddp(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets | None:
+    if ranks.replicas.size() == 1:
+        return None
+    group, dtype = ranks.replicas.get_group(), getattr(torch, reduce_dtype)
+
+    def exchange(parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
+        return all_reduce(gradients_of(parameters), group, dtype)
+
+    return Buckets(decoder, exchange)
+
+
+def autocast(decoder: Decoder, device: torch.device, dtype: Dtype) -> None:
+    """Let `decoder` compute in `dtype`, and hand it on; weights and sums stay in float32."""
+    if dtype == "float32":
+        return
+    compute = getattr(torch, dtype)
+    cast = torch.autocast(device.type, compute)
+    object.__setattr__(decoder, "forward", cast(decoder.forward))
+    decoder.register_forward_hook(lambda _module, _inputs, output: output.to(compute))
+
+
+def gradients_of(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """This rank's parts of their gradients, cut over the ranks of axis tp as the parameters are:
+    backward leaves a norm's as summands, and the embedding's whole on every rank."""
+    gradients = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        assert gradient is not None
+        if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+            gradient = gradient.redistribute(placements=parameter.placements)
+            parameter.grad = gradient
+        gradients.append(local_part(gradient))
+    return gradients
+
+
+def all_reduce(
+    gradients: Sequence[torch.Tensor], group: dist.ProcessGroup, dtype: torch.dtype
+) -> Callable[[], None]:
+    """Start to average `gradients` in `dtype`; what it returns waits and writes them back."""
+    flat = torch.empty(sum(g.numel() for g in gradients), dtype=dtype, device=gradients[0].device)
+    pieces = flat.split([g.numel() for g in gradients])
+    views = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
+    torch._foreach_copy_(views, list(gradients))
+    work = dist.all_reduce(flat, dist.ReduceOp.AVG, group=group, async_op=True)
+    assert work is not None
+
+    def finish() -> None:
+        work.wait()
+        torch._foreach_copy_(list(gradients), views)
+
+    return finish

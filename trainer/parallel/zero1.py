@@ -1,0 +1,194 @@
+"""ZeRO-1 (Rajbhandari et al. 2020): weights as in DDP, the optimizer's state cut over the ranks.
+
+Each rank's optimizer works on shards: rows of the parameters, in the parameters' own memory. A
+shard is a DTensor, cut over the data-parallel ranks as FSDP cuts parameters; so gradient norm,
+clipping and checkpoints treat it as one of FSDP's, and any strategy goes on from the others'
+checkpoints. The last backward pass of a step reduces and scatters gradients, and after the update
+the rows are gathered: no more is sent than DDP sends.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from orchestrator.contract.words import Dtype
+from trainer.model.decoder import Decoder
+from trainer.model.regions import local_part
+from trainer.parallel.buckets import Buckets, bucketed, trained
+from trainer.parallel.ddp import gradients_of
+from trainer.ranks import Ranks, joined
+
+# torch 2.13 renamed them, and warns at each call of the old ones.
+REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+SHARD = "zero1_shard"
+"""Attribute of a parameter: the shard of it that this rank updates."""
+
+
+def apply_zero1(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets | None:
+    replicas = ranks.replicas
+    if replicas.size() == 1:
+        return None
+    group, dtype = replicas.get_group(), getattr(torch, reduce_dtype)
+    object.__setattr__(decoder, "replicas", replicas)
+
+    def exchange(parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
+        return reduce_scatter(parameters, group, dtype)
+
+    return Buckets(decoder, exchange)
+
+
+def make_shards(decoder: Decoder) -> None:
+    """Make the shards that this rank updates, once the decoder has got its storage; without ZeRO-1
+    there are none."""
+    replicas: DeviceMesh | None = getattr(decoder, "replicas", None)
+    if replicas is None:
+        return
+    for parameter in trained(decoder):
+        setattr(parameter, SHARD, nn.Parameter(cut(parameter.detach(), replicas)))
+
+
+def shard_of(parameter: nn.Parameter) -> nn.Parameter | None:
+    return cast("nn.Parameter | None", getattr(parameter, SHARD, None))
+
+
+def cut(whole: torch.Tensor, replicas: DeviceMesh) -> DTensor:
+    """This rank's rows of `whole`, in the same memory."""
+    local = local_part(whole)
+    first, stop = rows(local.shape[0], replicas.size(), replicas.get_local_rank())
+    mesh, placements = replicas, [cast(Placement, Shard(0))]
+    if isinstance(whole, DTensor):
+        mesh = joined(replicas, whole.device_mesh)
+        if Shard(0) in whole.placements:
+            # The ranks of axis tp have cut the rows before: those of one rank lie together.
+            placements = [_StridedShard(0, split_factor=whole.device_mesh.size())]
+        placements += whole.placements
+    return DTensor.from_local(
+        local[first:stop],
+        mesh,
+        placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+
+
+def rows(num_rows: int, num_ranks: int, rank: int) -> tuple[int, int]:
+    """Which rows `rank` has, first and stop, as torch.chunk and FSDP cut them."""
+    each = math.ceil(num_rows / num_ranks)
+    return min(num_rows, rank * each), min(num_rows, (rank + 1) * each)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a rank's rows of several tensors lie in one flat buffer, padded so that the buffers of
+    all ranks are of one size."""
+
+    shapes: list[torch.Size]
+    num_ranks: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each tensor's rows."""
+        return [
+            math.ceil(shape[0] / self.num_ranks) * math.prod(shape[1:]) for shape in self.shapes
+        ]
+
+    def pieces(self, flat: torch.Tensor, rank: int) -> list[torch.Tensor]:
+        """The rows of `rank` in its buffer, in their own shapes."""
+        found = []
+        for shape, piece in zip(self.shapes, flat.split(self.sizes), strict=True):
+            first, stop = rows(shape[0], self.num_ranks, rank)
+            part = torch.Size((stop - first, *shape[1:]))
+            found.append(piece[: part.numel()].view(part))
+        return found
+
+
+def reduce_scatter(
+    parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, dtype: torch.dtype
+) -> Callable[[], None]:
+    """Start to average the parameters' gradients in `dtype`; what it returns waits and leaves each
+    shard its gradient, and the whole parameter none."""
+    gradients = gradients_of(parameters)
+    layout = Layout([g.shape for g in gradients], group.size())
+    everyone = gradients[0].new_empty((group.size(), sum(layout.sizes)), dtype=dtype)
+    torch._chunk_cat(gradients, dim=0, num_chunks=group.size(), out=everyone)
+    mine = everyone.new_empty(sum(layout.sizes))
+    work = REDUCE_SCATTER(mine, everyone.view(-1), dist.ReduceOp.AVG, group=group, async_op=True)
+    assert work is not None
+
+    def finish() -> None:
+        work.wait()
+        for parameter, piece in zip(parameters, layout.pieces(mine, group.rank()), strict=True):
+            _hand_over(parameter, piece)
+
+    return finish
+
+
+def _hand_over(parameter: nn.Parameter, piece: torch.Tensor) -> None:
+    shard = shard_of(parameter)
+    assert shard is not None
+    assert isinstance(shard, DTensor)
+    shard.grad = DTensor.from_local(
+        piece.to(parameter.dtype),
+        shard.device_mesh,
+        shard.placements,
+        run_check=False,
+        shape=shard.shape,
+        stride=shard.stride(),
+    )
+    parameter.grad = None
+
+
+def gather_whole(decoder: Decoder) -> Callable[[], None] | None:
+    """What gives this rank the rows of `decoder` that others updated; None without ZeRO-1."""
+    replicas: DeviceMesh | None = getattr(decoder, "replicas", None)
+    if replicas is None:
+        return None
+    group, buckets = replicas.get_group(), bucketed(trained(decoder))
+
+    @torch.no_grad()
+    def gather() -> None:
+        # One ahead, so that copying one and sending the next go on at once.
+        copies: list[Callable[[], None]] = []
+        for parameters in buckets:
+            copies.append(all_gather([local_part(p) for p in parameters], group))
+            if len(copies) > 1:
+                copies.pop(0)()
+        for copy in copies:
+            copy()
+
+    return gather
+
+
+def all_gather(wholes: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Callable[[], None]:
+    """Start to send each rank's own rows of `wholes` to all; what it returns waits and fills in
+    the others'."""
+    layout = Layout([whole.shape for whole in wholes], group.size())
+    mine = wholes[0].new_empty(sum(layout.sizes))
+    torch._foreach_copy_(layout.pieces(mine, group.rank()), _rows_of(wholes, group, group.rank()))
+    everyone = mine.new_empty(group.size() * mine.numel())
+    work = ALL_GATHER(everyone, mine, group=group, async_op=True)
+    assert work is not None
+
+    def finish() -> None:
+        work.wait()
+        for rank, flat in enumerate(everyone.view(group.size(), -1)):
+            torch._foreach_copy_(_rows_of(wholes, group, rank), layout.pieces(flat, rank))
+
+    return finish
+
+
+def _rows_of(
+    wholes: Sequence[torch.Tensor], group: dist.ProcessGroup, rank: int
+) -> list[torch.Tensor]:
+    return [whole[slice(*rows(whole.shape[0], group.size(), rank))] for whole in wholes]
