@@ -149,10 +149,13 @@ def saved(out: Path, step: int) -> set[str]:
 
 def test_every_optimizer_goes_on_bitwise_equal(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = []
-    names = ("adam", "nadam", "radam", "sgd")
+    shards, copies = {"dp_shard": 2}, {"data": "ddp", "dp_replicate": 2}
+    parallel = dict.fromkeys(("adam", "nadam", "radam", "sgd"), shards)
+    parallel["adafactor"] = copies
+    names = [*parallel]
     for name in names:
         changes: dict[str, Any] = {
-            "parallel": {"dp_shard": 2},
+            "parallel": parallel[name],
             "optimizer": {"name": name, "lr": 1e-2},
             "steps": 4,
         }
