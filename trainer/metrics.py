@@ -13,7 +13,7 @@ from trainer.lines import LineFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """The same on every rank, but for the seconds of the parts, which are rank 0's."""
+    """The same on every rank, but for rank 0's own seconds and memory."""
 
     attempt: int
     step: int
@@ -42,7 +42,7 @@ class StepMetrics:
     checkpoint_s: float = 0.0
     """That saving has held training up since the line before."""
     peak_memory_bytes: int = 0
-    """The largest of all ranks up to now: of the GPU's allocator, or of a CPU process."""
+    """Of rank 0 up to now: of the GPU's allocator, or of the process on a CPU."""
     skipped: int = 0
     """Updates left out so far in the job: nothing to learn, or loss or gradient not finite."""
     eval_loss: float | None = None

@@ -149,10 +149,13 @@ def saved(out: Path, step: int) -> set[str]:
 
 def test_every_optimizer_goes_on_bitwise_equal(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = []
-    names = ("adam", "nadam", "radam", "sgd")
+    shards, copies = {"dp_shard": 2}, {"data": "ddp", "dp_replicate": 2}
+    parallel = dict.fromkeys(("adam", "nadam", "radam", "sgd"), shards)
+    parallel["adafactor"] = copies
+    names = [*parallel]
     for name in names:
         changes: dict[str, Any] = {
-            "parallel": {"dp_shard": 2},
+            "parallel": parallel[name],
             "optimizer": {"name": name, "lr": 1e-2},
             "steps": 4,
         }
@@ -206,14 +209,14 @@ def steps_recorded(out: Path, rank: int) -> int:
 def test_metrics_go_to_tensorboard_and_wandb_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     out = tmp_path / "out"
     config = tiny(out, tensorboard=True, wandb="tiny", steps=4, checkpoint={"every_steps": 3})
     work(tmp_path, 1, [{"config": config, "stop_after": 3}, {"config": config}])
-    events = EventAccumulator(str(out / "tensorboard")).Reload()
+    events = event_accumulator.EventAccumulator(str(out / "tensorboard")).Reload()
     values = {event.step: event.value for event in events.Scalars("loss")}
     assert values == pytest.approx(losses_of(out))
     runs = [*(out / "wandb").glob("offline-run-*/run-*.wandb")]

@@ -119,7 +119,7 @@ def start_ranks(
     return ranks
 
 
-def finish(ranks: Sequence[RankProcess], timeout: float = 400.0) -> list[int]:
+def finish(ranks: Sequence[RankProcess], timeout: float = 90.0) -> list[int]:
     """The exit codes; whatever has not ended in time is killed and fails the test."""
     try:
         return [rank.wait(timeout) for rank in ranks]
