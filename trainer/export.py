@@ -1,4 +1,5 @@
-"""`python -m trainer.export RUN --out DIR`: a checkpoint as a folder that transformers loads.
+"""`python -m trainer.export RUN --out DIR`: a checkpoint as a folder that transformers loads, or,
+where only adapters were trained, PEFT.
 
 Tensors are read and written one after the other: only the parts of one output file are in memory at
 a time, and the optimizer's are never read. The folder appears whole or not at all.
@@ -34,6 +35,7 @@ from orchestrator.errors import TrainingError
 from trainer.checkpoint.read import CheckpointReader
 from trainer.checkpoint.state import MODEL, Origin
 from trainer.listing import listed
+from trainer.model.adapters import export_adapters
 from trainer.model.weights import INDEX, SINGLE, shapes_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -165,10 +167,21 @@ def _fill(folder: Path, order: Export) -> Iterator[str]:
             fix="go on from it for a step with this version, and export the checkpoint of that",
         )
     config = _config(origin, order.dtype)
-    _check_whole(order.checkpoint, reader, config)
-    _write_weights(folder, reader, DTYPES[order.dtype], order.max_shard_bytes)
-    config.save_pretrained(folder)
+    if origin.lora is not None:
+        adapters = _weights(reader, DTYPES[order.dtype])
+        export_adapters(adapters, origin.lora, config, origin.base, folder)
+    else:
+        _check_whole(order.checkpoint, reader, config)
+        _write_weights(folder, reader, DTYPES[order.dtype], order.max_shard_bytes)
+        config.save_pretrained(folder)
     yield from _copy_tokenizer(folder, origin.tokenizer)
+
+
+def _weights(reader: CheckpointReader, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """All that are in the checkpoint: adapters are small."""
+    keys = [key for key in reader.shapes if key.startswith(MODEL)]
+    tensors = reader.tensors(keys)
+    return {key.removeprefix(MODEL): tensors[key].to(dtype) for key in keys}
 
 
 def _write_weights(

@@ -165,6 +165,8 @@ def origin_of(config: TrainingConfig) -> Origin:
     return Origin(
         config=json.loads(read_model_config(config.model).to_json_string(use_diff=False)),
         tokenizer=str(Path(tokenizer).resolve()) if Path(tokenizer).is_dir() else tokenizer,
+        lora=config.model.lora,
+        base=config.model.weights,
     )
 
 

@@ -170,3 +170,26 @@ def test_sizes_are_read_in_units() -> None:
     for nonsense in ("", "0GB", "5 TB", "many"):
         with pytest.raises(argparse.ArgumentTypeError):
             parse_size(nonsense)
+
+
+def test_adapters_are_exported_for_peft(run: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    export(run, tmp_path / "base")
+    config = tiny(tmp_path / "adapted", steps=2, optimizer={"lr": 0.1})
+    lora = {"rank": 2, "target_modules": ["q_proj", "down_proj"]}
+    base = str(tmp_path / "base")
+    config["model"] = {"path": base, "weights": base, "lora": lora}
+    assert train_alone(config) == exits.OK
+    trained = weights_of(tmp_path / "adapted")
+    found = export(tmp_path / "adapted", tmp_path / "out")
+    assert {tuple(tensor.shape) for tensor in found.values()} == {
+        tuple(tensor.shape) for tensor in trained.values()
+    }
+    told = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert told["base_model_name_or_path"] == base
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    with torch.no_grad():
+        bare = model(TOKENS_BT).logits
+        adapted = PeftModel.from_pretrained(model, str(tmp_path / "out")).eval()
+        assert (adapted(input_ids=TOKENS_BT).logits - bare).abs().max() > 1e-3

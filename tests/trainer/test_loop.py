@@ -149,9 +149,9 @@ def saved(out: Path, step: int) -> set[str]:
 
 def test_every_optimizer_goes_on_bitwise_equal(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = []
-    shards, copies = {"dp_shard": 2}, {"data": "ddp", "dp_replicate": 2}
-    parallel = dict.fromkeys(("adam", "nadam", "radam", "sgd"), shards)
-    parallel["adafactor"] = copies
+    parallel: dict[str, dict[str, Any]]
+    parallel = {name: {"dp_shard": 2} for name in ("adam", "nadam", "radam", "sgd")}
+    parallel["adafactor"] = {"data": "ddp", "dp_replicate": 2}
     names = [*parallel]
     for name in names:
         changes: dict[str, Any] = {
@@ -209,7 +209,7 @@ def steps_recorded(out: Path, rank: int) -> int:
 def test_metrics_go_to_tensorboard_and_wandb_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
+    from tensorboard.backend.event_processing import event_accumulator
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

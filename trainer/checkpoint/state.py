@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from orchestrator.contract.codec import decode
+from orchestrator.contract.model import LoraSpec
 from trainer.guard import Skips
 from trainer.model.decoder import Decoder
 from trainer.parallel.data import updated_as
@@ -45,6 +47,10 @@ class Origin:
     """Of transformers."""
     tokenizer: str = ""
     """As `data.tokenizer` named it."""
+    lora: LoraSpec | None = None
+    """Of the adapters, where only they are trained."""
+    base: str | None = None
+    """Where the frozen model under them came from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,7 @@ class Progress:
             step=values["step"],
             stream=Stream(**values["stream"]),
             skips=Skips(**values.get("skips", {})),
-            origin=Origin(**values.get("origin", {})),
+            origin=decode(Origin, values.get("origin", {})),
         )
 
 
