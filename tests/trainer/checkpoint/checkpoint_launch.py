@@ -5,19 +5,26 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from orchestrator.contract.checkpoints import newest_complete
+from orchestrator.contract.codec import decode
 from orchestrator.contract.datagrams import Datagram, from_bytes
 from orchestrator.contract.env import RankEnv
-from tests.trainer import trainer_worker
+from orchestrator.contract.training import TrainingConfig
 from tests.trainer.trainer_launch import finish, start_ranks
+from tests.trainer.trainer_worker import StopAfter
 from trainer.checkpoint.read import CheckpointReader
-from trainer.ranks import process_group
+from trainer.config import complete
+from trainer.emit import Reporter
+from trainer.main import train_on
+from trainer.outside import Outside
+from trainer.ranks import arrange, process_group
 
 
 def save_on(folder: Path, num_ranks: int, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -61,12 +68,19 @@ def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -
     ]
 
 
-def train_alone(config: dict[str, Any], stop_after: int | None = None) -> int:
+def train_alone(config: dict[str, Any]) -> int:
     """Train as the only rank, in this process; returns the exit code."""
     env = RankEnv()
-    with process_group(env):
-        case = {"config": config, "stop_after": stop_after}
-        return int(trainer_worker.run_case(case, env)["code"])
+    full = complete(decode(TrainingConfig, config), env.world_size)
+    try:
+        with process_group(env), closing(Reporter(env)) as reporter:
+            stop: Any = StopAfter(None, reporter)
+            outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
+            return train_on(arrange(full.mesh, env), full, outside)
+    finally:
+        # It is left standing after an error, for a process that is about to end.
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 @contextmanager

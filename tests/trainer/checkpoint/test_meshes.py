@@ -1,5 +1,6 @@
 """Weights are the same bits on every mesh: fresh ones, ones read from files, and saved ones."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,23 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
             cases[mesh, "big"] = saving(big, place(folder, "big", mesh))
     answers: dict[tuple[str, str], dict[str, Any]] = {}
     for num_ranks, cases in wanted.items():
+        if num_ranks == 4:
+            beside = place(folder, "moved-llama", "tp2"), place(folder, "damaged", "tp2")
+            config = damaged_copy(*beside, cases["shard4", "moved-llama"]["config"])
+            cases["shard4", "damaged"] = saving(config, place(folder, "damaged", "shard4"))
         answers |= zip(cases, save_on(folder, num_ranks, list(cases.values())), strict=True)
     return Saved(folder, answers)
+
+
+def damaged_copy(source: Path, to: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """A run that has the checkpoint of `source`, and a newer one with a bit flipped."""
+    for step in (3, 4):
+        shutil.copytree(source / "checkpoints" / "step-3", to / "checkpoints" / f"step-{step}")
+    shard = to / "checkpoints" / "step-4" / "__1_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    return {**config, "out": str(to)}
 
 
 def saving(config: dict[str, Any], to: Path) -> dict[str, Any]:
@@ -98,6 +114,14 @@ def test_no_bit_of_a_checkpoint_changes_from_mesh_to_mesh(saved: Saved, model: s
     for mesh in MESHES:
         assert saved.answers[mesh, f"moved-{model}"]["step"] == 3
         assert not differing(saved.tensors(f"moved-{model}", mesh), expected), mesh
+
+
+def test_what_one_rank_finds_damaged_is_passed_over_by_all(saved: Saved) -> None:
+    assert saved.answers["shard4", "damaged"]["step"] == 3
+    log = (saved.folder / "ranks-4.log").read_text()
+    assert "passed over checkpoint step-4: __1_0.distcp has another checksum" in log
+    expected = saved.tensors("moved-llama", "trained")
+    assert not differing(saved.tensors("damaged", "shard4"), expected)
 
 
 @pytest.mark.parametrize("model", MODELS)
