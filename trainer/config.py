@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.codec import Invalid, decode
-from orchestrator.contract.parallel import FsdpSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
+from trainer.report import check_writers
 
 
 def load_config(path: Path) -> TrainingConfig:
@@ -59,6 +59,8 @@ def complete(config: TrainingConfig, world_size: int) -> TrainingConfig:
     except Invalid as exc:
         raise TrainingError(str(exc)) from exc
     _check(config, world_size)
+    _check_training(config)
+    check_writers(config.train)
     return config
 
 
@@ -108,6 +110,7 @@ def _check_pipeline(config: TrainingConfig) -> None:
             " schedule",
         )
     if schedule == "zbv" and config.train.compile:
+        # A compiled layer gives its buffers away in its one backward pass, and raises at two.
         raise TrainingError(
             f"{asked}: torch cannot split the backward pass of a compiled layer in two",
             fix="set train.compile to false, or take another schedule",
@@ -121,13 +124,8 @@ def _check_pipeline(config: TrainingConfig) -> None:
 
 
 def _check_data_parallel(config: TrainingConfig) -> None:
-    data, fsdp = config.parallel.data, config.parallel.fsdp
-    if data != "fsdp" and fsdp != FsdpSpec():
-        raise TrainingError(
-            f"parallel.fsdp is set, and parallel.data is {data}, which has none of its knobs",
-            fix="set parallel.data to fsdp, or remove parallel.fsdp",
-        )
-    shards, ranks = config.mesh.dp_shard * config.mesh.cp, fsdp.reshard_after_forward
+    shards = config.mesh.dp_shard * config.mesh.cp
+    ranks = config.parallel.fsdp.reshard_after_forward
     if not isinstance(ranks, bool) and shards % ranks:
         raise TrainingError(
             f"parallel.fsdp.reshard_after_forward is {ranks}, which does not divide the {shards}"
@@ -152,10 +150,36 @@ def _adapter_problems(config: TrainingConfig) -> Iterator[str]:
             f"model.lora.quantize: nf4 with parallel.tp={config.mesh.tp}: 4-bit weights cannot be"
             " cut by columns"
         )
+    if parallel.fsdp.cpu_offload and config.mesh.dp_shard * config.mesh.cp == 1:
+        # FSDP gathers nothing there, so it would not bring them to the device either.
+        yield (
+            "model.lora.quantize: nf4 with parallel.fsdp.cpu_offload: on one shard 4-bit weights"
+            " stay where they are used"
+        )
     if not isinstance(parallel.fsdp.reshard_after_forward, bool):
         # FSDP: AssertionError: Expected 1 all_gather_output, got 3.
         yield (
             "model.lora.quantize: nf4 with parallel.fsdp.reshard_after_forward="
             f"{parallel.fsdp.reshard_after_forward}: 4-bit weights cannot be sharded anew after the"
             " forward pass"
+        )
+
+
+def _check_training(config: TrainingConfig) -> None:
+    train, ranks = config.train, config.mesh.world_size
+    alone = ranks == 1 and train.dtype == "float32"
+    whole = config.parallel.data == "ddp" and config.mesh.tp == 1
+    if train.optimizer.name == "adafactor" and not alone and not whole:
+        # Measured on torch 2.13: its factors are norms along rows and columns, which DTensor makes
+        # `_NormPartial`, and squaring those in place raises ("in-place operations that require
+        # placement changes are not supported"), with foreach and without.
+        raise TrainingError(
+            "train.optimizer.name=adafactor: torch's Adafactor fails on parameters cut over ranks",
+            fix="use adamw, or keep whole matrices: parallel.data: ddp and tp: 1",
+        )
+    profile = train.profile
+    if profile is not None and max(profile.ranks, default=0) >= ranks:
+        raise TrainingError(
+            f"train.profile.ranks={list(profile.ranks)}: the ranks are 0 to {ranks - 1}",
+            fix="name ranks that there are",
         )

@@ -1,22 +1,26 @@
 """What a checkpoint holds, as one flat dictionary that any mesh can cut anew.
 
 model.<parameter>                the master weights, of adapters alone where only they are trained
-optimizer.<parameter>.<moment>   AdamW's moments and step count
+optimizer.<parameter>.<moment>   the optimizer's moments and step count
 rng.<rank>, rng.<rank>.cuda      random state of each rank; only a world as large reads it back
 progress                         JSON of `Progress`
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
+from trainer.guard import Skips
 from trainer.model.decoder import Decoder
 from trainer.parallel.data import updated_as
 from trainer.ranks import Ranks
 
+MODEL = "model."
+OPTIMIZER = "optimizer."
 PROGRESS = "progress"
 
 
@@ -34,11 +38,23 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What the weights mean, so that a checkpoint can be exported without its run."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Of transformers."""
+    tokenizer: str = ""
+    """As `data.tokenizer` named it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Where the job stands: schedule and data position follow from the step."""
 
     step: int
     stream: Stream
+    skips: Skips = field(default_factory=Skips)
+    origin: Origin = field(default_factory=Origin)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -46,32 +62,54 @@ class Progress:
     @classmethod
     def from_json(cls, text: str) -> "Progress":
         values = json.loads(text)
-        return cls(step=values["step"], stream=Stream(**values["stream"]))
+        return cls(
+            step=values["step"],
+            stream=Stream(**values["stream"]),
+            skips=Skips(**values.get("skips", {})),
+            origin=Origin(**values.get("origin", {})),
+        )
+
+
+Named = tuple[tuple[str, nn.Parameter], ...]
+
+
+def trained_parameters(stages: Iterable[Decoder]) -> Named:
+    """Which parameters are trained, and so saved, gone on with and exported; frozen ones are not.
+
+    To be asked while no layer is gathered: FSDP puts other parameters in the modules meanwhile.
+    """
+    return tuple(
+        (name, parameter)
+        for stage in stages
+        for name, parameter in stage.plain_parameters()
+        if parameter.requires_grad
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    stages: Sequence[Decoder]
+    parameters: Sequence[tuple[str, nn.Parameter]]
+    """The trained ones of this rank's stages, by their names in the transformers model."""
     optimizer: torch.optim.Optimizer
     stream: Stream
+    origin: Origin
     ranks: Ranks
+    skips: Skips = field(default_factory=Skips)
 
     def snapshot(self, step: int) -> dict[str, Any]:
         """Everything that `step` finished steps amount to."""
-        progress = Progress(step=step, stream=self.stream)
+        progress = Progress(step=step, stream=self.stream, skips=self.skips, origin=self.origin)
         return {**self.tensors(), **self.random(), PROGRESS: progress.to_json()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Weights and moments; loading into these tensors is loading the state."""
-        tensors: dict[str, torch.Tensor] = {}
-        for stage in self.stages:
-            for name, parameter in stage.plain_parameters():
-                if not parameter.requires_grad:
-                    continue
-                tensors[f"model.{name}"] = parameter.detach()
-                for key, value in self.optimizer.state[updated_as(parameter)].items():
-                    tensors[f"optimizer.{name}.{key}"] = value
-        return tensors
+        return dict(self._tensors())
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.parameters:
+            yield f"{MODEL}{name}", parameter.detach()
+            for key, value in self.optimizer.state[updated_as(parameter)].items():
+                yield f"{OPTIMIZER}{name}.{key}", value
 
     def random(self) -> dict[str, torch.Tensor]:
         name = f"rng.{self.ranks.env.rank}"

@@ -99,11 +99,12 @@ def _check_shapes(shapes: Mapping[str, torch.Size], tp: int) -> None:
 
 def _gather_in_float8(shapes: Mapping[str, torch.Size], config: TrainingConfig) -> bool:
     """Where weights are gathered at all. FSDP can shard what torchao puts in their place neither
-    unevenly nor again after the forward pass."""
+    unevenly nor again after the forward pass; and offloaded weights are scaled on the device."""
     parallel, shards = config.parallel, config.mesh.dp_shard * config.mesh.cp
     return (
         parallel.data == "fsdp"
         and shards > 1
+        and not parallel.fsdp.cpu_offload
         and isinstance(parallel.fsdp.reshard_after_forward, bool)
         and not any(shape[0] % (shards * config.mesh.tp) for shape in shapes.values())
     )

@@ -2,13 +2,9 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +14,12 @@ from orchestrator.contract import exits
 from orchestrator.contract.checkpoints import MARKER, newest_complete
 from orchestrator.contract.datagrams import (
     Beat,
-    Datagram,
     DrillFired,
     Raised,
     Resumed,
     Saved,
-    from_bytes,
 )
+from tests.trainer.checkpoint.checkpoint_launch import listening
 from tests.trainer.trainer_launch import (
     finish,
     free_port,
@@ -131,27 +126,6 @@ def check_beats(beats: list[Beat]) -> bool:
     return all(beat.tokens_per_second and beat.memory_bytes for beat in done)
 
 
-@contextmanager
-def listening(path: Path) -> Iterator[list[Datagram]]:
-    """What is told to an agent at `path`; read all along, for the kernel keeps only ten."""
-    told: list[Datagram] = []
-
-    def listen(agent: socket.socket) -> None:
-        while data := agent.recv(1 << 16):
-            told.append(from_bytes(data))
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
-        agent.bind(str(path))
-        listener = threading.Thread(target=listen, args=(agent,))
-        listener.start()
-        try:
-            yield told
-        finally:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
-                end.sendto(b"", str(path))
-            listener.join()
-
-
 def torchrun(config: Path, **env: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", "-m", "trainer"]
@@ -194,19 +168,6 @@ def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
     assert isinstance(raised, Raised)
     assert (raised.step, raised.error) == (2, "RuntimeError")
     assert "in suffer" in raised.traceback
-
-
-def test_a_save_that_fails_is_a_warning_until_it_is_the_last(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    config = tiny(out, parallel={"dp_shard": 2}, checkpoint={"every_steps": 2})
-    out.mkdir()
-    (out / "checkpoints").write_text("a file where a folder should be")
-    ranks = train(config, 2)
-    codes = finish(ranks)
-    assert codes == [exits.FAILED] * 2
-    assert "the checkpoint of step 2 failed, training goes on" in ranks[0].output
-    assert "RuntimeError: the checkpoint of step 5 failed" in ranks[0].output
-    assert [line["step"] for line in metrics_of(out)] == [1, 2, 3, 4, 5]
 
 
 def test_what_does_not_fit_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ PEFT is imported where it is needed: collecting all tests should not take second
 """
 
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from orchestrator.contract import exits
 from orchestrator.contract.model import LoraSpec, ModelSpec
 from orchestrator.errors import TrainingError
 from tests.trainer.model.test_build import build, materialise
-from tests.trainer.parallel.parity_cells import GRAD_NORM, LOSS, difference
-from tests.trainer.trainer_launch import LLAMA, MODELS, QWEN3, finish, losses_of, tiny, train, work
+from tests.trainer.parallel.parity_cells import GRAD_NORM, LOSS, Difference, deeper, difference
+from tests.trainer.trainer_launch import LLAMA, MODELS, QWEN3, losses_of, tiny, work
+from tests.trainer.trainer_worker import run_alone
 from trainer.model.adapters import add_adapters, base_of, draw_adapters, export_adapters
 from trainer.model.decoder import Decoder, is_adapter
 from trainer.parallel.buckets import trained
@@ -37,9 +39,11 @@ def adapted(config: dict[str, Any], seed: int = 0, spec: LoraSpec = SPEC) -> Dec
     return decoder
 
 
-def with_lora(config: dict[str, Any], **lora: Any) -> dict[str, Any]:
-    lora = {"rank": 4, "target_modules": EVERY_WAY, **lora}
-    return {**config, "model": {**config["model"], "lora": lora}}
+def adapting(out: Path, model: str, **changes: Any) -> dict[str, Any]:
+    """A configuration that trains adapters, of four layers so that a pipeline has some to cut."""
+    lora = {"rank": 4, "target_modules": EVERY_WAY}
+    config = tiny(out, micro=1, **changes)
+    return {**config, "model": {"config": deeper(model), "lora": lora}}
 
 
 def test_only_adapters_are_trained_and_the_model_keeps_its_names() -> None:
@@ -115,87 +119,106 @@ def test_what_lies_under_adapters_is_told_by_content(tmp_path: Path) -> None:
 
 # PEFT asks transformers something by its old name.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["llama", "qwen3"])
+@pytest.mark.parametrize(
+    ("model", "targets"),
+    [("llama", SPEC.target_modules), ("qwen3", SPEC.target_modules), ("gpt2", ("c_attn",))],
+)
 def test_peft_loads_what_is_exported_to_the_same_logits(
-    tmp_path: Path, config: dict[str, Any]
+    tmp_path: Path, model: str, targets: tuple[str, ...]
 ) -> None:
     from peft import PeftModel
 
-    decoder = adapted(config)
+    spec = replace(SPEC, target_modules=targets)
+    decoder = adapted(deeper(model), spec=spec)
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in trained(decoder):
             parameter.normal_(0.0, 0.2)
     tensors = {name: parameter.detach() for name, parameter in decoder.plain_parameters()}
-    export_adapters(tensors, SPEC, decoder.config, None, tmp_path)
-    model = AutoModelForCausalLM.from_config(decoder.config)
+    export_adapters(tensors, spec, decoder.config, None, tmp_path)
+    base = AutoModelForCausalLM.from_config(decoder.config)
     plain = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
-    assert not model.load_state_dict(plain, strict=False).unexpected_keys
+    assert not base.load_state_dict(plain, strict=False).unexpected_keys
     ids_BT = torch.randint(0, 256, (2, 16))
     decoder.place(torch.arange(16).unsqueeze(0))
     with torch.no_grad():
-        bare = model(ids_BT).logits
-        loaded = PeftModel.from_pretrained(model, str(tmp_path)).eval()
+        bare = base(ids_BT).logits
+        loaded = PeftModel.from_pretrained(base, str(tmp_path)).eval()
         logits, expected = loaded(input_ids=ids_BT).logits, decoder(ids_BT)
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
     assert (bare - expected).abs().max() > 1e-2, "the adapters do something"
 
 
-MESHES: dict[int, dict[str, dict[str, Any]]] = {
-    2: {
-        "shard2": {"parallel": {"dp_shard": 2}},
-        "tp2": {"parallel": {"tp": 2}},
-        "tp2, recomputed": {"parallel": {"tp": 2}, "activation_checkpointing": "full"},
-        "shard2, recomputed": {"parallel": {"dp_shard": 2}, "activation_checkpointing": "full"},
-    },
-    4: {
-        "shard2 x tp2": {"parallel": {"dp_shard": 2, "tp": 2}},
-        "replicate2 x shard2": {"parallel": {"dp_replicate": 2, "dp_shard": 2}},
-    },
+TWO: dict[str, dict[str, Any]] = {
+    "shard2": {"parallel": {"dp_shard": 2}},
+    "tp2": {"parallel": {"tp": 2}},
+    "tp2, recomputed": {"parallel": {"tp": 2}, "activation_checkpointing": "full"},
+    "zero1": {"parallel": {"dp_replicate": 2, "data": "zero1"}},
+    "cp2": {"parallel": {"cp": 2}},
+    "pp2": {"parallel": {"pp": 2}},
+    "zero bubble": {"parallel": {"pp": 2, "pipeline": {"schedule": "zbv"}}},
+}
+FOUR: dict[str, dict[str, Any]] = {
+    "shard2 x tp2": {"parallel": {"dp_shard": 2, "tp": 2}},
+    "replicate2 x shard2": {"parallel": {"dp_replicate": 2, "dp_shard": 2}},
 }
 
 
+def watched(configs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"config": config, "frozen": True} for config in configs]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Model -> run directory of its training on one process."""
+    folder = tmp_path_factory.mktemp("one")
+    configs = {model: adapting(folder / model, model) for model in MODELS}
+    answers = run_alone(watched(configs.values()))
+    assert all(answer["frozen_bytes"] for answer in answers)
+    return {model: folder / model for model in MODELS}
+
+
+def differences(
+    folder: Path, num_ranks: int, cells: Mapping[str, dict[str, Any]], one: dict[str, Path]
+) -> dict[tuple[str, str], Difference]:
+    """Every cell with every model, on ranks that fail when a frozen weight changes."""
+    configs = {
+        (model, name): adapting(folder / f"{name} {model}", model, **changes)
+        for model in one
+        for name, changes in cells.items()
+    }
+    work(folder, num_ranks, watched(configs.values()), timeout=300)
+    return {cell: difference(Path(config["out"]), one[cell[0]]) for cell, config in configs.items()}
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("num_ranks", MESHES)
+@pytest.mark.parametrize(("num_ranks", "cells"), [(2, TWO), (4, FOUR)], ids=["2", "4"])
 def test_adapters_train_as_on_one_process_and_the_model_stays(
-    tmp_path: Path, num_ranks: int
+    tmp_path: Path, one: dict[str, Path], num_ranks: int, cells: dict[str, dict[str, Any]]
 ) -> None:
-    one = {m: with_lora(tiny(tmp_path / f"one {m}", model=m)) for m in MODELS}
-    cells = {
-        (model, name): with_lora(tiny(tmp_path / f"{name} {model}", model=model, **changes))
-        for model in MODELS
-        for name, changes in MESHES[num_ranks].items()
-    }
-    work(tmp_path, 1, [{"config": config, "frozen": True} for config in one.values()])
-    answers = work(
-        tmp_path, num_ranks, [{"config": config, "frozen": True} for config in cells.values()]
-    )
-    found = {
-        cell: difference(Path(config["out"]), Path(one[cell[0]]["out"]))
-        for cell, config in cells.items()
-    }
+    found = differences(tmp_path, num_ranks, cells, one)
     assert all(value.within(LOSS, GRAD_NORM) for value in found.values()), found
-    assert all(answer["frozen_bytes"] and not answer["changed"] for answer in answers)
-    losses = losses_of(tmp_path / "one llama")
+    losses = losses_of(one["llama"])
     assert losses[5] < losses[1] - 0.01, "and they learn"
 
 
 @pytest.mark.process
-def test_checkpoints_hold_adapters_alone_and_go_on_over_the_same_model(tmp_path: Path) -> None:
-    whole = with_lora(tiny(tmp_path / "whole"))
-    moved = with_lora(tiny(tmp_path / "moved"))
-    cut = {**moved, "parallel": {"tp": 2}}
-    other = with_lora(moved, alpha=4.0)
-    work(tmp_path, 1, [{"config": whole}, {"config": moved, "stop_after": 3}])
-    (tensors,) = (tmp_path / "moved" / "checkpoints").iterdir()
-    saved = FileSystemReader(tensors).read_metadata().state_dict_metadata
+def test_checkpoints_hold_adapters_alone_and_go_on_over_the_same_model(
+    tmp_path: Path, one: dict[str, Path]
+) -> None:
+    config = adapting(tmp_path / "moved", "llama")
+    lora = {**config["model"]["lora"], "alpha": 4.0}
+    other = {**config, "model": {**config["model"], "lora": lora}}
+    run_alone([{"config": config, "stop_after": 3}])
+    (checkpoint,) = (tmp_path / "moved" / "checkpoints").iterdir()
+    saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     kept = {name for name in saved if name.startswith(("model.", "optimizer."))}
     assert kept
     assert all(is_adapter(name) for name in kept)
-    refused = train(other, 1)
-    assert finish(refused) == [exits.REFUSED]
-    assert "belongs to a run with another base" in refused[0].output
-    work(tmp_path, 2, [{"config": cut}])
-    losses, expected = losses_of(tmp_path / "moved"), losses_of(tmp_path / "whole")
+    (refused,) = run_alone([{"config": other, "refused": True}])
+    assert refused["code"] == exits.REFUSED
+    assert "belongs to a run with another base" in refused["refused"]
+    work(tmp_path, 2, [{"config": {**config, "parallel": {"tp": 2}}}], timeout=300)
+    losses, expected = losses_of(tmp_path / "moved"), losses_of(one["llama"])
     assert losses.keys() == expected.keys()
     assert all(abs(loss - expected[step]) <= LOSS for step, loss in losses.items())

@@ -20,6 +20,7 @@ from tests.trainer.parallel.parity_cells import (
     difference,
 )
 from tests.trainer.trainer_launch import LLAMA, tiny, work
+from tests.trainer.trainer_worker import run_alone
 from trainer.config import complete
 from trainer.model.adapters import add_adapters, draw_adapters
 from trainer.model.decoder import Decoder
@@ -116,12 +117,16 @@ def test_shards_of_four_bit_weights_train_as_whole_ones(tmp_path: Path) -> None:
     cells = {
         "shard2": qlora(tmp_path / "shard2", parallel=shard2),
         "replicate2": qlora(tmp_path / "replicate2", parallel={"dp_replicate": 2}),
+        "zero1": qlora(tmp_path / "zero1", parallel={"dp_replicate": 2, "data": "zero1"}),
+        "offload": qlora(tmp_path / "offload", parallel={**shard2, "fsdp": {"cpu_offload": True}}),
+        "pp2": qlora(tmp_path / "pp2", parallel={"pp": 2}),
         "recomputed": qlora(tmp_path / "ac", parallel=shard2, activation_checkpointing="full"),
     }
-    whole, full, _ = work(
-        tmp_path, 1, [{"config": c, "frozen": True} for c in (one, *alone.values())]
+    whole, full, _ = run_alone(
+        [{"config": config, "frozen": True} for config in (one, *alone.values())]
     )
-    sharded, *_ = work(tmp_path, 2, [{"config": c, "frozen": True} for c in cells.values()])
+    watched = [{"config": config, "frozen": True} for config in cells.values()]
+    sharded, *_ = work(tmp_path, 2, watched, timeout=300)
     found = {
         name: difference(Path(config["out"]), tmp_path / "one")
         for name, config in (cells | alone).items()
@@ -139,7 +144,8 @@ def test_shards_of_four_bit_weights_train_as_whole_ones(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_copies_of_sharded_four_bit_weights_train_as_whole_ones(tmp_path: Path) -> None:
     one, hsdp = qlora(tmp_path / "one"), {"dp_replicate": 2, "dp_shard": 2}
-    work(tmp_path, 1, [{"config": one}])
-    work(tmp_path, 4, [{"config": qlora(tmp_path / "hsdp", parallel=hsdp), "frozen": True}])
+    run_alone([{"config": one}])
+    cell = {"config": qlora(tmp_path / "hsdp", parallel=hsdp), "frozen": True}
+    work(tmp_path, 4, [cell], timeout=300)
     found = difference(tmp_path / "hsdp", tmp_path / "one")
     assert found.within(LOSS, GRAD_NORM), found

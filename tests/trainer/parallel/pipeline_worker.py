@@ -18,12 +18,13 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from orchestrator.contract.env import RankEnv
 from tests.trainer.trainer_worker import run_case
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums
-from trainer.model.fresh import local_part
+from trainer.model.regions import local_part
 from trainer.parallel.pipeline import Pipeline
 from trainer.parallel.tied import TiedWeight
 from trainer.process import set_up_logging
@@ -32,12 +33,15 @@ from trainer.ranks import process_group
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of one step of a rank: sums of losses and counts of tokens, and its copies of a tied matrix
-    before the step."""
+    """Of one step of a rank."""
 
     evaluated: tuple[float, float]
     trained: tuple[float, float]
+    """The sum of losses, and how many tokens."""
     copies: list[str]
+    """Digests of the rank's copies of a tied matrix before the step."""
+    left_gathered: int
+    """Parameters that evaluating left in the place of the shards."""
 
 
 def numbers(sums: LossSums) -> tuple[float, float]:
@@ -49,17 +53,24 @@ def digests(tied: TiedWeight) -> list[str]:
     return [hashlib.sha256(part.tobytes()).hexdigest() for part in parts]
 
 
+def parameters(pipeline: Pipeline) -> list[nn.Parameter]:
+    return [p for stage in pipeline._stages.values() for p in stage.parameters()]
+
+
 @contextmanager
 def evaluating_first(seen: list[Seen]) -> Iterator[None]:
     train = Pipeline.train
 
     def evaluate_and_train(self: Pipeline, batches: Sequence[MicroBatch]) -> LossSums:
         copies = digests(self._tied)
+        shards = {id(parameter) for parameter in parameters(self)}
         # One more than the schedule was made for.
         more = numbers(self.evaluate([*batches, batches[0]]))
         once = numbers(self.evaluate(batches[:1]))
+        left = sum(id(parameter) not in shards for parameter in parameters(self))
         sums = train(self, batches)
-        seen.append(Seen((more[0] - once[0], more[1] - once[1]), numbers(sums), copies))
+        evaluated = more[0] - once[0], more[1] - once[1]
+        seen.append(Seen(evaluated, numbers(sums), copies, left))
         return sums
 
     with mock.patch.object(Pipeline, "train", evaluate_and_train):

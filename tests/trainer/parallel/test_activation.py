@@ -1,0 +1,130 @@
+"""Activation checkpointing: which layers, and what is still there when the backward pass begins."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from orchestrator.contract.model import ModelSpec
+from tests.trainer.trainer_launch import LLAMA
+from trainer.model.build import build_stages, read_model_config
+from trainer.model.decoder import Decoder, StageSlice
+from trainer.model.fresh import allocate, draw_weights
+from trainer.parallel.activation import (
+    COSTLY,
+    Mode,
+    apply_activation_checkpointing,
+    layers_to_wrap,
+)
+
+TOKENS = 32
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 256}
+
+
+class Operations(TorchDispatchMode):
+    """Every operation that ran, and of every tensor that one made, where its memory is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[Any] = []
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran.append(func)
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        return result
+
+    def bytes_alive(self) -> int:
+        gc.collect()
+        return sum(size for storage, size in self._made.values() if not storage.expired())
+
+    def num(self, operations: set[Any]) -> int:
+        return sum(ran in operations for ran in self.ran)
+
+
+@contextmanager
+def after_forward(
+    mode: Mode, config: dict[str, Any] = LLAMA, every: int | None = None
+) -> Iterator[tuple[torch.Tensor, Operations]]:
+    """The sum of the logits, and what the forward pass did."""
+    decoder = build(config)
+    apply_activation_checkpointing(decoder, mode, every)
+    allocate(decoder, torch.device("cpu"))
+    draw_weights(decoder, 0)
+    decoder.place(torch.arange(TOKENS).unsqueeze(0))
+    ids_BT = torch.arange(2 * TOKENS).view(2, TOKENS)
+    with Operations() as operations:
+        total = decoder(ids_BT).sum()
+        yield total, operations
+
+
+def build(config: dict[str, Any]) -> Decoder:
+    values = read_model_config(ModelSpec(config=config))
+    layers = values.num_hidden_layers
+    return build_stages(values, [StageSlice(0, layers, layers)])[0]
+
+
+def bytes_kept(mode: Mode, every: int | None = None) -> int:
+    deep = {**LLAMA, "num_hidden_layers": 6}
+    with after_forward(mode, deep, every) as (_, operations):
+        return operations.bytes_alive()
+
+
+def test_layers_to_recompute() -> None:
+    assert layers_to_wrap(4, "none", None) == set()
+    assert layers_to_wrap(4, "full", None) == layers_to_wrap(4, "selective", 2) == {0, 1, 2, 3}
+    assert layers_to_wrap(9, "every_k", None) == {2, 5, 8}
+    assert layers_to_wrap(4, "every_k", 4) == {3}
+    assert layers_to_wrap(1, "every_k", None) == {0}
+
+
+def test_each_mode_keeps_less_than_the_one_before() -> None:
+    kept = [bytes_kept(mode) for mode in ("none", "selective", "every_k", "full")]
+    assert kept == sorted(set(kept), reverse=True)
+    # The rest of `full` is mostly logits, and what enters each layer.
+    assert kept[1] < 0.75 * kept[0]
+    assert kept[3] < 0.3 * kept[0]
+
+
+def test_treating_every_layer_is_full_and_fewer_keep_more() -> None:
+    kept = [bytes_kept("every_k", every) for every in (1, 2, 3, 6)]
+    assert kept[0] == bytes_kept("full")
+    assert kept == sorted(set(kept))
+
+
+@pytest.mark.parametrize("config", [LLAMA, {**LLAMA, "model_type": "qwen2"}, GPT2])
+def test_selective_computes_no_product_and_no_attention_again(config: dict[str, Any]) -> None:
+    """Whether the model's products have a bias (qwen2's some, GPT-2's most) or not."""
+    counts = {}
+    modes: tuple[Mode, ...] = ("none", "selective", "full")
+    for mode in modes:
+        with after_forward(mode, config) as (total, operations):
+            total.backward()
+            counts[mode] = operations.num(COSTLY)
+    assert counts["selective"] == counts["none"] < counts["full"]
+
+
+@pytest.mark.parametrize("mode", ["selective", "full", "every_k"])
+def test_gradients_are_the_same_to_the_last_bit(mode: Mode) -> None:
+    def gradients(mode: Mode) -> list[torch.Tensor]:
+        decoder = build(LLAMA)
+        apply_activation_checkpointing(decoder, mode, None)
+        allocate(decoder, torch.device("cpu"))
+        draw_weights(decoder, 0)
+        decoder.place(torch.arange(TOKENS).unsqueeze(0))
+        decoder(torch.arange(TOKENS).unsqueeze(0)).square().sum().backward()
+        return [p.grad for _, p in decoder.plain_parameters() if p.grad is not None]
+
+    pairs = list(zip(gradients(mode), gradients("none"), strict=True))
+    assert len(pairs) > 20
+    assert all(torch.equal(a, b) for a, b in pairs)

@@ -1,0 +1,339 @@
+"""Data-parallel strategies: each trains as one process, sends what it must, holds what it says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from orchestrator.contract.codec import decode
+from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.parallel import FsdpSpec
+from orchestrator.contract.training import TrainingConfig
+from orchestrator.errors import TrainingError
+from tests.trainer.parallel.parity_cells import (
+    GRAD_NORM,
+    GRAD_NORM_BF16,
+    LOSS,
+    LOSS_BF16,
+    Difference,
+    difference,
+)
+from tests.trainer.trainer_launch import LLAMA, QWEN3, losses_of, tiny, work
+from trainer.config import complete
+from trainer.model.build import build_stages, read_model_config
+from trainer.model.decoder import Decoder, StageSlice
+from trainer.model.fresh import allocate
+from trainer.parallel.activation import apply_activation_checkpointing
+from trainer.parallel.fsdp import outer_units, prefetch, wrap_units
+from trainer.parallel.zero1 import Layout, rows
+
+SHARD: dict[str, Any] = {"dp_replicate": 1, "dp_shard": 2, "tp": 1}
+COPY: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 1, "tp": 1}
+DDP, ZERO1 = {**COPY, "data": "ddp"}, {**COPY, "data": "zero1"}
+BF16 = {"dtype": "bfloat16"}
+
+
+def fsdp(**knobs: Any) -> dict[str, Any]:
+    return {**SHARD, "fsdp": knobs}
+
+
+def case(out: Path, **changes: Any) -> dict[str, Any]:
+    """With `vocab`, of a model with that many tokens; `broken` and `count` are the worker's."""
+    workers: dict[str, Any] = {
+        key: changes.pop(key) for key in ("broken", "count", "stop_after") if key in changes
+    }
+    vocab = changes.pop("vocab", 256)
+    config = tiny(out, **changes)
+    return {"config": {**config, "model": {"config": {**LLAMA, "vocab_size": vocab}}}, **workers}
+
+
+# Micro batches of one: all strategies accumulate over four of them.
+TWO: dict[str, dict[str, Any]] = {
+    "fsdp": {"parallel": SHARD},
+    "fsdp without reshard": {"parallel": fsdp(reshard_after_forward=False)},
+    "fsdp offloaded": {"parallel": fsdp(cpu_offload=True)},
+    "fsdp without prefetch": {"parallel": fsdp(forward_prefetch=0, backward_prefetch=0)},
+    "fsdp prefetching 2": {"parallel": fsdp(forward_prefetch=2, backward_prefetch=2)},
+    "fsdp of half layers": {
+        "parallel": fsdp(wrap="LlamaMLP"),
+        "activation_checkpointing": "full",
+    },
+    "fsdp with outer units": {
+        "parallel": SHARD,
+        "broken": "embedding and head too large for the root",
+    },
+    "ddp": {"parallel": DDP},
+    "zero1": {"parallel": ZERO1},
+}
+TWO_UNEVEN: dict[str, dict[str, Any]] = {
+    "zero1 of uneven rows": {"parallel": ZERO1, "vocab": 257},
+    "fsdp of uneven rows": {"parallel": SHARD, "vocab": 257},
+}
+ROUNDED: dict[str, dict[str, Any]] = {
+    "fsdp in bfloat16": {"parallel": SHARD, **BF16},
+    "ddp in bfloat16": {"parallel": DDP, **BF16},
+    "zero1 in bfloat16": {"parallel": ZERO1, **BF16},
+    "fsdp reducing in bfloat16": {"parallel": SHARD, "reduce_dtype": "bfloat16"},
+    "ddp reducing in bfloat16": {"parallel": DDP, "reduce_dtype": "bfloat16"},
+    "zero1 reducing in bfloat16": {"parallel": ZERO1, "reduce_dtype": "bfloat16"},
+    "fsdp with bfloat16 logits": {"parallel": SHARD, "output_dtype": "bfloat16"},
+    "ddp with bfloat16 logits": {"parallel": DDP, "output_dtype": "bfloat16"},
+}
+BROKEN: dict[str, dict[str, Any]] = {
+    "gradients not averaged": {"parallel": DDP},
+    "updated rows not gathered": {"parallel": ZERO1},
+}
+COUNTED = {
+    "fsdp": SHARD,
+    "no reshard": fsdp(reshard_after_forward=False),
+    "hsdp": COPY,
+    "ddp": DDP,
+    "zero1": ZERO1,
+}
+GO_ON = {
+    "zero1 to fsdp": (ZERO1, SHARD),
+    "zero1 to ddp": (ZERO1, DDP),
+    "fsdp to zero1": (SHARD, ZERO1),
+}
+FOUR: dict[str, dict[str, Any]] = {
+    "reshard to 2 of 4": {
+        "parallel": {"dp_replicate": 1, "dp_shard": 4, "fsdp": {"reshard_after_forward": 2}}
+    },
+    "hsdp": {"parallel": {"dp_replicate": 2, "dp_shard": 2}},
+    "hsdp, reshard to 1 host": {
+        "parallel": {"dp_replicate": 2, "dp_shard": 2, "fsdp": {"reshard_after_forward": 2}}
+    },
+    "shard2 x tp2": {"parallel": {**SHARD, "tp": 2}},
+    "ddp x tp2": {"parallel": {**DDP, "tp": 2}},
+    "zero1 x tp2": {"parallel": {**ZERO1, "tp": 2}},
+    "zero1 x tp2, recomputing": {
+        "parallel": {**ZERO1, "tp": 2},
+        "activation_checkpointing": "selective",
+    },
+    "offload x tp2": {"parallel": {**fsdp(cpu_offload=True), "tp": 2}},
+    "shard 4": {"parallel": {"dp_replicate": 1, "dp_shard": 4}},
+}
+
+
+@dataclass
+class Runs:
+    """Trainings that were done in one launch."""
+
+    folder: Path
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reference: Path = Path()
+
+    def difference(self, name: str, reference: str = "one") -> Difference:
+        return difference(self.folder / name, self.reference / reference)
+
+    def do(self, num_ranks: int, cases: dict[str, dict[str, Any]], timeout: float) -> None:
+        wanted = [case(self.folder / name, **{"micro": 1, **c}) for name, c in cases.items()]
+        self.answers |= zip(cases, work(self.folder, num_ranks, wanted, timeout), strict=True)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    cases = {"one": {}, "one of uneven rows": {"vocab": 257}}
+    Runs(folder).do(1, cases, timeout=90)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, one: Path) -> Runs:
+    runs = Runs(tmp_path_factory.mktemp("two"), reference=one)
+    cases = {**TWO, **TWO_UNEVEN, **ROUNDED}
+    cases |= {name: {**changes, "broken": name} for name, changes in BROKEN.items()}
+    for name, parallel in COUNTED.items():
+        for micro in (4, 1):
+            counted = {"parallel": parallel, "micro": micro, "steps": 1, "count": True}
+            cases[f"count {name} {micro}"] = counted
+    runs.do(2, cases, timeout=300)
+    for part, stop_after in ((0, 3), (1, None)):
+        again = {
+            name: {"parallel": parallel[part], "stop_after": stop_after}
+            for name, parallel in GO_ON.items()
+        }
+        runs.do(2, again, timeout=90)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory, one: Path) -> Runs:
+    runs = Runs(tmp_path_factory.mktemp("four"), reference=one)
+    runs.do(4, FOUR, timeout=300)
+    return runs
+
+
+def beyond(runs: Runs, names: Sequence[str], loss: float = LOSS, norm: float = GRAD_NORM) -> Any:
+    found = {name: runs.difference(name) for name in names}
+    return {name: value for name, value in found.items() if not value.within(loss, norm)}
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_every_strategy_trains_as_one_process(two: Runs) -> None:
+    assert beyond(two, list(TWO)) == {}
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_rows_that_the_ranks_do_not_divide_train_as_well(two: Runs) -> None:
+    for name in TWO_UNEVEN:
+        assert two.difference(name, "one of uneven rows").within(LOSS, GRAD_NORM), name
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_strategies_compose_with_each_other_and_with_tensor_parallel(four: Runs) -> None:
+    assert beyond(four, list(FOUR)) == {}
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_every_dtype_is_really_used_and_stays_within_its_bounds(two: Runs) -> None:
+    assert beyond(two, list(ROUNDED), LOSS_BF16, GRAD_NORM_BF16) == {}
+    assert list(beyond(two, list(ROUNDED))) == list(ROUNDED), "none computes as float32 does"
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_a_broken_strategy_fails_the_parity_check(two: Runs) -> None:
+    assert list(beyond(two, list(BROKEN))) == list(BROKEN)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", COUNTED)
+def test_only_the_last_micro_batch_reduces_gradients(two: Runs, name: str) -> None:
+    once, four_times = (two.answers[f"count {name} {micro}"]["reduces"] for micro in (4, 1))
+    assert once == four_times > 0
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_under_another_strategy(two: Runs) -> None:
+    assert beyond(two, list(GO_ON)) == {}
+    for name in GO_ON:
+        assert list(losses_of(two.folder / name)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_zero1_divides_the_optimizer_state_by_the_ranks(two: Runs) -> None:
+    ddp, zero1 = (two.answers[name]["optimizer_bytes"] for name in ("ddp", "zero1"))
+    # Of each parameter there is a step count, 4 bytes on every rank.
+    assert 0.5 <= zero1 / ddp < 0.51
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_resharding_to_fewer_ranks_makes_their_groups_once(four: Runs) -> None:
+    extra = four.answers["reshard to 2 of 4"]["groups"] - four.answers["shard 4"]["groups"]
+    assert extra <= 2, "one over them and one across, whatever the number of layers"
+
+
+def build(config: dict[str, Any] = LLAMA) -> Decoder:
+    values = read_model_config(ModelSpec(config=config))
+    layers = values.num_hidden_layers
+    return build_stages(values, [StageSlice(0, layers, layers)])[0]
+
+
+def test_units_are_decoder_layers_or_modules_of_a_class() -> None:
+    decoder = build()
+    layers = list(decoder.layers.values())
+    assert wrap_units(decoder, "auto") == wrap_units(decoder, "LlamaDecoderLayer") == layers
+    assert wrap_units(decoder, "LlamaMLP") == [layer.mlp for layer in layers]
+
+
+def test_units_of_layers_that_are_computed_again_include_that() -> None:
+    decoder = build()
+    apply_activation_checkpointing(decoder, "full", None)
+    assert wrap_units(decoder, "LlamaDecoderLayer") == list(decoder.layers.values())
+
+
+def test_a_class_that_is_nowhere_is_refused_with_those_that_are_there() -> None:
+    decoder = build()
+    apply_activation_checkpointing(decoder, "full", None)
+    with pytest.raises(TrainingError, match="no module of the decoder layers is a LlamaBlock") as e:
+        wrap_units(decoder, "LlamaBlock")
+    there = "Linear, LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm"
+    assert f"choose one of {there}, or auto" in str(e.value)
+    with pytest.raises(TrainingError, match="is a SiLU"):
+        wrap_units(decoder, "SiLU")  # it has no weights to gather
+
+
+def test_a_large_vocabulary_is_gathered_apart_unless_tied() -> None:
+    large = {"vocab_size": 2**15, "hidden_size": 2**10, "num_attention_heads": 4}
+    decoder = build({**LLAMA, **large})
+    assert outer_units(decoder) == ([[decoder.embedding]], [[decoder.model.norm, decoder.head]])
+    assert outer_units(build({**QWEN3, **large})) == outer_units(build()) == ([], [])
+
+
+class Unit:
+    """Remembers what it was told to gather ahead."""
+
+    forward: Sequence[Any]
+    backward: Sequence[Any]
+
+    def set_modules_to_forward_prefetch(self, modules: Sequence[FSDPModule]) -> None:
+        self.forward = modules
+
+    def set_modules_to_backward_prefetch(self, modules: Sequence[FSDPModule]) -> None:
+        self.backward = modules
+
+
+def prefetched(forward: int, backward: int) -> tuple[list[str], list[str]]:
+    """Of the units r (root), a, b, c: what each gathers ahead, in both directions."""
+    units: list[Any] = [Unit() for _ in "rabc"]
+    names = dict(zip(units, "rabc", strict=True))
+    spec = FsdpSpec(forward_prefetch=forward, backward_prefetch=backward)
+    prefetch(units[0], units[1:], spec)
+    return (
+        ["".join(names[there] for there in unit.forward) for unit in units],
+        ["".join(names[there] for there in unit.backward) for unit in units],
+    )
+
+
+def test_units_gather_as_many_ahead_as_asked() -> None:
+    assert prefetched(1, 1) == (["a", "b", "c", ""], ["c", "a", "a", "b"])
+    assert prefetched(2, 2) == (["ab", "bc", "c", ""], ["cb", "a", "a", "ba"])
+    # Themselves: an empty list would leave it to torch, which gathers one ahead.
+    assert prefetched(0, 0) == (["", "", "", ""], ["r", "a", "b", "c"])
+
+
+def test_offloaded_weights_are_on_the_host_and_buffers_on_the_device() -> None:
+    decoder = build()
+    allocate(decoder, torch.device("meta"), offload=True)
+    assert {parameter.device.type for parameter in decoder.parameters()} == {"cpu"}
+    assert {buffer.device.type for buffer in decoder.buffers()} == {"meta"}
+
+
+def test_rows_are_cut_as_torch_cuts_them() -> None:
+    for num_rows, num_ranks in ((8, 4), (5, 4), (3, 4), (9, 2)):
+        chunks = torch.arange(num_rows).chunk(num_ranks)
+        mine = [
+            torch.arange(num_rows)[slice(*rows(num_rows, num_ranks, r))] for r in range(num_ranks)
+        ]
+        assert [part.tolist() for part in mine if len(part)] == [part.tolist() for part in chunks]
+
+
+def test_a_flat_buffer_gives_back_the_rows_of_each_tensor() -> None:
+    wholes = [torch.arange(10.0).view(5, 2), torch.arange(3.0)]
+    layout = Layout([whole.shape for whole in wholes], 2)
+    flats = torch._chunk_cat(wholes, dim=0, num_chunks=2)
+    pieces = [layout.pieces(flat, rank) for rank, flat in enumerate(flats)]
+    assert [torch.cat(parts).tolist() for parts in zip(*pieces, strict=True)] == [
+        whole.tolist() for whole in wholes
+    ]
+
+
+def test_ranks_to_reshard_to_must_divide_the_shards(tmp_path: Path) -> None:
+    parallel = fsdp(reshard_after_forward=3)
+    config: TrainingConfig = decode(TrainingConfig, tiny(tmp_path / "out", parallel=parallel))
+    with pytest.raises(TrainingError, match="is 3, which does not divide the 2 ranks"):
+        complete(config, 2)
