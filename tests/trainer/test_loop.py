@@ -40,6 +40,7 @@ def test_the_loss_is_the_mean_over_learned_tokens_wherever_they_are(tmp_path: Pa
     """Ranks and micro batches learn different numbers of tokens, and z-loss goes along."""
     meshes: dict[str, dict[str, Any]] = {
         "tp2": {"parallel": {"tp": 2}},
+        "pp2": {"parallel": {"pp": 2}},
         "shard2": {"parallel": {"dp_shard": 2}},
         "micro": {"parallel": {"dp_shard": 2}, "micro": 1},
     }
@@ -74,6 +75,7 @@ def test_a_bad_gradient_on_one_rank_is_skipped_by_all_and_too_many_end_the_job(
     saving = {"every_steps": 1, "async": False, "keep": 1}
     some = tiny(tmp_path / "some", **sharded)
     tensor = tiny(tmp_path / "tensor", parallel={"tp": 2})
+    stages = tiny(tmp_path / "stages", parallel={"pp": 2})
     many = tiny(tmp_path / "many", **sharded)
     cut = tiny(tmp_path / "cut", **sharded, checkpoint=saving)
     always = [2, 3, 4, 5]
@@ -84,20 +86,24 @@ def test_a_bad_gradient_on_one_rank_is_skipped_by_all_and_too_many_end_the_job(
         [
             {"config": some, "poison": [2, 4], **watched},
             {"config": tensor, "poison": [2, 3], **watched},
+            {"config": stages, "poison": [1, 3], **watched},
             {"config": many, "poison": always, **watched},
             {"config": cut, "poison": always, "stop_after": 3, **watched},
             {"config": cut, "poison": always, **watched},
         ],
     )
-    assert [answer.get("code") for answer in answers] == [0, 0, None, exits.CHECKPOINTED, None]
+    assert [answer.get("code") for answer in answers] == [
+        *[0, 0, 0, None, exits.CHECKPOINTED, None]
+    ]
     assert column(tmp_path / "some", "skipped") == [0, 1, 1, 2, 2]
     assert column(tmp_path / "tensor", "skipped") == [0, 1, 2, 2, 2]
+    assert column(tmp_path / "stages", "skipped") == [1, 1, 2, 2, 2]
     assert [norm is None for norm in column(tmp_path / "some", "grad_norm")] == [
         *[False, True, False, True, False]
     ]
     assert column(tmp_path / "many", "step") == [1, 2, 3, 4]
     assert column(tmp_path / "cut", "skipped") == [0, 1, 2, 3], "the count is in the checkpoint"
-    for answer in (answers[2], answers[4]):
+    for answer in (answers[3], answers[5]):
         assert answer["error"].startswith("step 4: the loss is ")
         assert "gradient's norm nan, not finite, and so it was for 3 steps" in answer["error"]
         assert "train.optimizer.lr" in answer["error"]
@@ -149,9 +155,17 @@ def saved(out: Path, step: int) -> set[str]:
 
 def test_every_optimizer_goes_on_bitwise_equal(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = []
+<<<<<<< ours
     parallel: dict[str, dict[str, Any]]
     parallel = {name: {"dp_shard": 2} for name in ("adam", "nadam", "radam", "sgd")}
     parallel["adafactor"] = {"data": "ddp", "dp_replicate": 2}
+=======
+    shards, copies = {"dp_shard": 2}, {"data": "ddp", "dp_replicate": 2}
+    parallel: dict[str, dict[str, Any]] = {
+        **dict.fromkeys(("adam", "nadam", "radam", "sgd"), shards),
+        "adafactor": copies,
+    }
+>>>>>>> theirs
     names = [*parallel]
     for name in names:
         changes: dict[str, Any] = {
