@@ -155,17 +155,9 @@ def saved(out: Path, step: int) -> set[str]:
 
 def test_every_optimizer_goes_on_bitwise_equal(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = []
-<<<<<<< ours
     parallel: dict[str, dict[str, Any]]
     parallel = {name: {"dp_shard": 2} for name in ("adam", "nadam", "radam", "sgd")}
     parallel["adafactor"] = {"data": "ddp", "dp_replicate": 2}
-=======
-    shards, copies = {"dp_shard": 2}, {"data": "ddp", "dp_replicate": 2}
-    parallel: dict[str, dict[str, Any]] = {
-        **dict.fromkeys(("adam", "nadam", "radam", "sgd"), shards),
-        "adafactor": copies,
-    }
->>>>>>> theirs
     names = [*parallel]
     for name in names:
         changes: dict[str, Any] = {

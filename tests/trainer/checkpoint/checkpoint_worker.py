@@ -22,6 +22,7 @@ from orchestrator.contract.env import RankEnv
 from orchestrator.contract.training import TrainingConfig
 from tests.trainer import trainer_worker
 from tests.trainer.trainer_worker import StopAfter
+from trainer import building
 from trainer import main as main_module
 from trainer.checkpoint.save import Checkpoints
 from trainer.config import complete
@@ -87,7 +88,7 @@ def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     measured = Measured()
     with (
         mock.patch.object(main_module, "train", save_at_once),
-        mock.patch.object(main_module, "first_weights", measured.first_weights),
+        mock.patch.object(building, "first_weights", measured.first_weights),
     ):
         train_on(arrange(config.mesh, env), config, outside)
     reporter.close()
