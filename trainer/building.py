@@ -22,7 +22,7 @@ from trainer.parallel.stages import slices_of_rank
 from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
 from trainer.parallel.tied import TiedWeight
 from trainer.passes import Passes, WholeModel
-from trainer.ranks import Ranks, checked_by_all
+from trainer.ranks import Ranks, on_all_ranks
 from trainer.timing import Stopwatch
 
 
@@ -40,7 +40,7 @@ def build_model(
         parallelise(stage, config, ranks)
         allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
         stage.place(positions_T.unsqueeze(0).to(ranks.device))
-    checked_by_all(lambda: fill(stages, config.train.seed, weights, resumed=resumed))
+    on_all_ranks(lambda: fill(stages, config.train.seed, weights, resumed=resumed))
     return stages
 
 

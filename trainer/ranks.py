@@ -147,18 +147,20 @@ def shared_from_first(ask: Callable[[], T]) -> T:
     return cast(T, answer[0])
 
 
-def checked_by_all(check: Callable[[], None]) -> None:
-    """Raise, on every rank, the TrainingError that `check` raises on the first that it does on."""
-    mine: list[TrainingError] = []
+def on_all_ranks(do: Callable[[], T]) -> T:
+    """`do` on every rank; where one raises a TrainingError, all raise that of the first such."""
+    answer: T | TrainingError
     try:
-        check()
+        answer = do()
     except TrainingError as exc:
-        mine = [exc]
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, [(exc.message, exc.fix) for exc in mine])
-    for errors in told:
-        for message, fix in errors:
-            raise TrainingError(message, fix=fix)
+        answer = exc
+    errors: list[TrainingError | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, answer if isinstance(answer, TrainingError) else None)
+    for error in errors:
+        if error is not None:
+            raise error
+    assert not isinstance(answer, TrainingError)
+    return answer
 
 
 def memory_bytes(device: torch.device) -> int:

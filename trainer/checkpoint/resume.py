@@ -24,7 +24,7 @@ from trainer.checkpoint.state import (
 from trainer.checkpoint.verify import verify_together
 from trainer.emit import Reporter
 from trainer.listing import listed
-from trainer.ranks import Ranks, checked_by_all, shared_from_first
+from trainer.ranks import Ranks, on_all_ranks, shared_from_first
 
 LOG = logging.getLogger("trainer")
 
@@ -99,7 +99,7 @@ def load(folder: Path, state: TrainingState) -> int:
     tensors = state.tensors()
     here = {name: tensor.shape for name, tensor in tensors.items()}
     # Which tensors a rank has depends on its pipeline stage.
-    checked_by_all(lambda: check_tensors(folder, here, there))
+    on_all_ranks(lambda: check_tensors(folder, here, there))
     random = state.random() if world_size == state.ranks.env.world_size else {}
     values: dict[str, Any] = {**tensors, **random}
     try:

@@ -13,11 +13,12 @@ from trainer.data.documents import Columns
 from trainer.data.files import Found, find
 from trainer.data.pack import Packing, Progress, Say, pack_unless_there, packing_of
 from trainer.data.sequences import Sequences, TokenRow, fingerprint, num_held_out, num_sequences
-from trainer.data.together import on_all_ranks, wait_for_first
+from trainer.data.together import wait_for_first
 from trainer.data.tokenizer import BYTES, open_tokenizer
 from trainer.data.tokens import Header, TokenFile, read_header
 from trainer.data.writer import remove_partials
 from trainer.emit import Reporter
+from trainer.ranks import on_all_ranks
 
 LOG = logging.getLogger("trainer")
 LOG_EVERY_S = 10.0

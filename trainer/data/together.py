@@ -8,7 +8,6 @@ from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 
-from orchestrator.errors import TrainingError
 from trainer.data.pack import Progress, Say
 from trainer.emit import Reporter
 from trainer.ranks import shared_from_first
@@ -36,22 +35,6 @@ def wait_for_first(work: Callable[[Say], T], reporter: Reporter) -> T:
         if news.count != seen:
             reporter.beat("init")
         seen = news.count
-
-
-def on_all_ranks(do: Callable[[], T]) -> T:
-    """`do` on every rank; where one raises a TrainingError, all raise that of the first such."""
-    answer: T | TrainingError
-    try:
-        answer = do()
-    except TrainingError as exc:
-        answer = exc
-    errors: list[TrainingError | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, answer if isinstance(answer, TrainingError) else None)
-    for error in errors:
-        if error is not None:
-            raise error
-    assert not isinstance(answer, TrainingError)
-    return answer
 
 
 @dataclass(frozen=True, slots=True)

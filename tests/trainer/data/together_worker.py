@@ -14,9 +14,9 @@ from orchestrator.contract.env import RankEnv
 from orchestrator.errors import TrainingError
 from trainer.data import together
 from trainer.data.pack import Progress, Say
-from trainer.data.together import on_all_ranks, wait_for_first
+from trainer.data.together import wait_for_first
 from trainer.data.tokens import TokenFile, read_header
-from trainer.ranks import process_group
+from trainer.ranks import on_all_ranks, process_group
 
 
 class Beats:
