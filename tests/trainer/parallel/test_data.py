@@ -1,6 +1,6 @@
 """Data-parallel strategies: each trains as one process, sends what it must, holds what it says."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ SHARD: dict[str, Any] = {"dp_replicate": 1, "dp_shard": 2, "tp": 1}
 COPY: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 1, "tp": 1}
 DDP, ZERO1 = {**COPY, "data": "ddp"}, {**COPY, "data": "zero1"}
 BF16 = {"dtype": "bfloat16"}
+CALM = {"optimizer": {"lr": 1e-3}}
+"""At the others' 1e-2 the gradient leaps up at step 4, and multiplies what rounding does."""
 
 
 def fsdp(**knobs: Any) -> dict[str, Any]:
@@ -101,7 +103,11 @@ GO_ON = {
 }
 FOUR: dict[str, dict[str, Any]] = {
     "reshard to 2 of 4": {
-        "parallel": {"dp_replicate": 1, "dp_shard": 4, "fsdp": {"reshard_after_forward": 2}}
+        "parallel": {
+            "dp_replicate": 1,
+            "dp_shard": 4,
+            "fsdp": {"wrap": "Linear", "reshard_after_forward": 2},
+        }
     },
     "hsdp": {"parallel": {"dp_replicate": 2, "dp_shard": 2}},
     "hsdp, reshard to 1 host": {
@@ -138,76 +144,85 @@ class Runs:
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one")
-    cases = {"one": {}, "one of uneven rows": {"vocab": 257}}
-    Runs(folder).do(1, cases, timeout=90)
+    cases: dict[str, dict[str, Any]] = {
+        "one": {},
+        "one of uneven rows": {"vocab": 257},
+        "one learning slowly": CALM,
+    }
+    Runs(folder).do(1, cases, timeout=400)
     return folder
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory, one: Path) -> Runs:
     runs = Runs(tmp_path_factory.mktemp("two"), reference=one)
-    cases = {**TWO, **TWO_UNEVEN, **ROUNDED}
+    cases = {**TWO, **TWO_UNEVEN}
+    cases |= {name: {**changes, **CALM} for name, changes in ROUNDED.items()}
     cases |= {name: {**changes, "broken": name} for name, changes in BROKEN.items()}
     for name, parallel in COUNTED.items():
         for micro in (4, 1):
             counted = {"parallel": parallel, "micro": micro, "steps": 1, "count": True}
             cases[f"count {name} {micro}"] = counted
-    runs.do(2, cases, timeout=300)
+    runs.do(2, cases, timeout=600)
     for part, stop_after in ((0, 3), (1, None)):
         again = {
             name: {"parallel": parallel[part], "stop_after": stop_after}
             for name, parallel in GO_ON.items()
         }
-        runs.do(2, again, timeout=90)
+        runs.do(2, again, timeout=400)
     return runs
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory, one: Path) -> Runs:
     runs = Runs(tmp_path_factory.mktemp("four"), reference=one)
-    runs.do(4, FOUR, timeout=300)
+    runs.do(4, FOUR, timeout=600)
     return runs
 
 
-def beyond(runs: Runs, names: Sequence[str], loss: float = LOSS, norm: float = GRAD_NORM) -> Any:
+def beyond(runs: Runs, names: Iterable[str]) -> dict[str, Difference]:
+    """Those of `names` that did not train as one process did, and by how much."""
     found = {name: runs.difference(name) for name in names}
-    return {name: value for name, value in found.items() if not value.within(loss, norm)}
+    return {name: value for name, value in found.items() if not value.within(LOSS, GRAD_NORM)}
 
 
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_every_strategy_trains_as_one_process(two: Runs) -> None:
-    assert beyond(two, list(TWO)) == {}
+    assert beyond(two, TWO) == {}
 
 
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_rows_that_the_ranks_do_not_divide_train_as_well(two: Runs) -> None:
     for name in TWO_UNEVEN:
         assert two.difference(name, "one of uneven rows").within(LOSS, GRAD_NORM), name
 
 
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_strategies_compose_with_each_other_and_with_tensor_parallel(four: Runs) -> None:
-    assert beyond(four, list(FOUR)) == {}
+    assert beyond(four, FOUR) == {}
 
 
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_every_dtype_is_really_used_and_stays_within_its_bounds(two: Runs) -> None:
-    assert beyond(two, list(ROUNDED), LOSS_BF16, GRAD_NORM_BF16) == {}
-    assert list(beyond(two, list(ROUNDED))) == list(ROUNDED), "none computes as float32 does"
+    found = {name: two.difference(name, "one learning slowly") for name in ROUNDED}
+    wrong = {name: d for name, d in found.items() if not d.within(LOSS_BF16, GRAD_NORM_BF16)}
+    assert wrong == {}
+    exact = {name: d for name, d in found.items() if d.within(LOSS, GRAD_NORM)}
+    assert exact == {}, "nothing is rounded"
 
 
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_broken_strategy_fails_the_parity_check(two: Runs) -> None:
-    assert list(beyond(two, list(BROKEN))) == list(BROKEN)
+    assert list(beyond(two, BROKEN)) == list(BROKEN)
 
 
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", COUNTED)
 def test_only_the_last_micro_batch_reduces_gradients(two: Runs, name: str) -> None:
     once, four_times = (two.answers[f"count {name} {micro}"]["reduces"] for micro in (4, 1))
@@ -215,15 +230,15 @@ def test_only_the_last_micro_batch_reduces_gradients(two: Runs, name: str) -> No
 
 
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_run_goes_on_under_another_strategy(two: Runs) -> None:
-    assert beyond(two, list(GO_ON)) == {}
+    assert beyond(two, GO_ON) == {}
     for name in GO_ON:
         assert list(losses_of(two.folder / name)) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_zero1_divides_the_optimizer_state_by_the_ranks(two: Runs) -> None:
     ddp, zero1 = (two.answers[name]["optimizer_bytes"] for name in ("ddp", "zero1"))
     # Of each parameter there is a step count, 4 bytes on every rank.
@@ -231,10 +246,10 @@ def test_zero1_divides_the_optimizer_state_by_the_ranks(two: Runs) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_resharding_to_fewer_ranks_makes_their_groups_once(four: Runs) -> None:
     extra = four.answers["reshard to 2 of 4"]["groups"] - four.answers["shard 4"]["groups"]
-    assert extra <= 2, "one over them and one across, whatever the number of layers"
+    assert 0 < extra <= 4, "two over them and two across, and not for each of 21 units"
 
 
 def build(config: dict[str, Any] = LLAMA) -> Decoder:
