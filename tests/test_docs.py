@@ -29,15 +29,24 @@ def test_every_state_is_documented() -> None:
         assert state in OPERATIONS
 
 
-def test_every_environment_variable_is_documented() -> None:
-    names = {value for name, value in vars(env).items() if name.isupper()}
+def test_every_environment_variable_of_ndctl_is_documented() -> None:
+    values = {value for name, value in vars(env).items() if name.isupper()}
+    names = {value for value in values if value.startswith("NDCTL_")}  # the others are torchrun's
     documented = set(re.findall(r"^\| `(NDCTL_\w+)`", OPERATIONS, re.MULTILINE))
     assert documented == names
 
 
 def test_every_file_of_the_run_directory_is_documented() -> None:
     run_dir = RunDir(Path("/run"))
-    for path in (run_dir.spec, run_dir.journal, run_dir.metrics, run_dir.token, run_dir.leader):
+    for path in (
+        run_dir.spec,
+        run_dir.journal,
+        run_dir.metrics,
+        run_dir.samples,
+        run_dir.tokens,
+        run_dir.token,
+        run_dir.leader,
+    ):
         assert path.name in OPERATIONS
 
 

@@ -4,13 +4,14 @@ import os
 import sys
 
 from orchestrator.contract.env import RankEnv
+from trainer.environment import torch_defaults
 from trainer.process import start
 
 if __name__ == "__main__":
-    # The flight recorder keeps the last collectives of every rank for whoever looks into a hang;
-    # torch reads this when it is imported.
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # noqa: TID251 (this is the entry point)
-    code = start(sys.argv[1:], RankEnv.from_mapping(os.environ))  # noqa: TID251
+    env = RankEnv.from_mapping(os.environ)  # noqa: TID251 (this is the entry point)
+    for name, value in torch_defaults(env).items():
+        os.environ.setdefault(name, value)  # noqa: TID251
+    code = start(sys.argv[1:], env)
     sys.stdout.flush()
     sys.stderr.flush()
     if code:

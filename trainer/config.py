@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
+from trainer.report import check_writers
 
 
 def load_config(path: Path) -> TrainingConfig:
@@ -57,6 +59,8 @@ def complete(config: TrainingConfig, world_size: int) -> TrainingConfig:
     except Invalid as exc:
         raise TrainingError(str(exc)) from exc
     _check(config, world_size)
+    _check_training(config)
+    check_writers(config.train)
     return config
 
 
@@ -77,6 +81,8 @@ def _check(config: TrainingConfig, world_size: int) -> None:
             f"train.compile with parallel.tp={mesh.tp}: torch computes wrong gradients there",
             fix="set train.compile to false, or parallel.tp to 1",
         )
+    if problems := [*_adapter_problems(config)]:
+        raise TrainingError("; ".join(problems), fix="change one of the two, of each pair")
     if config.train.activation_checkpointing == "auto":
         raise TrainingError(
             "activation_checkpointing: auto is for the planner to resolve",
@@ -95,6 +101,20 @@ def _check_pipeline(config: TrainingConfig) -> None:
             f"{asked} needs at least {pp} micro batches a step, and there are {micro_batches}",
             fix=f"{fix}, or take schedule gpipe",
         )
+    if schedule == "zbv" and config.train.activation_checkpointing == "selective":
+        # zbv goes backward through a layer twice, for what came in and for the weights; torch 2.13
+        # raises "Trying to backward an extra time" there. Whole layers it recomputes twice.
+        raise TrainingError(
+            f"{asked}: torch recomputes layers selectively for one backward pass, and zbv has two",
+            fix="set train.activation_checkpointing to full, every_k or none, or take another"
+            " schedule",
+        )
+    if schedule == "zbv" and config.train.compile:
+        # A compiled layer gives its buffers away in its one backward pass, and raises at two.
+        raise TrainingError(
+            f"{asked}: torch cannot split the backward pass of a compiled layer in two",
+            fix="set train.compile to false, or take another schedule",
+        )
     rounds = max(1, micro_batches // pp)
     if schedule == "interleaved_1f1b" and micro_batches % rounds:
         raise TrainingError(
@@ -111,4 +131,55 @@ def _check_data_parallel(config: TrainingConfig) -> None:
             f"parallel.fsdp.reshard_after_forward is {ranks}, which does not divide the {shards}"
             " ranks that weights are sharded over (dp_shard x cp)",
             fix="set it to a divisor of them, to true or to false",
+        )
+
+
+def _adapter_problems(config: TrainingConfig) -> Iterator[str]:
+    """What cannot be had together with adapters, each with what torch 2.13 and torchao 0.18 do."""
+    lora, parallel = config.model.lora, config.parallel
+    if lora is None:
+        return
+    if config.train.float8:
+        # PEFT's A and B are as narrow as the rank, and float8 products need multiples of 16.
+        yield "model.lora with train.float8: adapters are too narrow for float8"
+    if lora.quantize == "none":
+        return
+    if config.mesh.tp > 1:
+        # torchao: NotImplementedError: aten.split(NF4Tensor, dim=1), which a rowwise layer needs.
+        yield (
+            f"model.lora.quantize: nf4 with parallel.tp={config.mesh.tp}: 4-bit weights cannot be"
+            " cut by columns"
+        )
+    if parallel.fsdp.cpu_offload and config.mesh.dp_shard * config.mesh.cp == 1:
+        # FSDP gathers nothing there, so it would not bring them to the device either.
+        yield (
+            "model.lora.quantize: nf4 with parallel.fsdp.cpu_offload: on one shard 4-bit weights"
+            " stay where they are used"
+        )
+    if not isinstance(parallel.fsdp.reshard_after_forward, bool):
+        # FSDP: AssertionError: Expected 1 all_gather_output, got 3.
+        yield (
+            "model.lora.quantize: nf4 with parallel.fsdp.reshard_after_forward="
+            f"{parallel.fsdp.reshard_after_forward}: 4-bit weights cannot be sharded anew after the"
+            " forward pass"
+        )
+
+
+def _check_training(config: TrainingConfig) -> None:
+    train, ranks = config.train, config.mesh.world_size
+    alone = ranks == 1 and train.dtype == "float32"
+    whole = config.parallel.data == "ddp" and config.mesh.tp == 1
+    if train.optimizer.name == "adafactor" and not alone and not whole:
+        # Measured on torch 2.13: its factors are norms along rows and columns, which DTensor makes
+        # `_NormPartial`, and squaring those in place raises ("in-place operations that require
+        # placement changes are not supported"), with foreach and without.
+        raise TrainingError(
+            "train.optimizer.name=adafactor: torch's Adafactor fails on parameters cut over ranks",
+            fix="use adamw, or keep whole matrices: parallel.data: ddp and tp: 1",
+        )
+    profile = train.profile
+    if profile is not None and max(profile.ranks, default=0) >= ranks:
+        raise TrainingError(
+            f"train.profile.ranks={list(profile.ranks)}: the ranks are 0 to {ranks - 1}",
+            fix="name ranks that there are",
         )

@@ -1,8 +1,8 @@
 """Tells the agent of this host how the rank is doing; with no agent around, tells nobody.
 
 A heartbeat is sent without waiting and without retry: training never feels who listens. The rare
-datagrams (resumed, saved, a drill, last words) wait up to a second for room: the kernel may keep no
-more than ten for an agent that is busy.
+datagrams (resumed, saved or not, a drill, last words) wait up to a second for room: the kernel may
+keep no more than ten for an agent that is busy.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from orchestrator.contract.datagrams import (
     Raised,
     Resumed,
     Saved,
+    SaveFailed,
     to_bytes,
 )
 from orchestrator.contract.drills import Drill
@@ -71,6 +72,11 @@ class Reporter:
 
     def saved(self, step: int) -> None:
         self._send(Saved(attempt=self.env.attempt, rank=self.env.rank, step=step), self._patient)
+
+    def save_failed(self, step: int, why: str) -> None:
+        attempt, rank = self.env.attempt, self.env.rank
+        why = why[:MAX_MESSAGE]
+        self._send(SaveFailed(attempt=attempt, rank=rank, step=step, why=why), self._patient)
 
     def drill_fired(self, drill: Drill) -> None:
         attempt, rank = self.env.attempt, self.env.rank

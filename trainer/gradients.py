@@ -1,6 +1,7 @@
 """The norm of the whole gradient, over every axis of the mesh, and its clipping."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -39,13 +40,18 @@ def local_gradients(
 
 
 def squared_norm(parts: Parts, device: torch.device) -> torch.Tensor:
-    """This rank's summand of the squared norm of the whole gradient, float64."""
-    if not parts:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    norms = torch._foreach_norm([part for part, _ in parts])
-    # Offloaded gradients are on the host, wherever the model computes.
-    copies = torch.tensor([float(copies) for _, copies in parts], device=norms[0].device)
-    return (torch.stack(norms).double().square() / copies).sum().to(device)
+    """This rank's summand of the squared norm of the whole gradient, float64.
+
+    Nothing is copied to or from the device, so the host need not wait for it.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    held: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+    for part, copies in parts:
+        held[copies].append(part)
+    for copies, tensors in held.items():
+        norms = torch.stack(torch._foreach_norm(tensors)).to(device, torch.float64)
+        total += norms.square().sum() / copies
+    return total
 
 
 def scale(parts: Parts, factor: float) -> None:
@@ -56,3 +62,15 @@ def scale(parts: Parts, factor: float) -> None:
 def clip_factor(norm: float, limit: float | None) -> float:
     """What torch's own `clip_grad_norm_` multiplies by."""
     return limit / (norm + 1e-6) if limit is not None and norm > limit else 1.0
+
+
+def not_finite(named: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
+    """Names of the parameters whose gradient, as far as this rank holds it, is not finite."""
+    return [
+        name
+        for name, parameter in named
+        if (gradient := parameter.grad) is not None
+        and not torch.isfinite(
+            gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        ).all()
+    ]

@@ -1,90 +1,180 @@
 """The training loop: steps, and what happens between two of them."""
 
 import logging
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.contract import exits
 from orchestrator.contract.training import TrainingConfig
 from trainer.checkpoint.save import Checkpoints
 from trainer.drills import drills_due, suffer
-from trainer.metrics import MetricsFile, StepMetrics
+from trainer.evaluate import Evaluator
+from trainer.guard import Skips, too_many
+from trainer.metrics import StepMetrics
 from trainer.optimizer import lr_at
 from trainer.outside import Outside
-from trainer.ranks import Ranks, memory_bytes
-from trainer.step import Stepper
+from trainer.profiling import Profiling
+from trainer.ranks import Ranks, memory_bytes, peak_memory_bytes, shorten_timeouts
+from trainer.report import Report
+from trainer.step import Stepper, Totals
 
 LOG = logging.getLogger("trainer")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """All that the loop works with."""
 
     config: TrainingConfig
     ranks: Ranks
     stepper: Stepper
+    skips: Skips
     checkpoints: Checkpoints
-    metrics: MetricsFile | None
+    evaluator: Evaluator | None
+    profiling: Profiling | None
+    """On the ranks that are profiled."""
+    report: Report | None
     """On rank 0."""
+    peak_tokens_per_second: float | None
+    """What the devices would do at their peak; None where that is not known."""
     outside: Outside
 
 
 def train(job: Training, done: int) -> int:
-    """Do the steps after `done`; returns the exit code."""
+    """Do the steps after `done`; returns the exit code.
+
+    Raises:
+        NotFinite: when the loss or the gradient is not finite for too many steps in a row.
+    """
     last = job.config.train.steps
     if done >= last and job.ranks.env.rank == 0:
         LOG.info("nothing left to do: %d of %d steps are done", done, last)
+    code = exits.OK
     for step in range(done + 1, last + 1):
         for drill in drills_due(job.outside.drills, job.ranks.env, step):
             suffer(drill, job.outside.reporter)
         if step == done + 1:
             job.outside.reporter.beat("compile" if job.config.train.compile else "train")
-        asked_to_leave = _timed_step(job, step)
-        _save_if_due(job, step, asked_to_leave)
-        if asked_to_leave and step < last:
-            job.outside.reporter.beat("exit")
-            return exits.CHECKPOINTED
+        totals, step_s = _timed_step(job, step)
+        if step == done + 1:
+            shorten_timeouts()
+        _count_skips(job, step, totals)
+        metrics = _measure(job, step, totals, step_s)
+        _fail_if_hopeless(job, metrics, totals)
+        _beat(job, metrics)
+        _write(job, _evaluate_if_due(job, metrics, totals.stop))
+        _save_if_due(job, step, totals.stop)
+        if totals.stop and step < last:
+            code = exits.CHECKPOINTED
+            break
+    if job.profiling is not None:
+        job.profiling.finish()
     job.outside.reporter.beat("exit")
-    return exits.OK
+    if job.report is not None:
+        job.report.close()
+    return code
 
 
-def _timed_step(job: Training, step: int) -> bool:
-    """Do one step and tell of it; True when some rank was asked to leave."""
-    train = job.config.train
+def _timed_step(job: Training, step: int) -> tuple[Totals, float]:
+    if job.profiling is not None:
+        job.profiling.before(step)
     begun = time.perf_counter()
-    totals = job.stepper.run(step, lr_at(step, train), job.outside.stop)
+    lr, failed = lr_at(step, job.config.train), job.checkpoints.failed
+    totals = job.stepper.run(step, lr, job.outside.stop, failed)
     step_s = time.perf_counter() - begun
-    tokens_per_second = train.global_batch_size * job.config.data.sequence_length / step_s
-    job.outside.reporter.step = step
+    job.checkpoints.after_step(step, step_s, totals.save_failed)
+    if job.profiling is not None:
+        job.profiling.after(step)
+    return totals, step_s
+
+
+def _count_skips(job: Training, step: int, totals: Totals) -> None:
+    if totals.finite:
+        job.skips.learned()
+        return
+    if totals.tokens:
+        job.skips.bad()
+        why = f"{_what(totals)} not finite"
+    else:
+        job.skips.empty()
+        why = "it has no token to learn"
+    if job.ranks.env.rank == 0:
+        LOG.warning("the update of step %d is skipped: %s", step, why)
+
+
+def _what(totals: Totals) -> str:
+    if not math.isfinite(totals.loss):
+        return f"the loss is {totals.loss},"
+    if not math.isfinite(totals.z_loss):
+        return f"the z-loss is {totals.z_loss},"
+    return f"the loss is {totals.loss:.4f} and the gradient's norm {totals.grad_norm},"
+
+
+def _measure(job: Training, step: int, totals: Totals, step_s: float) -> StepMetrics:
+    train = job.config.train
+    seconds = job.stepper.watch.take()
+    tokens_per_second = job.stepper.tokens_per_step / step_s
+    peak = job.peak_tokens_per_second
+    return StepMetrics(
+        attempt=job.ranks.env.attempt,
+        step=step,
+        loss=totals.loss,
+        z_loss=None if train.z_loss is None else totals.z_loss,
+        grad_norm=totals.grad_norm,
+        lr=lr_at(step, train),
+        tokens_per_second=tokens_per_second,
+        mfu=None if peak is None else tokens_per_second / peak,
+        step_s=step_s,
+        data_s=seconds.get("data", 0.0),
+        passes_s=seconds.get("passes", 0.0),
+        forward_s=seconds.get("forward"),
+        backward_s=seconds.get("backward"),
+        optimizer_s=seconds.get("optimizer", 0.0),
+        checkpoint_s=seconds.get("checkpoint", 0.0),
+        peak_memory_bytes=peak_memory_bytes(job.ranks.device),
+        skipped=job.skips.total,
+        time=job.outside.clock(),
+    )
+
+
+def _fail_if_hopeless(job: Training, metrics: StepMetrics, totals: Totals) -> None:
+    limit = job.config.train.max_bad_steps
+    if job.skips.bad_in_a_row >= limit:
+        _write(job, metrics)
+        raise too_many(metrics.step, limit, _what(totals), totals.bad_gradients)
+
+
+def _beat(job: Training, metrics: StepMetrics) -> None:
+    job.outside.reporter.step = metrics.step
     job.outside.reporter.beat(
         "train",
-        loss=totals.loss,
-        tokens_per_second=tokens_per_second,
+        loss=metrics.loss,
+        tokens_per_second=metrics.tokens_per_second,
         memory_bytes=memory_bytes(job.ranks.device),
     )
-    if job.metrics is not None:
-        metrics = StepMetrics(
-            attempt=job.ranks.env.attempt,
-            step=step,
-            loss=totals.loss,
-            grad_norm=totals.grad_norm,
-            lr=lr_at(step, train),
-            tokens_per_second=tokens_per_second,
-            step_s=step_s,
-            time=job.outside.clock(),
-        )
-        job.metrics.append(metrics)
-        _log_step(metrics, train.steps)
-    return totals.stop
 
 
-def _log_step(metrics: StepMetrics, steps: int) -> None:
+def _evaluate_if_due(job: Training, metrics: StepMetrics, asked_to_leave: bool) -> StepMetrics:
+    """`metrics` with what the evaluation found; whoever must leave has no time for one."""
+    evaluator, last = job.evaluator, job.config.train.steps
+    if evaluator is None or asked_to_leave or not evaluator.due(metrics.step, last):
+        return metrics
+    found = evaluator.run()
+    job.outside.reporter.beat("train")
+    return replace(metrics, eval_loss=found.loss, eval_s=found.seconds)
+
+
+def _write(job: Training, metrics: StepMetrics) -> None:
+    if job.report is None:
+        return
+    job.report.write(metrics)
     LOG.info(
-        "step %d/%d loss %.4f grad_norm %.3g lr %.2e tokens/s %.0f",
+        "step %d/%d loss %.4f%s grad_norm %.3g lr %.2e tokens/s %.0f",
         metrics.step,
-        steps,
+        job.config.train.steps,
         metrics.loss,
+        "" if metrics.eval_loss is None else f" eval_loss {metrics.eval_loss:.4f}",
         metrics.grad_norm,
         metrics.lr,
         metrics.tokens_per_second,
@@ -93,13 +183,14 @@ def _log_step(metrics: StepMetrics, steps: int) -> None:
 
 def _save_if_due(job: Training, step: int, asked_to_leave: bool) -> None:
     for_sure = asked_to_leave or step == job.config.train.steps
-    if not for_sure and step % job.config.checkpoint.every_steps:
+    if not for_sure and not job.checkpoints.due(step):
         return
     job.outside.reporter.beat("checkpoint")
     if job.stepper.ledger is not None:
         job.stepper.ledger.sync()
-    if for_sure:
-        job.checkpoints.save_for_sure(step)
-    else:
-        job.checkpoints.save(step)
+    with job.stepper.watch.host_part("checkpoint"):
+        if for_sure:
+            job.checkpoints.save_for_sure(step)
+        else:
+            job.checkpoints.save(step)
     job.outside.reporter.beat("train")

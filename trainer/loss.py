@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn.functional import cross_entropy
 
 NOT_LEARNED = -100
@@ -18,20 +19,27 @@ class LossSums:
     """Sum of the cross-entropies, float64."""
     tokens: torch.Tensor
     """How many there are, float64."""
+    z_loss: torch.Tensor
+    """Sum of what z-loss adds to the cross-entropies, float64; zero without z-loss."""
 
 
 class TokenLoss:
     """Called with logits [batch, tokens, vocabulary] and labels [batch, tokens]; adds up."""
 
-    def __init__(self, tokens_per_step: int, device: torch.device) -> None:
-        """`tokens_per_step` pass through this rank in a step, learned or not."""
+    def __init__(
+        self, tokens_per_step: int, device: torch.device, z_weight: float | None = None
+    ) -> None:
+        """`tokens_per_step` pass through this rank in a step, learned or not; `z_weight` is the
+        weight of z-loss, if there is one."""
         self._tokens_per_step = tokens_per_step
         self._device = device
+        self._z_weight = z_weight
         self._reset()
 
     def _reset(self) -> None:
-        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._tokens = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._loss, self._tokens, self._z_loss = (
+            torch.zeros((), dtype=torch.float64, device=self._device) for _ in range(3)
+        )
 
     def __call__(self, logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
         """What to go backward from: this micro batch's part of the mean over all tokens.
@@ -39,19 +47,49 @@ class TokenLoss:
         The mean counts tokens that are not learned as well, so that a rank needs to know nothing of
         the others'; the step corrects for that once all have been counted.
         """
-        loss = cross_entropy(
-            logits_BTV.flatten(0, 1).float(),
-            labels_BT.flatten(),
-            ignore_index=NOT_LEARNED,
-            reduction="sum",
-        )
-        whole = loss.full_tensor() if isinstance(loss, DTensor) else loss
-        self._loss += whole.detach()
-        self._tokens += (labels_BT != NOT_LEARNED).sum()
+        logits_NV, labels_N = logits_BTV.flatten(0, 1).float(), labels_BT.flatten()
+        loss = cross_entropy(logits_NV, labels_N, ignore_index=NOT_LEARNED, reduction="sum")
+        if isinstance(loss, DTensor):
+            # Every rank of a tensor-parallel group has the same sum.
+            loss = loss.full_tensor()
+        learned_N = labels_N != NOT_LEARNED
+        self._loss += loss.detach()
+        self._tokens += learned_N.sum()
+        if self._z_weight is not None:
+            z_loss = self._z_weight * squared_normalizers(logits_NV, learned_N)
+            self._z_loss += z_loss.detach()
+            loss = loss + z_loss
         return loss / self._tokens_per_step
 
     def take(self) -> LossSums:
         """The sums since the last call."""
-        sums = LossSums(self._loss, self._tokens)
+        sums = LossSums(self._loss, self._tokens, self._z_loss)
         self._reset()
         return sums
+
+
+def squared_normalizers(logits_NV: torch.Tensor, learned_N: torch.Tensor) -> torch.Tensor:
+    """Sum over the learned tokens of z², where z is the log of the softmax's normaliser.
+
+    It keeps logits from drifting away together, which the cross-entropy does not feel (PaLM,
+    Chowdhery et al. 2022, section 5).
+    """
+    z_N = log_sum_exp(logits_NV)
+    return torch.where(learned_N, z_N.square(), 0.0).sum()
+
+
+def log_sum_exp(logits_NV: torch.Tensor) -> torch.Tensor:
+    """Over the vocabulary, [N]; of logits that are cut over it no rank ever sees the others' part,
+    only one largest value and one sum for each token."""
+    if not isinstance(logits_NV, DTensor):
+        return logits_NV.logsumexp(-1)
+    mesh, part_NV = logits_NV.device_mesh, logits_NV.to_local()
+    top_N = _over_ranks(part_NV.detach().amax(-1), mesh, "max")
+    sum_N = _over_ranks((part_NV - top_N.unsqueeze(-1)).exp().sum(-1), mesh, "sum")
+    return top_N + sum_N.log()
+
+
+def _over_ranks(part_N: torch.Tensor, mesh: DeviceMesh, how: str) -> torch.Tensor:
+    """The ranks' parts put together, on every rank; a gradient goes to each rank's own part as it
+    is, for each computes the same loss."""
+    return DTensor.from_local(part_N, mesh, [Partial(how)], run_check=False).full_tensor()

@@ -1,42 +1,41 @@
 """One rank's training from beginning to end: this file is the trainer's table of contents."""
 
+import json
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.training import TrainingConfig
-from trainer.checkpoint.resume import resume
+from trainer.building import build_model, choose_passes
+from trainer.checkpoint.resume import find_checkpoint, resume
 from trainer.checkpoint.save import Checkpoints
-from trainer.checkpoint.state import Stream, TrainingState
+from trainer.checkpoint.state import Origin, Stream, TrainingState, trained_parameters
 from trainer.data.batches import Batches
 from trainer.data.ledger import SampleLedger, Start
 from trainer.data.loader import Loader
 from trainer.data.opening import open_sequences
+from trainer.evaluate import Evaluator
+from trainer.flops import flops_per_token, job_peak
 from trainer.loop import Training, train
 from trainer.loss import TokenLoss
-from trainer.metrics import MetricsFile
-from trainer.model.build import build_stages, check_model, read_model_config
+from trainer.model.adapters import base_of
+from trainer.model.build import check_model, read_model_config
 from trainer.model.decoder import Decoder
-from trainer.model.fresh import allocate, draw_weights
+from trainer.model.float8 import scale_after_steps
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
-from trainer.parallel.activation import apply_activation_checkpointing
-from trainer.parallel.compile import compile_layers
-from trainer.parallel.context import (
-    apply_context_parallel,
-    check_context_parallel,
-    local_positions,
-)
-from trainer.parallel.data import apply_data_parallel, gather_after_step, parameters_to_update
-from trainer.parallel.pipeline import Pipeline, make_line
-from trainer.parallel.stages import slices_of_rank
-from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
-from trainer.parallel.tied import TiedWeight, find_tied
-from trainer.passes import Passes, WholeModel
+from trainer.parallel.context import local_positions
+from trainer.parallel.data import gather_after_step, parameters_to_update
+from trainer.parallel.tied import find_tied
+from trainer.passes import Passes
+from trainer.profiling import Profiling
 from trainer.ranks import Ranks, arrange, process_group
+from trainer.report import open_report
 from trainer.step import Stepper
+from trainer.timing import stopwatch
 
 
 def main(config: TrainingConfig, outside: Outside) -> int:
@@ -57,37 +56,48 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
     batches = open_data(config, ranks, outside)
-    loader = Loader(batches)
-    stages = build_model(config, ranks)
-    for stage in stages:
-        parallelise(stage, config, ranks)
-        allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
-        stage.place(batches.positions_T.unsqueeze(0).to(ranks.device))
-        draw_weights(stage, config.train.seed)
-    parameters = [p for stage in stages for p in parameters_to_update(stage)]
-    optimizer = build_optimizer(parameters, config.train.optimizer)
-    gather_after_step(optimizer, stages)
-    state = TrainingState(stages, optimizer, stream_of(config, batches), ranks)
-    done = resume(run.checkpoints, state, outside.reporter)
+    found = find_checkpoint(run.checkpoints, ranks, config.checkpoint.verify)
+    stages = build_model(config, ranks, batches.positions_T, resumed=found.folder is not None)
+    parameters = named_to_update(stages)
+    optimizer = optimizer_of(config, stages, [parameter for _, parameter in parameters])
+    state = TrainingState(
+        parameters=trained_parameters(stages),
+        optimizer=optimizer,
+        stream=stream_of(config, batches),
+        origin=origin_of(config),
+        ranks=ranks,
+    )
+    done = resume(found, state, outside.reporter)
     tied = find_tied(stages, ranks.mesh["pp"].get_group())
     tied.follow(optimizer)
-    tokens_per_step = config.train.global_batch_size * config.data.sequence_length
-    loss = TokenLoss(tokens_per_step // (config.mesh.data_parallel * config.mesh.cp), ranks.device)
+    watch = stopwatch(ranks.device)
+    passes = choose_passes(stages, config, ranks, loss_of(config, ranks), tied, watch)
     stepper = Stepper(
         parameters=parameters,
-        tied=tied.updated,
-        passes=choose_passes(stages, config, ranks, loss, tied),
+        tied=tied.copies,
+        passes=passes,
         optimizer=optimizer,
-        batches=loader,
+        batches=Loader(batches),
         ranks=ranks,
-        tokens_per_step=tokens_per_step,
+        tokens_per_step=tokens_per_step(config),
         grad_clip=config.train.grad_clip,
+        watch=watch,
         ledger=open_ledger(run, batches, ranks.env) if ranks.env.rank == 0 else None,
     )
-    checkpoints = Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter)
-    # One writer: the totals are the same on every rank.
-    metrics = MetricsFile(run.metrics) if ranks.env.rank == 0 else None
-    return Training(config, ranks, stepper, checkpoints, metrics, outside), done
+    job = Training(
+        config=config,
+        ranks=ranks,
+        stepper=stepper,
+        skips=state.skips,
+        checkpoints=Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter),
+        evaluator=evaluator_of(config, batches, passes, stages, outside),
+        profiling=profiling_of(config, ranks, outside),
+        # One writer: the totals are the same on every rank.
+        report=open_report(run, config.train, done) if ranks.env.rank == 0 else None,
+        peak_tokens_per_second=peak_tokens_per_second(config, stages, ranks),
+        outside=outside,
+    )
+    return job, done
 
 
 def open_data(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Batches:
@@ -110,12 +120,53 @@ def open_data(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Batches
         data_rank=ranks.data_rank,
         accountable=not any(coords[axis] for axis in ("pp", "cp", "tp")),
         positions_T=local_positions(
-            config.data.sequence_length,
-            config.parallel.context,
-            config.mesh.cp,
-            ranks.mesh["cp"].get_local_rank(),
+            config.data.sequence_length, config.parallel.context, config.mesh.cp, coords["cp"]
         ),
         device=ranks.device,
+    )
+
+
+def named_to_update(stages: list[Decoder]) -> list[tuple[str, nn.Parameter]]:
+    """What the optimizer works on, under the parameters' plain names."""
+    return [pair for stage in stages for pair in parameters_to_update(stage)]
+
+
+def optimizer_of(
+    config: TrainingConfig, stages: list[Decoder], parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    optimizer = build_optimizer(parameters, config.train.optimizer)
+    gather_after_step(optimizer, stages)
+    if config.train.float8:
+        scale_after_steps(stages, optimizer)
+    return optimizer
+
+
+def tokens_per_step(config: TrainingConfig) -> int:
+    return config.train.global_batch_size * config.data.sequence_length
+
+
+def loss_of(config: TrainingConfig, ranks: Ranks) -> TokenLoss:
+    per_rank = tokens_per_step(config) // (config.mesh.data_parallel * config.mesh.cp)
+    return TokenLoss(per_rank, ranks.device, config.train.z_loss)
+
+
+def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
+    return Stream(
+        seed=config.train.seed,
+        global_batch_size=config.train.global_batch_size,
+        sequence_length=config.data.sequence_length,
+        data=batches.fingerprint,
+        base=base_of(config.model),
+    )
+
+
+def origin_of(config: TrainingConfig) -> Origin:
+    tokenizer = config.data.tokenizer
+    return Origin(
+        config=json.loads(read_model_config(config.model).to_json_string(use_diff=False)),
+        tokenizer=str(Path(tokenizer).resolve()) if Path(tokenizer).is_dir() else tokenizer,
+        lora=config.model.lora,
+        base=config.model.weights,
     )
 
 
@@ -130,45 +181,38 @@ def open_ledger(run: RunDir, batches: Batches, env: RankEnv) -> SampleLedger:
     return SampleLedger(run.samples, start)
 
 
-def build_model(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
-    """The stages of this rank, on the meta device."""
-    values = read_model_config(config.model)
-    tokens = config.data.sequence_length
-    check_context_parallel(values, config.parallel.context, config.mesh, tokens)
-    if config.mesh.tp > 1:
-        check_tensor_parallel(values, config.mesh.tp, tokens // config.mesh.cp)
-    pipeline, pp_rank = config.parallel.pipeline, ranks.mesh["pp"].get_local_rank()
-    return build_stages(values, slices_of_rank(values, pipeline, config.mesh.pp, pp_rank, tokens))
-
-
-def choose_passes(
-    stages: list[Decoder], config: TrainingConfig, ranks: Ranks, loss: TokenLoss, tied: TiedWeight
-) -> Passes:
-    tensor_parallel = config.mesh.tp > 1
-    if config.mesh.pp == 1:
-        return WholeModel(stages[0], loss, tensor_parallel)
-    tokens = stages[0].positions_1T.shape[1]
-    line = make_line(config, stages[0].config.hidden_size, tokens, ranks)
-    return Pipeline(stages, line, loss, tied, config.gradient_accumulation, tensor_parallel)
-
-
-def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
-    """Inside out: tensors are cut, layers wrapped and compiled, and what is left is sharded."""
-    if config.mesh.tp > 1:
-        apply_tensor_parallel(decoder, ranks.mesh["tp"])
-    if config.mesh.cp > 1:
-        apply_context_parallel(decoder, ranks.mesh["cp"], config.parallel.context)
-    train = config.train
-    apply_activation_checkpointing(decoder, train.activation_checkpointing, train.checkpoint_every)
-    if train.compile:
-        compile_layers(decoder)
-    apply_data_parallel(decoder, ranks, config.parallel, train)
-
-
-def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
-    return Stream(
-        seed=config.train.seed,
-        global_batch_size=config.train.global_batch_size,
-        sequence_length=config.data.sequence_length,
-        data=batches.fingerprint,
+def evaluator_of(
+    config: TrainingConfig,
+    batches: Batches,
+    passes: Passes,
+    stages: list[Decoder],
+    outside: Outside,
+) -> Evaluator | None:
+    if config.train.eval_every is None:
+        return None
+    return Evaluator(
+        every=config.train.eval_every,
+        sequences=config.train.eval_sequences,
+        data=batches,
+        passes=passes,
+        stages=stages,
+        device=batches.device,
+        reporter=outside.reporter,
     )
+
+
+def profiling_of(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Profiling | None:
+    spec = config.train.profile
+    if spec is None or ranks.env.rank not in spec.ranks:
+        return None
+    folder = RunDir(Path(config.out)).profiles(ranks.env.attempt)
+    return Profiling(spec, folder, ranks.device, outside.reporter)
+
+
+def peak_tokens_per_second(
+    config: TrainingConfig, stages: list[Decoder], ranks: Ranks
+) -> float | None:
+    """What the devices would do at their peak; all ranks must call it."""
+    each = flops_per_token(stages, ranks, config.data.sequence_length)
+    peak = job_peak(ranks, config.train.dtype, config.train.device_tflops)
+    return None if peak is None else peak / each

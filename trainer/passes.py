@@ -15,6 +15,7 @@ from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums, TokenLoss
 from trainer.model.decoder import Decoder
 from trainer.parallel.data import finish_reducing_gradients, reduce_gradients_in_backward
+from trainer.timing import Stopwatch
 
 
 class Passes(Protocol):
@@ -26,16 +27,22 @@ class Passes(Protocol):
 
 
 class WholeModel:
-    def __init__(self, decoder: Decoder, loss: TokenLoss, tensor_parallel: bool) -> None:
+    def __init__(
+        self, decoder: Decoder, loss: TokenLoss, tensor_parallel: bool, watch: Stopwatch
+    ) -> None:
         self._decoder = decoder
         self._loss = loss
         self._tensor_parallel = tensor_parallel
+        self._watch = watch
 
     def train(self, batches: Sequence[MicroBatch]) -> LossSums:
         for number, batch in enumerate(batches, start=1):
             reduce_gradients_in_backward(self._decoder, number == len(batches))
             with loss_context(self._tensor_parallel):
-                self._loss(self._decoder(batch.inputs_BT), batch.labels_BT).backward()
+                with self._watch.part("forward"):
+                    loss = self._loss(self._decoder(batch.inputs_BT), batch.labels_BT)
+                with self._watch.part("backward"):
+                    loss.backward()
         finish_reducing_gradients(self._decoder)
         return self._loss.take()
 

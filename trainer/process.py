@@ -7,7 +7,8 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.contract import exits
@@ -53,11 +54,28 @@ def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> i
     # Thousands of modules are about to be loaded, and none of them is garbage: looking for some
     # would make the start of every rank a sixth longer.
     gc.disable()
-    from trainer.main import main
-
+    with hidden("torchao"):
+        from trainer.main import main
     gc.freeze()
     gc.enable()
     return main(config, outside)
+
+
+@contextmanager
+def hidden(package: str) -> Iterator[None]:
+    """Let nobody import `package` meanwhile, unless it has been already.
+
+    transformers imports torchao wherever it is installed: a second and several warnings at the
+    start of every rank, for quantisers of its own that are not used here.
+    """
+    if package in sys.modules:
+        yield
+        return
+    vars(sys)["modules"][package] = None
+    try:
+        yield
+    finally:
+        del sys.modules[package]
 
 
 def set_up_logging() -> None:

@@ -10,8 +10,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
+from torch.distributed.rendezvous import rendezvous
 
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.mesh import AXES, Mesh
@@ -19,8 +21,12 @@ from orchestrator.errors import TrainingError
 
 T = TypeVar("T")
 
-TIMEOUT = timedelta(minutes=30)
-"""Whoever supervises the job notices a hang long before; this only ends what nobody watches."""
+INIT_TIMEOUT = timedelta(minutes=30)
+"""Of a collective until the first step is done: ranks load, compile and wait for one another."""
+TRAIN_TIMEOUT = timedelta(minutes=10)
+"""Afterwards. Whoever supervises the job notices a hang long before; this only ends what nobody
+watches. The longest that a healthy rank waits is for rank 0 to complete a checkpoint, or for a
+profile to be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +75,39 @@ def process_group(env: RankEnv) -> Iterator[None]:
     device = device_of(env)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # A rank alone needs nobody to meet; so it runs without torchrun as well.
-    store = HashStore() if env.world_size == 1 else None
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=env.rank if store else -1,
-        world_size=env.world_size if store else -1,
-        timeout=TIMEOUT,
+        store=_meeting_place(env),
+        rank=env.rank,
+        world_size=env.world_size,
+        timeout=INIT_TIMEOUT,
     )
     yield
     dist.destroy_process_group()
+
+
+def _meeting_place(env: RankEnv) -> Store:
+    """Where ranks leave their addresses for one another.
+
+    Under `torchrun --max-restarts` the store outlives the ranks: without an attempt of their own in
+    the names, those that are started again would read the addresses of those that are gone.
+    """
+    if env.world_size == 1:
+        # A rank alone needs nobody to meet; so it runs without torchrun as well.
+        return HashStore()
+    store, _, _ = next(rendezvous("env://", timeout=INIT_TIMEOUT))
+    return PrefixStore(f"attempt-{env.attempt}", store)
+
+
+def shorten_timeouts(timeout: timedelta = TRAIN_TIMEOUT) -> None:
+    """From now on collectives fail after `timeout`, in every group that there is; groups made
+    later, such as that of saves in the background, have a timeout of their own.
+
+    gloo's point-to-point receives, which pipelines on CPU use, keep the timeout that their group
+    began with (measured on torch 2.13); all its collectives heed this one.
+    """
+    for group in list(_world.pg_map):
+        _set_pg_timeout(timeout, group)
 
 
 def arrange(mesh: Mesh, env: RankEnv) -> Ranks:
@@ -119,9 +147,31 @@ def shared_from_first(ask: Callable[[], T]) -> T:
     return cast(T, answer[0])
 
 
+def checked_by_all(check: Callable[[], None]) -> None:
+    """Raise, on every rank, the TrainingError that `check` raises on the first that it does on."""
+    mine: list[TrainingError] = []
+    try:
+        check()
+    except TrainingError as exc:
+        mine = [exc]
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, [(exc.message, exc.fix) for exc in mine])
+    for errors in told:
+        for message, fix in errors:
+            raise TrainingError(message, fix=fix)
+
+
 def memory_bytes(device: torch.device) -> int:
     """Peak memory of the device; on CPU, what the process holds now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most that this process has held so far: of the GPU's allocator, or of a CPU's memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])

@@ -31,6 +31,7 @@ from orchestrator.contract.datagrams import (
     DrillFired,
     Resumed,
     Saved,
+    SaveFailed,
 )
 from orchestrator.contract.protocol import (
     AGENT_PATH,
@@ -313,7 +314,7 @@ class Agent:
         match datagram:
             case Beat() if before is None and datagram.loss is not None:
                 self.wake.set()  # the first step of the attempt: the leader waits for it
-            case Resumed() | Saved():
+            case Resumed() | Saved() | SaveFailed():
                 self._report(Told(host=self.config.place.host, datagram=datagram))
             case DrillFired():
                 self._report(Told(host=self.config.place.host, datagram=datagram))

@@ -1,8 +1,9 @@
 """What an agent reports, as the event that it is. Pure."""
 
-from orchestrator.contract.datagrams import DrillFired, Resumed, Saved
+from orchestrator.contract.datagrams import DrillFired, Resumed, Saved, SaveFailed
 from orchestrator.contract.events import (
     AgentRegistered,
+    CheckpointFailed,
     CheckpointSaved,
     DrillHappened,
     Event,
@@ -37,6 +38,8 @@ def _told(told: Told, at: float) -> Event:
             return TrainingResumed(at=at, attempt=attempt, step=step, passed_over=passed)
         case Saved(attempt=attempt, step=step):
             return CheckpointSaved(at=at, attempt=attempt, step=step)
+        case SaveFailed(attempt=attempt, step=step, why=why):
+            return CheckpointFailed(at=at, attempt=attempt, step=step, why=why)
         case DrillFired(attempt=attempt, rank=rank, drill=drill, step=step):
             return DrillHappened(at=at, attempt=attempt, drill=drill, rank=rank, step=step)
 

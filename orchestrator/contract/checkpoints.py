@@ -1,16 +1,22 @@
 """Checkpoint folders: their names, the marker that makes one complete, which to resume from.
 
 A save goes to `step-<s>.partial-<attempt>`, gets its marker last and is then renamed to `step-<s>`.
-So a folder named `step-<s>` with a marker is whole, and whatever else lies there never was.
+So a folder named `step-<s>` with a marker is whole, and whatever else lies there never was. Whether
+its files still are what was written is told by their checksums, which takes reading them.
 """
 
+import hashlib
 import json
 import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 MARKER = "COMPLETE"
-"""JSON: `step`, `attempt`, `world_size`, and `files`, name to size in bytes."""
+"""JSON: `step`, `attempt`, `world_size`, `files`, name to size in bytes, and `sha256`, name to
+checksum in hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +42,11 @@ def step_of(name: str) -> int | None:
 
 
 def defect_of(folder: Path) -> str | None:
-    """Why `folder` is not a complete checkpoint, or None when it is one."""
+    """Why `folder` is not a complete checkpoint, or None when it is one; reads no data."""
     if ".partial-" in folder.name:
         return "its write was cut short"
     try:
-        marker = json.loads((folder / MARKER).read_text())
+        marker = read_marker(folder)
         sizes = {name: (folder / name).stat().st_size for name in marker["files"]}
     except FileNotFoundError as exc:
         return f"{Path(exc.filename).name} is missing"
@@ -50,13 +56,56 @@ def defect_of(folder: Path) -> str | None:
     return f"{torn[0]} has another size than its marker says" if torn else None
 
 
-def newest_complete(checkpoints: Path) -> tuple[Path | None, tuple[PassedOver, ...]]:
-    """The newest complete checkpoint, and the newer ones passed over, each with its reason."""
+def read_marker(folder: Path) -> dict[str, Any]:
+    """Raises OSError or ValueError when there is none that can be read."""
+    marker: dict[str, Any] = json.loads((folder / MARKER).read_text())
+    return marker
+
+
+def checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def damage(folder: Path, checksums: Mapping[str, str], names: Iterable[str]) -> str | None:
+    """What is wrong with the first of the files `names` that is not as `checksums` say."""
+    for name in names:
+        try:
+            same = checksum(folder / name) == checksums[name]
+        except OSError as exc:
+            return f"{name} cannot be read ({exc.strerror})"
+        if not same:
+            return f"{name} has another checksum than its marker says"
+    return None
+
+
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def newest_complete(
+    checkpoints: Path, damaged: Mapping[str, str] = NONE
+) -> tuple[Path | None, tuple[PassedOver, ...]]:
+    """The newest complete checkpoint, and the newer ones passed over, each with its reason.
+
+    `damaged` are names of those whose files were read and found wrong, each with its reason.
+    """
     folders = [f for f in checkpoints.glob("step-*") if step_of(f.name) is not None]
     passed: list[PassedOver] = []
     for folder in sorted(folders, key=lambda f: (step_of(f.name) or 0, f.name), reverse=True):
-        defect = defect_of(folder)
+        defect = damaged.get(folder.name) or defect_of(folder)
         if defect is None:
             return folder, tuple(passed)
         passed.append(PassedOver(folder.name, defect))
     return None, tuple(passed)
+
+
+def superfluous(
+    complete: Collection[int], step: int, keep: int, keep_every: int | None
+) -> set[int]:
+    """Which of the complete checkpoints may go now that the one of `step` is complete.
+
+    The newest `keep` stay, and those at multiples of `keep_every`. Ones of later steps are neither
+    counted nor removed: the job passed over them when it went on from an earlier one.
+    """
+    past = sorted(s for s in complete if s <= step)
+    return {s for s in past[:-keep] if not (keep_every and s % keep_every == 0)}

@@ -1,7 +1,8 @@
 """What a rank tells its agent: one JSON datagram each on the agent's Unix socket.
 
 Sending never fails training. A beat that cannot be sent at once is lost; what is told only once
-(resumed, saved, raised, a drill) may wait up to a second for room in the agent's socket.
+(resumed, saved or not saved, raised, a drill) may wait up to a second for room in the agent's
+socket.
 """
 
 import json
@@ -61,6 +62,16 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed:
+    """A checkpoint could not be written; training goes on, and the ones before it are whole."""
+
+    attempt: int
+    rank: int
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
     """The rank is about to die of a Python exception."""
 
@@ -95,7 +106,7 @@ class RankEnded:
     signal: int | None
 
 
-Datagram = RankStarted | Beat | Resumed | Saved | Raised | DrillFired | RankEnded
+Datagram = RankStarted | Beat | Resumed | Saved | SaveFailed | Raised | DrillFired | RankEnded
 
 
 def to_bytes(datagram: Datagram) -> bytes:

@@ -43,7 +43,9 @@ class RankEnv:
             local_rank=int(environ.get("LOCAL_RANK", "0")),
             world_size=int(environ.get("WORLD_SIZE", "1")),
             local_world_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
-            attempt=int(environ.get(ATTEMPT, "1")),
+            # Under `torchrun --max-restarts` without ndctl, torchrun alone starts ranks again.
+            attempt=int(environ.get(ATTEMPT, "1"))
+            + int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             host=environ.get(HOST, ""),
             heartbeat_socket=environ.get(HEARTBEAT_SOCKET, ""),
             trace_dir=environ.get(TRACE_DIR, ""),

@@ -91,6 +91,16 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """The checkpoint of `step` could not be written; training goes on and tries again."""
+
+    at: float
+    attempt: int
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HealthChanged:
     """How long ago a rank was heard, in words; told when the word changes."""
 
@@ -212,6 +222,7 @@ Event = (
     | TrainingResumed
     | StepReached
     | CheckpointSaved
+    | CheckpointFailed
     | HealthChanged
     | DrillHappened
     | RankExited

@@ -21,7 +21,8 @@ class FsdpSpec:
     """Class of the modules that are gathered one at a time; `auto` is the decoder layer."""
     reshard_after_forward: bool | Annotated[int, AtLeast(2)] = True
     """true frees each layer's weights after its forward pass (ZeRO-3), false keeps them until the
-    backward pass (ZeRO-2), and a number shards them over that many ranks in between."""
+    backward pass (ZeRO-2), and a number shards them over that many ranks in between. Pipelines with
+    several stages per rank gather and free a whole stage at a time, whatever this says."""
     forward_prefetch: Depth = 1
     """Layers whose weights are gathered ahead in the forward pass."""
     backward_prefetch: Depth = 1

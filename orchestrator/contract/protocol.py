@@ -7,7 +7,7 @@ that either side knows silence from rest. `POST /v1/cancel` with the same header
 
 from dataclasses import dataclass
 
-from orchestrator.contract.datagrams import DrillFired, RankEnded, Resumed, Saved
+from orchestrator.contract.datagrams import DrillFired, RankEnded, Resumed, Saved, SaveFailed
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import RankError, RankEvidence
 from orchestrator.contract.phases import Phase
@@ -61,7 +61,7 @@ class Told:
     """A rank's own words that the leader is to have at once."""
 
     host: str
-    datagram: Resumed | Saved | DrillFired
+    datagram: Resumed | Saved | SaveFailed | DrillFired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

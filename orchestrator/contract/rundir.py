@@ -7,11 +7,13 @@
   metrics.jsonl           a line per optimizer step
   samples.jsonl           the sample ledger: a line per optimizer step
   tokens/                 token files made of data that is none: train.tokens, validation.tokens
+  tensorboard/, wandb/    the same, where asked for
   token                   the job's secret, mode 0600
   leader.json             where the present leader listens
   logs/agent-<host>.log   what the agent of a host said
   logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
   traces/attempt-<a>/     stacks taken at a hang
+  profiles/attempt-<a>/   rank-<r>.trace.json.gz and, of a GPU, rank-<r>.memory.pickle
   checkpoints/step-<s>/   complete only with its marker
 """
 
@@ -83,3 +85,6 @@ class RunDir:
 
     def traces(self, attempt: int) -> Path:
         return self.path / "traces" / f"attempt-{attempt}"
+
+    def profiles(self, attempt: int) -> Path:
+        return self.path / "profiles" / f"attempt-{attempt}"

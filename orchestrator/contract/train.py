@@ -72,7 +72,7 @@ class TrainSpec:
     eval_every: Count | None = None
     """Steps between two evaluations on `data.validation`."""
     eval_sequences: Count | None = None
-    """Sequences of one evaluation, rounded up to whole micro batches; null takes all there are."""
+    """Sequences of one evaluation, the first of the held-out ones; null takes all there are."""
     profile: ProfileSpec | None = None
     tensorboard: bool = False
     """Write the metrics to `tensorboard/` of the run directory as well."""

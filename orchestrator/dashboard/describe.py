@@ -86,6 +86,10 @@ def _checkpoints(
     yield row("newest", checkpoint_words(found, snapshot.view))
     if found.at is not None:
         yield row("written", words.moment(found.at, zone))
+    if found.failed is not None:
+        at = words.moment(found.failed.at, zone)
+        yield row("warning", f"the save at step {found.failed.step:,} failed at {at}:")
+        yield row("", words.one_line(found.failed.why))
     for passed in passed_over:
         yield row("passed over", f"{passed.name}: {passed.why}")
 

@@ -15,7 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
-from orchestrator.contract.events import CheckpointSaved, DrillHappened, TrainingResumed
+from orchestrator.contract.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    DrillHappened,
+    TrainingResumed,
+)
 from orchestrator.dashboard import words
 from orchestrator.dashboard.metrics import NOTHING, Metric, Progress, fold_metrics
 from orchestrator.dashboard.narrate import event_words
@@ -28,7 +33,7 @@ TOLD_PARTS = 10
 """A progress line for each tenth of the steps …"""
 TOLD_EVERY_S = 60.0
 """… and for each minute."""
-TOLD_EVENTS = (TrainingResumed, CheckpointSaved, DrillHappened)
+TOLD_EVENTS = (TrainingResumed, CheckpointSaved, CheckpointFailed, DrillHappened)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

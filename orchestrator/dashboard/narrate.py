@@ -15,6 +15,7 @@ from orchestrator.contract.events import (
     AgentLost,
     AgentRegistered,
     CancelRequested,
+    CheckpointFailed,
     CheckpointSaved,
     DrillHappened,
     Event,
@@ -74,6 +75,8 @@ def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
             return _step(event)
         case CheckpointSaved(step=step):
             return f"checkpoint step-{step} is complete"
+        case CheckpointFailed(step=step, why=why):
+            return f"warning: the checkpoint of step {step} failed: {words.shortened(why)}"
         case HealthChanged(rank=rank, health=health, age_s=age):
             return f"rank {rank} is {health} (last heard {words.duration(age)} ago)"
         case DrillHappened(drill=drill, rank=rank, step=step):

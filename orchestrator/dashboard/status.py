@@ -97,7 +97,7 @@ def incident_json(incident: Incident) -> dict[str, Any]:
 
 def _checkpoint_json(snapshot: Snapshot) -> dict[str, Any] | None:
     found = snapshot.seen.checkpoint
-    if not found.step and not found.passed_over:
+    if not found.step and not found.passed_over and found.failed is None:
         return None
     return {
         "step": found.step or None,
@@ -106,6 +106,7 @@ def _checkpoint_json(snapshot: Snapshot) -> dict[str, Any] | None:
         "at": found.at,
         "age_s": None if found.at is None else max(0.0, snapshot.now - found.at),
         "passed_over": encode(found.passed_over),
+        "failed": encode(found.failed),
     }
 
 
@@ -166,14 +167,17 @@ def restarts(snapshot: Snapshot) -> str:
 
 
 def checkpoint_words(found: CheckpointView, shown: View) -> str:
-    passed = "".join(f"; passed over {p.name}: {p.why}" for p in found.passed_over)
+    rest = "".join(f"; passed over {p.name}: {p.why}" for p in found.passed_over)
+    if found.failed is not None:
+        why = words.shortened(found.failed.why)
+        rest = f"; warning: the save at step {found.failed.step:,} failed: {why}{rest}"
     if not found.step:
-        return f"none yet{passed}"
+        return f"none yet{rest}"
     behind = max(0, shown.step - found.step)
     ages = [words.count(behind, "step")] if behind else []
     ages += [words.duration(shown.now - found.at)] if found.at is not None else []
     age = f", {' and '.join(ages)} ago" if ages else ""
-    return f"{found.name} is complete{age}{passed}"
+    return f"{found.name} is complete{age}{rest}"
 
 
 def _trouble(shown: View) -> Iterator[str]:

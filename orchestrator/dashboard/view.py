@@ -13,6 +13,7 @@ from orchestrator.contract.actions import StartAttempt
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.events import (
     AgentLost,
+    CheckpointFailed,
     CheckpointSaved,
     HealthChanged,
     JobSubmitted,
@@ -42,6 +43,13 @@ LEADER_START_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedSave:
+    step: int
+    at: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointView:
     """The newest complete checkpoint, by the journal."""
 
@@ -51,6 +59,8 @@ class CheckpointView:
     """When it was complete; None where the journal does not say."""
     passed_over: tuple[PassedOver, ...] = ()
     """Newer ones that the last resume could not use."""
+    failed: FailedSave | None = None
+    """The last save, when it failed and none was complete since."""
 
     @property
     def name(self) -> str:
@@ -108,15 +118,27 @@ def _noted(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
             return replace(seen, lost=seen.lost | {host})
         case StepReached():
             return replace(seen, started=True)
-        case CheckpointSaved(step=saved, at=at):
-            return replace(seen, checkpoint=CheckpointView(step=saved, at=at))
-        case TrainingResumed(step=resumed, passed_over=passed):
-            known = seen.checkpoint.at if seen.checkpoint.step == resumed else None
-            found = CheckpointView(step=resumed, at=known, passed_over=passed)
+        case CheckpointSaved() | CheckpointFailed():
+            return replace(seen, checkpoint=_checkpoint(seen.checkpoint, entry.event))
+        case TrainingResumed(step=resumed):
+            found = _checkpoint(seen.checkpoint, entry.event)
             return replace(seen, resumed_from=resumed, checkpoint=found)
         case _:
             pass
     return seen
+
+
+def _checkpoint(
+    known: CheckpointView, event: CheckpointSaved | CheckpointFailed | TrainingResumed
+) -> CheckpointView:
+    match event:
+        case CheckpointSaved(step=step, at=at):
+            return CheckpointView(step=step, at=at)
+        case CheckpointFailed(step=step, at=at, why=why):
+            return replace(known, failed=FailedSave(step=step, at=at, why=why))
+        case TrainingResumed(step=step, passed_over=passed):
+            complete_at = known.at if known.step == step else None
+            return CheckpointView(step=step, at=complete_at, passed_over=passed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

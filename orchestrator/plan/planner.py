@@ -17,7 +17,7 @@ from orchestrator.plan.methods import methods_of
 from orchestrator.plan.notes import notes_of_batch, notes_of_split
 from orchestrator.plan.refusals import BYTE_TOKENS, refusals
 from orchestrator.plan.shape import ModelShape
-from orchestrator.plan.stages import takes
+from orchestrator.plan.stages import SPLITS_BACKWARD, takes
 
 USED_OF_DEVICE = 0.8
 """What an estimate without allocator slack and buffers may take of a device's memory."""
@@ -89,9 +89,15 @@ def _fill(
 
     wish, asked = spec.train.activation_checkpointing, spec.train.micro_batch_size
     sizes = micro_sizes(spec, mesh) if asked == "auto" else [asked]
-    kinds: tuple[Checkpointing, ...] = ("none", "selective", "full") if wish == "auto" else (wish,)
+    kinds = checkpointings(spec, mesh) if wish == "auto" else (wish,)
     kind = next((kind for kind in kinds if fits(sizes[0], kind)), kinds[-1])
     return kind, next((micro for micro in reversed(sizes) if fits(micro, kind)), sizes[0])
+
+
+def checkpointings(spec: JobSpec, mesh: Mesh) -> tuple[Checkpointing, ...]:
+    """What `auto` may choose from, the least first."""
+    split = mesh.pp > 1 and spec.parallel.pipeline.schedule == SPLITS_BACKWARD
+    return ("none", "full") if split else ("none", "selective", "full")
 
 
 def micro_sizes(spec: JobSpec, mesh: Mesh) -> list[int]:

@@ -17,7 +17,7 @@ from orchestrator.plan.degrees import (
     world_size,
 )
 from orchestrator.plan.shape import ModelShape
-from orchestrator.plan.stages import demand, takes
+from orchestrator.plan.stages import SPLITS_BACKWARD, demand, takes
 
 BYTE_TOKENS = 256
 
@@ -101,6 +101,23 @@ def _of_stages(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Iterator[str]:
         yield (
             f"parallel.pp={mesh.pp}{per_rank}: needs {stages} layers or more for as many stages,"
             f" the model has {shape.num_layers}"
+        )
+    if mesh.pp > 1 and pipeline.schedule == SPLITS_BACKWARD:
+        yield from _of_split_backward(spec)
+
+
+def _of_split_backward(spec: JobSpec) -> Iterator[str]:
+    """A schedule that goes back for the inputs first, and for the weights later."""
+    schedule = f"parallel.pipeline.schedule={SPLITS_BACKWARD}"
+    if spec.train.activation_checkpointing == "selective":
+        yield (
+            f"train.activation_checkpointing=selective: not with {schedule}, which goes backward"
+            " twice, and torch recomputes selectively for one backward pass alone"
+        )
+    if spec.train.compile:
+        yield (
+            f"train.compile=true: not with {schedule}, for torch does not split the backward pass"
+            " of a compiled layer in two"
         )
 
 

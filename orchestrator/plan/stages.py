@@ -10,6 +10,8 @@ from orchestrator.contract.parallel import PipelineSpec
 
 BACK_AND_FORTH = "zbv"
 """The schedule whose last stage is on the same rank as the first."""
+SPLITS_BACKWARD = "zbv"
+"""The schedule that computes the gradients of weights apart from those of inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from orchestrator.contract.events import (
     AgentLost,
     AgentRegistered,
     CancelRequested,
+    CheckpointFailed,
     CheckpointSaved,
     DrillHappened,
     Event,
@@ -115,7 +116,7 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return _host_stopped(run, event)
         case CancelRequested():
             return _cancel_requested(run, event)
-        case HealthChanged():
+        case CheckpointFailed() | HealthChanged():
             return run, ()
         case Tick():
             return _tick(run, event)

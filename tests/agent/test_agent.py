@@ -17,7 +17,7 @@ from orchestrator.agent.agent import Agent, AgentConfig
 from orchestrator.agent.whereabouts import announce, announce_end
 from orchestrator.contract import exits
 from orchestrator.contract.codec import decode, encode_tagged
-from orchestrator.contract.datagrams import RankEnded, RankStarted, Saved, to_bytes
+from orchestrator.contract.datagrams import RankEnded, RankStarted, Saved, SaveFailed, to_bytes
 from orchestrator.contract.protocol import (
     AGENT_PATH,
     Digest,
@@ -362,6 +362,23 @@ def test_what_cannot_be_read_on_the_socket_is_passed_over(tmp_path: Path) -> Non
         assert not here.task.done()
 
     play(tmp_path, script)
+
+
+def test_what_becomes_of_checkpoints_is_told_to_the_leader_at_once(tmp_path: Path) -> None:
+    words: list[Saved | SaveFailed] = [
+        Saved(attempt=1, rank=0, step=3),
+        SaveFailed(attempt=1, rank=0, step=4, why="No space left on device"),
+    ]
+
+    async def script(here: World) -> list[Told]:
+        await here.leader.hear(Register)
+        await here.leader.say(a_start(here.agent.config.place, SLEEPS))
+        await until(lambda: here.agent.attempt, "the attempt")
+        here.tell(*words)
+        await here.leader.hear(Told, 2)
+        return here.leader.of(Told)
+
+    assert play(tmp_path, script) == [Told(host="host-0", datagram=word) for word in words]
 
 
 def test_a_torchrun_that_cannot_be_started_is_told(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from orchestrator.agent.translate import (
     step_reached,
 )
 from orchestrator.contract.checkpoints import PassedOver
-from orchestrator.contract.datagrams import DrillFired, RankEnded, Resumed, Saved
+from orchestrator.contract.datagrams import DrillFired, RankEnded, Resumed, Saved, SaveFailed
 from orchestrator.contract.events import (
     AgentRegistered,
+    CheckpointFailed,
     CheckpointSaved,
     DrillHappened,
     Event,
@@ -45,6 +46,10 @@ FROZEN = RankEvidence(
         (
             Told(host="h", datagram=Saved(attempt=2, rank=0, step=8)),
             CheckpointSaved(at=AT, attempt=2, step=8),
+        ),
+        (
+            Told(host="h", datagram=SaveFailed(attempt=2, rank=0, step=8, why="disk full")),
+            CheckpointFailed(at=AT, attempt=2, step=8, why="disk full"),
         ),
         (
             Told(host="h", datagram=DrillFired(attempt=2, rank=3, drill=1, step=5)),

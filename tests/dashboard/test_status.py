@@ -14,6 +14,7 @@ from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.events import (
     AgentLost,
     CancelRequested,
+    CheckpointFailed,
     Event,
     EvidenceGathered,
     HealthChanged,
@@ -36,6 +37,7 @@ from orchestrator.dashboard.status import (
     status_json,
     status_text,
 )
+from orchestrator.dashboard.words import moment
 from orchestrator.supervise.log import Entry, Journal
 from tests.dashboard.dashboard_story import (
     START,
@@ -52,6 +54,10 @@ from tests.dashboard.dashboard_story import (
     seen_of,
     started,
     submitted,
+)
+
+SAVE_FAILED = CheckpointFailed(
+    at=START, attempt=1, step=20, why="rank 3: No space left on device: /c (0.1 MiB free)"
 )
 
 
@@ -103,6 +109,18 @@ def test_status_has_all_that_scripts_were_promised() -> None:
     assert body["hosts"] == ["host-0", "host-1"]
     assert body["checkpoint"]["name"] == "step-20"
     assert json.loads(json.dumps(body, allow_nan=False)) == body
+
+
+def test_a_failed_save_is_a_warning_in_every_form() -> None:
+    seen = snapshot([*started(), SAVE_FAILED])
+    why = SAVE_FAILED.why
+    checkpoint = status_json(seen)["checkpoint"]
+    assert (checkpoint["step"], checkpoint["failed"]["why"]) == (None, why)
+    text = describe_text(seen, UTC)
+    assert f"none yet; warning: the save at step 20 failed: {why}" in text
+    assert f"  warning     the save at step 20 failed at {moment(START, UTC)}:" in text
+    line = event_line(Entry(seq=1, event=SAVE_FAILED, actions=()), UTC)
+    assert line.endswith(f"warning: the checkpoint of step 20 failed: {why}")
 
 
 def test_an_incident_has_all_that_scripts_were_promised() -> None:
@@ -295,6 +313,7 @@ def all_events() -> list[Event]:
         evidence(),
         submitted(resume=True),
         TrainingResumed(at=START, attempt=2, step=20, passed_over=passed),
+        SAVE_FAILED,
         HealthChanged(at=START, attempt=1, rank=3, health="silent", age_s=7.0),
         AgentLost(at=START, host="host-1", why="its connection closed", silent_s=1.0),
         CancelRequested(at=START, by="ada"),

@@ -6,6 +6,7 @@ import pytest
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.events import (
     AgentLost,
+    CheckpointFailed,
     CheckpointSaved,
     Event,
     HealthChanged,
@@ -14,7 +15,8 @@ from orchestrator.contract.events import (
     TrainingResumed,
 )
 from orchestrator.dashboard.metrics import NOTHING
-from orchestrator.dashboard.view import Seen, View, effective_state, fold_seen, view
+from orchestrator.dashboard.status import checkpoint_words
+from orchestrator.dashboard.view import FailedSave, Seen, View, effective_state, fold_seen, view
 from orchestrator.supervise.state import Run
 from tests.dashboard.dashboard_story import (
     DRILL,
@@ -139,6 +141,17 @@ def test_the_newest_checkpoint_is_the_one_that_was_saved_or_resumed_from() -> No
     ]
     checkpoint = view_of(events).checkpoint
     assert (checkpoint.step, checkpoint.at, checkpoint.passed_over) == (20, None, passed)
+
+
+def test_a_failed_save_is_shown_until_one_is_complete() -> None:
+    full = CheckpointFailed(at=START + 40, attempt=2, step=40, why="No space left on device: /c")
+    shown = view_of([*recovered(), full]).checkpoint
+    assert (shown.step, shown.at) == (20, START + 25)
+    assert shown.failed == FailedSave(step=40, at=START + 40, why=full.why)
+    words = checkpoint_words(shown, view_of(recovered()))
+    assert "warning: the save at step 40 failed: No space left on device: /c" in words
+    saved = CheckpointSaved(at=START + 41, attempt=2, step=41)
+    assert view_of([*recovered(), full, saved]).checkpoint.failed is None
 
 
 def test_drills_are_armed_and_then_happened() -> None:

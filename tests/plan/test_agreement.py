@@ -59,6 +59,7 @@ jobs = st.fixed_dictionaries(
         "passes": st.integers(1, 9),
         "extra": st.sampled_from([0, 0, 0, 1]),
         "compile": st.sampled_from([False, False, True]),
+        "activation_checkpointing": st.sampled_from(["none", "selective", "full", "every_k"]),
     }
 )
 
@@ -73,6 +74,7 @@ def parts_of(wish: dict[str, Any]) -> dict[str, Any]:
             "steps": 1,
             "global_batch_size": batch + wish["extra"] * wish["micro"],
             "compile": wish["compile"],
+            "activation_checkpointing": wish["activation_checkpointing"],
         },
         "parallel": split,
     }

@@ -163,6 +163,20 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "--set parallel.pipeline.schedule=1f1b",
     ),
     (
+        {"parallel__pp": 2, "parallel__pipeline": {"schedule": "zbv"}, "train__compile": True},
+        "train.compile=true: not with parallel.pipeline.schedule=zbv",
+        "--set parallel.pipeline.schedule=1f1b",
+    ),
+    (
+        {
+            "parallel__pp": 2,
+            "parallel__pipeline": {"schedule": "zbv"},
+            "train__activation_checkpointing": "selective",
+        },
+        "train.activation_checkpointing=selective: not with parallel.pipeline.schedule=zbv",
+        "--set parallel.pipeline.schedule=1f1b",
+    ),
+    (
         {"parallel__cp": 2, "data__sequence_length": 254},
         "parallel.cp=2: ring cuts the 254 tokens of a sequence into 4 equal parts",
         "--set parallel.context=ulysses",
@@ -333,6 +347,20 @@ def test_checkpointing_is_decided_by_what_is_needed(kind: str) -> None:
     found = planned(spec, device_bytes=int(peak / USED_OF_DEVICE) + 1)
     assert found.activation_checkpointing == kind
     assert any(note.startswith(f"activation_checkpointing={kind}") for note in found.notes)
+
+
+def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None:
+    """For every size of a device: with less memory than `none` needs it is `full` at once."""
+    spec = job(
+        parallel__pp=2,
+        parallel__tp=1,
+        parallel__pipeline={"schedule": "zbv"},
+        train__activation_checkpointing="auto",
+    )
+    kinds = {
+        planned(spec, device_bytes=size << 20).activation_checkpointing for size in range(1, 99)
+    }
+    assert kinds == {"none", "full"}
 
 
 def test_a_plan_that_will_not_fit_says_so() -> None:

@@ -12,6 +12,7 @@ from orchestrator.contract.actions import (
 from orchestrator.contract.events import (
     AgentRegistered,
     CancelRequested,
+    CheckpointFailed,
     Event,
     HealthChanged,
     LeaderStarted,
@@ -101,6 +102,14 @@ def test_health_changes_decide_nothing() -> None:
     job = Job().running()
     before = job.run
     event = HealthChanged(at=job.now(), attempt=1, rank=0, health="slow", age_s=3.0)
+    assert job.tell(event) == ()
+    assert job.run is before
+
+
+def test_a_failed_save_decides_nothing_and_brings_no_new_restarts() -> None:
+    job = Job().running()
+    before = job.run
+    event = CheckpointFailed(at=job.now(), attempt=1, step=8, why="disk full")
     assert job.tell(event) == ()
     assert job.run is before
 

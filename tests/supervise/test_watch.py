@@ -61,6 +61,17 @@ def test_before_the_first_step_the_init_timeout_counts(phase: Phase) -> None:
     assert watch(Limits(hang=None, init=42.0)).limit(phase) == 42.0
 
 
+def test_a_rank_that_still_says_something_at_the_start_is_no_hang() -> None:
+    """Packing data may take hours."""
+    seen = watch(Limits(hang=None, init=60.0), ranks=1)
+    for minute in range(1, 10):
+        now = minute * 59.0
+        seen.observe([digest(0, 0, phase="init", age_s=1.0, still_s=now, loss=None)], now)
+        assert seen.hang(now) is None
+    assert seen.hang(now + 58.0) is None
+    assert seen.hang(now + 60.0) is not None
+
+
 @pytest.mark.parametrize(
     ("phase", "limit"), [("train", 5.0), ("init", 600.0), ("checkpoint", 900.0), ("eval", 900.0)]
 )

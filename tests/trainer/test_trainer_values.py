@@ -80,13 +80,23 @@ def test_everything_wrong_with_a_configuration_is_told_at_once(tmp_path: Path) -
     assert all(word in str(caught.value) for word in ("extra", "train.steps", "train.dtype"))
 
 
+def pipeline(schedule: str, **changes: Any) -> dict[str, Any]:
+    return {"parallel": {"pp": 2, "pipeline": {"schedule": schedule}}, **changes}
+
+
 @pytest.mark.parametrize(
     ("changes", "world_size", "message"),
     [
-        ({"parallel": {"pp": 2}}, 2, "does not do pipeline parallel yet"),
+        (pipeline("1f1b", micro=8), 2, "at least 2 micro batches a step, and there are 1"),
+        (pipeline("interleaved_1f1b", global_batch_size=10), 2, "5 micro batches in 2 rounds"),
+        (pipeline("zbv", activation_checkpointing="selective"), 2, "and zbv has two"),
+        (pipeline("zbv", compile=True), 2, "cannot split the backward pass of a compiled layer"),
         ({"parallel": {"tp": 2, "dp_shard": 1}}, 4, "for 2 ranks, but torchrun started 4"),
         ({"parallel": {"tp": 2}, "compile": True}, 2, "torch computes wrong gradients there"),
         ({"activation_checkpointing": "auto"}, 1, "for the planner to resolve"),
+        ({"profile": {"at_step": 1, "ranks": [0, 2]}}, 2, "the ranks are 0 to 1"),
+        ({"optimizer": {"name": "adafactor"}}, 2, "fails on parameters cut over ranks"),
+        ({"optimizer": {"name": "adafactor"}, "dtype": "bfloat16"}, 1, "cut over ranks"),
     ],
 )
 def test_what_the_trainer_cannot_do_is_refused(

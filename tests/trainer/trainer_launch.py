@@ -139,14 +139,19 @@ def train(config: dict[str, Any], num_ranks: int, **env: str) -> list[RankProces
 
 
 def work(
-    folder: Path, num_ranks: int, cases: Sequence[dict[str, Any]], timeout: float = 90.0
-) -> list[dict[str, Any]]:
-    """Run `cases` (see `trainer_worker.py`) one after the other on the same ranks."""
+    folder: Path,
+    num_ranks: int,
+    cases: Sequence[dict[str, Any]],
+    timeout: float = 90.0,
+    script: str = "trainer_worker.py",
+) -> list[Any]:
+    """Run `cases` (see `trainer_worker.py`, or another script in or below its folder) one after the
+    other on the same ranks."""
     request, answer = folder / "cases.json", folder / "answers.json"
     request.write_text(json.dumps(list(cases)))
-    worker = str(Path(__file__).with_name("trainer_worker.py"))
+    worker = str(Path(__file__).parent / script)
     ranks = start_ranks([worker, str(request), str(answer)], num_ranks)
     codes = finish(ranks, timeout)
     assert codes == [0] * num_ranks, "\n".join(rank.output for rank in ranks)
-    answers: list[dict[str, Any]] = json.loads(answer.read_text())
+    answers: list[Any] = json.loads(answer.read_text())
     return answers

@@ -3,42 +3,51 @@
     python trainer_worker.py CASES ANSWERS
 
 A case is `{"config": …}` and may have `stop_after` (a step after which the rank is asked to leave),
-`broken` (a name in `BROKEN`) and `count`. Its answer has `code`, the exit code that the trainer
-would have had; `optimizer_bytes`, what rank 0 has of the optimizer's state; `groups`, how many
-process groups were made; and with `count` `reduces`, how many collectives reduced gradients over
-the data-parallel ranks.
+`broken` (a name in `BROKEN`), `count`, `frozen`, and `refused` where the trainer has to refuse it.
+Its answer has `code`, the exit code that the trainer would have had; `refused`, what it refused
+with; `optimizer_bytes`, what rank 0 has of the optimizer's state; `groups`, how many process groups
+were made; with `count` `reduces`, how many collectives reduced gradients over the data-parallel
+ranks; and with `frozen`, how much this rank holds of frozen weights (`frozen_bytes`). A frozen
+weight that training has changed fails the case.
 """
 
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from orchestrator.contract.codec import decode
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.training import TrainingConfig
-from trainer import gradients
+from orchestrator.errors import TrainingError
+from trainer import building, gradients
 from trainer import main as main_module
+from trainer.building import build_model
 from trainer.config import complete
 from trainer.data.batches import Batches
 from trainer.emit import Reporter
+from trainer.loop import Training, train
 from trainer.main import train_on
-from trainer.model.fresh import local_part
+from trainer.model.decoder import Decoder
+from trainer.model.float8 import convert
+from trainer.model.regions import local_part
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
 from trainer.parallel import ddp, fsdp
 from trainer.parallel.tied import TiedWeight
 from trainer.process import set_up_logging
-from trainer.ranks import arrange, process_group
+from trainer.ranks import Ranks, arrange, process_group
 
 
 class StopAfter:
@@ -79,6 +88,57 @@ def first_rank_batches(**values: Any) -> Batches:
     return Batches(**{**values, "data_rank": 0})
 
 
+def dealt_in_order(tokens: int, method: str, cp: int, cp_rank: int) -> torch.Tensor:
+    return torch.arange(tokens).chunk(cp)[cp_rank]
+
+
+def emulated_float8(decoder: Decoder, device: torch.device, config: TrainingConfig) -> None:
+    convert(decoder, config, emulate=True)
+
+
+class Frozen:
+    """Watches the weights of a training that are not trained."""
+
+    def __init__(self) -> None:
+        self.stages: list[Decoder] = []
+        self.before: dict[str, torch.Tensor] = {}
+
+    def watch(self) -> ExitStack:
+        stack = ExitStack()
+        build = build_model
+
+        def build_and_keep(
+            config: TrainingConfig, ranks: Ranks, positions_T: torch.Tensor, *, resumed: bool
+        ) -> list[Decoder]:
+            self.stages = build(config, ranks, positions_T, resumed=resumed)
+            return self.stages
+
+        def look_and_train(job: Training, done: int) -> int:
+            self.before = {name: part.clone() for name, part in self.parts()}
+            return train(job, done)
+
+        stack.enter_context(mock.patch.object(main_module, "build_model", build_and_keep))
+        stack.enter_context(mock.patch.object(main_module, "train", look_and_train))
+        return stack
+
+    def parts(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, stage in enumerate(self.stages):
+            for name, parameter in stage.named_parameters():
+                local: Any = parameter
+                local = local._local_tensor if isinstance(parameter, DTensor) else local
+                inner = getattr(local, "__tensor_flatten__", lambda: ([""], None))()[0]
+                if not parameter.requires_grad:
+                    for part in inner:
+                        value = getattr(local, part) if part else local
+                        yield f"{number} {name} {part}", value.detach()
+
+    def answer(self) -> dict[str, Any]:
+        after = dict(self.parts())
+        changed = [name for name, part in self.before.items() if not torch.equal(part, after[name])]
+        assert not changed, changed
+        return {"frozen_bytes": sum(part.nbytes for part in after.values())}
+
+
 def no_waiting(*_: Any) -> Any:
     return lambda: None
 
@@ -91,6 +151,8 @@ BROKEN: dict[str, tuple[Any, str, Any]] = {
     "summands of a norm's gradient not added up": (gradients, "Partial", NeverPartial),
     "tied gradients not added up": (TiedWeight, "add_gradients", lambda self: None),
     "all ranks read the same": (main_module, "Batches", first_rank_batches),
+    "a ring's tokens dealt out in order": (main_module, "local_positions", dealt_in_order),
+    "float8 is emulated": (building, "apply_float8", emulated_float8),
     "gradients not averaged": (ddp, "all_reduce", no_waiting),
     "updated rows not gathered": (main_module, "gather_after_step", no_gathering),
     # Not broken, and not to be seen in the losses.
@@ -113,19 +175,29 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     stop: Any = StopAfter(case.get("stop_after"), reporter)
     outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
     ranks = arrange(config.mesh, env)
-    counted, groups = CountReduces(), dist.get_pg_count()
+    counted, frozen, groups = CountReduces(), Frozen(), dist.get_pg_count()
     with (
         broken(case.get("broken")),
         optimizers_built() as optimizers,
         counted if case.get("count") else nullcontext(),
+        frozen.watch() if case.get("frozen") else nullcontext(),
     ):
-        code = train_on(ranks, config, outside)
+        try:
+            code, refused = train_on(ranks, config, outside), ""
+        except TrainingError as exc:
+            code, refused = exc.exit_code, str(exc)
+    assert bool(refused) == case.get("refused", False), refused
     reporter.close()
+    seen = frozen.answer() if case.get("frozen") else {}
     return {
         "code": code,
+        "refused": refused,
         "reduces": counted.reduces,
         "groups": dist.get_pg_count() - groups,
-        "optimizer_bytes": sum(bytes_here(leaf) for leaf in tree_leaves(optimizers[0].state)),
+        "optimizer_bytes": sum(
+            bytes_here(leaf) for built in optimizers for leaf in tree_leaves(built.state)
+        ),
+        **seen,
     }
 
 
@@ -143,6 +215,14 @@ def optimizers_built() -> Iterator[list[torch.optim.Optimizer]]:
 
 def bytes_here(value: Any) -> int:
     return local_part(value).nbytes if isinstance(value, torch.Tensor) else 0
+
+
+def run_alone(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of `cases` on one rank: this process, which has torch loaded already."""
+    env = RankEnv()
+    with warnings.catch_warnings(), process_group(env):
+        warnings.simplefilter("ignore")
+        return [run_case(case, env) for case in cases]
 
 
 def main(cases: Path, answers: Path) -> None:

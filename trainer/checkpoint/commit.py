@@ -6,19 +6,51 @@ Plain files and no torch: what makes a checkpoint complete is written in `contra
 import json
 import os
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.contract.checkpoints import MARKER, defect_of, final_name, step_of
+from orchestrator.contract.checkpoints import (
+    MARKER,
+    defect_of,
+    final_name,
+    step_of,
+    superfluous,
+)
+from orchestrator.contract.spec import CheckpointSpec
 
 
-def commit(partial: Path, *, step: int, attempt: int, world_size: int) -> None:
-    """Complete `partial`, now that every rank has written; a torn one of the step is replaced."""
-    files = {path.name: path.stat().st_size for path in partial.iterdir() if path.name != MARKER}
-    marker = {"step": step, "attempt": attempt, "world_size": world_size, "files": files}
-    with (partial / MARKER).open("w") as file:
-        json.dump(marker, file)
-        file.flush()
-        os.fsync(file.fileno())
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file as the rank that wrote it knows it."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+def commit(
+    partial: Path, files: Mapping[str, Written], *, step: int, attempt: int, world_size: int
+) -> None:
+    """Complete `partial`, whose `files` are written and synced; a torn one of the step is replaced.
+
+    Raises:
+        OSError: also when not every file is there as it was written.
+    """
+    for name, file in files.items():
+        if (partial / name).stat().st_size != file.size:
+            raise OSError(f"{partial / name} is not the {file.size} bytes that were written")
+    marker = {
+        "step": step,
+        "attempt": attempt,
+        "world_size": world_size,
+        "files": {name: file.size for name, file in files.items()},
+        "sha256": {name: file.sha256 for name, file in files.items()},
+    }
+    with (partial / MARKER).open("w") as out:
+        json.dump(marker, out)
+        out.flush()
+        os.fsync(out.fileno())
     _sync_folder(partial)
     final = partial.with_name(final_name(step))
     if final.exists():
@@ -27,18 +59,20 @@ def commit(partial: Path, *, step: int, attempt: int, world_size: int) -> None:
     _sync_folder(final.parent)
 
 
-def remove_old(checkpoints: Path, keep: int) -> None:
-    """Keep the newest `keep` complete checkpoints, and nothing older or left half-written.
+def remove_old(checkpoints: Path, step: int, spec: CheckpointSpec) -> None:
+    """Remove what may go now that the checkpoint of `step` is complete, and what is half-written.
 
     To be called when no write is going on.
     """
     folders = {path: step_of(path.name) for path in checkpoints.iterdir()}
-    steps = sorted(
-        step for path, step in folders.items() if step is not None and not defect_of(path)
-    )
-    oldest_kept = steps[-keep:][0] if steps else 0
-    for path, step in folders.items():
-        if step is not None and (step < oldest_kept or ".partial-" in path.name):
+    complete = {s for path, s in folders.items() if s is not None and not defect_of(path)}
+    gone = superfluous(complete, step, spec.keep, spec.keep_every)
+    oldest_kept = min(complete - gone, default=0)
+    for path, of in folders.items():
+        if of is None:
+            continue
+        torn = of < oldest_kept and of not in complete
+        if of in gone or torn or ".partial-" in path.name:
             shutil.rmtree(path, ignore_errors=True)
 
 

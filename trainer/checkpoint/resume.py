@@ -1,36 +1,88 @@
-"""Finds the newest complete checkpoint and loads it, cut for the mesh that this attempt has."""
+"""Finds the newest checkpoint that is whole, and loads it cut for the mesh of this attempt."""
 
-import json
 import logging
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
-from orchestrator.contract.checkpoints import MARKER, newest_complete
+from orchestrator.contract.checkpoints import PassedOver, newest_complete, read_marker
 from orchestrator.errors import TrainingError
-from trainer.checkpoint.state import PROGRESS, Progress, Stream, TrainingState
+from trainer.checkpoint.read import CheckpointReader, unreadable
+from trainer.checkpoint.state import (
+    MODEL,
+    OPTIMIZER,
+    Origin,
+    Progress,
+    Stream,
+    TrainingState,
+)
+from trainer.checkpoint.verify import verify_together
 from trainer.emit import Reporter
-from trainer.ranks import shared_from_first
+from trainer.listing import listed
+from trainer.ranks import Ranks, checked_by_all, shared_from_first
 
 LOG = logging.getLogger("trainer")
 
+FIX = "go on with the model, optimizer and LoRA of the checkpoint, or start in another directory"
+ADAPTER = ".lora_"
+"""In the name of every weight that PEFT's LoRA adds."""
+WORKINGS = (
+    "model_type",
+    "tie_word_embeddings",
+    "num_hidden_layers",
+    "n_layer",
+    "num_attention_heads",
+    "n_head",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "activation_function",
+    "rms_norm_eps",
+    "layer_norm_epsilon",
+    "rope_parameters",
+)
+"""Keys of a model's config that change what it computes and not always the shape of a tensor."""
 
-def resume(checkpoints: Path, state: TrainingState, reporter: Reporter) -> int:
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    folder: Path | None
+    """What to go on from; None to begin at step 0."""
+    passed_over: tuple[PassedOver, ...]
+
+
+def find_checkpoint(checkpoints: Path, ranks: Ranks, verify: bool) -> Found:
+    """The newest complete checkpoint, with `verify` the newest whose files are as they were
+    written; the same on every rank."""
+    damaged: dict[str, str] = {}
+    while True:
+        # Rank 0 decides: another host may see a shared folder a moment later.
+        found = Found(*shared_from_first(lambda: newest_complete(checkpoints, damaged)))
+        if found.folder is None or not verify:
+            return found
+        defect = verify_together(found.folder, ranks.env)
+        if defect is None:
+            return found
+        damaged[found.folder.name] = defect
+
+
+def resume(found: Found, state: TrainingState, reporter: Reporter) -> int:
     """Load what there is to go on from; returns the steps that are done."""
-    # Rank 0 decides: another host may see a shared folder a moment later.
-    folder, passed_over = shared_from_first(lambda: newest_complete(checkpoints))
-    step = load(folder, state) if folder else 0
+    step = load(found.folder, state) if found.folder else 0
     reporter.step = step
     if state.ranks.env.rank == 0:
-        for passed in passed_over:
+        for passed in found.passed_over:
             LOG.warning("passed over checkpoint %s: %s", passed.name, passed.why)
-        LOG.info("resumed from %s", folder) if folder else LOG.info("starting at step 0")
-        reporter.resumed(step, passed_over)
+        if found.folder:
+            LOG.info("resumed from %s", found.folder)
+        else:
+            LOG.info("starting at step 0")
+        reporter.resumed(step, found.passed_over)
     return step
 
 
@@ -38,38 +90,87 @@ def load(folder: Path, state: TrainingState) -> int:
     """Load `folder` into `state`; returns its step.
 
     Raises:
-        TrainingError: when it is of another model or of other data.
+        TrainingError: on every rank, when it cannot be read or is of another model, optimizer or
+            data.
     """
-    world_size = json.loads((folder / MARKER).read_text())["world_size"]
-    random = state.random() if world_size == state.ranks.env.world_size else {}
+    progress, world_size, there = shared_from_first(lambda: _contents(folder))
+    check_model(folder, progress.origin, state.origin)
+    check_stream(folder, progress.stream, state.stream)
     tensors = state.tensors()
-    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
-    _check_shapes(folder, tensors, saved)
-    values: dict[str, Any] = {**tensors, **random, PROGRESS: ""}
+    here = {name: tensor.shape for name, tensor in tensors.items()}
+    # Which tensors a rank has depends on its pipeline stage.
+    checked_by_all(lambda: check_tensors(folder, here, there))
+    random = state.random() if world_size == state.ranks.env.world_size else {}
+    values: dict[str, Any] = {**tensors, **random}
     try:
         load_shards(values, checkpoint_id=folder)
     except CheckpointException as exc:
         # It is no Exception, and would pass by everyone who wants to tell of one.
-        raise RuntimeError(f"{folder} cannot be loaded: {exc}") from exc
+        raise unreadable(folder, exc) from exc
     state.set_random({name: values[name] for name in random})
-    progress = Progress.from_json(values[PROGRESS])
-    _check_stream(folder, progress.stream, state.stream)
+    state.skips.restore(progress.skips)
     return progress.step
 
 
-def _check_shapes(folder: Path, tensors: dict[str, torch.Tensor], saved: dict[str, Any]) -> None:
-    for name, tensor in tensors.items():
-        size = getattr(saved.get(name), "size", None)
-        if size != tensor.shape:
-            there = "missing" if size is None else f"of shape {tuple(size)}"
-            raise TrainingError(
-                f"{folder} is of another model: {name} is of shape {tuple(tensor.shape)} here"
-                f" and {there} there",
-                fix="train the model of the checkpoint, or start in another directory",
-            )
+def _contents(folder: Path) -> tuple[Progress, int, dict[str, torch.Size]]:
+    reader = CheckpointReader(folder)
+    return reader.progress(), read_marker(folder)["world_size"], reader.shapes
 
 
-def _check_stream(folder: Path, there: Stream, here: Stream) -> None:
+def check_model(folder: Path, there: Origin, here: Origin) -> None:
+    """Raises TrainingError where the models differ in what no tensor's shape tells."""
+    was, now = there.config, here.config
+    changed = [
+        f"{key} was {was[key]} and is {now[key]}"
+        for key in WORKINGS
+        if key in was and key in now and was[key] != now[key]
+    ]
+    if changed:
+        raise TrainingError(f"{folder} is of another model: {', '.join(changed)}", fix=FIX)
+
+
+def check_tensors(
+    folder: Path, here: Mapping[str, torch.Size], there: Mapping[str, torch.Size]
+) -> None:
+    """Raises TrainingError naming what is trained here and not in `folder`, or in another shape,
+    and the moments there that the optimizer here does not know."""
+    wrong = [name for name, size in here.items() if size != there.get(name)]
+    unknown = [name for name in there if name not in here and _weight_of(name) in here]
+    if not wrong and not unknown:
+        return
+    told = [
+        f"{name} is {_words(here.get(name))} here and {_words(there.get(name))} there"
+        for name in (*wrong, *unknown)
+    ]
+    raise TrainingError(
+        f"{folder} is of {_kind(wrong, here, there)}: {listed(told)}",
+        fix=FIX,
+    )
+
+
+def _weight_of(name: str) -> str | None:
+    """The weight whose moment `name` is."""
+    if not name.startswith(OPTIMIZER):
+        return None
+    return MODEL + name.removeprefix(OPTIMIZER).rpartition(".")[0]
+
+
+def _kind(wrong: Iterable[str], here: Iterable[str], there: Iterable[str]) -> str:
+    if not any(name.startswith(MODEL) for name in wrong):
+        return "another optimizer"
+    adapters = [any(ADAPTER in name for name in names) for names in (here, there)]
+    if adapters == [True, False]:
+        return "a run that trained all weights and not adapters alone"
+    if adapters == [False, True]:
+        return "a run that trained adapters alone"
+    return "another model"
+
+
+def _words(size: torch.Size | None) -> str:
+    return "missing" if size is None else f"of shape {tuple(size)}"
+
+
+def check_stream(folder: Path, there: Stream, here: Stream) -> None:
     """A job that goes on with other data would skip samples, or see some twice."""
     was = asdict(there)
     changed = [

@@ -1,24 +1,57 @@
-"""Writes checkpoints: each rank its shards, in the background, one save at a time."""
+"""When checkpoints are written, and what becomes of a save that fails.
+
+Each rank writes its shards, in the background where the spec says so, one save at a time. A
+periodic save that fails costs a warning and is tried again some steps later; the last one of a run
+is tried a few times on the spot.
+"""
 
 import logging
-import shutil
-from collections.abc import Callable
-from concurrent.futures import Future
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save, save
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from orchestrator.contract.checkpoints import partial_name
 from orchestrator.contract.spec import CheckpointSpec
-from trainer.checkpoint.commit import commit, remove_old
+from trainer.checkpoint.collective import Outcome, write_together
+from trainer.checkpoint.commit import remove_old
+from trainer.checkpoint.schedule import Schedule
 from trainer.checkpoint.state import TrainingState
 from trainer.emit import Reporter
-from trainer.ranks import shared_from_first
 
 LOG = logging.getLogger("trainer")
+
+PAUSES_S = (0.5, 1.0, 2.0)
+"""Between the tries of a save that matters; well within the grace that a stopped job has."""
+MOST_STEP_TIMES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveReport:
+    """What a complete checkpoint cost."""
+
+    step: int
+    num_bytes: int
+    """Of all ranks' files."""
+    block_s: float
+    """How long training stood still for it."""
+    write_s: float
+    """From its beginning until it was complete."""
+    slowdown: float | None
+    """Median length of the steps that were made meanwhile, over that of those before; None where
+    there were none."""
+
+    def __str__(self) -> str:
+        size = f"{self.num_bytes / 2**20:,.1f} MiB in {self.write_s:.2f} s"
+        slower = "" if self.slowdown is None else f", steps took {self.slowdown:.2f} x meanwhile"
+        return f"{size}, training stood still for {self.block_s:.3f} s{slower}"
 
 
 class Checkpoints:
@@ -30,58 +63,80 @@ class Checkpoints:
     def __init__(
         self, folder: Path, state: TrainingState, spec: CheckpointSpec, reporter: Reporter
     ) -> None:
+        self.last: SaveReport | None = None
+        """The last one that was complete."""
+        self.last_block_s = 0.0
+        """How long the last call of `save` held training up."""
         self._folder = folder
         self._state = state
         self._spec = spec
         self._reporter = reporter
         self._env = state.ranks.env
-        self._group: dist.ProcessGroup | None = None
-        self._pending: Future[None] | None = None
+        self._schedule = Schedule(spec.every_steps)
+        # A save in the background talks while training does: it needs a group of its own.
+        self._group = dist.new_group(backend="gloo")
+        self._stager = DefaultStager(_staging(state.ranks.device))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[Outcome] | None = None
+        self._before: deque[float] = deque(maxlen=MOST_STEP_TIMES)
+        self._meanwhile: list[float] = []
+
+    def due(self, step: int) -> bool:
+        """Whether a periodic save is to be made after `step`."""
+        return self._schedule.due(step)
+
+    @property
+    def failed(self) -> bool:
+        """This rank knows that the save in the background has failed; the others learn it in the
+        totals of the next step, so that all of them try again at the same one."""
+        pending = self._pending
+        if pending is None or not pending.done():
+            return False
+        return pending.exception() is not None or bool(pending.result().why)
+
+    def after_step(self, step: int, step_s: float, some_failed: bool) -> None:
+        """`step` took `step_s` seconds, and in it some rank may have told of a failed save."""
+        writing = self._pending is not None and not self._pending.done()
+        (self._meanwhile if writing else self._before).append(step_s)
+        if some_failed:
+            self.wait()
+            self._try_again(step)
 
     def save(self, step: int) -> None:
         """A periodic save; a failure is a warning, for the ones before it are still there."""
+        begun = time.perf_counter()
+        self.wait()
+        self._schedule = self._schedule.begun(step)
         if self._spec.async_:
-            self._save_in_background(step)
-        elif error := self._save_now(step):
-            self._warn(step, error)
+            # The copy is what training waits for. Its buffers are kept from one save to the next:
+            # the first touch of fresh memory, or pinning it, takes longer than the copy itself.
+            staged = self._stager.stage(self._state.snapshot(step))
+            assert isinstance(staged, dict)  # and no Future: it is not staged in the background
+            self.last_block_s = time.perf_counter() - begun
+            self._meanwhile = []
+            self._pending = self._thread.submit(self._write, staged, step, begun, self.last_block_s)
+            return
+        outcome = self._write(self._state.snapshot(step), step, begun)
+        self.last_block_s = time.perf_counter() - begun
+        if outcome.why:
+            self._try_again(step)
 
     def save_for_sure(self, step: int) -> None:
-        """A save whose outcome matters: returns when it is complete, raises when it failed."""
-        error = self._save_now(step)
-        # Rank 0 completes it; whoever leaves with "checkpointed" must know that it did.
-        if failure := shared_from_first(lambda: str(error) if error else ""):
-            raise RuntimeError(f"the checkpoint of step {step} failed: {failure}") from error
+        """A save whose outcome matters: returns when it is complete.
 
-    def _save_now(self, step: int) -> BaseException | None:
-        snapshot, partial = self._prepare(step)
-        try:
-            save(snapshot, checkpoint_id=partial, process_group=self._group)
-            self._commit(partial, step)
-        except (Exception, CheckpointException) as exc:  # noqa: BLE001 (told by the caller)
-            return exc
-        return None
-
-    def _save_in_background(self, step: int) -> None:
-        snapshot, partial = self._prepare(step)
-        upload = async_save(snapshot, checkpoint_id=partial, process_group=self._group)
-        # A stager that works in the background would give an AsyncSaveResponse; ours does not.
-        assert not isinstance(upload, AsyncSaveResponse)
-        self._pending = _followed_by(
-            upload,
-            lambda: self._commit(partial, step),
-            lambda error: self._warn(step, error),
-        )
-
-    def _prepare(self, step: int) -> tuple[dict[str, Any], Path]:
+        Raises:
+            RuntimeError: on every rank, when all tries failed.
+        """
         self.wait()
-        if self._group is None:
-            # A save in the background talks while training does: it needs a group of its own.
-            self._group = dist.new_group(backend="gloo")
-        partial = self._folder / partial_name(step, self._env.attempt)
-        if self._env.rank == 0:
-            # The others write only after rank 0 has joined the save, so after this.
-            shutil.rmtree(partial, ignore_errors=True)
-        return self._state.snapshot(step), partial
+        for pause_s in (*PAUSES_S, None):
+            outcome = self._write(self._state.snapshot(step), step, time.perf_counter())
+            if not outcome.why:
+                return
+            if pause_s is not None:
+                threading.Event().wait(pause_s)
+        raise RuntimeError(
+            f"the checkpoint of step {step} failed {len(PAUSES_S) + 1} times: {outcome.why}"
+        )
 
     def wait(self) -> None:
         """Return when no save is going on; its failure was told when it happened."""
@@ -89,35 +144,59 @@ class Checkpoints:
             self._pending.exception()
             self._pending = None
 
-    def _commit(self, partial: Path, step: int) -> None:
-        if self._env.rank != 0:
-            return
-        commit(partial, step=step, attempt=self._env.attempt, world_size=self._env.world_size)
-        self._reporter.saved(step)
-        LOG.info("checkpoint of step %d is complete", step)
-        remove_old(self._folder, self._spec.keep)
-
-    def _warn(self, step: int, error: BaseException) -> None:
-        if self._env.rank == 0:
-            LOG.warning("the checkpoint of step %d failed, training goes on: %s", step, error)
-
-
-def _followed_by(
-    upload: "Future[Any]", commit: Callable[[], None], warn: Callable[[BaseException], None]
-) -> "Future[None]":
-    """A future that is done when `upload` is and `commit` after it, in the thread of `upload`."""
-    done: Future[None] = Future()
-
-    def settle(finished: "Future[Any]") -> None:
-        try:
-            finished.result()
-            commit()
-        # torch's CheckpointException is not an Exception.
-        except BaseException as exc:  # noqa: BLE001 (handed to `warn` and to whoever waits)
-            warn(exc)
-            done.set_exception(exc)
+    def _write(
+        self, snapshot: dict[str, Any], step: int, begun: float, blocked_s: float | None = None
+    ) -> Outcome:
+        """Write and tell what came of it; in the background, training stood still `blocked_s`."""
+        outcome = write_together(snapshot, self._folder, step, self._env, self._group)
+        if outcome.why:
+            self._told_failure(step, outcome.why)
         else:
-            done.set_result(None)
+            self._told_complete(step, outcome.num_bytes, time.perf_counter() - begun, blocked_s)
+        return outcome
 
-    upload.add_done_callback(settle)
-    return done
+    def _told_complete(
+        self, step: int, num_bytes: int, write_s: float, blocked_s: float | None
+    ) -> None:
+        beside = list(self._meanwhile) if blocked_s is not None else []
+        self.last = SaveReport(
+            step=step,
+            num_bytes=num_bytes,
+            block_s=write_s if blocked_s is None else blocked_s,
+            write_s=write_s,
+            slowdown=median(beside) / median(self._before) if beside and self._before else None,
+        )
+        if self._env.rank == 0:
+            self._reporter.saved(step)
+            LOG.info("checkpoint of step %d is complete: %s", step, self.last)
+            try:
+                remove_old(self._folder, step, self._spec)
+            except OSError as exc:
+                LOG.warning("old checkpoints could not be removed: %s", exc)
+
+    def _told_failure(self, step: int, why: str) -> None:
+        if self._env.rank == 0:
+            self._reporter.save_failed(step, why)
+            LOG.warning("the checkpoint of step %d failed: %s", step, why)
+
+    def _try_again(self, step: int) -> None:
+        self._schedule = self._schedule.failed(step)
+        if self._env.rank == 0:
+            LOG.info("training goes on; the next save is tried after step %d", self.next_due(step))
+
+    def next_due(self, step: int) -> int:
+        """The first step after `step` at which a periodic save is due."""
+        regular = step - step % self._spec.every_steps + self._spec.every_steps
+        retry = self._schedule.retry_at
+        return min(regular, retry) if retry is not None else regular
+
+
+def _staging(device: torch.device) -> StagingOptions:
+    cuda = device.type == "cuda"
+    return StagingOptions(
+        use_pinned_memory=cuda,
+        use_shared_memory=False,
+        # The next optimizer step would have to wait for a copy that goes on beside training.
+        use_async_staging=False,
+        use_non_blocking_copy=cuda,
+    )

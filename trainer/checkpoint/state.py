@@ -1,22 +1,28 @@
 """What a checkpoint holds, as one flat dictionary that any mesh can cut anew.
 
-model.<parameter>                the master weights
-optimizer.<parameter>.<moment>   AdamW's moments and step count
+model.<parameter>                the master weights, of adapters alone where only they are trained
+optimizer.<parameter>.<moment>   the optimizer's moments and step count
 rng.<rank>, rng.<rank>.cuda      random state of each rank; only a world as large reads it back
 progress                         JSON of `Progress`
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
+from orchestrator.contract.codec import decode
+from orchestrator.contract.model import LoraSpec
+from trainer.guard import Skips
 from trainer.model.decoder import Decoder
 from trainer.parallel.data import updated_as
 from trainer.ranks import Ranks
 
+MODEL = "model."
+OPTIMIZER = "optimizer."
 PROGRESS = "progress"
 
 
@@ -29,6 +35,22 @@ class Stream:
     sequence_length: int
     data: str
     """Fingerprint of the files."""
+    base: str = ""
+    """The frozen model under adapters, which a checkpoint does not hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What the weights mean, so that a checkpoint can be exported without its run."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Of transformers."""
+    tokenizer: str = ""
+    """As `data.tokenizer` named it."""
+    lora: LoraSpec | None = None
+    """Of the adapters, where only they are trained."""
+    base: str | None = None
+    """Where the frozen model under them came from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +59,8 @@ class Progress:
 
     step: int
     stream: Stream
+    skips: Skips = field(default_factory=Skips)
+    origin: Origin = field(default_factory=Origin)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -44,30 +68,54 @@ class Progress:
     @classmethod
     def from_json(cls, text: str) -> "Progress":
         values = json.loads(text)
-        return cls(step=values["step"], stream=Stream(**values["stream"]))
+        return cls(
+            step=values["step"],
+            stream=Stream(**values["stream"]),
+            skips=Skips(**values.get("skips", {})),
+            origin=decode(Origin, values.get("origin", {})),
+        )
+
+
+Named = tuple[tuple[str, nn.Parameter], ...]
+
+
+def trained_parameters(stages: Iterable[Decoder]) -> Named:
+    """Which parameters are trained, and so saved, gone on with and exported; frozen ones are not.
+
+    To be asked while no layer is gathered: FSDP puts other parameters in the modules meanwhile.
+    """
+    return tuple(
+        (name, parameter)
+        for stage in stages
+        for name, parameter in stage.plain_parameters()
+        if parameter.requires_grad
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    stages: Sequence[Decoder]
+    parameters: Sequence[tuple[str, nn.Parameter]]
+    """The trained ones of this rank's stages, by their names in the transformers model."""
     optimizer: torch.optim.Optimizer
     stream: Stream
+    origin: Origin
     ranks: Ranks
+    skips: Skips = field(default_factory=Skips)
 
     def snapshot(self, step: int) -> dict[str, Any]:
         """Everything that `step` finished steps amount to."""
-        progress = Progress(step=step, stream=self.stream)
+        progress = Progress(step=step, stream=self.stream, skips=self.skips, origin=self.origin)
         return {**self.tensors(), **self.random(), PROGRESS: progress.to_json()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Weights and moments; loading into these tensors is loading the state."""
-        tensors: dict[str, torch.Tensor] = {}
-        for stage in self.stages:
-            for name, parameter in stage.plain_parameters():
-                tensors[f"model.{name}"] = parameter.detach()
-                for key, value in self.optimizer.state[updated_as(parameter)].items():
-                    tensors[f"optimizer.{name}.{key}"] = value
-        return tensors
+        return dict(self._tensors())
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.parameters:
+            yield f"{MODEL}{name}", parameter.detach()
+            for key, value in self.optimizer.state[updated_as(parameter)].items():
+                yield f"{OPTIMIZER}{name}.{key}", value
 
     def random(self) -> dict[str, torch.Tensor]:
         name = f"rng.{self.ranks.env.rank}"

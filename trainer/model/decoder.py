@@ -7,7 +7,7 @@ nothing of stages.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -15,8 +15,21 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from trainer.model.families import Family, family_of
 
-WRAPPER = "_checkpoint_wrapped_module."
-"""What activation checkpointing puts into the names of a layer's parameters."""
+WRAPPERS = ("_checkpoint_wrapped_module.", "base_layer.")
+"""What activation checkpointing and adapters put into the names of the model's parameters."""
+
+
+class NamedWeights(Protocol):
+    """What can be filled with first weights, by name: a decoder, or some tensors of one."""
+
+    config: PretrainedConfig
+
+    def plain_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+def is_adapter(name: str) -> bool:
+    """Whether the parameter is part of an adapter and not of the model itself."""
+    return ".lora_" in name
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,8 @@ class Decoder(nn.Module):
         self.part = part
         self.positions_1T = torch.empty(0, dtype=torch.long)
         """Place in the whole sequence of each token that this rank sees; see `place`."""
+        self.quantised: frozenset[str] = frozenset()
+        """Plain names of the weights that are kept in 4 bits; see `model/quantize.py`."""
         layers = cast(nn.ModuleList, model.get_submodule(self.family.layers))
         kept = {str(index): layers[index] for index in range(part.first, part.stop)}
         self._put(self.family.layers, nn.ModuleDict(kept))
@@ -126,9 +141,24 @@ class Decoder(nn.Module):
 
     def plain_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter under its name in the transformers model; a tied head's is the
-        embedding's, also where the stage has no embedding."""
+        embedding's, also where the stage has no embedding. Adapters have PEFT's names.
+
+        Quantised weights are left out: no one may write to them or cut them element by element.
+        """
+        for name, parameter in self._all_parameters():
+            if name not in self.quantised:
+                yield name, parameter
+
+    def quantised_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those that `plain_parameters` leaves out."""
+        for name, parameter in self._all_parameters():
+            if name in self.quantised:
+                yield name, parameter
+
+    def _all_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in self.named_parameters():
-            name = name.replace(WRAPPER, "")
+            for wrapper in WRAPPERS:
+                name = name.replace(wrapper, "")
             if self.tied and name == f"{self.family.head}.weight":
                 name = f"{self.family.embedding}.weight"
             yield name, parameter

@@ -1,17 +1,21 @@
 """First values of weights that no one has trained yet, and storage for all of them.
 
-Each parameter's values depend on the seed and its own name, never on the mesh.
+Each value depends on the seed, the parameter's name and its place in it, never on the mesh.
 """
 
 import hashlib
+import itertools
 
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PretrainedConfig
 
 from orchestrator.errors import TrainingError
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, NamedWeights
+from trainer.model.regions import Region, local_part, local_region, overlap, within
+
+TILE = 256
+"""Side of the squares that matrices are drawn in: small, for a rank draws whole ones where its part
+ends inside."""
 
 
 def allocate(decoder: Decoder, device: torch.device, offload: bool = False) -> None:
@@ -22,17 +26,22 @@ def allocate(decoder: Decoder, device: torch.device, offload: bool = False) -> N
     _fill_buffers(decoder, device)
 
 
-def draw_weights(decoder: Decoder, seed: int) -> None:
+def draw_weights(decoder: NamedWeights, seed: int) -> None:
     """Fill every parameter with its first values."""
     for name, parameter in decoder.plain_parameters():
-        whole = _first_values(name, parameter.shape, seed, decoder.config)
-        with torch.no_grad():
-            local_part(parameter).copy_(_part_of(whole, parameter))
+        draw(name, parameter, seed, decoder.config)
 
 
-def local_part(parameter: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of `parameter`; writing to it writes to the parameter."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+@torch.no_grad()
+def draw(name: str, parameter: torch.Tensor, seed: int, config: PretrainedConfig) -> None:
+    """Fill this rank's part of `parameter` with its first values; `name` is the plain one."""
+    local = local_part(parameter)
+    if name.endswith(".bias"):
+        local.zero_()
+    elif parameter.ndim == 1:
+        local.fill_(1.0)  # a norm's scale
+    else:
+        draw_part(local, local_region(parameter), f"{seed} {name}", _spread(name, config))
 
 
 def _fill_buffers(decoder: Decoder, device: torch.device) -> None:
@@ -51,16 +60,26 @@ def _fill_buffers(decoder: Decoder, device: torch.device) -> None:
             setattr(module, key, fresh[key].to(device))
 
 
-def _first_values(
-    name: str, shape: torch.Size, seed: int, config: PretrainedConfig
-) -> torch.Tensor:
-    if name.endswith(".bias"):
-        return torch.zeros(shape)
-    if len(shape) == 1:
-        return torch.ones(shape)  # a norm's scale
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return torch.empty(shape).normal_(0.0, _spread(name, config), generator=generator)
+def draw_part(local: torch.Tensor, region: Region, key: str, spread: float) -> None:
+    """Draw the tiles of the whole that reach into `region`, and keep what lies inside it.
+
+    A tile has a random stream of its own, so nobody draws what another rank keeps, and how the
+    tensor is cut changes no value.
+    """
+    starts = (range(side.start // TILE * TILE, side.stop, TILE) for side in region)
+    for corner in itertools.product(*starts):
+        tile = tuple(slice(start, start + TILE) for start in corner)
+        kept = overlap(tile, region)
+        if kept is None:
+            continue
+        values = torch.empty([TILE] * len(corner))
+        values.normal_(0.0, spread, generator=_stream(f"{key} {corner}"))
+        local[within(kept, region)].copy_(values[within(kept, tile)])
+
+
+def _stream(key: str) -> torch.Generator:
+    digest = hashlib.sha256(key.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def _spread(name: str, config: PretrainedConfig) -> float:
@@ -69,13 +88,3 @@ def _spread(name: str, config: PretrainedConfig) -> float:
         # Residual layers are scaled down by their number (Radford et al. 2019, section 2.3).
         return std / (2 * config.num_hidden_layers) ** 0.5
     return std
-
-
-def _part_of(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    if not isinstance(parameter, DTensor):
-        return whole
-    mesh, placements = parameter.device_mesh, parameter.placements
-    if mesh.device_type != "cpu":
-        whole = whole.to(parameter.device)
-    # Every rank has the whole already: with no source rank nothing is sent.
-    return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()

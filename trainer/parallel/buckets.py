@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trainer.model.decoder import Decoder
-from trainer.model.fresh import local_part
+from trainer.model.regions import local_part
 
 BUCKET_BYTES = 25 * 2**20
 """Large enough for a network's full speed, small enough to start long before backward ends."""

@@ -16,7 +16,7 @@ from orchestrator.contract.train import TrainSpec
 from trainer.model.decoder import Decoder
 from trainer.parallel.ddp import apply_ddp, autocast
 from trainer.parallel.fsdp import apply_fsdp
-from trainer.parallel.zero1 import apply_zero1, gather_whole, shard_of, shards_of
+from trainer.parallel.zero1 import apply_zero1, gather_whole, make_shards, shard_of
 from trainer.ranks import Ranks
 
 
@@ -74,9 +74,12 @@ def _reduction(decoder: Decoder) -> Reduction | None:
     return cast("Reduction | None", getattr(decoder, "reduction", None))
 
 
-def parameters_to_update(decoder: Decoder) -> list[nn.Parameter]:
-    """What the optimizer of this rank works on: parameters, or under ZeRO-1 parts of them."""
-    return shards_of(decoder) or list(decoder.parameters())
+def parameters_to_update(decoder: Decoder) -> list[tuple[str, nn.Parameter]]:
+    """What the optimizer of this rank works on, under plain names: the parameters that are trained,
+    or under ZeRO-1 parts of them."""
+    make_shards(decoder)
+    named = decoder.plain_parameters()
+    return [(name, updated_as(parameter)) for name, parameter in named if parameter.requires_grad]
 
 
 def updated_as(parameter: nn.Parameter) -> nn.Parameter:

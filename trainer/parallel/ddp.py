@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from orchestrator.contract.words import Dtype
 from trainer.model.decoder import Decoder
-from trainer.model.fresh import local_part
+from trainer.model.regions import local_part
 from trainer.parallel.buckets import Buckets
 from trainer.ranks import Ranks
 

@@ -25,6 +25,7 @@ from orchestrator.contract.parallel import FsdpSpec
 from orchestrator.contract.train import TrainSpec
 from orchestrator.errors import TrainingError
 from trainer.model.decoder import Decoder
+from trainer.model.quantize import unsharded
 from trainer.ranks import Ranks, joined
 
 MESH_MAKER = "_get_post_forward_mesh_info"
@@ -69,6 +70,7 @@ def apply_fsdp(
         "offload_policy": CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
         if spec.cpu_offload
         else OffloadPolicy(),
+        "ignored_params": unsharded(decoder, shards.size()),
     }
     reshard = spec.reshard_after_forward
     with resharding_over(shards, reshard):

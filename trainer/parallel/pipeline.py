@@ -24,7 +24,7 @@ from orchestrator.contract.training import TrainingConfig
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums, TokenLoss
 from trainer.model.decoder import Decoder
-from trainer.parallel.data import finish_reducing_gradients
+from trainer.parallel.data import finish_reducing_gradients, reduce_gradients_in_backward
 from trainer.parallel.stages import rank_of_stage, stages_of_rank
 from trainer.parallel.tied import TiedWeight
 from trainer.passes import free_gathered, loss_context
@@ -105,7 +105,10 @@ class Pipeline:
     def train(self, batches: Sequence[MicroBatch]) -> LossSums:
         inputs = [torch.cat([batch.inputs_BT for batch in batches])] if self._has_first else []
         labels = torch.cat([batch.labels_BT for batch in batches]) if self._has_last else None
+        for decoder in self._stages.values():
+            reduce_gradients_in_backward(decoder, last=False)
         with loss_context(self._tensor_parallel):
+            # Gradients that FSDP shards it reduces itself, after each stage's last backward pass.
             self._schedule.step(*inputs, target=labels, return_outputs=False)
         for decoder in self._stages.values():
             finish_reducing_gradients(decoder)

@@ -6,7 +6,7 @@ embedding, the head and the loss are cut over the vocabulary, so no rank holds a
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -26,12 +26,29 @@ SEQUENCE, VOCABULARY, HEAD = 1, -1, 2
 [batch, sequence, head, features]."""
 
 
+class Replicated(ParallelStyle):
+    """Every rank has the whole weight; an input that is cut over the sequence stays so."""
+
+    def __init__(self, *, use_local_output: bool) -> None:
+        super().__init__()
+        self.use_local_output = use_local_output
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if self.use_local_output:
+            module.register_forward_hook(lambda _module, _inputs, output: output.to_local())
+        return distribute_module(module, device_mesh)
+
+
 def apply_tensor_parallel(decoder: Decoder, tp: DeviceMesh) -> None:
+    frozen = {name for name, p in decoder.named_parameters() if not p.requires_grad}
     parallelize_module(decoder, tp, outer_plan(decoder))
     for layer in decoder.layers.values():
         parallelize_module(layer, tp, layer_plan(layer))
     # Without this the head trains on a copy of the embedding, and nothing says so.
     decoder.tie()
+    # `SequenceParallel` makes new parameters, which are trained whatever the old ones were.
+    for name, parameter in decoder.named_parameters():
+        parameter.requires_grad_(name not in frozen)
 
 
 def outer_plan(decoder: Decoder) -> dict[str, ParallelStyle]:
@@ -76,7 +93,31 @@ def layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
         if hasattr(layer.self_attn, norm):
             # Each rank norms its own heads; left out, its weights would drift apart across ranks.
             plan[f"self_attn.{norm}"] = SequenceParallel(sequence_dim=HEAD, use_local_output=True)
-    return plan
+    return with_adapters(plan, layer)
+
+
+def with_adapters(plan: dict[str, ParallelStyle], layer: nn.Module) -> dict[str, ParallelStyle]:
+    """`plan` where what was a linear layer has become one with an adapter beside it.
+
+    The output of the adapter must lie as that of the linear layer does: cut over features after a
+    colwise one, over the sequence after a rowwise one. The narrow activations between A and B are
+    what is communicated.
+    """
+    full: dict[str, ParallelStyle] = {}
+    for name, style in plan.items():
+        if not hasattr(layer.get_submodule(name), "base_layer"):
+            full[name] = style
+            continue
+        full[f"{name}.base_layer"] = style
+        if isinstance(style, ColwiseParallel):
+            full[f"{name}.lora_A.default"] = Replicated(use_local_output=False)
+            full[f"{name}.lora_B.default"] = ColwiseParallel()
+        else:
+            full[f"{name}.lora_A.default"] = RowwiseParallel(
+                output_layouts=Shard(SEQUENCE), use_local_output=False
+            )
+            full[f"{name}.lora_B.default"] = Replicated(use_local_output=True)
+    return full
 
 
 def check_tensor_parallel(config: PretrainedConfig, tp: int, tokens: int) -> None:

@@ -13,24 +13,25 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainer.model.decoder import Decoder
+from trainer.model.regions import local_part
 from trainer.parallel.data import updated_as
 
 
 @dataclass(frozen=True, slots=True)
 class TiedWeight:
-    copies: Sequence[nn.Parameter]
-    """This rank's: none, one, or both where first and last stage are on one rank."""
+    weights: Sequence[nn.Parameter]
+    """This rank's copies: none, one, or both where first and last stage are on one rank."""
     group: dist.ProcessGroup
     """The pipeline's ranks."""
 
     @property
-    def updated(self) -> list[nn.Parameter]:
-        """What the optimizer updates of the copies."""
-        return [updated_as(copy) for copy in self.copies]
+    def copies(self) -> list[nn.Parameter]:
+        """What the optimizer works on in place of `weights`."""
+        return [updated_as(weight) for weight in self.weights]
 
     def add_gradients(self) -> None:
         """Give both copies the sum of their gradients, which are complete for each."""
-        gradients = [_local(g) for copy in self.updated if (g := _cut_alike(copy)) is not None]
+        gradients = [local_part(g) for copy in self.copies if (g := _cut_alike(copy)) is not None]
         if len(gradients) == 2:
             gradients[0] += gradients[1]
             gradients[1].copy_(gradients[0])
@@ -41,25 +42,25 @@ class TiedWeight:
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Make both copies of a rank equal after a load, which fills the last stage's alone: a
         state has one tensor of a name."""
-        if len(self.copies) < 2:
+        if len(self.weights) < 2:
             return
-        stale, loaded = self.copies
-        pairs = [(stale.detach(), loaded.detach())]
-        states = [optimizer.state[copy] for copy in self.updated]
-        pairs += [(states[0][key], value) for key, value in states[1].items()]
+        pairs = [(self.weights[0].detach(), self.weights[1].detach())]
+        stale, loaded = (optimizer.state[copy] for copy in self.copies)
+        pairs += [(stale[key], value) for key, value in loaded.items()]
         for target, source in pairs:
             if isinstance(target, torch.Tensor):
-                _local(target).copy_(_local(source))
+                local_part(target).copy_(local_part(source))
 
 
 def find_tied(stages: Sequence[Decoder], group: dist.ProcessGroup) -> TiedWeight:
     """Of the stages of this rank; a stage that is the whole model has one matrix and no copy."""
-    copies = []
+    weights = []
     for stage in stages:
         end = stage.embedding or stage.head
         if stage.tied and end is not None and not (stage.part.is_first and stage.part.is_last):
-            copies.append(end.get_parameter("weight"))
-    return TiedWeight(copies, group)
+            weights.append(end.get_parameter("weight"))
+    # Frozen ones have no gradients, and are equal as they are.
+    return TiedWeight([weight for weight in weights if weight.requires_grad], group)
 
 
 def _cut_alike(copy: nn.Parameter) -> torch.Tensor | None:
@@ -68,10 +69,6 @@ def _cut_alike(copy: nn.Parameter) -> torch.Tensor | None:
     if isinstance(copy, DTensor) and isinstance(copy.grad, DTensor):
         copy.grad = copy.grad.redistribute(placements=copy.placements)
     return copy.grad
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _exchanged(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

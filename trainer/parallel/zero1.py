@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from orchestrator.contract.words import Dtype
 from trainer.model.decoder import Decoder
-from trainer.model.fresh import local_part
+from trainer.model.regions import local_part
 from trainer.parallel.buckets import Buckets, bucketed, trained
 from trainer.parallel.ddp import gradients_of
 from trainer.ranks import Ranks, joined
@@ -47,17 +47,14 @@ def apply_zero1(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets 
     return Buckets(decoder, exchange)
 
 
-def shards_of(decoder: Decoder) -> list[nn.Parameter]:
-    """The shards that this rank updates, made at the first call, which must come after the decoder
-    has got its storage; none without ZeRO-1."""
+def make_shards(decoder: Decoder) -> None:
+    """Make the shards that this rank updates, once the decoder has got its storage; without ZeRO-1
+    there are none."""
     replicas: DeviceMesh | None = getattr(decoder, "replicas", None)
     if replicas is None:
-        return []
-    parameters = trained(decoder)
-    for parameter in parameters:
-        if shard_of(parameter) is None:
-            setattr(parameter, SHARD, nn.Parameter(cut(parameter.detach(), replicas)))
-    return [shard for parameter in parameters if (shard := shard_of(parameter)) is not None]
+        return
+    for parameter in trained(decoder):
+        setattr(parameter, SHARD, nn.Parameter(cut(parameter.detach(), replicas)))
 
 
 def shard_of(parameter: nn.Parameter) -> nn.Parameter | None:

@@ -2,29 +2,25 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.contract import exits
-from orchestrator.contract.checkpoints import MARKER, newest_complete
+from orchestrator.contract.checkpoints import MARKER, damage, newest_complete, read_marker
 from orchestrator.contract.datagrams import (
     Beat,
-    Datagram,
     DrillFired,
     Raised,
     Resumed,
     Saved,
-    from_bytes,
 )
+from orchestrator.errors import TrainingError
+from tests.trainer.checkpoint.checkpoint_launch import listening, train_alone
 from tests.trainer.trainer_launch import (
     finish,
     free_port,
@@ -131,27 +127,6 @@ def check_beats(beats: list[Beat]) -> bool:
     return all(beat.tokens_per_second and beat.memory_bytes for beat in done)
 
 
-@contextmanager
-def listening(path: Path) -> Iterator[list[Datagram]]:
-    """What is told to an agent at `path`; read all along, for the kernel keeps only ten."""
-    told: list[Datagram] = []
-
-    def listen(agent: socket.socket) -> None:
-        while data := agent.recv(1 << 16):
-            told.append(from_bytes(data))
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
-        agent.bind(str(path))
-        listener = threading.Thread(target=listen, args=(agent,))
-        listener.start()
-        try:
-            yield told
-        finally:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
-                end.sendto(b"", str(path))
-            listener.join()
-
-
 def torchrun(config: Path, **env: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", "-m", "trainer"]
@@ -196,40 +171,52 @@ def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
     assert "in suffer" in raised.traceback
 
 
-def test_a_save_that_fails_is_a_warning_until_it_is_the_last(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    config = tiny(out, parallel={"dp_shard": 2}, checkpoint={"every_steps": 2})
-    out.mkdir()
-    (out / "checkpoints").write_text("a file where a folder should be")
-    ranks = train(config, 2)
-    codes = finish(ranks)
-    assert codes == [exits.FAILED] * 2
-    assert "the checkpoint of step 2 failed, training goes on" in ranks[0].output
-    assert "RuntimeError: the checkpoint of step 5 failed" in ranks[0].output
-    assert [line["step"] for line in metrics_of(out)] == [1, 2, 3, 4, 5]
-
-
-def test_what_does_not_fit_is_not_gone_on_with(tmp_path: Path) -> None:
-    """Another model, garbled shards, other data; and a job that is done has nothing left to do."""
+def test_what_does_not_fit_is_refused_on_every_rank_and_told_by_the_first(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out")
-    assert finish(train(config, 1)) == [0]
-    done = train(config, 1)
-    assert finish(done) == [0]
-    assert "nothing left to do: 5 of 5 steps are done" in done[0].output
-    other_model = train(
-        {**config, "model": {"preset": "llama-tiny"}, "parallel": {"dp_shard": 2}}, 2
-    )
-    assert finish(other_model) == [exits.REFUSED] * 2
-    assert "is of another model: model." in other_model[0].output
-    assert other_model[1].output == ""
-    shard = next((tmp_path / "out" / "checkpoints" / "step-5").glob("*.distcp"))
-    content = shard.read_bytes()
-    shard.write_bytes(bytes(len(content)))
-    garbled = train(config, 1)
-    assert finish(garbled) == [exits.FAILED]
-    assert "step-5 cannot be loaded" in garbled[0].output
-    shard.write_bytes(content)
+    assert train_alone(config) == exits.OK
+    other = train({**config, "model": {"preset": "llama-tiny"}, "parallel": {"dp_shard": 2}}, 2)
+    assert finish(other) == [exits.REFUSED] * 2
+    assert "is of another model: " in other[0].output
+    assert "error:" not in other[1].output
+
+
+def test_other_data_is_not_gone_on_with(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "out")
+    assert train_alone(config) == exits.OK
     (tmp_path / "text" / "0.txt").write_text("other text" * 100)
-    other_data = start_ranks(["-m", "trainer", str(write(tmp_path / "again.json", config))], 1)
-    assert finish(other_data) == [exits.REFUSED]
-    assert "belongs to a run with another data" in other_data[0].output
+    with pytest.raises(TrainingError, match="belongs to a run with another data"):
+        train_alone(config)
+
+
+def test_a_job_that_is_done_has_nothing_left_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny(tmp_path / "out")
+    with caplog.at_level("INFO"):
+        assert train_alone(config) == exits.OK
+        assert train_alone(config) == exits.OK
+    assert "nothing left to do: 5 of 5 steps are done" in caplog.text
+    assert len(metrics_of(tmp_path / "out")) == 5
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_an_older_one_unless_told_not_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny(tmp_path / "out", steps=4, checkpoint={"every_steps": 2, "async": False})
+    assert train_alone(config) == exits.OK
+    shard = tmp_path / "out" / "checkpoints" / "step-4" / "__0_0.distcp"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    trusting = {**config, "checkpoint": {**config["checkpoint"], "verify": False}}
+    with pytest.raises(TrainingError, match="step-4 cannot be loaded"):
+        train_alone(trusting)
+    with caplog.at_level("INFO"):
+        assert train_alone(config) == exits.OK
+    why = "__0_0.distcp has another checksum than its marker says"
+    assert f"passed over checkpoint step-4: {why}" in caplog.text
+    assert [line["step"] for line in metrics_of(tmp_path / "out")] == [1, 2, 3, 4, 3, 4]
+    assert damage_of(shard.parent) is None, "the step was saved again"
+
+
+def damage_of(folder: Path) -> str | None:
+    checksums = read_marker(folder)["sha256"]
+    return damage(folder, checksums, checksums)

@@ -56,12 +56,18 @@ def save_tokenizer(folder: Path, words: Iterable[str], end: str | None = "<end>"
     from tokenizers import Tokenizer as Backend
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
+    from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
     names = ["<unknown>", *([end] if end else []), *words]
     vocabulary = {name: number for number, name in enumerate(names)}
     backend = Backend(WordLevel(vocabulary, unk_token="<unknown>"))
     backend.pre_tokenizer = WhitespaceSplit()
+    if end:
+        # As many do, it would end every text by itself.
+        backend.post_processor = TemplateProcessing(
+            single=f"$A {end}", special_tokens=[(end, vocabulary[end])]
+        )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, unk_token="<unknown>", eos_token=end, model_max_length=4
     )

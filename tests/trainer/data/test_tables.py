@@ -1,5 +1,6 @@
 """Documents out of Parquet files and saved datasets."""
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,8 @@ def test_a_missing_package_is_told_with_what_to_install(
             raise ModuleNotFoundError(name)
         return importing(name, *rest)
 
-    importing = tables.importlib.import_module
-    monkeypatch.setattr(tables.importlib, "import_module", import_all_but_one)
+    importing = importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", import_all_but_one)
     (tmp_path / "a.parquet").write_text("x")
     with pytest.raises(TrainingError, match="without the package pyarrow") as told:
         read(tmp_path, "text")

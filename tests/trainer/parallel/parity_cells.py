@@ -10,8 +10,9 @@ from tests.trainer.trainer_launch import LLAMA, MODELS, metrics_of, tiny, work
 
 LOSS, GRAD_NORM = 1e-5, 1e-4
 """Bounds in float32: absolute for the loss, relative for the gradient norm."""
-LOSS_BF16, GRAD_NORM_BF16 = 0.02, 0.1
-"""The same where the model computes in bfloat16, against one process in float32."""
+LOSS_BF16, GRAD_NORM_BF16 = 0.06, 0.25
+"""The same where the model computes in bfloat16, against one process in float32; one process in
+bfloat16 itself is 0.042 and 0.17 away, for the learning rate is high and the model tiny."""
 ROTARY_ONLY = ("llama", "qwen3")
 OTHERS = ("mistral", "qwen2", "gpt2")
 

@@ -95,6 +95,6 @@ def attend_with_operator(operator: OpOverload, group: ProcessGroup) -> Attend:
         if missing := -features % MULTIPLE if q_BHTD.is_cuda else 0:
             q_BHTD, kv_2BHTD = pad(q_BHTD, (0, missing)), pad(kv_2BHTD, (0, missing))
         out_BHTD, _ = operator(q_BHTD, kv_2BHTD, scale, group.group_name)
-        return out_BHTD[..., :features]
+        return out_BHTD.narrow(-1, 0, features)
 
     return attend

@@ -32,6 +32,7 @@ class Transfer:
 
 
 def pass_on(tensor: torch.Tensor, group: ProcessGroup) -> Transfer:
+    tensor = tensor.contiguous()
     received = torch.empty_like(tensor)
     after, before = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
     works = dist.batch_isend_irecv(

@@ -15,10 +15,8 @@ from tests.trainer.parallel.parity_cells import (
     GRAD_NORM,
     LOSS,
     difference,
-    parity_config,
-    train_one_process,
 )
-from tests.trainer.trainer_launch import LLAMA, finish, start_ranks, work
+from tests.trainer.trainer_launch import LLAMA, finish, start_ranks, tiny, work
 from trainer.model.build import read_model_config
 from trainer.parallel.context import Method, check_context_parallel, local_positions
 from trainer.parallel.context.gather import by_rank, in_sequence, parts_beyond_own
@@ -223,16 +221,14 @@ def test_recomputing_selectively_sends_nothing_twice(measure: Measure) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_compiled_layers_train_as_one_process_does(tmp_path: Path) -> None:
-    expected = train_one_process(tmp_path, ["llama"])["llama"]
-    parallel = {"cp": 2, "dp_shard": 1, "tp": 1}
-    cases = [
-        {
-            "config": parity_config(
-                tmp_path / method, "llama", {**parallel, "context": method}, {"compile": True}
-            )
-        }
-        for method in METHODS
-    ]
-    work(tmp_path, 2, cases, timeout=300)
-    found = {method: difference(tmp_path / method, expected) for method in METHODS}
+    def config(name: str, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
+        changed = tiny(tmp_path / name, parallel={"dp_shard": 1, **parallel}, **train)
+        return {**changed, "model": {"config": {**LLAMA, "num_hidden_layers": 2}}}
+
+    work(tmp_path, 1, [{"config": config("one", {})}], timeout=300)
+    # The third method is an operator as the ring is.
+    methods = ("ring", "ulysses")
+    cases = [config(m, {"cp": 2, "context": m}, compile=True) for m in methods]
+    work(tmp_path, 2, [{"config": case} for case in cases], timeout=500)
+    found = {method: difference(tmp_path / method, tmp_path / "one") for method in methods}
     assert all(value.within(LOSS, GRAD_NORM) for value in found.values()), found

@@ -1,5 +1,8 @@
 """Blocks of attention: which kernel does them, and how torch's kernels for CUDA are called."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,6 +19,7 @@ from trainer.parallel.context.kernels import (
     repeated,
     summed,
 )
+from trainer.parallel.context.operator import attend_with_operator
 
 KERNELS = {torch.bfloat16: FLASH, torch.float16: FLASH, torch.float32: EFFICIENT}
 
@@ -51,6 +55,21 @@ def test_heads_longer_than_flash_attention_takes_go_to_the_other_kernel() -> Non
     with FakeTensorMode():
         assert kernel_for(random(1, 8, 256, torch.bfloat16, "cuda")) is FLASH
         assert kernel_for(random(1, 8, 264, torch.bfloat16, "cuda")) is EFFICIENT
+
+
+def test_heads_of_any_length_are_padded_for_cuda() -> None:
+    ranks: Any = SimpleNamespace(group_name="cp")
+    asked: list[tuple[int, ...]] = []
+
+    def operator(q: torch.Tensor, kv: torch.Tensor, scale: float, group: str) -> Any:
+        asked.extend([tuple(q.shape), tuple(kv.shape)])
+        return q, None
+
+    with FakeTensorMode():
+        q, k, v = (random(heads, 16, 12, torch.bfloat16, "cuda") for heads in (4, 2, 2))
+        out = attend_with_operator(operator, ranks)(q, k, v, 0.3)  # type: ignore[arg-type]
+    assert asked == [(2, 4, 16, 16), (2, 2, 2, 16, 16)]
+    assert out.shape == q.shape
 
 
 def test_repeating_heads_and_adding_their_gradients_is_attention_in_groups() -> None:

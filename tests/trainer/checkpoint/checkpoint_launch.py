@@ -1,0 +1,104 @@
+"""For tests of checkpoints: training in this very process, saving as other ranks would, listening
+as an agent does, and comparing tensor by tensor."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from orchestrator.contract.checkpoints import newest_complete
+from orchestrator.contract.codec import decode
+from orchestrator.contract.datagrams import Datagram, from_bytes
+from orchestrator.contract.env import RankEnv
+from orchestrator.contract.training import TrainingConfig
+from tests.trainer.trainer_launch import finish, start_ranks
+from tests.trainer.trainer_worker import StopAfter
+from trainer.checkpoint.read import CheckpointReader
+from trainer.config import complete
+from trainer.emit import Reporter
+from trainer.main import train_on
+from trainer.outside import Outside
+from trainer.ranks import arrange, process_group
+
+
+def save_on(folder: Path, num_ranks: int, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run `cases` of `checkpoint_worker.py` one after the other on the same ranks."""
+    return launch("checkpoint_worker.py", folder, num_ranks, cases)
+
+
+def launch(
+    worker: str,
+    folder: Path,
+    num_ranks: int,
+    cases: Sequence[dict[str, Any]],
+    env: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Run `cases` of a worker beside this file; its output is in `ranks-<n>.log`."""
+    request, answer = folder / f"cases-{num_ranks}.json", folder / f"answers-{num_ranks}.json"
+    request.write_text(json.dumps(list(cases)))
+    program = str(Path(__file__).with_name(worker))
+    ranks = start_ranks([program, str(request), str(answer)], num_ranks, env)
+    codes = finish(ranks)
+    output = "\n".join(rank.output for rank in ranks)
+    (folder / f"ranks-{num_ranks}.log").write_text(output)
+    assert codes == [0] * num_ranks, output
+    answers: list[dict[str, Any]] = json.loads(answer.read_text())
+    return answers
+
+
+def tensors_of(checkpoints: Path) -> dict[str, torch.Tensor]:
+    """Weights and moments in the newest complete checkpoint, each whole."""
+    newest, _ = newest_complete(checkpoints)
+    assert newest is not None
+    reader = CheckpointReader(newest)
+    return reader.tensors(name for name in reader.shapes if not name.startswith("rng."))
+
+
+def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
+    """Names of the tensors that are not the same bits in both, or not in both."""
+    alone = first.keys() ^ second.keys()
+    return sorted(alone) + [
+        name for name in first.keys() & second.keys() if not torch.equal(first[name], second[name])
+    ]
+
+
+def train_alone(config: dict[str, Any]) -> int:
+    """Train as the only rank, in this process; returns the exit code."""
+    env = RankEnv()
+    full = complete(decode(TrainingConfig, config), env.world_size)
+    try:
+        with process_group(env), closing(Reporter(env)) as reporter:
+            stop: Any = StopAfter(None, reporter)
+            outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
+            return train_on(arrange(full.mesh, env), full, outside)
+    finally:
+        # It is left standing after an error, for a process that is about to end.
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextmanager
+def listening(path: Path) -> Iterator[list[Datagram]]:
+    """What is told to an agent at `path`; read all along, for the kernel keeps only ten."""
+    told: list[Datagram] = []
+
+    def listen(agent: socket.socket) -> None:
+        while data := agent.recv(1 << 16):
+            told.append(from_bytes(data))
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(path))
+        listener = threading.Thread(target=listen, args=(agent,))
+        listener.start()
+        try:
+            yield told
+        finally:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+                end.sendto(b"", str(path))
+            listener.join()

@@ -1,0 +1,114 @@
+"""Saves, on the mesh of each case, what the trainer would begin its steps with.
+
+    python checkpoint_worker.py CASES ANSWERS
+
+A case is `{"config": …, "to": folder}`: the state that `config` begins or goes on with is saved
+below `to`. Its answer has `step`, and for each rank `read_bytes`, what it read of safetensors, and
+`peak_bytes`, by how much the process grew at most while its weights were filled. A case without
+`to` is one of `trainer_worker.py`.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+from orchestrator.contract.codec import decode
+from orchestrator.contract.env import RankEnv
+from orchestrator.contract.training import TrainingConfig
+from tests.trainer import trainer_worker
+from tests.trainer.trainer_worker import StopAfter
+from trainer import building
+from trainer import main as main_module
+from trainer.checkpoint.save import Checkpoints
+from trainer.config import complete
+from trainer.emit import Reporter
+from trainer.loop import Training
+from trainer.main import train_on
+from trainer.model import weights
+from trainer.outside import Outside
+from trainer.process import set_up_logging
+from trainer.ranks import arrange, process_group
+
+
+def resident_bytes(key: str) -> int:
+    """`VmRSS`, or `VmHWM`, the most that it ever was since `forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+class Measured:
+    """Stands around the filling of weights."""
+
+    def __init__(self) -> None:
+        self.read_bytes = 0
+        self.peak_bytes = 0
+
+    def read_part(self, *arguments: Any) -> int:
+        read = READ_PART(*arguments)
+        self.read_bytes += read
+        return read
+
+    def first_weights(self, *arguments: Any, **options: Any) -> None:
+        forget_peak()
+        before = resident_bytes("VmRSS")
+        with mock.patch.object(weights, "read_part", self.read_part):
+            weights.first_weights(*arguments, **options)
+        self.peak_bytes = resident_bytes("VmHWM") - before
+
+
+READ_PART = weights.read_part
+
+
+def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
+    return save_case(case, env) if "to" in case else trainer_worker.run_case(case, env)
+
+
+def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
+    config = complete(decode(TrainingConfig, case["config"]), env.world_size)
+    reporter = Reporter(env)
+    stop: Any = StopAfter(None, reporter)
+    outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
+    steps = []
+
+    def save_at_once(job: Training, done: int) -> int:
+        state, spec = job.checkpoints._state, job.config.checkpoint
+        Checkpoints(Path(case["to"]), state, spec, reporter).save_for_sure(done)
+        steps.append(done)
+        return 0
+
+    measured = Measured()
+    with (
+        mock.patch.object(main_module, "train", save_at_once),
+        mock.patch.object(building, "first_weights", measured.first_weights),
+    ):
+        train_on(arrange(config.mesh, env), config, outside)
+    reporter.close()
+    told: list[Any] = [None] * env.world_size
+    dist.all_gather_object(told, (measured.read_bytes, measured.peak_bytes))
+    return {
+        "step": steps[0],
+        "read_bytes": [read for read, _ in told],
+        "peak_bytes": [peak for _, peak in told],
+    }
+
+
+def main(cases: Path, answers: Path) -> None:
+    env = RankEnv.from_mapping(os.environ)
+    set_up_logging()
+    with process_group(env):
+        done = [run_case(case, env) for case in json.loads(cases.read_text())]
+    if env.rank == 0:
+        answers.write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

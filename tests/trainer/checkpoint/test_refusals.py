@@ -1,0 +1,77 @@
+"""Which checkpoints belong to another run, and how that is told."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.errors import TrainingError
+from trainer.checkpoint.resume import check_model, check_stream, check_tensors
+from trainer.checkpoint.state import Origin, Progress, Stream
+
+FOLDER = Path("/runs/a/checkpoints/step-5")
+STREAM = Stream(seed=1, global_batch_size=8, sequence_length=32, data="abc")
+WEIGHTS = {"model.q.weight": torch.Size([4, 4]), "model.norm.weight": torch.Size([4])}
+MOMENTS = {f"optimizer.{n.removeprefix('model.')}.exp_avg": s for n, s in WEIGHTS.items()}
+ALL = WEIGHTS | MOMENTS | {"rng.0": torch.Size([5056])}
+ADAPTER = {"model.q.lora_A.weight": torch.Size([2, 4])}
+
+
+def refusal(here: dict[str, torch.Size], there: dict[str, torch.Size]) -> str:
+    with pytest.raises(TrainingError) as caught:
+        check_tensors(FOLDER, here, there)
+    return caught.value.message
+
+
+def test_the_same_tensors_are_gone_on_with() -> None:
+    check_tensors(FOLDER, WEIGHTS | MOMENTS, ALL)
+
+
+def test_a_stage_compares_what_it_has() -> None:
+    one = {name: size for name, size in (WEIGHTS | MOMENTS).items() if ".q." in name}
+    check_tensors(FOLDER, one, ALL)
+
+
+def test_another_model_is_told_with_what_is_missing_and_of_another_shape() -> None:
+    here = {**WEIGHTS, "model.q.weight": torch.Size([8, 4]), "model.k.weight": torch.Size([1])}
+    assert refusal(here, WEIGHTS) == (
+        f"{FOLDER} is of another model:"
+        " model.q.weight is of shape (8, 4) here and of shape (4, 4) there;"
+        " model.k.weight is of shape (1,) here and missing there"
+    )
+
+
+def test_another_optimizer_is_told_whichever_has_more_moments() -> None:
+    message = refusal(WEIGHTS | MOMENTS, WEIGHTS)
+    assert "is of another optimizer: optimizer.q.weight.exp_avg is of shape (4, 4) here" in message
+    message = refusal(WEIGHTS, ALL)
+    assert "is of another optimizer: optimizer.q.weight.exp_avg is missing here" in message
+
+
+def test_adapters_and_whole_models_are_told_apart() -> None:
+    message = refusal(ADAPTER, ALL)
+    assert "is of a run that trained all weights and not adapters alone" in message
+    assert "is of a run that trained adapters alone" in refusal(WEIGHTS, ADAPTER)
+
+
+def test_what_no_shape_tells_is_compared_by_the_configuration() -> None:
+    there = Origin(config={"model_type": "llama", "num_hidden_layers": 4, "use_cache": True})
+    here = Origin(config={"model_type": "llama", "num_hidden_layers": 3, "use_cache": False})
+    with pytest.raises(TrainingError, match="num_hidden_layers was 4 and is 3"):
+        check_model(FOLDER, there, here)
+    check_model(FOLDER, Origin(), here)
+    check_model(FOLDER, here, here)
+
+
+def test_another_stream_of_samples_is_refused_key_by_key() -> None:
+    other = Stream(seed=2, global_batch_size=8, sequence_length=32, data="abc")
+    with pytest.raises(TrainingError, match=r"another seed \(was 1\)\n"):
+        check_stream(FOLDER, STREAM, other)
+
+
+def test_progress_is_read_back_and_from_checkpoints_that_did_not_say_their_model() -> None:
+    progress = Progress(step=5, stream=STREAM, origin=Origin(config={"a": 1}, tokenizer="t"))
+    assert Progress.from_json(progress.to_json()) == progress
+    old = '{"step": 5, "stream": {"seed": 1, "global_batch_size": 8,'
+    old += ' "sequence_length": 32, "data": "abc"}}'
+    assert Progress.from_json(old) == Progress(step=5, stream=STREAM)

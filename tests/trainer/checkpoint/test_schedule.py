@@ -1,0 +1,40 @@
+from collections.abc import Container
+
+from trainer.checkpoint.schedule import Schedule
+
+
+def saves(every: int, steps: int, failing: Container[int]) -> list[int]:
+    """Steps at which a save is begun, when those of `failing` fail at once."""
+    schedule, begun = Schedule(every), []
+    for step in range(1, steps + 1):
+        if schedule.due(step):
+            schedule = schedule.begun(step)
+            begun.append(step)
+            if step in failing:
+                schedule = schedule.failed(step)
+    return begun
+
+
+def test_saves_are_regular_while_they_succeed() -> None:
+    assert saves(10, 35, failing=()) == [10, 20, 30]
+
+
+def test_a_failed_save_is_tried_again_after_1_2_4_steps_until_the_next_regular_one() -> None:
+    assert saves(10, 21, failing=range(10, 20)) == [10, 11, 13, 17, 20]
+
+
+def test_a_retry_that_succeeds_is_the_last() -> None:
+    assert saves(10, 20, failing=(10, 11)) == [10, 11, 13, 20]
+
+
+def test_the_next_regular_save_starts_over() -> None:
+    assert saves(10, 29, failing=range(10, 24)) == [10, 11, 13, 17, 20, 21, 23, 27]
+
+
+def test_a_save_of_every_step_needs_no_retry() -> None:
+    assert saves(1, 4, failing=(2,)) == [1, 2, 3, 4]
+
+
+def test_a_failure_known_late_is_tried_again_from_then_on() -> None:
+    schedule = Schedule(10).begun(10).failed(13)
+    assert [step for step in range(13, 20) if schedule.due(step)] == [14]

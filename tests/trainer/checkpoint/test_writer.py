@@ -1,0 +1,96 @@
+"""What a save learns of its files: checksums, and the disk's own words when it fails."""
+
+import errno
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.distributed.checkpoint.api import CheckpointException
+
+from orchestrator.contract.checkpoints import checksum
+from tests.trainer.trainer_launch import ROOT
+from trainer.checkpoint.commit import Written
+from trainer.checkpoint.writer import WatchedFiles, why_of
+
+FULL_DISK = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from orchestrator.contract.checkpoints import newest_complete
+from orchestrator.contract.env import RankEnv
+from trainer.checkpoint.collective import write_together
+
+folder = Path(sys.argv[1])
+dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+group = dist.new_group(backend="gloo")
+for step, size in ((1, 100_000), (2, 500_000)):
+    print(write_together({"a": torch.randn(size)}, folder, step, RankEnv(), group).why)
+print(newest_complete(folder)[0].name, sorted(path.name for path in folder.iterdir()))
+"""
+
+
+def test_a_files_checksum_is_of_what_lies_on_the_disk(tmp_path: Path) -> None:
+    files = WatchedFiles()
+    with files.create_stream(tmp_path / "tmp", "wb") as stream:
+        stream.write(b"first ")
+        stream.write(memoryview(b"second"))
+        assert stream.tell() == 12
+        os.fsync(stream.fileno())
+    files.rename(tmp_path / "tmp", tmp_path / "final")
+    assert files.written == {"final": Written(12, checksum(tmp_path / "final"))}
+    with files.create_stream(tmp_path / "final", "rb") as stream:
+        assert stream.read() == b"first second"
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_a_full_disk_is_remembered_with_the_path(size: int) -> None:
+    """torch swallows what a write raises, and tells of something else later."""
+    files = WatchedFiles()
+    with (
+        pytest.raises(OSError, match="No space left"),
+        files.create_stream(Path("/dev/full"), "wb") as stream,
+    ):
+        stream.write(bytes(size))
+    assert files.error is not None
+    assert files.error.filename == "/dev/full"
+    assert files.written == {}
+
+
+@pytest.mark.process
+def test_a_full_disk_is_told_and_the_checkpoint_before_stays(tmp_path: Path) -> None:
+    """On a real file system of 1 MiB; the second checkpoint does not fit beside the first."""
+    mount = f"mount -t tmpfs -o size=1m none {tmp_path} && exec "
+    inside = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    tried = subprocess.run([*inside, f"{mount} true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {tried.stderr.decode().strip()}")
+    done = subprocess.run(
+        [*inside, f'{mount} "$@"', "sh", sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    first, second, left = done.stdout.splitlines()
+    assert first == ""
+    shard = tmp_path / "step-2.partial-1" / "__0_0.distcp"
+    assert second.startswith(f"rank 0: No space left on device: {shard} (")
+    assert second.endswith(" of 1.0 MiB free)")
+    # What was written of the second is gone, for it is what filled the disk.
+    assert left == "step-1 ['step-1']"
+
+
+def test_the_reason_names_the_rank_the_cause_and_the_path(tmp_path: Path) -> None:
+    error = pickle.loads(pickle.dumps(PermissionError(errno.EACCES, "Permission denied", "/a/b")))
+    failed = CheckpointException("write", {3: (error, None), 5: (ValueError("no"), None)})  # type: ignore[dict-item]
+    assert why_of(failed, tmp_path) == "rank 3: Permission denied: /a/b"
+    assert why_of(OSError("told in words"), tmp_path) == "OSError: told in words"
+    full = OSError(errno.ENOSPC, "No space left on device")
+    told = why_of(full, tmp_path / "not" / "there")
+    assert told.startswith(f"No space left on device: {tmp_path}/not/there (")
+    assert told.endswith(" MiB free)")

@@ -1,0 +1,108 @@
+"""`trainer_worker.py` with faults and data of the loop's own tests; see `CHANGES`.
+
+A training that ends with `NotFinite` answers its message as `error`.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from orchestrator.contract.env import RankEnv
+from tests.trainer import trainer_worker
+from trainer import main as main_module
+from trainer import step as step_module
+from trainer.data.batches import Batches, MicroBatch
+from trainer.gradients import Parts, local_gradients
+from trainer.guard import NotFinite
+from trainer.loss import NOT_LEARNED
+from trainer.step import Stepper, Totals
+
+run_case = trainer_worker.run_case
+
+
+def uneven(batch: MicroBatch) -> MicroBatch:
+    """Fewer tokens are learned of some sequences than of others, by what is in them."""
+    labels_BT = batch.labels_BT.clone()
+    for inputs_T, labels_T in zip(batch.inputs_BT, labels_BT, strict=True):
+        labels_T[: int(inputs_T[:4].sum()) % 30] = NOT_LEARNED
+    return dataclasses.replace(batch, labels_BT=labels_BT)
+
+
+def unlearned(batch: MicroBatch) -> MicroBatch:
+    return dataclasses.replace(batch, labels_BT=torch.full_like(batch.labels_BT, NOT_LEARNED))
+
+
+class Uneven(Batches):
+    """Some tokens are not learned, and none of step 3."""
+
+    def of_step(self, step: int) -> list[MicroBatch]:
+        mask = unlearned if step == 3 else uneven
+        return [mask(batch) for batch in Batches.of_step(self, step)]
+
+
+class HeldOut(Batches):
+    """Evaluates on what the training would read in its 100th step and later."""
+
+    def evaluation(self, sequences: int | None) -> Iterator[list[MicroBatch]]:
+        for step in range(100, 100 + (sequences or 16) // self.global_batch_size):
+            yield [uneven(batch) for batch in self.of_step(step)]
+
+
+class Watched(Stepper):
+    """Poisons the case's steps, and sees to it that a skipped update changes nothing at all."""
+
+    def run(self, step: int, *rest: Any) -> Totals:
+        poisoned = POISON[0] is not None and step in POISON[0]
+        step_module.local_gradients = poison if poisoned else local_gradients  # type: ignore[attr-defined, assignment]
+        before = self.bits()
+        totals = super().run(step, *rest)
+        assert totals.finite == (step not in (POISON[0] or ()))
+        assert (before == self.bits()) == (not totals.finite)
+        return totals
+
+    def bits(self) -> list[bytes]:
+        parameters = [p for _, p in self.parameters]
+        states = [value for p in parameters for value in self.optimizer.state[p].values()]
+        return [bits_of(tensor.detach()) for tensor in [*parameters, *states]]
+
+
+POISON: list[Any] = [None]
+
+
+def bits_of(tensor: torch.Tensor) -> bytes:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.numpy().tobytes()
+
+
+def poison(parameters: Any, stage_ranks: int, tied: Any) -> Parts:
+    """One number of the last rank's part of the gradient is not one."""
+    parts = local_gradients(parameters, stage_ranks, tied)
+    if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
+        parts[0][0].view(-1)[0] = torch.nan
+    return parts
+
+
+def run_watched(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
+    POISON[0] = case.get("poison")
+    try:
+        return run_case(case, env)
+    except NotFinite as exc:
+        return {"error": str(exc)}
+
+
+trainer_worker.BROKEN.update(
+    {
+        "uneven": (main_module, "Batches", Uneven),
+        "held out": (main_module, "Batches", HeldOut),
+        "watched": (main_module, "Stepper", Watched),
+    }
+)
+trainer_worker.run_case = run_watched
+
+if __name__ == "__main__":
+    trainer_worker.main(Path(sys.argv[1]), Path(sys.argv[2]))

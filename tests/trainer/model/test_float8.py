@@ -1,0 +1,113 @@
+"""Float8 products: which layers do them, where they are refused, and what rounding costs.
+
+No float8 arithmetic is at hand on a CPU: it is emulated, by rounding to float8 what is multiplied.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.contract import exits
+from orchestrator.contract.codec import decode
+from orchestrator.contract.training import TrainingConfig
+from orchestrator.errors import TrainingError
+from tests.trainer.model.test_build import build
+from tests.trainer.parallel.parity_cells import GRAD_NORM, LOSS, difference
+from tests.trainer.trainer_launch import LLAMA, losses_of, tiny, work
+from tests.trainer.trainer_worker import run_alone
+from trainer.model.float8 import apply_float8, convert
+
+EMULATED = "float8 is emulated"
+
+
+def config_of(model: dict[str, Any], **parallel: Any) -> TrainingConfig:
+    values = {
+        "model": {"config": model},
+        "data": {"files": "text/*.txt", "sequence_length": 32},
+        "train": {"steps": 1, "global_batch_size": 12, "float8": True},
+        "parallel": {"dp_shard": 1, "tp": 1, **parallel},
+        "micro_batch_size": 1,
+        "out": "out",
+    }
+    config: TrainingConfig = decode(TrainingConfig, values)
+    return config
+
+
+def test_linear_layers_inside_the_decoder_layers_are_changed_and_no_others() -> None:
+    float8 = import_module("torchao.float8.float8_linear")
+    decoder = build(LLAMA)
+    linear = {n for n, m in decoder.named_modules() if isinstance(m, nn.Linear)} - {"lm_head"}
+    names = [name for name, _ in decoder.plain_parameters()]
+    convert(decoder, config_of(LLAMA), emulate=True)
+    changed = {n for n, m in decoder.named_modules() if isinstance(m, float8.Float8Linear)}
+    assert changed == linear
+    assert len(changed) == 3 * 7
+    assert [name for name, _ in decoder.plain_parameters()] == names
+
+
+@pytest.mark.parametrize(
+    ("parallel", "in_float8"),
+    [
+        ({"dp_shard": 2}, True),
+        ({"dp_replicate": 2}, False),
+        ({"dp_shard": 4, "fsdp": {"reshard_after_forward": 2}}, False),
+        ({"dp_shard": 3}, False),
+    ],
+)
+def test_weights_are_gathered_in_float8_where_fsdp_can(
+    parallel: dict[str, Any], in_float8: bool
+) -> None:
+    decoder = build(LLAMA)
+    convert(decoder, config_of(LLAMA, **parallel), emulate=True)
+    weight = decoder.get_parameter("model.layers.0.self_attn.q_proj.weight")
+    gathered = import_module("torchao.float8.fsdp_utils").WeightWithDynamicFloat8CastTensor
+    assert isinstance(weight, gathered) is in_float8
+
+
+def test_a_device_before_hopper_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TrainingError, match="Hopper or newer, and this device is cpu"):
+        apply_float8(build(LLAMA), torch.device("cpu"), config_of(LLAMA))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
+    with pytest.raises(TrainingError, match="this device is NVIDIA A100"):
+        apply_float8(build(LLAMA), torch.device("cuda"), config_of(LLAMA))
+
+
+def test_weights_whose_sides_are_no_multiples_of_16_are_named() -> None:
+    model = {**LLAMA, "intermediate_size": 72}
+    with pytest.raises(TrainingError, match=r"0\.mlp\.gate_proj \(72, 32\), .* and 5 more"):
+        convert(build(model), config_of(model), emulate=True)
+    with pytest.raises(TrainingError, match=r"multiples of 32 \(16 x tp\).*0\.self_attn\.k_proj"):
+        convert(build(LLAMA), config_of(LLAMA, tp=2), emulate=True)
+
+
+@pytest.mark.process
+def test_rounding_to_float8_costs_little_and_nothing_more_on_a_mesh(tmp_path: Path) -> None:
+    """A scale is of a rank's own activations, so data parallel rounds otherwise than one rank, and
+    tensor parallel as one rank does."""
+    model = {"config": {**LLAMA, "num_key_value_heads": 4}}
+    plain, one, shard2, tp2 = (
+        {**tiny(tmp_path / name, optimizer={"lr": 1e-3}, **changes), "model": model}
+        for name, changes in (
+            ("plain", {}),
+            ("one", {"float8": True}),
+            ("shard2", {"float8": True, "parallel": {"dp_shard": 2}}),
+            ("tp2", {"float8": True, "parallel": {"tp": 2}}),
+        )
+    )
+    refused, *_ = run_alone(
+        [{"config": one, "refused": True}, {"config": plain}, {"config": one, "broken": EMULATED}]
+    )
+    assert refused["code"] == exits.REFUSED
+    assert "this device is cpu" in refused["refused"]
+    emulated = [{"config": config, "broken": EMULATED} for config in (shard2, shard2, tp2)]
+    work(tmp_path, 2, [{**emulated[0], "stop_after": 3}, *emulated[1:]], timeout=300)
+    rounded = difference(tmp_path / "one", tmp_path / "plain")
+    assert LOSS < rounded.loss < 0.02, rounded
+    assert difference(tmp_path / "shard2", tmp_path / "plain").loss < 0.02
+    assert difference(tmp_path / "tp2", tmp_path / "one").within(LOSS, GRAD_NORM)
+    assert [*losses_of(tmp_path / "shard2")] == [1, 2, 3, 4, 5], "through a checkpoint"

@@ -1,0 +1,98 @@
+"""Trainings through pipelines that evaluate each step's micro batches before they train on them.
+
+    python pipeline_worker.py CASES ANSWERS
+
+A case is `{"config": …}`. Its answer is a list for each rank, of a `Seen` for each step.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from orchestrator.contract.env import RankEnv
+from tests.trainer.trainer_worker import run_case
+from trainer.data.batches import MicroBatch
+from trainer.loss import LossSums
+from trainer.model.regions import local_part
+from trainer.parallel.pipeline import Pipeline
+from trainer.parallel.tied import TiedWeight
+from trainer.process import set_up_logging
+from trainer.ranks import process_group
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of one step of a rank."""
+
+    evaluated: tuple[float, float]
+    trained: tuple[float, float]
+    """The sum of losses, and how many tokens."""
+    copies: list[str]
+    """Digests of the rank's copies of a tied matrix before the step."""
+    left_gathered: int
+    """Parameters that evaluating left in the place of the shards."""
+
+
+def numbers(sums: LossSums) -> tuple[float, float]:
+    return sums.loss.item(), sums.tokens.item()
+
+
+def digests(tied: TiedWeight) -> list[str]:
+    parts = [local_part(weight.detach()).contiguous().numpy() for weight in tied.weights]
+    return [hashlib.sha256(part.tobytes()).hexdigest() for part in parts]
+
+
+def parameters(pipeline: Pipeline) -> list[nn.Parameter]:
+    return [p for stage in pipeline._stages.values() for p in stage.parameters()]
+
+
+@contextmanager
+def evaluating_first(seen: list[Seen]) -> Iterator[None]:
+    train = Pipeline.train
+
+    def evaluate_and_train(self: Pipeline, batches: Sequence[MicroBatch]) -> LossSums:
+        copies = digests(self._tied)
+        shards = {id(parameter) for parameter in parameters(self)}
+        # One more than the schedule was made for.
+        more = numbers(self.evaluate([*batches, batches[0]]))
+        once = numbers(self.evaluate(batches[:1]))
+        left = sum(id(parameter) not in shards for parameter in parameters(self))
+        sums = train(self, batches)
+        evaluated = more[0] - once[0], more[1] - once[1]
+        seen.append(Seen(evaluated, numbers(sums), copies, left))
+        return sums
+
+    with mock.patch.object(Pipeline, "train", evaluate_and_train):
+        yield
+
+
+def main(cases: Path, answers: Path) -> None:
+    env = RankEnv.from_mapping(os.environ)
+    set_up_logging()
+    done: list[list[list[dict[str, Any]]]] = []
+    with process_group(env):
+        for case in json.loads(cases.read_text()):
+            seen: list[Seen] = []
+            with evaluating_first(seen):
+                run_case(case, env)
+            everyone: list[Any] = [None] * env.world_size
+            dist.all_gather_object(everyone, [asdict(step) for step in seen])
+            done.append(everyone)
+    if env.rank == 0:
+        answers.write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

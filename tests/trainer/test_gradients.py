@@ -1,0 +1,49 @@
+"""Norm and clipping of a gradient that is all on one rank; of one cut over ranks, see parity."""
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.gradients import clip_factor, local_gradients, not_finite, scale, squared_norm
+
+CPU = torch.device("cpu")
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3, bias=False))
+    module.extra = nn.Parameter(torch.zeros(3))  # not used: it has no gradient
+    module(torch.randn(4, 5)).square().sum().backward()
+    return module
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6, None])
+def test_clipping_is_that_of_torch(limit: float | None) -> None:
+    ours, theirs = model(), model()
+    parts = local_gradients(ours.parameters(), stage_ranks=1)
+    norm = squared_norm(parts, CPU).item() ** 0.5
+    scale(parts, clip_factor(norm, limit))
+    expected = nn.utils.clip_grad_norm_(theirs.parameters(), limit or float("inf"))
+    assert norm == pytest.approx(expected.item(), rel=1e-6)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        if other.grad is not None:
+            assert mine.grad is not None
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-6, atol=0)
+
+
+def test_what_several_ranks_hold_counts_once() -> None:
+    parameters = [*model().parameters()]
+    alone = squared_norm(local_gradients(parameters, 1), CPU)
+    shared = squared_norm(local_gradients(parameters, 4), CPU)
+    assert 4 * shared.item() == pytest.approx(alone.item())
+
+
+def test_a_rank_without_gradients_adds_nothing() -> None:
+    assert squared_norm([], CPU).item() == 0.0
+
+
+def test_parameters_with_a_bad_gradient_are_named() -> None:
+    module = model()
+    assert module[0].weight.grad is not None  # type: ignore[index]
+    module[0].weight.grad[1, 1] = torch.inf  # type: ignore[index]
+    assert not_finite(module.named_parameters()) == ["0.weight"]

@@ -1,0 +1,79 @@
+"""Optimizers of torch, with the state that they would make themselves, already there."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.contract.train import OptimizerSpec
+from trainer.optimizer import build_optimizer, set_lr
+
+PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
+    "adamw": (torch.optim.AdamW, {"betas": (0.9, 0.95), "fused": True}),
+    "adam": (torch.optim.Adam, {"betas": (0.9, 0.95), "fused": True}),
+    "nadam": (
+        torch.optim.NAdam,
+        {"betas": (0.9, 0.95), "decoupled_weight_decay": True, "foreach": True},
+    ),
+    "radam": (
+        torch.optim.RAdam,
+        {"betas": (0.9, 0.95), "decoupled_weight_decay": True, "foreach": True},
+    ),
+    "adafactor": (torch.optim.Adafactor, {"foreach": True}),
+    "sgd": (torch.optim.SGD, {"momentum": 0.9, "foreach": True}),
+}
+
+
+def weights() -> list[nn.Parameter]:
+    torch.manual_seed(1)
+    return [nn.Parameter(torch.randn(shape)) for shape in ((6, 4), (5,), (2, 3, 4))]
+
+
+def descend(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+    torch.manual_seed(2)
+    for _ in range(4):
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_filled_state_is_what_the_optimizer_makes_itself(name: str) -> None:
+    kind, options = PLAIN[name]
+    ours, theirs = weights(), weights()
+    spec = OptimizerSpec(name=name, lr=0.1, weight_decay=0.5)  # type: ignore[arg-type]
+    filled = build_optimizer(ours, spec)
+    decays = [(p, 0.5 if p.ndim > 1 else 0.0) for p in theirs]
+    fresh = kind([{"params": [p], "weight_decay": decay} for p, decay in decays], lr=0.1, **options)
+    keys = [{*filled.state[parameter]} for parameter in ours]
+    descend(filled, ours)
+    descend(fresh, theirs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert keys == [{*fresh.state[parameter]} for parameter in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        for key, value in fresh.state[other].items():
+            assert torch.equal(filled.state[mine][key], value), key
+
+
+def test_matrices_decay_and_norms_and_biases_do_not() -> None:
+    parameters = weights()
+    optimizer = build_optimizer(parameters, OptimizerSpec(lr=0.1, weight_decay=0.5))
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    still = [torch.equal(p, before) for p, before in zip(parameters, weights(), strict=True)]
+    assert still == [False, True, False]
+
+
+def test_sgd_without_momentum_keeps_no_state() -> None:
+    parameters = weights()
+    optimizer = build_optimizer(parameters, OptimizerSpec(name="sgd", beta1=0.0))
+    descend(optimizer, parameters)
+    assert not any(optimizer.state[parameter] for parameter in parameters)
+
+
+def test_the_learning_rate_is_set_for_every_parameter() -> None:
+    optimizer = build_optimizer(weights(), OptimizerSpec(lr=0.1))
+    set_lr(optimizer, 0.25)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]

@@ -1,0 +1,23 @@
+"""What a rank's process keeps from its imports."""
+
+import importlib
+import sys
+
+import pytest
+
+from trainer.process import hidden
+
+
+def test_a_hidden_package_cannot_be_imported_meanwhile() -> None:
+    sys.modules.pop("this", None)
+    with hidden("this"):
+        assert importlib.util.find_spec("this") is None
+        with pytest.raises(ImportError):
+            importlib.import_module("this")
+    assert importlib.util.find_spec("this") is not None
+
+
+def test_a_package_that_is_imported_already_stays() -> None:
+    with hidden("json"):
+        assert importlib.import_module("json") is sys.modules["json"]
+    assert "json" in sys.modules

@@ -1,0 +1,132 @@
+"""Process groups: how long they wait, and where ranks that are started again meet."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.distributed_c10d import _world
+
+from orchestrator.contract import exits
+from orchestrator.contract.env import RankEnv
+from orchestrator.contract.mesh import Mesh
+from tests.trainer.trainer_launch import (
+    ROOT,
+    finish,
+    free_port,
+    losses_of,
+    metrics_of,
+    start_ranks,
+    tiny,
+)
+from trainer.ranks import (
+    INIT_TIMEOUT,
+    arrange,
+    peak_memory_bytes,
+    process_group,
+    shorten_timeouts,
+)
+
+FAULTY = str(Path(__file__).with_name("faulty_trainer.py"))
+
+
+def drill(fault: str, step: int) -> str:
+    return json.dumps([{"id": 1, "fault": fault, "target": "rank", "index": 1, "step": step}])
+
+
+def write(path: Path, config: dict[str, Any]) -> str:
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def test_every_group_waits_long_at_first_and_shorter_in_training() -> None:
+    with process_group(RankEnv()):
+        arrange(Mesh(), RankEnv())
+        assert {timeout for _, timeout in timeouts()} == {INIT_TIMEOUT}
+        shorten_timeouts(timedelta(seconds=7))
+        assert {timeout for _, timeout in timeouts()} == {timedelta(seconds=7)}
+        late = torch.distributed.new_group(backend="gloo")
+        assert dict(timeouts())[late.group_name] > timedelta(minutes=1)
+
+
+def timeouts() -> list[tuple[str, timedelta]]:
+    cpu = torch.device("cpu")
+    return [(g.group_name, g._get_backend(cpu).options._timeout) for g in _world.pg_map]
+
+
+@pytest.mark.process
+def test_a_stopped_rank_fails_the_others_after_the_timeout_of_training(tmp_path: Path) -> None:
+    """And a rank that comes later than that to the start is waited for."""
+    config = tiny(tmp_path / "out", parallel={"dp_shard": 2}, steps=50)
+    env = {"TEST_TRAIN_TIMEOUT_S": "2", "TEST_LATE_S": "3", "NDCTL_DRILLS": drill("stop", 4)}
+    ranks = start_ranks([FAULTY, write(tmp_path / "config.json", config)], 2, env)
+    try:
+        codes = finish(ranks[:1])
+    finally:
+        os.kill(ranks[1].process.pid, signal.SIGKILL)
+        finish(ranks[1:])
+    assert codes == [exits.FAILED]
+    assert [line["step"] for line in metrics_of(tmp_path / "out")] == [1, 2, 3]
+    stopped = said_at(ranks[1].output, "drill stop")
+    assert 1.9 <= (said_at(ranks[0].output, "rank 0 failed") - stopped).total_seconds() <= 15
+    assert "imed out" in ranks[0].output
+
+
+def said_at(output: str, words: str) -> datetime:
+    line = next(line for line in output.splitlines() if words in line)
+    return datetime.strptime(line[:23] + "000+0000", "%Y-%m-%d %H:%M:%S,%f%z")
+
+
+@pytest.mark.process
+def test_ranks_that_torchrun_starts_again_meet_and_go_on(tmp_path: Path) -> None:
+    saving = {"every_steps": 2, "async": False}
+    out = tmp_path / "out"
+    config = tiny(out, parallel={"dp_shard": 2}, steps=6, checkpoint=saving)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--max-restarts=1", "--monitor-interval=0.1", "--master-addr=127.0.0.1"]
+    command += [f"--master-port={free_port()}", FAULTY, write(tmp_path / "config.json", config)]
+    run = subprocess.run(
+        command,
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "TEST_FIRST_DRILLS": drill("kill", 4),
+            # gloo's rank 1 looks up rank 0's address, and must not find the one of its last life.
+            "TEST_LATE_AGAIN_S": "2",
+        },
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = metrics_of(out)
+    assert [(line["attempt"], line["step"]) for line in lines] == [
+        *[(1, 1), (1, 2), (1, 3), (2, 3), (2, 4), (2, 5), (2, 6)]
+    ]
+    assert lines[2]["loss"] == lines[3]["loss"]
+    assert losses_of(out)[6] < losses_of(out)[1]
+
+
+def test_the_peak_is_what_the_process_has_ever_held() -> None:
+    cpu = torch.device("cpu")
+    before = peak_memory_bytes(cpu)
+    held = torch.ones(64 * 2**20)  # 256 MiB
+    after = peak_memory_bytes(cpu)
+    del held
+    assert after - before > 100 * 2**20
+    # The kernel counts in batches, for each thread.
+    assert peak_memory_bytes(cpu) >= after - 4 * 2**20
+
+
+def test_torchrun_counts_restarts_into_the_attempt() -> None:
+    assert RankEnv.from_mapping({}).attempt == 1
+    assert RankEnv.from_mapping({"TORCHELASTIC_RESTART_COUNT": "2"}).attempt == 3
+    assert RankEnv.from_mapping({"NDCTL_ATTEMPT": "4"}).attempt == 4

@@ -1,0 +1,81 @@
+"""Reads parts of a checkpoint in one process alone, with no other rank to talk to."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from orchestrator.errors import TrainingError
+from trainer.checkpoint.state import PROGRESS, Progress
+
+
+class CheckpointReader:
+    """What lies in the complete checkpoint `folder`.
+
+    Raises:
+        TrainingError: here and in every method, when it cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            self._reader = _KnowingReader(folder)
+        # What unpickling garbage raises is anything.
+        except Exception as exc:
+            raise self._unreadable(exc) from exc
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Of the tensors."""
+        entries = self._reader.known.state_dict_metadata
+        return {n: e.size for n, e in entries.items() if isinstance(e, TensorStorageMetadata)}
+
+    def tensors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """The whole tensors, put together from what the ranks wrote."""
+        entries = self._reader.known.state_dict_metadata
+        whole: dict[str, torch.Tensor] = {}
+        for name in names:
+            entry = entries[name]
+            assert isinstance(entry, TensorStorageMetadata)
+            whole[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        self._read(whole)
+        return whole
+
+    def progress(self) -> Progress:
+        values: dict[str, Any] = {PROGRESS: ""}
+        self._read(values)
+        return Progress.from_json(values[PROGRESS])
+
+    def _read(self, values: dict[str, Any]) -> None:
+        try:
+            _load_state_dict(values, self._reader, no_dist=True)
+        # torch's CheckpointException is not an Exception.
+        except (Exception, CheckpointException) as exc:
+            raise self._unreadable(exc) from exc
+
+    def _unreadable(self, exc: BaseException) -> TrainingError:
+        return unreadable(self._folder, exc)
+
+
+def unreadable(folder: Path, exc: BaseException) -> TrainingError:
+    last = str(exc).strip().splitlines()[-1:]
+    return TrainingError(
+        f"{folder} cannot be loaded: {type(exc).__name__}: {''.join(last)}",
+        fix="set checkpoint.verify to true, so that it is passed over, or move it away",
+    )
+
+
+class _KnowingReader(FileSystemReader):
+    """Reads what lies where only once, for as many loads as there are."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.known: Metadata = super().read_metadata()
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self.known

@@ -1,0 +1,33 @@
+"""What torch reads from the environment while it is imported or makes process groups.
+
+Whoever starts the ranks may set these otherwise; docs/operations.md says why they are as they are.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.contract.env import RankEnv
+
+FLIGHT_FILES = "flight-"
+"""The recorder's dump of a rank, under the trace directory: this and the rank's number."""
+
+
+def torch_defaults(env: RankEnv) -> Mapping[str, str]:
+    """Variables to set where nobody has set them."""
+    values = {
+        # The last collectives of every rank, with their stacks, for whoever looks into a hang.
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        # Written when a collective has timed out: the supervisor acts on the exit that follows.
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        # A rank whose collective failed ends at once. Aborting communicators first (1) can hang on
+        # ranks that are gone, and then only the supervisor's hang limit would end it.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        # The monitor kills a process whose watchdog thread has not moved for so long, which slow
+        # file systems and compilers can also cause: no sooner than the longest timeout.
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1800",
+        # Symbolizing C++ stacks while a process dies can hang it; SIGUSR2 shows the Python stacks.
+        "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
+    }
+    if env.trace_dir:
+        values["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(env.trace_dir) / FLIGHT_FILES)
+    return values

@@ -1,0 +1,153 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021): the model is frozen, and PEFT's adapters are trained.
+
+The adapters are modules inside the layers, so every axis of the mesh treats them as it treats any
+other weight; only tensor parallel has to know them (`parallel/tensor.py`). Their names are PEFT's.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PretrainedConfig
+from transformers.pytorch_utils import Conv1D
+
+from orchestrator.contract.model import LoraSpec, ModelSpec
+from orchestrator.errors import TrainingError
+from trainer.model.decoder import Decoder, is_adapter
+
+LINEAR = (nn.Linear, Conv1D)
+"""What can have an adapter; GPT-2's `Conv1D` is a linear layer whose weight lies transposed."""
+
+SAMPLE_BYTES = 1 << 16
+"""Read of each end of a file of weights, to tell it from others of the same name and size."""
+
+
+def add_adapters(decoder: Decoder, spec: LoraSpec) -> None:
+    """Put adapters into the layers of `decoder`, which is on the meta device, and freeze the rest.
+
+    Raises:
+        TrainingError: when PEFT is not installed, or a target is no linear layer of the model.
+    """
+    _check_targets(decoder, spec.target_modules)
+    config = _lora_config(spec, decoder.config)
+    _peft().inject_adapter_in_model(config, decoder, low_cpu_mem_usage=True)
+
+
+def draw_adapters(decoder: Decoder, seed: int) -> None:
+    """First values: A as PEFT draws it, but by seed and name as all weights are, and B zero."""
+    for name, parameter in decoder.plain_parameters():
+        if not is_adapter(name):
+            continue
+        whole = _first_values(name, parameter.shape, seed)
+        with torch.no_grad():
+            if isinstance(parameter, DTensor):
+                whole = whole.to(parameter.device)
+                mesh, placements = parameter.device_mesh, parameter.placements
+                parameter.copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+            else:
+                parameter.copy_(whole)
+
+
+def base_of(model: ModelSpec) -> str:
+    """What adapters were trained on top of, for only they are in their checkpoints; "" where all
+    weights are trained. A fresh model follows from the seed, which checkpoints know already."""
+    if model.lora is None:
+        return ""
+    if model.weights is None:
+        config = json.dumps(dict(model.config or {}), sort_keys=True, default=str)
+        weights = f"fresh {model.preset or model.path or _digest(config.encode())}"
+    else:
+        # By content, for folders move; a hub id names its own.
+        weights = _fingerprint(Path(model.weights)) or model.weights
+    return f"{weights}, alpha {model.lora.alpha}, quantize {model.lora.quantize}"
+
+
+def export_adapters(
+    tensors: Mapping[str, torch.Tensor],
+    spec: LoraSpec,
+    base: PretrainedConfig,
+    base_name: str | None,
+    folder: Path,
+) -> None:
+    """Write `folder` so that `PeftModel.from_pretrained(model, folder)` has these adapters.
+
+    `tensors` are whole, under their names in `Decoder.plain_parameters()`; what is no adapter is
+    left out. `base_name` is where PEFT would look for the frozen model, if anywhere.
+    """
+    config = _lora_config(spec, base)
+    config.base_model_name_or_path = base_name
+    config.inference_mode = True
+    config.save_pretrained(folder)
+    adapters = {
+        f"base_model.model.{name.replace('.default.', '.')}": tensor.detach().cpu().contiguous()
+        for name, tensor in tensors.items()
+        if is_adapter(name)
+    }
+    save_file(adapters, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _check_targets(decoder: Decoder, targets: Iterable[str]) -> None:
+    layer = next(iter(decoder.layers.values()))
+    names = [name for name, module in layer.named_modules() if isinstance(module, LINEAR)]
+    # By whole parts of a name, as PEFT does.
+    unknown = [t for t in targets if not any(f".{name}".endswith(f".{t}") for name in names)]
+    if unknown:
+        raise TrainingError(
+            "model.lora.target_modules: no linear layer of the model is named"
+            f" {', '.join(unknown)}",
+            fix=f"choose among {', '.join(names)}, or the last part of these names",
+        )
+
+
+def _lora_config(spec: LoraSpec, base: PretrainedConfig) -> Any:
+    return _peft().LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        target_modules=list(spec.target_modules),
+        fan_in_fan_out=base.model_type == "gpt2",
+        task_type="CAUSAL_LM",
+    )
+
+
+def _peft() -> Any:
+    """PEFT, imported only where there are adapters: it is optional, and takes seconds."""
+    try:
+        return import_module("peft")
+    except ImportError as exc:
+        raise TrainingError(
+            f"model.lora needs the package peft, which cannot be imported ({exc})",
+            fix="pip install ndctl[lora]",
+        ) from exc
+
+
+def _first_values(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
+    if ".lora_B." in name:
+        return torch.zeros(shape)
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    # PEFT calls kaiming_uniform_ with a = √5, and √(6 / ((1 + 5) fan_in)) is this.
+    bound = shape[1] ** -0.5
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+def _fingerprint(folder: Path) -> str:
+    """Of a folder's weights, without reading all of them; "" where there are none."""
+    files = []
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(SAMPLE_BYTES)
+            file.seek(max(0, size - SAMPLE_BYTES))
+            files.append((path.name, size, _digest(head + file.read())))
+    return _digest(json.dumps(files).encode()) if files else ""
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

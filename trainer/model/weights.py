@@ -1,0 +1,270 @@
+"""Weights that training begins from: safetensors of a Hugging Face folder, or fresh ones.
+
+Each rank reads the slices that it holds, so none ever has the whole model. What is in the files is
+compared with the model by rank 0, before anything long is done.
+"""
+
+import json
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from transformers import PretrainedConfig
+
+from orchestrator.contract.model import ModelSpec
+from orchestrator.errors import TrainingError
+from trainer.listing import listed
+from trainer.model.build import build_stages, read_model_config
+from trainer.model.decoder import NamedWeights, StageSlice
+from trainer.model.families import family_of
+from trainer.model.fresh import draw
+from trainer.model.regions import local_part, local_region
+from trainer.ranks import shared_from_first
+
+LOG = logging.getLogger("trainer")
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+READABLE = ("F64", "F32", "F16", "BF16")
+BLOCK_BYTES = 64 * 2**20
+"""Read at a time, so that a large slice is not held in two types at once."""
+NOT_LEARNED = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
+"""Masks and frequencies that older versions of transformers saved with the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One that a file holds."""
+
+    file: str
+    """In the folder."""
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    source: str
+    """A folder or a hub id, found by each host on its own."""
+    tensors: Mapping[str, Tensor]
+    """By the plain name of the parameter."""
+
+
+def find_weights(spec: ModelSpec) -> Weights | None:
+    """What `spec.weights` names, compared with the model; None when nothing is named.
+
+    Raises:
+        TrainingError: on every rank, with everything that does not fit.
+    """
+    if spec.weights is None:
+        return None
+    source = spec.weights
+    return shared_from_first(lambda: survey(source, read_model_config(spec)))
+
+
+def first_weights(
+    stages: Sequence[NamedWeights], weights: Weights | None, seed: int, *, resumed: bool
+) -> None:
+    """Fill this rank's parameters: from `weights`, and what is not in there with fresh values.
+
+    With `resumed`, only the frozen ones: the others are about to be loaded from a checkpoint.
+    """
+    from_files: dict[str, list[tuple[torch.Tensor, Tensor]]] = defaultdict(list)
+    tensors = weights.tensors if weights else {}
+    for stage in stages:
+        for name, parameter in stage.plain_parameters():
+            if resumed and parameter.requires_grad:
+                continue
+            if name in tensors:
+                from_files[tensors[name].file].append((parameter, tensors[name]))
+            else:
+                draw(name, parameter, seed, stage.config)
+    if weights:
+        _fill(weights.source, from_files)
+
+
+def _fill(source: str, wanted: Mapping[str, Sequence[tuple[torch.Tensor, Tensor]]]) -> None:
+    folder = weights_folder(source)
+    num_bytes = 0
+    for file, entries in wanted.items():
+        with opened(folder / file) as tensors:
+            for parameter, tensor in entries:
+                num_bytes += read_part(tensors.get_slice(tensor.name), parameter)
+    LOG.debug("%.1f MiB of weights were read from %s", num_bytes / 2**20, folder)
+
+
+@torch.no_grad()
+def read_part(part: Any, parameter: torch.Tensor) -> int:
+    """Copy this rank's part of `parameter` out of a safetensors slice; returns the bytes read."""
+    local, region = local_part(parameter), local_region(parameter)
+    if not local.numel():
+        return 0
+    first, *rest = region
+    rows = max(1, BLOCK_BYTES * local.shape[0] // (local.numel() * local.element_size()))
+    num_bytes = 0
+    for start in range(first.start, first.stop, rows):
+        block = part[(slice(start, min(start + rows, first.stop)), *rest)]
+        local[start - first.start : start - first.start + len(block)].copy_(block)
+        num_bytes += block.nbytes
+    return num_bytes
+
+
+def survey(source: str, config: PretrainedConfig) -> Weights:
+    """Where in `source` each parameter of the model is.
+
+    Raises:
+        TrainingError: with all that is missing, unexpected or of the wrong shape or type.
+    """
+    folder = weights_folder(source)
+    there = contents(folder)
+    wanted = shapes_of(config)
+    found = {name: _first_of(_names_of(name, config), there) for name in wanted}
+    tensors = {name: there[key] for name, key in found.items() if key is not None}
+    used = {tensor.name for tensor in tensors.values()}
+    problems = [f"{name} is missing" for name, key in found.items() if key is None]
+    problems += [
+        f"{tensor.name} is of shape {tensor.shape} there and {wanted[name]} in the model"
+        for name, tensor in tensors.items()
+        if tensor.shape != wanted[name]
+    ]
+    problems += [
+        f"{tensor.name} is of type {tensor.dtype}, not of {', '.join(READABLE)}"
+        for tensor in tensors.values()
+        if tensor.dtype not in READABLE
+    ]
+    problems += [
+        f"{name} is not in the model"
+        for name in there
+        if name not in used and not _is_copy(name, config) and not NOT_LEARNED.search(name)
+    ]
+    problems = problems or list(_untied(folder, tensors, there, config))
+    if problems:
+        raise TrainingError(
+            f"the weights of {folder} are not of the model that is configured: {listed(problems)}",
+            fix="set model.path to the folder of the weights, so that its config.json is used",
+        )
+    return Weights(source, tensors)
+
+
+def weights_folder(source: str) -> Path:
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        return Path(snapshot_download(source, local_files_only=True))
+    except (OSError, ValueError) as exc:
+        raise TrainingError(
+            f"model.weights {source} is neither a folder nor a model in the local hub cache",
+            fix="give a folder with safetensors, or download the model on every host first",
+        ) from exc
+
+
+def contents(folder: Path) -> dict[str, Tensor]:
+    """The tensors that the safetensors files of `folder` hold, by name.
+
+    Raises:
+        TrainingError: when a file is missing or torn.
+    """
+    files = _files_of(folder)
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise TrainingError(
+            f"{folder} lacks {listed(missing)}, which its index names",
+            fix="download or copy the folder again",
+        )
+    found: dict[str, Tensor] = {}
+    for file in files:
+        with opened(folder / file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (it is no dict)
+                part = tensors.get_slice(name)
+                found[name] = Tensor(file, name, tuple(part.get_shape()), part.get_dtype())
+    return found
+
+
+def _files_of(folder: Path) -> list[str]:
+    index = folder / INDEX
+    if not index.exists():
+        if (folder / SINGLE).exists():
+            return [SINGLE]
+        raise TrainingError(
+            f"{folder} has neither {SINGLE} nor {INDEX}",
+            fix="give a folder of safetensors; transformers' save_pretrained writes them",
+        )
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError) as exc:
+        raise TrainingError(
+            f"{index} cannot be read ({exc})", fix="download or copy the folder again"
+        ) from exc
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The tensors of one safetensors file."""
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            yield tensors
+    except (OSError, SafetensorError) as exc:
+        raise TrainingError(
+            f"{path} cannot be read ({exc}): it is torn, or no safetensors file",
+            fix="download or copy the file again, to every host",
+        ) from exc
+
+
+def shapes_of(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Of every parameter of the model, by plain name."""
+    layers = config.num_hidden_layers
+    (whole,) = build_stages(config, [StageSlice(0, layers, layers)])
+    return {name: tuple(parameter.shape) for name, parameter in whole.plain_parameters()}
+
+
+def _names_of(name: str, config: PretrainedConfig) -> list[str]:
+    """The names under which files may have the parameter `name`, the likeliest first."""
+    family = family_of(config)
+    names = [name]
+    if config.tie_word_embeddings and name == f"{family.embedding}.weight":
+        names.append(f"{family.head}.weight")
+    # A file that was saved without the head, as GPT-2's was, lacks the name of what is below it.
+    return names + [key.removeprefix(_prefix(config)) for key in names]
+
+
+def _prefix(config: PretrainedConfig) -> str:
+    return family_of(config).layers.split(".")[0] + "."
+
+
+def _first_of(names: Sequence[str], there: Mapping[str, Tensor]) -> str | None:
+    return next((name for name in names if name in there), None)
+
+
+def _is_copy(name: str, config: PretrainedConfig) -> bool:
+    """Whether `name` is the head of a model whose head is its embedding."""
+    return bool(config.tie_word_embeddings) and name == f"{family_of(config).head}.weight"
+
+
+def _untied(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    there: Mapping[str, Tensor],
+    config: PretrainedConfig,
+) -> Iterator[str]:
+    """Whether head and embedding differ in the files, where the model has them as one."""
+    family = family_of(config)
+    head, embedding = there.get(f"{family.head}.weight"), tensors[f"{family.embedding}.weight"]
+    if not config.tie_word_embeddings or head is None or head.name == embedding.name:
+        return
+    with opened(folder / head.file) as one, opened(folder / embedding.file) as other:
+        first, second = one.get_slice(head.name), other.get_slice(embedding.name)
+        rows = max(1, BLOCK_BYTES // (4 * head.shape[-1]))
+        for start in range(0, head.shape[0], rows):
+            if not torch.equal(first[start : start + rows], second[start : start + rows]):
+                yield f"{head.name} differs from {embedding.name}, and tie_word_embeddings is true"
+                return
