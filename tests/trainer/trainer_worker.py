@@ -3,7 +3,8 @@
     python trainer_worker.py CASES ANSWERS
 
 A case is `{"config": …}` and may have `stop_after` (a step after which the rank is asked to leave),
-`broken` (a name in `BROKEN`), `count`, `frozen`, and `refused` where the trainer has to refuse it.
+`broken` (a name in `BROKEN`), `unsaved` (it writes no checkpoint), `count`, `frozen`, and `refused`
+where the trainer has to refuse it.
 Its answer has `code`, the exit code that the trainer would have had; `refused`, what it refused
 with; `optimizer_bytes`, what rank 0 has of the optimizer's state; `groups`, how many process groups
 were made; with `count` `reduces`, how many collectives reduced gradients over the data-parallel
@@ -34,6 +35,7 @@ from orchestrator.errors import TrainingError
 from trainer import building, gradients
 from trainer import main as main_module
 from trainer.building import build_model
+from trainer.checkpoint.save import Checkpoints
 from trainer.config import complete
 from trainer.data.batches import Batches
 from trainer.emit import Reporter
@@ -181,6 +183,7 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         optimizers_built() as optimizers,
         counted if case.get("count") else nullcontext(),
         frozen.watch() if case.get("frozen") else nullcontext(),
+        mock.patch.object(Checkpoints, "save_for_sure") if case.get("unsaved") else nullcontext(),
     ):
         try:
             code, refused = train_on(ranks, config, outside), ""

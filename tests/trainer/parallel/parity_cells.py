@@ -44,14 +44,17 @@ class Cell:
         return (LOSS_BF16, GRAD_NORM_BF16) if bf16 else (LOSS, GRAD_NORM)
 
     def config(self, out: Path, model: str) -> dict[str, Any]:
-        return parity_config(out, model, self.parallel, dict(self.train))
+        train = {"global_batch_size": batch_of(self.num_ranks), **dict(self.train)}
+        return parity_config(out, model, self.parallel, train)
 
 
 def parity_config(
     out: Path, model: str, parallel: dict[str, Any], train: dict[str, Any]
 ) -> dict[str, Any]:
-    """Micro batches of one sequence, so that every pipeline is full, and four layers to cut."""
-    config = tiny(out, micro=1, parallel=parallel, **train)
+    """Four layers to cut, and for a pipeline micro batches of one sequence, so that it is full."""
+    readers = parallel.get("dp_replicate", 1) * parallel.get("dp_shard", 1)
+    micro = 1 if parallel.get("pp", 1) > 1 or readers == 4 else 2
+    config = tiny(out, micro=micro, parallel=parallel, **train)
     return {**config, "model": {"config": deeper(model)}}
 
 
@@ -168,19 +171,30 @@ TABLE: dict[int, Sequence[Cell]] = {2: TWO, 4: FOUR, 8: EIGHT}
 """World size -> cells, no two of one name: each has a run directory of that name."""
 
 
-def train_one_process(folder: Path, models: Sequence[str]) -> dict[str, Path]:
+def batch_of(num_ranks: int) -> int:
+    """Sequences of a step: a pipeline of two stages beside data ranks has two micro batches."""
+    return max(4, num_ranks)
+
+
+def train_one_process(folder: Path, models: Sequence[str], batch: int = 4) -> dict[str, Path]:
     """What the cells are compared with; model -> its run directory."""
     outs = {model: folder / f"one {model}" for model in models}
-    work(folder, 1, [{"config": parity_config(out, m, {}, {})} for m, out in outs.items()])
+    train = {"global_batch_size": batch}
+    work(folder, 1, [unsaved(parity_config(out, m, {}, train)) for m, out in outs.items()])
     return outs
+
+
+def unsaved(config: dict[str, Any]) -> dict[str, Any]:
+    """A case of the worker that writes no checkpoint, which would take half of its time."""
+    return {"config": config, "unsaved": True}
 
 
 def measure(folder: Path, num_ranks: int) -> Iterator[tuple[Cell, str, Difference]]:
     """Train every cell of the table for `num_ranks`, on the same ranks one after the other."""
     pairs = [(cell, model) for cell in TABLE[num_ranks] for model in cell.models]
-    expected = train_one_process(folder, sorted({model for _, model in pairs}))
+    expected = train_one_process(folder, sorted({model for _, model in pairs}), batch_of(num_ranks))
     outs = [folder / f"{cell.name} {model}" for cell, model in pairs]
-    cases = [{"config": cell.config(out, m)} for (cell, m), out in zip(pairs, outs, strict=True)]
+    cases = [unsaved(cell.config(out, m)) for (cell, m), out in zip(pairs, outs, strict=True)]
     work(folder, num_ranks, cases, timeout=120 + 30 * len(cases))
     for (cell, model), out in zip(pairs, outs, strict=True):
         yield cell, model, difference(out, expected[model])
