@@ -140,11 +140,12 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
 
 
 def test_the_tokenizer_goes_with_the_weights(tmp_path: Path) -> None:
-    words = {f"word{number}": number for number in range(97)} | {"?": 97}
+    words = {f"word{number}": number for number in range(97)} | {"?": 97, "end": 98}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     folder = tmp_path / "tokenizer"
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+    special = {"unk_token": "?", "eos_token": "end"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     config = tiny(tmp_path / "run", steps=1)
     config["data"]["tokenizer"] = str(folder)
     assert train_alone(config) == exits.OK
@@ -172,6 +173,8 @@ def test_sizes_are_read_in_units() -> None:
             parse_size(nonsense)
 
 
+# PEFT asks transformers in a way that it will not answer for ever.
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_adapters_are_exported_for_peft(run: Path, tmp_path: Path) -> None:
     from peft import PeftModel
 

@@ -119,7 +119,7 @@ def start_ranks(
     return ranks
 
 
-def finish(ranks: Sequence[RankProcess], timeout: float = 90.0) -> list[int]:
+def finish(ranks: Sequence[RankProcess], timeout: float = 240.0) -> list[int]:
     """The exit codes; whatever has not ended in time is killed and fails the test."""
     try:
         return [rank.wait(timeout) for rank in ranks]
@@ -142,7 +142,7 @@ def work(
     folder: Path,
     num_ranks: int,
     cases: Sequence[dict[str, Any]],
-    timeout: float = 90.0,
+    timeout: float = 240.0,
     script: str = "trainer_worker.py",
 ) -> list[Any]:
     """Run `cases` (see `trainer_worker.py`, or another script in or below its folder) one after the

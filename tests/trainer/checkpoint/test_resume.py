@@ -136,7 +136,7 @@ def torchrun(config: Path, **env: str) -> "subprocess.CompletedProcess[str]":
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
         check=False,
     )
 
