@@ -97,11 +97,11 @@ def test_without_torchao_the_extra_to_install_is_named(monkeypatch: pytest.Monke
 
 
 def test_all_that_cannot_be_had_together_is_told_at_once(tmp_path: Path) -> None:
-    parallel = {"tp": 2, "fsdp": {"reshard_after_forward": 2}}
+    parallel = {"dp_shard": 2, "tp": 2, "fsdp": {"reshard_after_forward": 2}}
     values = qlora(tmp_path / "out", parallel=parallel, float8=True)
     config: TrainingConfig = decode(TrainingConfig, values)
     with pytest.raises(TrainingError) as refused:
-        complete(config, 2)
+        complete(config, 4)
     for pair in ("with train.float8", "nf4 with parallel.tp=2", "reshard_after_forward=2"):
         assert pair in refused.value.message
 
