@@ -86,7 +86,7 @@ def test_a_dry_run_shows_and_starts_nothing(ndctl: Ndctl) -> None:
     done = ndctl.submit("--dry-run")
     assert done.code == 0
     assert "orchestrator.agent" in done.out
-    assert '"mesh"' in done.out
+    assert '"parallel"' in done.out
     assert not ndctl.run_root.exists()
 
 

@@ -16,7 +16,7 @@ from orchestrator.contract.env import RankEnv
 from tests.trainer import trainer_worker
 from trainer import main as main_module
 from trainer import step as step_module
-from trainer.data.batches import Batches, MicroBatch
+from trainer.data.batches import Batches, MicroBatch, StepBatches
 from trainer.gradients import Parts, local_gradients
 from trainer.guard import NotFinite
 from trainer.loss import NOT_LEARNED
@@ -40,9 +40,10 @@ def unlearned(batch: MicroBatch) -> MicroBatch:
 class Uneven(Batches):
     """Some tokens are not learned, and none of step 3."""
 
-    def of_step(self, step: int) -> list[MicroBatch]:
+    def read_step(self, step: int) -> StepBatches:
+        read = Batches.read_step(self, step)
         mask = unlearned if step == 3 else uneven
-        return [mask(batch) for batch in Batches.of_step(self, step)]
+        return dataclasses.replace(read, micro_batches=[mask(it) for it in read.micro_batches])
 
 
 class HeldOut(Batches):

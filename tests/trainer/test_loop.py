@@ -117,7 +117,7 @@ def test_evaluating_changes_nothing_but_the_figures(tmp_path: Path) -> None:
     tensor = tiny(tmp_path / "tensor", parallel={"tp": 2}, eval_every=4)
     for config in (evaluated, without):
         config["model"] = {"config": GPT2}
-    for config in (evaluated, tensor):
+    for config in (evaluated, without, tensor):
         config["data"] |= {"validation": {"fraction": 0.1}}
     alone = {**tensor, "parallel": {}, "out": str(tmp_path / "alone")}
     again = {**evaluated, "train": {**evaluated["train"], "steps": 6}}

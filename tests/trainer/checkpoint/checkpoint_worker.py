@@ -43,10 +43,13 @@ def resident_bytes(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
-def forget_peak() -> None:
-    # What former cases have freed would be used again, and no growth be seen.
+def give_back_freed_memory() -> None:
+    """What former cases have freed would be used again, and no growth be seen."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
+
+
+def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -91,6 +94,7 @@ def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         return 0
 
     measured = Measured()
+    give_back_freed_memory()
     with (
         mock.patch.object(main_module, "train", save_at_once),
         mock.patch.object(building, "first_weights", measured.first_weights),
