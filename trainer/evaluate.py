@@ -5,24 +5,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.data.batches import MicroBatch
+from trainer.data.batches import Batches
 from trainer.emit import Reporter
 from trainer.passes import Passes
 
 LOG = logging.getLogger("trainer")
-
-
-class EvaluationData(Protocol):
-    def evaluation(self, sequences: int | None) -> Iterator[list[MicroBatch]]:
-        """This rank's micro batches of `sequences` held-out sequences, or of all there are, always
-        the same ones: as many lists on every rank, each of as many micro batches as a step has.
-        What fills the last ones up is not learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +29,7 @@ class Evaluator:
     every: int
     """Steps between two evaluations."""
     sequences: int | None
-    data: EvaluationData
+    data: Batches
     passes: Passes
     stages: Sequence[nn.Module]
     device: torch.device

@@ -34,6 +34,7 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import TrainingError
 from trainer.checkpoint.read import CheckpointReader
 from trainer.checkpoint.state import MODEL, Origin
+from trainer.durable import sync
 from trainer.listing import listed
 from trainer.model.adapters import export_adapters
 from trainer.model.weights import INDEX, SINGLE, shapes_of
@@ -148,7 +149,10 @@ def export(order: Export) -> Iterator[str]:
     try:
         partial.mkdir(parents=True)
         yield from _fill(partial, order)
+        for path in (*partial.iterdir(), partial):
+            sync(path)
         partial.rename(order.out)
+        sync(order.out.parent)
     except OSError as exc:
         raise TrainingError(
             f"{order.out} cannot be written: {exc}", fix="give a folder with enough room"
@@ -193,7 +197,6 @@ def _write_weights(
     for file, keys in files.items():
         tensors = {names[key]: reader.tensors([key])[key].to(dtype) for key in keys}
         save_file(tensors, folder / file, metadata={"format": "pt"})
-        _sync(folder / file)
     if len(files) > 1:
         index = {
             "metadata": {"total_size": sum(sizes.values())},
@@ -255,11 +258,6 @@ def _copy_tokenizer(folder: Path, tokenizer: str) -> Iterator[str]:
 
 def _present(folder: Path, names: Iterable[str]) -> list[str]:
     return [name for name in names if (folder / name).is_file()]
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
+from trainer.model.regions import local_part
+
 Parts = list[tuple[torch.Tensor, int]]
 """This rank's part of each gradient, and how many ranks hold that same part."""
 
@@ -70,7 +72,5 @@ def not_finite(named: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
         name
         for name, parameter in named
         if (gradient := parameter.grad) is not None
-        and not torch.isfinite(
-            gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        ).all()
+        and not torch.isfinite(local_part(gradient)).all()
     ]

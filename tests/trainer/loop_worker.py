@@ -4,9 +4,7 @@ A training that ends with `NotFinite` answers its message as `error`.
 """
 
 import dataclasses
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,6 +102,3 @@ trainer_worker.BROKEN.update(
     }
 )
 trainer_worker.run_case = run_watched
-
-if __name__ == "__main__":
-    trainer_worker.main(Path(sys.argv[1]), Path(sys.argv[2]))

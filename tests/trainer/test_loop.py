@@ -29,7 +29,7 @@ GPT2 = {
 
 
 def work(folder: Path, num_ranks: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return work_on(folder, num_ranks, cases, script="loop_worker.py")
+    return work_on(folder, num_ranks, cases, worker="tests.trainer.loop_worker")
 
 
 def column(out: Path, name: str) -> list[Any]:

@@ -20,7 +20,6 @@ from trainer.config import complete, load_config, parse_yaml
 from trainer.drills import drills_due, read_drills
 from trainer.emit import Reporter, raised_of
 from trainer.optimizer import lr_at
-from trainer.parallel.activation import layers_to_wrap
 from trainer.signals import StopRequest
 
 
@@ -124,14 +123,6 @@ def test_drills_come_as_json_and_nonsense_is_refused() -> None:
     for nonsense in ("[", "{}", '[{"id": 1}]'):
         with pytest.raises(TrainingError, match="NDCTL_DRILLS"):
             read_drills(nonsense)
-
-
-def test_layers_to_recompute() -> None:
-    assert layers_to_wrap(4, "none", None) == set()
-    assert layers_to_wrap(4, "full", None) == layers_to_wrap(4, "selective", 2) == {0, 1, 2, 3}
-    assert layers_to_wrap(9, "every_k", None) == {2, 5, 8}
-    assert layers_to_wrap(4, "every_k", 4) == {3}
-    assert layers_to_wrap(1, "every_k", None) == {0}
 
 
 def test_last_words_fit_a_datagram_and_keep_the_end_of_the_traceback() -> None:

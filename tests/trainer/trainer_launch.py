@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.trainer.forked import run_forked
+
 ROOT = Path(__file__).parents[2]
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -78,6 +80,26 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def environments(num_ranks: int, env: Mapping[str, str] | None = None) -> list[dict[str, str]]:
+    """Of each rank, as torchrun makes them."""
+    port = free_port()
+    return [
+        {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(num_ranks),
+            "LOCAL_WORLD_SIZE": str(num_ranks),
+            **(env or {}),
+        }
+        for rank in range(num_ranks)
+    ]
+
+
 @dataclass
 class RankProcess:
     process: subprocess.Popen[str]
@@ -93,21 +115,8 @@ def start_ranks(
     arguments: Sequence[str], num_ranks: int, env: Mapping[str, str] | None = None
 ) -> list[RankProcess]:
     """`python *arguments` once per rank, as torchrun starts it but without torchrun's 2 seconds."""
-    port = free_port()
     ranks = []
-    for rank in range(num_ranks):
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(num_ranks),
-            "LOCAL_WORLD_SIZE": str(num_ranks),
-            **(env or {}),
-        }
+    for environment in environments(num_ranks, env):
         process = subprocess.Popen(
             [sys.executable, *arguments],
             env=environment,
@@ -143,15 +152,9 @@ def work(
     num_ranks: int,
     cases: Sequence[dict[str, Any]],
     timeout: float = 240.0,
-    script: str = "trainer_worker.py",
+    worker: str = "tests.trainer.trainer_worker",
+    env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Run `cases` (see `trainer_worker.py`, or another script in or below its folder) one after the
-    other on the same ranks."""
-    request, answer = folder / "cases.json", folder / "answers.json"
-    request.write_text(json.dumps(list(cases)))
-    worker = str(Path(__file__).parent / script)
-    ranks = start_ranks([worker, str(request), str(answer)], num_ranks)
-    codes = finish(ranks, timeout)
-    assert codes == [0] * num_ranks, "\n".join(rank.output for rank in ranks)
-    answers: list[Any] = json.loads(answer.read_text())
-    return answers
+    """Run `cases` (see `trainer_worker.py`, or another worker) one after the other on the same
+    ranks."""
+    return run_forked(worker, folder, cases, environments(num_ranks, env), timeout)

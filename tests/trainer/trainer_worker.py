@@ -1,7 +1,5 @@
 """Several trainings one after the other on the same ranks, for starting ranks costs seconds.
 
-    python trainer_worker.py CASES ANSWERS
-
 A case is `{"config": …}` and may have `stop_after` (a step after which the rank is asked to leave),
 `broken` (a name in `BROKEN`), `unsaved` (it writes no checkpoint), `count`, `frozen`, and `refused`
 where the trainer has to refuse it.
@@ -12,13 +10,9 @@ ranks; and with `frozen`, how much this rank holds of frozen weights (`frozen_by
 weight that training has changed fails the case.
 """
 
-import json
-import os
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -48,7 +42,6 @@ from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
 from trainer.parallel import ddp, fsdp
 from trainer.parallel.tied import TiedWeight
-from trainer.process import set_up_logging
 from trainer.ranks import Ranks, arrange, process_group
 
 
@@ -226,16 +219,3 @@ def run_alone(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     with warnings.catch_warnings(), process_group(env):
         warnings.simplefilter("ignore")
         return [run_case(case, env) for case in cases]
-
-
-def main(cases: Path, answers: Path) -> None:
-    env = RankEnv.from_mapping(os.environ)
-    set_up_logging()
-    with process_group(env):
-        done = [run_case(case, env) for case in json.loads(cases.read_text())]
-    if env.rank == 0:
-        answers.write_text(json.dumps(done))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

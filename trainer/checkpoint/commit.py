@@ -4,7 +4,6 @@ Plain files and no torch: what makes a checkpoint complete is written in `contra
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from orchestrator.contract.checkpoints import (
     superfluous,
 )
 from orchestrator.contract.spec import CheckpointSpec
+from trainer.durable import sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,14 @@ def commit(
         "files": {name: file.size for name, file in files.items()},
         "sha256": {name: file.sha256 for name, file in files.items()},
     }
-    with (partial / MARKER).open("w") as out:
-        json.dump(marker, out)
-        out.flush()
-        os.fsync(out.fileno())
-    _sync_folder(partial)
+    (partial / MARKER).write_text(json.dumps(marker))
+    sync(partial / MARKER)
+    sync(partial)
     final = partial.with_name(final_name(step))
     if final.exists():
         shutil.rmtree(final)
     partial.rename(final)
-    _sync_folder(final.parent)
+    sync(final.parent)
 
 
 def remove_old(checkpoints: Path, step: int, spec: CheckpointSpec) -> None:
@@ -74,11 +72,3 @@ def remove_old(checkpoints: Path, step: int, spec: CheckpointSpec) -> None:
         torn = of < oldest_kept and of not in complete
         if of in gone or torn or ".partial-" in path.name:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

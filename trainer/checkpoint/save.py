@@ -65,8 +65,6 @@ class Checkpoints:
     ) -> None:
         self.last: SaveReport | None = None
         """The last one that was complete."""
-        self.last_block_s = 0.0
-        """How long the last call of `save` held training up."""
         self._folder = folder
         self._state = state
         self._spec = spec
@@ -112,12 +110,11 @@ class Checkpoints:
             # the first touch of fresh memory, or pinning it, takes longer than the copy itself.
             staged = self._stager.stage(self._state.snapshot(step))
             assert isinstance(staged, dict)  # and no Future: it is not staged in the background
-            self.last_block_s = time.perf_counter() - begun
+            block_s = time.perf_counter() - begun
             self._meanwhile = []
-            self._pending = self._thread.submit(self._write, staged, step, begun, self.last_block_s)
+            self._pending = self._thread.submit(self._write, staged, step, begun, block_s)
             return
         outcome = self._write(self._state.snapshot(step), step, begun)
-        self.last_block_s = time.perf_counter() - begun
         if outcome.why:
             self._try_again(step)
 

@@ -91,14 +91,14 @@ def run_pack(asked: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     return exits.OK
 
 
-def showing(err: TextIO) -> Say:
+def showing(err: TextIO, clock: Callable[[], float] = time.monotonic) -> Say:
     """Shows how far packing is: on a terminal in one line that changes, else now and then."""
     live = err.isatty()
-    begun = shown = time.monotonic()
+    begun = shown = clock()
 
     def show(progress: Progress) -> None:
         nonlocal shown
-        now = time.monotonic()
+        now = clock()
         if now - shown < (SHOW_LIVE_S if live else SHOW_S):
             return
         shown = now

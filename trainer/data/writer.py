@@ -13,6 +13,7 @@ import numpy as np
 from orchestrator.errors import TrainingError
 from trainer.data.tokenizer import Kind, Tokens, Vocabulary
 from trainer.data.tokens import HEADER_BYTES, LONG, WORD, Header, Longs
+from trainer.durable import sync
 
 COPIED = 1 << 20
 
@@ -77,10 +78,9 @@ def writing(out: Path, kind: Kind) -> Iterator[TokenWriter]:
             tempfile.TemporaryFile(dir=out.parent) as starts,
         ):
             yield TokenWriter(file, ends, starts, kind)
-            file.flush()
-            os.fsync(file.fileno())
+        sync(partial)
         partial.rename(out)
-        sync_folder(out.parent)
+        sync(out.parent)
     except OSError as exc:
         raise TrainingError(
             f"{out} cannot be written: {exc.strerror or exc}",
@@ -95,11 +95,3 @@ def remove_partials(out: Path) -> None:
     """Remove what a killed process left of `out`; to be called where nobody else writes it."""
     for partial in out.parent.glob(f"{out.name}.partial-*"):
         partial.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from orchestrator.contract.model import LoraSpec, ModelSpec
 from orchestrator.errors import TrainingError
 from trainer.model.decoder import Decoder, is_adapter
+from trainer.model.fresh import stream_of
 
 LINEAR = (nn.Linear, Conv1D)
 """What can have an adapter; GPT-2's `Conv1D` is a linear layer whose weight lies transposed."""
@@ -130,11 +131,9 @@ def _peft() -> Any:
 def _first_values(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
     if ".lora_B." in name:
         return torch.zeros(shape)
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     # PEFT calls kaiming_uniform_ with a = √5, and √(6 / ((1 + 5) fan_in)) is this.
     bound = shape[1] ** -0.5
-    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+    return torch.empty(shape).uniform_(-bound, bound, generator=stream_of(f"{seed} {name}"))
 
 
 def _fingerprint(folder: Path) -> str:

@@ -73,6 +73,8 @@ class Decoder(nn.Module):
             yield family.embedding
             if family.positions:
                 yield family.positions
+            if family.dropout:
+                yield family.dropout
         if family.rotary:
             yield family.rotary
         if self.part.is_last:
@@ -137,6 +139,8 @@ class Decoder(nn.Module):
         hidden = self.get_submodule(self.family.embedding)(ids_BT)
         if self.family.positions:
             hidden = hidden + self.get_submodule(self.family.positions)(self.positions_1T)
+        if self.family.dropout:
+            hidden = self.get_submodule(self.family.dropout)(hidden)
         return hidden
 
     def plain_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -24,6 +24,8 @@ class Family:
     rotary: str | None = None
     positions: str | None = None
     """Learned embeddings of positions, where there are any."""
+    dropout: str | None = None
+    """Of the sum of the embeddings, where there is any."""
     mlp_matrices: int = 3
     """Of features x inner features in a layer; a gate is one."""
     tensor_parallel: bool = True
@@ -49,6 +51,7 @@ FAMILIES: Mapping[str, Family] = {
         layers="transformer.h",
         embedding="transformer.wte",
         positions="transformer.wpe",
+        dropout="transformer.drop",
         norm="transformer.ln_f",
         attention="attn",
         mlp_matrices=2,

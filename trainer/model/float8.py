@@ -14,6 +14,7 @@ from torch import nn
 
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
+from trainer.listing import listed
 from trainer.model.decoder import Decoder
 
 HOPPER = (9, 0)
@@ -89,10 +90,9 @@ def _check_shapes(shapes: Mapping[str, torch.Size], tp: int) -> None:
     multiple = MULTIPLE * tp
     uneven = [f"{n} {tuple(s)}" for n, s in shapes.items() if any(side % multiple for side in s)]
     if uneven:
-        more = f" and {len(uneven) - 4} more" if len(uneven) > 4 else ""
         raise TrainingError(
             f"train.float8 needs weights whose sides are multiples of {multiple} (16 x tp); these"
-            f" are not: {', '.join(uneven[:4])}{more}",
+            f" are not: {listed(uneven)}",
             fix="change hidden_size, head_dim or intermediate_size, or set train.float8 to false",
         )
 

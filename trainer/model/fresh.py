@@ -73,11 +73,12 @@ def draw_part(local: torch.Tensor, region: Region, key: str, spread: float) -> N
         if kept is None:
             continue
         values = torch.empty([TILE] * len(corner))
-        values.normal_(0.0, spread, generator=_stream(f"{key} {corner}"))
+        values.normal_(0.0, spread, generator=stream_of(f"{key} {corner}"))
         local[within(kept, region)].copy_(values[within(kept, tile)])
 
 
-def _stream(key: str) -> torch.Generator:
+def stream_of(key: str) -> torch.Generator:
+    """Random numbers that follow from `key` alone."""
     digest = hashlib.sha256(key.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 

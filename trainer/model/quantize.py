@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PretrainedConfig
 
 from orchestrator.errors import TrainingError
+from trainer.listing import listed
 from trainer.model.decoder import Decoder, NamedWeights, is_adapter
 
 BLOCK, SCALER_BLOCK = 64, 256
@@ -98,10 +99,9 @@ def _check(linears: Mapping[str, nn.Linear], shards: int) -> None:
         if linear.weight.shape[0] % shards or linear.weight.numel() % (UNIT * shards)
     ]
     if uneven:
-        more = f" and {len(uneven) - 4} more" if len(uneven) > 4 else ""
         raise TrainingError(
             f"model.lora.quantize: nf4 cuts weights into blocks of {UNIT} elements, which"
-            f" {shards} ranks cannot share evenly of {', '.join(uneven[:4])}{more}",
+            f" {shards} ranks cannot share evenly of {listed(uneven)}",
             fix="use fewer ranks for dp_shard x cp and more for dp_replicate, or quantize: none",
         )
 

@@ -125,7 +125,7 @@ def check_tensor_parallel(config: PretrainedConfig, tp: int, tokens: int) -> Non
     group has `tokens` of each sequence."""
     if not family_of(config).tensor_parallel:
         raise TrainingError(
-            f"mesh.tp={tp}: the projections of {config.model_type} are fused and cannot be cut",
+            f"parallel.tp={tp}: the projections of {config.model_type} are fused and cannot be cut",
             fix="set tp to 1 and give its ranks to dp_shard",
         )
     sizes = {
@@ -138,6 +138,6 @@ def check_tensor_parallel(config: PretrainedConfig, tp: int, tokens: int) -> Non
     uneven = [f"{name} ({size})" for name, size in sizes.items() if size % tp]
     if uneven:
         raise TrainingError(
-            f"mesh.tp={tp} does not divide {', '.join(uneven)}",
+            f"parallel.tp={tp} does not divide {', '.join(uneven)}",
             fix="choose a tp that divides all of them",
         )

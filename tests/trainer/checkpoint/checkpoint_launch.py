@@ -1,10 +1,9 @@
 """For tests of checkpoints: training in this very process, saving as other ranks would, listening
 as an agent does, and comparing tensor by tensor."""
 
-import json
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from orchestrator.contract.codec import decode
 from orchestrator.contract.datagrams import Datagram, from_bytes
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.training import TrainingConfig
-from tests.trainer.trainer_launch import finish, start_ranks
+from tests.trainer.trainer_launch import work
 from tests.trainer.trainer_worker import StopAfter
 from trainer.checkpoint.read import CheckpointReader
 from trainer.config import complete
@@ -29,27 +28,7 @@ from trainer.ranks import arrange, process_group
 
 def save_on(folder: Path, num_ranks: int, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Run `cases` of `checkpoint_worker.py` one after the other on the same ranks."""
-    return launch("checkpoint_worker.py", folder, num_ranks, cases)
-
-
-def launch(
-    worker: str,
-    folder: Path,
-    num_ranks: int,
-    cases: Sequence[dict[str, Any]],
-    env: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]]:
-    """Run `cases` of a worker beside this file; its output is in `ranks-<n>.log`."""
-    request, answer = folder / f"cases-{num_ranks}.json", folder / f"answers-{num_ranks}.json"
-    request.write_text(json.dumps(list(cases)))
-    program = str(Path(__file__).with_name(worker))
-    ranks = start_ranks([program, str(request), str(answer)], num_ranks, env)
-    codes = finish(ranks)
-    output = "\n".join(rank.output for rank in ranks)
-    (folder / f"ranks-{num_ranks}.log").write_text(output)
-    assert codes == [0] * num_ranks, output
-    answers: list[dict[str, Any]] = json.loads(answer.read_text())
-    return answers
+    return work(folder, num_ranks, cases, worker="tests.trainer.checkpoint.checkpoint_worker")
 
 
 def tensors_of(checkpoints: Path) -> dict[str, torch.Tensor]:

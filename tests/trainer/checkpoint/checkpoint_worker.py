@@ -1,7 +1,5 @@
 """Saves, on the mesh of each case, what the trainer would begin its steps with.
 
-    python checkpoint_worker.py CASES ANSWERS
-
 A case is `{"config": …, "to": folder}`: the state that `config` begins or goes on with is saved
 below `to`. Its answer has `step`, and for each rank `read_bytes`, what it read of safetensors, and
 `peak_bytes`, by how much the process grew at most while its weights were filled. A case without
@@ -10,9 +8,6 @@ below `to`. Its answer has `step`, and for each rank `read_bytes`, what it read 
 
 import ctypes
 import gc
-import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,8 +28,7 @@ from trainer.loop import Training
 from trainer.main import train_on
 from trainer.model import weights
 from trainer.outside import Outside
-from trainer.process import set_up_logging
-from trainer.ranks import arrange, process_group
+from trainer.ranks import arrange
 
 
 def resident_bytes(key: str) -> int:
@@ -108,16 +102,3 @@ def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         "read_bytes": [read for read, _ in told],
         "peak_bytes": [peak for _, peak in told],
     }
-
-
-def main(cases: Path, answers: Path) -> None:
-    env = RankEnv.from_mapping(os.environ)
-    set_up_logging()
-    with process_group(env):
-        done = [run_case(case, env) for case in json.loads(cases.read_text())]
-    if env.rank == 0:
-        answers.write_text(json.dumps(done))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

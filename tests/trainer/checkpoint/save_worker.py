@@ -1,7 +1,5 @@
 """Trainings during which the folder of checkpoints is in real trouble for some steps.
 
-    python save_worker.py CASES ANSWERS
-
 A case is `{"config": …, "trouble": name, "from": step, "until": step}`: from the end of step `from`
 to the end of step `until` the disk is as `TROUBLES[name]` says. Its answer has `code`, `error` of
 the exception that ended it, and `num_reports` and `report` of the last complete save on each rank.
@@ -9,11 +7,8 @@ the exception that ended it, and `num_reports` and `report` of the last complete
 
 import contextlib
 import ctypes
-import json
-import os
 import resource
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,8 +23,6 @@ from orchestrator.contract.env import RankEnv
 from tests.trainer import trainer_worker
 from trainer import main as main_module
 from trainer.checkpoint.save import Checkpoints
-from trainer.process import set_up_logging
-from trainer.ranks import process_group
 
 
 @contextmanager
@@ -152,16 +145,3 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     last = made[0].last
     dist.all_gather_object(told, (answer["error"], asdict(last) if last else None))
     return {**answer, "errors": [error for error, _ in told], "reports": [r for _, r in told]}
-
-
-def main(cases: Path, answers: Path) -> None:
-    env = RankEnv.from_mapping(os.environ)
-    set_up_logging()
-    with process_group(env):
-        done = [run_case(case, env) for case in json.loads(cases.read_text())]
-    if env.rank == 0:
-        answers.write_text(json.dumps(done))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

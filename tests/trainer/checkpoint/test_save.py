@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.contract.checkpoints import newest_complete
 from orchestrator.contract.datagrams import Saved, SaveFailed
-from tests.trainer.checkpoint.checkpoint_launch import launch, listening
-from tests.trainer.trainer_launch import losses_of, tiny
+from tests.trainer.checkpoint.checkpoint_launch import listening
+from tests.trainer.trainer_launch import losses_of, tiny, work
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves"), pytest.mark.timeout(300)]
 
@@ -52,7 +52,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         cases.append({"from": FROM, "until": UNTIL, **case, "config": config})
     env = {"NDCTL_HEARTBEAT_SOCKET": str(folder / "agent")}
     with listening(folder / "agent") as heard:
-        answers = launch("save_worker.py", folder, 2, cases, env)
+        answers = work(folder, 2, cases, worker="tests.trainer.checkpoint.save_worker", env=env)
     saved: dict[str, list[int]] = {name: [] for name in CASES}
     failed: dict[str, list[SaveFailed]] = {name: [] for name in CASES}
     names = iter(CASES)

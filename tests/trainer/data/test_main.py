@@ -65,8 +65,8 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_shows_progress_in_one_line() -> None:
     terminal, log = Terminal(), io.StringIO()
-    shows = [showing(terminal), showing(log)]
-    time.sleep(SHOW_LIVE_S * 1.5)
+    times = iter((0.0, 0.0, 2 * SHOW_LIVE_S, 2 * SHOW_LIVE_S, 2.1 * SHOW_LIVE_S, 2.1 * SHOW_LIVE_S))
+    shows = [showing(terminal, lambda: next(times)), showing(log, lambda: next(times))]
     for show in shows:
         show(Progress(0.25, 1000))
         show(Progress(0.5, 2000))

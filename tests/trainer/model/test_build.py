@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import SequenceParallel
+from transformers import AutoModelForCausalLM
 
 from orchestrator.contract.model import ModelSpec
 from orchestrator.errors import TrainingError
@@ -93,3 +94,21 @@ def test_head_norms_are_in_the_plan_of_models_that_have_them() -> None:
         norm = plan[name]
         assert isinstance(norm, SequenceParallel)
         assert norm.sequence_sharding == (Shard(2),)
+
+
+def test_dropout_is_where_transformers_has_it() -> None:
+    values = read_model_config(
+        ModelSpec(config={**GPT2, "embd_pdrop": 0.5, "resid_pdrop": 0.5, "attn_pdrop": 0.0})
+    )
+    model = build(values.to_dict())
+    materialise(model, 0)
+    theirs = AutoModelForCausalLM.from_config(values)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            parameter.copy_(dict(model.plain_parameters())[name])
+    ids = torch.arange(32).unsqueeze(0)
+    model.place(torch.arange(32).unsqueeze(0))
+    torch.manual_seed(1)
+    expected = theirs.train()(ids).logits
+    torch.manual_seed(1)
+    torch.testing.assert_close(model.train()(ids), expected)

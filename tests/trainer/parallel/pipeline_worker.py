@@ -1,34 +1,25 @@
 """Trainings through pipelines that evaluate each step's micro batches before they train on them.
 
-    python pipeline_worker.py CASES ANSWERS
-
 A case is `{"config": …}`. Its answer is a list for each rank, of a `Seen` for each step.
 """
 
 import hashlib
-import json
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from orchestrator.contract.env import RankEnv
-from tests.trainer.trainer_worker import run_case
+from tests.trainer import trainer_worker
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums
 from trainer.model.regions import local_part
 from trainer.parallel.pipeline import Pipeline
 from trainer.parallel.tied import TiedWeight
-from trainer.process import set_up_logging
-from trainer.ranks import process_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +68,10 @@ def evaluating_first(seen: list[Seen]) -> Iterator[None]:
         yield
 
 
-def main(cases: Path, answers: Path) -> None:
-    env = RankEnv.from_mapping(os.environ)
-    set_up_logging()
-    done: list[list[list[dict[str, Any]]]] = []
-    with process_group(env):
-        for case in json.loads(cases.read_text()):
-            seen: list[Seen] = []
-            with evaluating_first(seen):
-                run_case(case, env)
-            everyone: list[Any] = [None] * env.world_size
-            dist.all_gather_object(everyone, [asdict(step) for step in seen])
-            done.append(everyone)
-    if env.rank == 0:
-        answers.write_text(json.dumps(done))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+def run_case(case: dict[str, Any], env: RankEnv) -> list[list[dict[str, Any]]]:
+    seen: list[Seen] = []
+    with evaluating_first(seen):
+        trainer_worker.run_case(case, env)
+    everyone: list[Any] = [None] * env.world_size
+    dist.all_gather_object(everyone, [asdict(step) for step in seen])
+    return everyone

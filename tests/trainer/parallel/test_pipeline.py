@@ -48,7 +48,8 @@ def cell_of(tmp_path: Path, name: str) -> dict[str, Any]:
 def test_evaluating_is_the_forward_half_of_training_and_copies_stay_equal(tmp_path: Path) -> None:
     work(tmp_path, 1, [{"config": config_of(tmp_path / "one", {}, steps=3)}])
     cases = [{"config": cell_of(tmp_path, name)} for name in CELLS]
-    answers = work(tmp_path, 4, cases, timeout=400, script="parallel/pipeline_worker.py")
+    worker = "tests.trainer.parallel.pipeline_worker"
+    answers = work(tmp_path, 4, cases, timeout=400, worker=worker)
     for name, ranks in zip(CELLS, answers, strict=True):
         found = difference(tmp_path / name, tmp_path / "one")
         bounds = (LOSS_BF16, GRAD_NORM_BF16) if "bfloat16" in name else (LOSS, GRAD_NORM)

@@ -1,17 +1,12 @@
 """Attention over the ranks of axis cp, measured on real ranks.
 
-    python context_worker.py CASES ANSWERS
-
 A case names its `measure`, `cp` and `method`, and has more keys as that measure takes them; the
 ranks are split into groups of `cp`. Its answer is the largest that any rank found, by name.
 """
 
-import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -36,7 +31,6 @@ from trainer.parallel.context import (
     ring,
 )
 from trainer.parallel.context.kernels import Answer
-from trainer.ranks import process_group
 
 Found = dict[str, float]
 SCALE = 0.4
@@ -160,26 +154,12 @@ def broken(name: str) -> Iterator[None]:
         yield
 
 
-def run_case(case: dict[str, Any]) -> Found:
+def run_case(case: dict[str, Any], env: RankEnv) -> Found:
     rest = dict(case)
     measure, cp, name = MEASURES[rest.pop("measure")], rest.pop("cp"), rest.pop("broken", None)
-    mesh = init_device_mesh(
-        "cpu", (dist.get_world_size() // cp, cp), mesh_dim_names=("others", "cp")
-    )
+    mesh = init_device_mesh("cpu", (env.world_size // cp, cp), mesh_dim_names=("others", "cp"))
     with broken(name) if name else nullcontext():
         found = measure(mesh["cp"], **rest)
     values = torch.tensor([*found.values()], dtype=torch.float64)
     dist.all_reduce(values, dist.ReduceOp.MAX)
     return dict(zip(found, values.tolist(), strict=True))
-
-
-def main(cases: Path, answers: Path) -> None:
-    env = RankEnv.from_mapping(os.environ)
-    with process_group(env):
-        found = [run_case(case) for case in json.loads(cases.read_text())]
-    if env.rank == 0:
-        answers.write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,6 +1,5 @@
 """Which tokens a rank has under context parallel, what is refused, and what the ranks compute."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tests.trainer.parallel.parity_cells import (
     LOSS,
     difference,
 )
-from tests.trainer.trainer_launch import LLAMA, finish, start_ranks, tiny, work
+from tests.trainer.trainer_launch import LLAMA, tiny, work
 from trainer.model.build import read_model_config
 from trainer.parallel.context import Method, check_context_parallel, local_positions
 from trainer.parallel.context.gather import by_rank, in_sequence, parts_beyond_own
@@ -164,13 +163,8 @@ Measure = Callable[[list[dict[str, Any]]], list[dict[str, float]]]
 def measure(tmp_path_factory: pytest.TempPathFactory) -> Measure:
     """What `context_worker.py` answers to cases; all are measured in one launch of four ranks."""
     folder = tmp_path_factory.mktemp("context")
-    request, answer = folder / "cases.json", folder / "answers.json"
     cases = [*ATTENTION, *BROKEN, *WHOLE, *PARTS, *RECOMPUTED]
-    request.write_text(json.dumps(cases))
-    worker = str(Path(__file__).with_name("context_worker.py"))
-    ranks = start_ranks([worker, str(request), str(answer)], 4)
-    assert finish(ranks, 240.0) == [0] * 4, "\n".join(rank.output for rank in ranks)
-    answers: list[dict[str, float]] = json.loads(answer.read_text())
+    answers = work(folder, 4, cases, worker="tests.trainer.parallel.context.context_worker")
     return lambda asked: [answers[cases.index(case)] for case in asked]
 
 

@@ -1,0 +1,87 @@
+"""Ranks forked from a process that has imported torch and the trainer already.
+
+Importing takes a rank longer than most of the tests that need several. Ranks whose start is what is
+tested are started as torchrun does it, by `trainer_launch.start_ranks`.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from orchestrator.contract.env import RankEnv
+from trainer.process import set_up_logging
+
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["tests.trainer.imported"])
+
+
+def run_forked(
+    worker: str,
+    folder: Path,
+    cases: Sequence[dict[str, Any]],
+    environments: Sequence[Mapping[str, str]],
+    timeout: float,
+) -> list[Any]:
+    """Let a rank for each of `environments` run `cases` one after the other; rank 0's answers.
+
+    `worker` is a module with `run_case(case, env) -> answer`. What the ranks print is in
+    `ranks-<n>.log` in `folder`.
+    """
+    # As torchrun sets it, and before torch is imported: OpenBLAS starts threads at once.
+    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
+        forkserver.ensure_running()
+    answers, log = folder / "answers.json", folder / f"ranks-{len(environments)}.log"
+    answers.unlink(missing_ok=True)
+    log.write_text("")
+    ranks = [
+        FORKING.Process(target=_serve, args=(worker, cases, answers, dict(env), log), daemon=True)
+        for env in environments
+    ]
+    for rank in ranks:
+        rank.start()
+    ended = _ended(ranks, timeout)
+    assert ended == [0] * len(ranks), log.read_text()
+    found: list[Any] = json.loads(answers.read_text())
+    return found
+
+
+def _ended(ranks: Sequence[BaseProcess], timeout: float) -> list[int | None]:
+    """The exit codes; when a rank fails or time is up the others are killed."""
+    until = time.monotonic() + timeout
+    while any(rank.exitcode is None for rank in ranks) and time.monotonic() < until:
+        if any(rank.exitcode for rank in ranks):
+            break
+        next(rank for rank in ranks if rank.exitcode is None).join(0.2)
+    for rank in ranks:
+        rank.join(0.5)
+        rank.kill()
+        rank.join()
+    return [rank.exitcode for rank in ranks]
+
+
+def _serve(
+    worker: str, cases: Sequence[dict[str, Any]], answers: Path, env: dict[str, str], log: Path
+) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(fd, sys.stdout.fileno())
+    os.dup2(fd, sys.stderr.fileno())
+    module = import_module(worker)
+    from trainer.ranks import process_group
+
+    rank = RankEnv.from_mapping(os.environ)
+    set_up_logging()
+    with process_group(rank):
+        done = [module.run_case(case, rank) for case in cases]
+    if rank.rank == 0:
+        answers.write_text(json.dumps(done))
