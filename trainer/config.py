@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.codec import Invalid, decode
+from orchestrator.contract.pipeline import SPLITS_BACKWARD, demand
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
 from trainer.report import check_writers
@@ -95,13 +96,13 @@ def _check_pipeline(config: TrainingConfig) -> None:
     pp, micro_batches = config.mesh.pp, config.gradient_accumulation
     schedule = config.parallel.pipeline.schedule
     asked = f"parallel.pipeline.schedule={schedule} with parallel.pp={pp}"
-    fix = "change micro_batch_size, train.global_batch_size or the degrees"
-    if schedule == "1f1b" and micro_batches < pp:
+    if wanted := demand(config.parallel.pipeline, pp, micro_batches):
         raise TrainingError(
-            f"{asked} needs at least {pp} micro batches a step, and there are {micro_batches}",
-            fix=f"{fix}, or take schedule gpipe",
+            f"{asked} needs micro batches a step to be {wanted}, and there are {micro_batches}",
+            fix="change micro_batch_size, train.global_batch_size or the degrees, or take schedule"
+            " gpipe",
         )
-    if schedule == "zbv" and config.train.activation_checkpointing == "selective":
+    if schedule == SPLITS_BACKWARD and config.train.activation_checkpointing == "selective":
         # zbv goes backward through a layer twice, for what came in and for the weights; torch 2.13
         # raises "Trying to backward an extra time" there. Whole layers it recomputes twice.
         raise TrainingError(
@@ -109,17 +110,11 @@ def _check_pipeline(config: TrainingConfig) -> None:
             fix="set train.activation_checkpointing to full, every_k or none, or take another"
             " schedule",
         )
-    if schedule == "zbv" and config.train.compile:
+    if schedule == SPLITS_BACKWARD and config.train.compile:
         # A compiled layer gives its buffers away in its one backward pass, and raises at two.
         raise TrainingError(
             f"{asked}: torch cannot split the backward pass of a compiled layer in two",
             fix="set train.compile to false, or take another schedule",
-        )
-    rounds = max(1, micro_batches // pp)
-    if schedule == "interleaved_1f1b" and micro_batches % rounds:
-        raise TrainingError(
-            f"{asked} passes {micro_batches} micro batches in {rounds} rounds, which must be alike",
-            fix=f"{fix}, so that there are {rounds * pp} micro batches a step",
         )
 
 

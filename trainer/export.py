@@ -165,11 +165,6 @@ def export(order: Export) -> Iterator[str]:
 def _fill(folder: Path, order: Export) -> Iterator[str]:
     reader = CheckpointReader(order.checkpoint)
     origin = reader.progress().origin
-    if not origin.config:
-        raise TrainingError(
-            f"{order.checkpoint} does not say of which model it is",
-            fix="go on from it for a step with this version, and export the checkpoint of that",
-        )
     config = _config(origin, order.dtype)
     if origin.lora is not None:
         adapters = _weights(reader, DTYPES[order.dtype])

@@ -161,13 +161,17 @@ def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
 
 
 def origin_of(config: TrainingConfig) -> Origin:
-    tokenizer = config.data.tokenizer
     return Origin(
         config=json.loads(read_model_config(config.model).to_json_string(use_diff=False)),
-        tokenizer=str(Path(tokenizer).resolve()) if Path(tokenizer).is_dir() else tokenizer,
+        tokenizer=wherever(config.data.tokenizer),
         lora=config.model.lora,
-        base=config.model.weights,
+        base=wherever(config.model.weights) if config.model.weights else None,
     )
+
+
+def wherever(source: str) -> str:
+    """`source` so that it is found from another working directory: a folder, or a hub id."""
+    return str(Path(source).resolve()) if Path(source).is_dir() else source
 
 
 def open_ledger(run: RunDir, batches: Batches, env: RankEnv) -> SampleLedger:

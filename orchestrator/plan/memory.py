@@ -59,7 +59,9 @@ def memory_of(
 ) -> Memory:
     """What the fullest rank of `mesh` needs with micro batches of `micro` sequences."""
     count = max(1, spec.train.global_batch_size // (mesh.data_parallel * micro))
-    ranks = dict.fromkeys(stage_ranks(shape.num_layers, mesh.pp, spec.parallel.pipeline, count))
+    ranks = dict.fromkeys(
+        stage_ranks(shape, mesh.pp, spec.parallel.pipeline, count, spec.data.sequence_length)
+    )
     all_items = []
     for rank in ranks:
         # GPipe's last stage has all micro batches before it goes back with the first.

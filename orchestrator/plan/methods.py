@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.parallel import FsdpSpec
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.stages import bubble
 
@@ -44,15 +43,18 @@ def _data(spec: JobSpec, mesh: Mesh) -> str:
         case "zero1":
             return "zero1: everything copied but the optimizer's state"
         case "fsdp":
-            return f"{'hsdp' if mesh.dp_replicate > 1 else 'fsdp'}: {_fsdp(spec.parallel.fsdp)}"
+            return f"{'hsdp' if mesh.dp_replicate > 1 else 'fsdp'}: {_fsdp(spec, mesh)}"
 
 
-def _fsdp(spec: FsdpSpec) -> str:
-    match spec.reshard_after_forward:
+def _fsdp(spec: JobSpec, mesh: Mesh) -> str:
+    fsdp = spec.parallel.fsdp
+    match fsdp.reshard_after_forward:
+        case _ if mesh.pp > 1 and spec.parallel.pipeline.stages > 1:
+            said = "weights of whole stages stay gathered within a step"
         case True:
             said = "weights gathered layer by layer (ZeRO-3)"
         case False:
             said = "weights stay gathered from forward to backward (ZeRO-2)"
         case ranks:
             said = f"weights sharded over {ranks} ranks from forward to backward"
-    return f"{said}, offloaded to the host's memory" if spec.cpu_offload else said
+    return f"{said}, offloaded to the host's memory" if fsdp.cpu_offload else said

@@ -5,6 +5,7 @@ from typing import Any
 
 from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.pipeline import SPLITS_BACKWARD
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
@@ -17,7 +18,7 @@ from orchestrator.plan.methods import methods_of
 from orchestrator.plan.notes import notes_of_batch, notes_of_split
 from orchestrator.plan.refusals import BYTE_TOKENS, refusals
 from orchestrator.plan.shape import ModelShape
-from orchestrator.plan.stages import SPLITS_BACKWARD, takes
+from orchestrator.plan.stages import takes
 
 USED_OF_DEVICE = 0.8
 """What an estimate without allocator slack and buffers may take of a device's memory."""

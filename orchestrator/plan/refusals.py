@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.contract.pipeline import SPLITS_BACKWARD, demand
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.degrees import (
     divisors,
@@ -17,7 +18,7 @@ from orchestrator.plan.degrees import (
     world_size,
 )
 from orchestrator.plan.shape import ModelShape
-from orchestrator.plan.stages import SPLITS_BACKWARD, demand, takes
+from orchestrator.plan.stages import takes
 
 BYTE_TOKENS = 256
 

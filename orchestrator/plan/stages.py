@@ -1,17 +1,11 @@
-"""What a pipeline asks of a job, and what each of its ranks has and keeps.
-
-The demands are those of torch 2.13's schedules (`torch.distributed.pipelining`), which raise them
-on every rank once the job has started; `tests/plan/test_stages.py` compares the two.
-"""
+"""What each rank of a pipeline has and keeps, and how long it waits."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from orchestrator.contract.parallel import PipelineSpec
-
-BACK_AND_FORTH = "zbv"
-"""The schedule whose last stage is on the same rank as the first."""
-SPLITS_BACKWARD = "zbv"
-"""The schedule that computes the gradients of weights apart from those of inputs."""
+from orchestrator.contract.pipeline import BACK_AND_FORTH, cut, demand, layer_costs, stages_of_rank
+from orchestrator.plan.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,24 +21,40 @@ class StageRank:
 
 
 def stage_ranks(
-    num_layers: int, pp: int, spec: PipelineSpec, micro_batches: int
+    shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
 ) -> tuple[StageRank, ...]:
-    """Every rank along pp; the layers as if each stage had the same number, rounded up."""
+    """Every rank along pp, of a job whose sequences have `tokens`.
+
+    With fewer layers than stages, which is refused elsewhere, as if there were as many.
+    """
     if pp == 1:
         # Without a pipeline one micro batch goes back before the next goes forward.
-        return (StageRank(layers=num_layers, is_first=True, is_last=True, kept=1),)
-    stages = spec.stages
-    layers = -(-num_layers // (pp * stages)) * stages
+        return (StageRank(layers=shape.num_layers, is_first=True, is_last=True, kept=1),)
+    cuts = stage_cuts(shape, pp * spec.stages, tokens)
     last = 0 if spec.schedule == BACK_AND_FORTH else pp - 1
     return tuple(
         StageRank(
-            layers=min(layers, num_layers),
+            layers=sum(stop - first for first, stop in (cuts[s] for s in stages)),
             is_first=rank == 0,
             is_last=rank == last,
-            kept=kept_passes(spec, pp, rank, micro_batches) / stages,
+            kept=kept_passes(spec, pp, rank, micro_batches) / spec.stages,
         )
-        for rank in range(pp)
+        for rank, stages in ((rank, stages_of_rank(spec, pp, rank)) for rank in range(pp))
     )
+
+
+@cache
+def stage_cuts(shape: ModelShape, num_stages: int, tokens: int) -> tuple[tuple[int, int], ...]:
+    """First layer and stop of each stage, as the trainer cuts them."""
+    costs = layer_costs(
+        num_layers=max(shape.num_layers, num_stages),
+        layer_matrices=shape.layer_matrices,
+        query_size=shape.query_size,
+        hidden_size=shape.hidden_size,
+        vocab_size=shape.vocab_size,
+        tokens=tokens,
+    )
+    return tuple(cut(costs, num_stages))
 
 
 def kept_passes(spec: PipelineSpec, pp: int, rank: int, micro_batches: int) -> int:
@@ -72,16 +82,6 @@ def kept_passes(spec: PipelineSpec, pp: int, rank: int, micro_batches: int) -> i
 def takes(spec: PipelineSpec, pp: int, micro_batches: int) -> bool:
     """The schedule can do a step of so many micro batches."""
     return pp == 1 or demand(spec, pp, micro_batches) is None
-
-
-def demand(spec: PipelineSpec, pp: int, micro_batches: int) -> str | None:
-    """What the schedule wants instead of so many micro batches a step; None where they will do."""
-    if spec.schedule == "1f1b" and micro_batches < pp:
-        return f"at least {pp}, one for each stage"
-    rounds = max(1, micro_batches // pp)
-    if spec.schedule == "interleaved_1f1b" and micro_batches % rounds:
-        return f"equal parts in its {rounds} rounds, for example {rounds * pp}"
-    return None
 
 
 def bubble(spec: PipelineSpec, pp: int, micro_batches: int) -> float | None:

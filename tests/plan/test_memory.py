@@ -98,7 +98,7 @@ def spec_of(
 
 
 def alone(shape: ModelShape) -> StageRank:
-    (rank,) = stage_ranks(shape.num_layers, 1, PipelineSpec(), 1)
+    (rank,) = stage_ranks(shape, 1, PipelineSpec(), 1, 8)
     return rank
 
 
@@ -372,10 +372,10 @@ def test_only_adapters_have_gradients_and_moments() -> None:
 
 def test_stages_have_their_layers_and_the_ends_theirs() -> None:
     shape, mesh = shape_of(LLAMA3_8B), Mesh(pp=4)
-    ranks = stage_ranks(shape.num_layers, 4, PipelineSpec(), 8)
+    ranks = stage_ranks(shape, 4, PipelineSpec(), 8, 8192)
     own = [Weights.of(shape, mesh, rank) for rank in ranks]
     assert sum(one.parameters for one in own) == shape.parameters
-    assert own[1].parameters == 8 * shape.layer_parameters
+    assert own[1].parameters == ranks[1].layers * shape.layer_parameters
     tied = shape_of({**LLAMA3_8B, "tie_word_embeddings": True})
     copies = sum(Weights.of(tied, mesh, rank).parameters for rank in ranks)
     assert copies == tied.parameters + tied.vocabulary_parameters
@@ -383,20 +383,28 @@ def test_stages_have_their_layers_and_the_ends_theirs() -> None:
 
 def test_the_fullest_rank_of_a_pipeline_is_told() -> None:
     """The first keeps most micro batches, the last has the logits."""
-    mesh = Mesh(pp=4)
-    few_words, many_words = (
-        shape_of({**LLAMA3_8B, "vocab_size": words}) for words in (256, 10_000_000)
-    )
-    first, last = items_of(mesh, few_words), items_of(mesh, many_words)
-    assert first["activations"] == 4 * last["activations"]
-    assert (first["logits"], last["logits"] > 0) == (0, True)
+    for words, kept, has_logits in ((256, 4, False), (10_000_000, 1, True)):
+        shape = shape_of({**LLAMA3_8B, "vocab_size": words})
+        told = items_of(Mesh(pp=4), shape, micro=4, global_batch_size=64)
+        layers = stage_ranks(shape, 4, PipelineSpec(), 16, 256)[-1 if has_logits else 0].layers
+        assert told["activations"] == kept * layers * one_layer(shape, micro=4)
+        assert bool(told["logits"]) == has_logits
+
+
+def one_layer(shape: ModelShape, micro: int) -> int:
+    """What a decoder layer keeps of a micro batch."""
+    alone = items_of(Mesh(), shape, micro=micro, global_batch_size=64)
+    return alone["activations"] // shape.num_layers
 
 
 def test_gpipe_keeps_every_micro_batch() -> None:
     wish = {"pipeline": PipelineSpec(schedule="gpipe")}
     for words, kept_by_1f1b in ((256, 4), (10_000_000, 1)):
         shape = shape_of({**LLAMA3_8B, "vocab_size": words})
-        gpipe, one = items_of(Mesh(pp=4), shape, parallel=wish), items_of(Mesh(pp=4), shape)
+        gpipe, one = (
+            items_of(Mesh(pp=4), shape, micro=4, global_batch_size=64, parallel=parallel)
+            for parallel in (wish, {})
+        )
         assert gpipe["activations"] * kept_by_1f1b == 16 * one["activations"]
         assert gpipe["logits"] == (16 * one["logits"] if words > 256 else 0)
 

@@ -14,7 +14,11 @@ from torch.distributed.pipelining.schedules import _Action
 from torch.distributed.pipelining.schedules import _ComputationType as Kind
 
 from orchestrator.contract.parallel import PipelineSpec
-from orchestrator.plan.stages import bubble, demand, kept_passes, stage_ranks, takes
+from orchestrator.contract.pipeline import demand
+from orchestrator.contract.presets import PRESETS
+from orchestrator.plan.families import shape_of
+from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.stages import bubble, kept_passes, stage_ranks, takes
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -100,21 +104,25 @@ def test_what_a_rank_keeps_is_what_torchs_schedule_makes_it_keep(spec: PipelineS
                 assert kept == told, (pp, micro_batches)
 
 
+def layers(count: int) -> ModelShape:
+    return shape_of({**PRESETS["llama-tiny"], "num_hidden_layers": count})
+
+
 def test_ranks_have_their_share_of_the_layers_and_the_ends() -> None:
-    first, *between, last = stage_ranks(10, 4, PipelineSpec(), 8)
-    assert (first.layers, first.is_first, first.is_last, first.kept) == (3, True, False, 4)
-    assert (last.layers, last.is_first, last.is_last, last.kept) == (3, False, True, 1)
+    first, *between, last = stage_ranks(layers(10), 4, PipelineSpec(), 8, 8)
+    assert (first.layers, first.is_first, first.is_last, first.kept) == (2, True, False, 4)
+    assert (last.layers, last.is_first, last.is_last, last.kept) == (2, False, True, 1)
     assert not any(rank.is_first or rank.is_last for rank in between)
 
 
 def test_a_v_has_both_ends_on_one_rank() -> None:
-    ends, *others = stage_ranks(16, 4, PipelineSpec(schedule="zbv"), 8)
+    ends, *others = stage_ranks(layers(16), 4, PipelineSpec(schedule="zbv"), 8, 8)
     assert (ends.layers, ends.is_first, ends.is_last, ends.kept) == (4, True, True, 4)
     assert not any(rank.is_first or rank.is_last for rank in others)
 
 
 def test_without_a_pipeline_one_rank_has_all_and_keeps_one_micro_batch() -> None:
-    (rank,) = stage_ranks(10, 1, PipelineSpec(schedule="gpipe"), 8)
+    (rank,) = stage_ranks(layers(10), 1, PipelineSpec(schedule="gpipe"), 8, 8)
     assert (rank.layers, rank.is_first, rank.is_last, rank.kept) == (10, True, True, 1)
 
 

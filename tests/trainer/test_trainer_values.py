@@ -86,8 +86,12 @@ def pipeline(schedule: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "world_size", "message"),
     [
-        (pipeline("1f1b", micro=8), 2, "at least 2 micro batches a step, and there are 1"),
-        (pipeline("interleaved_1f1b", global_batch_size=10), 2, "5 micro batches in 2 rounds"),
+        (pipeline("1f1b", micro=8), 2, "be at least 2, one for each stage, and there are 1"),
+        (
+            pipeline("interleaved_1f1b", global_batch_size=10),
+            2,
+            "equal parts in its 2 rounds",
+        ),
         (pipeline("zbv", activation_checkpointing="selective"), 2, "and zbv has two"),
         (pipeline("zbv", compile=True), 2, "cannot split the backward pass of a compiled layer"),
         ({"parallel": {"tp": 2, "dp_shard": 1}}, 4, "for 2 ranks, but torchrun started 4"),

@@ -67,13 +67,8 @@ class Progress:
 
     @classmethod
     def from_json(cls, text: str) -> "Progress":
-        values = json.loads(text)
-        return cls(
-            step=values["step"],
-            stream=Stream(**values["stream"]),
-            skips=Skips(**values.get("skips", {})),
-            origin=decode(Origin, values.get("origin", {})),
-        )
+        progress: Progress = decode(cls, json.loads(text))
+        return progress
 
 
 Named = tuple[tuple[str, nn.Parameter], ...]

@@ -20,12 +20,12 @@ from torch.distributed.pipelining import (
 )
 
 from orchestrator.contract.parallel import PipelineSpec
+from orchestrator.contract.pipeline import rank_of_stage, stages_of_rank
 from orchestrator.contract.training import TrainingConfig
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums, TokenLoss
 from trainer.model.decoder import Decoder
 from trainer.parallel.data import finish_reducing_gradients, reduce_gradients_in_backward
-from trainer.parallel.stages import rank_of_stage, stages_of_rank
 from trainer.parallel.tied import TiedWeight
 from trainer.passes import free_gathered, loss_context
 from trainer.ranks import Ranks

@@ -59,7 +59,6 @@ def test_what_no_shape_tells_is_compared_by_the_configuration() -> None:
     here = Origin(config={"model_type": "llama", "num_hidden_layers": 3, "use_cache": False})
     with pytest.raises(TrainingError, match="num_hidden_layers was 4 and is 3"):
         check_model(FOLDER, there, here)
-    check_model(FOLDER, Origin(), here)
     check_model(FOLDER, here, here)
 
 
@@ -69,9 +68,6 @@ def test_another_stream_of_samples_is_refused_key_by_key() -> None:
         check_stream(FOLDER, STREAM, other)
 
 
-def test_progress_is_read_back_and_from_checkpoints_that_did_not_say_their_model() -> None:
+def test_progress_is_read_back() -> None:
     progress = Progress(step=5, stream=STREAM, origin=Origin(config={"a": 1}, tokenizer="t"))
     assert Progress.from_json(progress.to_json()) == progress
-    old = '{"step": 5, "stream": {"seed": 1, "global_batch_size": 8,'
-    old += ' "sequence_length": 32, "data": "abc"}}'
-    assert Progress.from_json(old) == Progress(step=5, stream=STREAM)

@@ -13,12 +13,13 @@ from transformers import PretrainedConfig
 from orchestrator.contract.codec import decode
 from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.parallel import PipelineSpec
+from orchestrator.contract.pipeline import cut, rank_of_stage, stages_of_rank
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
 from trainer.config import complete
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import StageSlice
-from trainer.parallel.stages import cut, layer_costs, rank_of_stage, slices_of_rank, stages_of_rank
+from trainer.parallel.stages import costs_of, slices_of_rank
 
 Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "zbv"]
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved_1f1b", "zbv")
@@ -100,7 +101,7 @@ def test_a_layer_costs_its_matrices_and_its_attention(model: dict[str, Any]) -> 
     decoder = build_stages(config, [StageSlice(0, 3, 3)])[0]
     matrices = [p.numel() for p in decoder.layers["1"].parameters() if p.ndim == 2]
     head_dim = getattr(config, "head_dim", None) or 8
-    first, middle, last = layer_costs(config, 64)
+    first, middle, last = costs_of(config, 64)
     assert middle == sum(matrices) + 64 * 4 * head_dim
     assert last == middle + config.vocab_size * 32
     assert first == middle + 32
@@ -109,7 +110,7 @@ def test_a_layer_costs_its_matrices_and_its_attention(model: dict[str, Any]) -> 
 def test_a_large_head_leaves_the_last_stage_fewer_layers() -> None:
     config = llama(num_hidden_layers=8, vocab_size=256)
     spec = PipelineSpec(schedule="1f1b")
-    layer = layer_costs(config, 32)[1]
+    layer = costs_of(config, 32)[1]
     config.vocab_size = 2 * layer // config.hidden_size
     parts = [slices_of_rank(config, spec, 2, rank, 32)[0] for rank in range(2)]
     assert [(part.first, part.stop) for part in parts] == [(0, 5), (5, 8)]
