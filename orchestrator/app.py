@@ -215,7 +215,7 @@ def _trainer_config(submission: Submission) -> TrainingConfig:
 
 def _write_files(submission: Submission, number: int) -> None:
     from orchestrator.load import dump_spec
-    from orchestrator.plan.explain import plan_json
+    from orchestrator.plan.show.explain import plan_json
 
     run_dir, planned = submission.run_dir, submission.planned
     run_dir.spec.write_text(dump_spec(planned.spec))

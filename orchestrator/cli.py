@@ -108,7 +108,7 @@ def schema() -> None:
 @json_option
 def plan(spec: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show how a job is split over ranks, and where each rank runs."""
-    from orchestrator.plan.explain import describe_plan, plan_json
+    from orchestrator.plan.show.explain import describe_plan, plan_json
 
     planned = _planned(spec, overrides)
     if as_json:

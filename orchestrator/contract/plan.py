@@ -18,6 +18,42 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What one rank sends along one axis of the mesh by one kind of collective, each step."""
+
+    axis: str
+    """One of the mesh, or two that are one group, as in `dp_shard x cp`."""
+    collective: str
+    """`all-gather`, `reduce-scatter`, `all-reduce`, `all-to-all`, `send`."""
+    what: str
+    """`weights`, `gradients`, `activations`, `keys and values`, …"""
+    bytes_per_step: int
+    """That the rank with the most of it sends."""
+    messages: int
+    """Calls of the collective in a step."""
+    level: str
+    """The widest link that it crosses: `host`, `leaf` or `spine`."""
+    seconds: float
+    exposed_seconds: float
+    """Of these, what no computation hides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Of one optimizer step, as predicted."""
+
+    step_s: float
+    tokens_per_second_per_device: float
+    mfu: float
+    """Model FLOPs utilisation of the device's dense peak in the type that is computed in."""
+    parts: Mapping[str, float]
+    """Seconds by what for: `compute`, `recompute`, `communication` (exposed), `bubble`,
+    `optimizer`, …; they add up to the step."""
+    confidence: str
+    """How sure the figure is, and what it was calibrated on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     mesh: Mesh
     micro_batch_size: int

@@ -9,15 +9,15 @@ from orchestrator.contract.pipeline import SPLITS_BACKWARD
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
-from orchestrator.plan.activations import Checkpointing
-from orchestrator.plan.alternatives import nearest_plans
-from orchestrator.plan.degrees import choose_mesh, divisors
-from orchestrator.plan.families import shape_of
-from orchestrator.plan.memory import memory_of, show_bytes
-from orchestrator.plan.methods import methods_of
-from orchestrator.plan.notes import notes_of_batch, notes_of_split
-from orchestrator.plan.refusals import BYTE_TOKENS, refusals
-from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.memory.peak import memory_of, show_bytes
+from orchestrator.plan.model.families import shape_of
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.search.alternatives import nearest_plans
+from orchestrator.plan.search.degrees import choose_mesh, divisors
+from orchestrator.plan.search.refusals import BYTE_TOKENS, refusals
+from orchestrator.plan.setup import Checkpointing
+from orchestrator.plan.show.methods import methods_of
+from orchestrator.plan.show.notes import notes_of_batch, notes_of_split
 from orchestrator.plan.stages import takes
 
 USED_OF_DEVICE = 0.8

@@ -5,7 +5,7 @@ from functools import cache
 
 from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.pipeline import BACK_AND_FORTH, cut, demand, layer_costs, stages_of_rank
-from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.model.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

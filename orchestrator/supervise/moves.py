@@ -10,7 +10,7 @@ from orchestrator.contract.actions import (
     StartAttempt,
     StopAttempt,
 )
-from orchestrator.plan.place import place
+from orchestrator.plan.placement.place import place
 from orchestrator.supervise.diagnose import Verdict, diagnose
 from orchestrator.supervise.policy import decide
 from orchestrator.supervise.state import Findings, Incident, Run, Stage

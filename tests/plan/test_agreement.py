@@ -11,7 +11,7 @@ from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import PlanError, TrainingError
-from orchestrator.plan.families import shape_of
+from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.planner import plan
 from orchestrator.plan.stages import stage_ranks
 from trainer.config import complete

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Plan
-from orchestrator.plan.explain import describe_plan, plan_json
+from orchestrator.plan.show.explain import describe_plan, plan_json
 
 PLAN = Plan(
     mesh=Mesh(dp_shard=2, tp=2),

@@ -18,9 +18,8 @@ from orchestrator.contract.parallel import FsdpSpec, ParallelSpec, PipelineSpec
 from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.train import OptimizerSpec, TrainSpec
-from orchestrator.plan.activations import activation_bytes
-from orchestrator.plan.families import DEFAULTS, shape_of
-from orchestrator.plan.memory import (
+from orchestrator.plan.memory.activations import activation_bytes
+from orchestrator.plan.memory.peak import (
     PerParameter,
     Weights,
     adapter_parameters,
@@ -28,7 +27,8 @@ from orchestrator.plan.memory import (
     model_states,
     show_bytes,
 )
-from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.model.families import DEFAULTS, shape_of
+from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.stages import StageRank, stage_ranks
 
 LLAMA3_8B = {

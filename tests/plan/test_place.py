@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Plan, places
 from orchestrator.errors import PlanError
-from orchestrator.plan.place import place
+from orchestrator.plan.placement.place import place
 
 
 def plan_for(hosts: int, ranks: int = 2, tp: int = 1) -> Plan:

@@ -15,11 +15,11 @@ from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import PlanError, TrainingError
-from orchestrator.plan.alternatives import apply, nearest_plans
-from orchestrator.plan.degrees import choose_mesh
-from orchestrator.plan.families import shape_of
+from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.planner import USED_OF_DEVICE, plan
-from orchestrator.plan.refusals import refusals
+from orchestrator.plan.search.alternatives import apply, nearest_plans
+from orchestrator.plan.search.degrees import choose_mesh
+from orchestrator.plan.search.refusals import refusals
 from orchestrator.plan.training import trainer_config
 from trainer.model.build import check_model, read_model_config
 

@@ -16,8 +16,8 @@ from torch.distributed.pipelining.schedules import _ComputationType as Kind
 from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.pipeline import demand
 from orchestrator.contract.presets import PRESETS
-from orchestrator.plan.families import shape_of
-from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.model.families import shape_of
+from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.stages import bubble, kept_passes, stage_ranks, takes
 
 SCHEDULES: dict[str, Any] = {

@@ -4,7 +4,7 @@ import math
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec import JobSpec
-from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.model.shape import ModelShape
 
 
 def divisors(number: int) -> list[int]:

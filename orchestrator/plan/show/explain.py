@@ -5,7 +5,7 @@ from typing import Any
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.plan import Plan, RankPlace, places
-from orchestrator.plan.memory import show_bytes
+from orchestrator.plan.memory.peak import show_bytes
 
 HOSTS_SHOWN = 16
 """Of a larger plan, the first few and the last are drawn."""

@@ -10,14 +10,14 @@ from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.pipeline import SPLITS_BACKWARD, demand
 from orchestrator.contract.spec import JobSpec
-from orchestrator.plan.degrees import (
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.search.degrees import (
     divisors,
     sequences_per_pass,
     tensor_split,
     ulysses_refusals,
     world_size,
 )
-from orchestrator.plan.shape import ModelShape
 from orchestrator.plan.stages import takes
 
 BYTE_TOKENS = 256

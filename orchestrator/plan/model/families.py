@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.contract.codec import nearest
 from orchestrator.errors import PlanError
-from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.model.shape import ModelShape
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {

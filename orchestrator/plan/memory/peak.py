@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory
 from orchestrator.contract.spec import JobSpec
-from orchestrator.plan.activations import (
+from orchestrator.plan.memory.activations import (
     COMPUTE_BYTES,
-    Checkpointing,
     activation_bytes,
     boundary_bytes,
     logits_bytes,
 )
-from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.setup import Checkpointing
 from orchestrator.plan.stages import StageRank, stage_ranks
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)

@@ -1,14 +1,12 @@
 """What a rank keeps of the tokens it passes, from the forward pass to the backward pass."""
 
 import math
-from typing import Literal
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec import JobSpec
-from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.setup import Checkpointing
 from orchestrator.plan.stages import StageRank
-
-Checkpointing = Literal["none", "selective", "full", "every_k"]
 
 FLOAT32_BYTES = 4
 COMPUTE_BYTES = {"float32": 4, "bfloat16": 2}

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec import JobSpec
-from orchestrator.plan.degrees import tensor_split
-from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.search.degrees import tensor_split
 from orchestrator.plan.stages import bubble
 
 IDLE = 0.25

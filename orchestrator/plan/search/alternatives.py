@@ -14,9 +14,9 @@ from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec import JobSpec
-from orchestrator.plan.degrees import choose_mesh, divisors, tensor_degrees
-from orchestrator.plan.refusals import context_parts, refusals
-from orchestrator.plan.shape import ModelShape
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.search.degrees import choose_mesh, divisors, tensor_degrees
+from orchestrator.plan.search.refusals import context_parts, refusals
 
 Value = int | str | bool | tuple[str, ...]
 Edits = Mapping[str, Value]

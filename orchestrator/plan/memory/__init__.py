@@ -1,0 +1,1 @@
+"""How many bytes a rank needs, and for what."""

@@ -1,0 +1,1 @@
+"""Which host plays which node of a plan."""

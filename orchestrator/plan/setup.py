@@ -1,0 +1,52 @@
+"""How a job is run, with nothing left to choose: what its memory and its speed are functions of."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.model import LoraSpec
+from orchestrator.contract.parallel import PipelineSpec
+from orchestrator.contract.words import Dtype
+from orchestrator.plan.model.shape import ModelShape
+
+Checkpointing = Literal["none", "selective", "full", "every_k"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    shape: ModelShape
+    tokens: int
+    """Of a sequence."""
+    mesh: Mesh
+    micro_batch_size: int
+    """Sequences that a data-parallel rank passes through the model at a time."""
+    micro_batches: int
+    """Of one rank in a step: gradient accumulation."""
+    checkpointing: Checkpointing = "none"
+    checkpoint_every: int | None = None
+    """The k of `every_k`; None is √L, rounded."""
+    data: Literal["fsdp", "ddp", "zero1"] = "fsdp"
+    reshard: bool | int = True
+    """After the forward pass: true, false, or over so many ranks."""
+    forward_prefetch: int = 1
+    backward_prefetch: int = 1
+    cpu_offload: bool = False
+    context: Literal["ring", "ulysses", "all_gather"] = "ring"
+    pipeline: PipelineSpec = field(default_factory=PipelineSpec)
+    dtype: Dtype = "bfloat16"
+    """What the model computes in; master weights are float32 either way."""
+    reduce_dtype: Dtype = "float32"
+    output_dtype: Dtype | None = None
+    optimizer: str = "adamw"
+    compile: bool = False
+    float8: bool = False
+    lora: LoraSpec | None = None
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of a step."""
+        return self.mesh.data_parallel * self.micro_batch_size * self.micro_batches
+
+    @property
+    def tokens_of_step(self) -> int:
+        return self.global_batch_size * self.tokens
