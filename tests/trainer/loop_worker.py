@@ -20,8 +20,6 @@ from trainer.guard import NotFinite
 from trainer.loss import NOT_LEARNED
 from trainer.step import Stepper, Totals
 
-run_case = trainer_worker.run_case
-
 
 def uneven(batch: MicroBatch) -> MicroBatch:
     """Fewer tokens are learned of some sequences than of others, by what is in them."""
@@ -86,10 +84,10 @@ def poison(parameters: Any, stage_ranks: int, tied: Any) -> Parts:
     return parts
 
 
-def run_watched(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
+def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     POISON[0] = case.get("poison")
     try:
-        return run_case(case, env)
+        return trainer_worker.run_case(case, env)
     except NotFinite as exc:
         return {"error": str(exc)}
 
@@ -101,4 +99,3 @@ trainer_worker.BROKEN.update(
         "watched": (main_module, "Stepper", Watched),
     }
 )
-trainer_worker.run_case = run_watched
