@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.slow,
     pytest.mark.xdist_group("e2e"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
 ]
 
 AXES = {

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.job import Ndctl, assert_nothing_left, kill, processes_of, wait_for
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(900)]
 
 TRAINED = range(1, 25)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.job import Ndctl, processes_of
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(900)]
 
 
 def test_ends_succeeded_with_falling_loss(reference: Ndctl) -> None:
