@@ -20,7 +20,7 @@ def apply_ddp(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets | 
     group, dtype = ranks.replicas.get_group(), getattr(torch, reduce_dtype)
 
     def exchange(parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
-        return all_reduce(gradients_of(parameters), group, dtype)
+        return all_reduce(parameters, group, dtype)
 
     return Buckets(decoder, exchange)
 
@@ -50,18 +50,24 @@ def gradients_of(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
 
 
 def all_reduce(
-    gradients: Sequence[torch.Tensor], group: dist.ProcessGroup, dtype: torch.dtype
+    parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, dtype: torch.dtype
 ) -> Callable[[], None]:
-    """Start to average `gradients` in `dtype`; what it returns waits and writes them back."""
+    """Start to average their gradients in `dtype`; what it returns waits and puts them in place."""
+    gradients = gradients_of(parameters)
     flat = torch.empty(sum(g.numel() for g in gradients), dtype=dtype, device=gradients[0].device)
     pieces = flat.split([g.numel() for g in gradients])
     views = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
-    torch._foreach_copy_(views, list(gradients))
+    torch._foreach_copy_(views, gradients)
     work = dist.all_reduce(flat, dist.ReduceOp.AVG, group=group, async_op=True)
     assert work is not None
 
     def finish() -> None:
         work.wait()
-        torch._foreach_copy_(list(gradients), views)
+        for parameter, gradient, view in zip(parameters, gradients, views, strict=True):
+            if gradient.dtype == dtype and parameter.grad is gradient:
+                # The bucket is the gradient now; copying it back would cost as much as copying in.
+                parameter.grad = view
+            else:
+                gradient.copy_(view)
 
     return finish
