@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -68,9 +69,18 @@ def _ended(ranks: Sequence[BaseProcess], timeout: float) -> list[int | None]:
     return [rank.exitcode for rank in ranks]
 
 
+def _end_with_parent() -> None:
+    """A killed test leaves no ranks behind."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 def _serve(
     worker: str, cases: Sequence[dict[str, Any]], answers: Path, env: dict[str, str], log: Path
 ) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(env)
     fd = os.open(log, os.O_WRONLY | os.O_APPEND)
