@@ -112,7 +112,7 @@ TWO: Sequence[Cell] = (
         for cell in (mesh(dp_shard=2), mesh(tp=2), mesh("ring", cp=2), _pipeline("1f1b"))
     ),
     *(
-        with_train(cell, "bfloat16", ("llama",), dtype="bfloat16")
+        with_train(cell, "bfloat16", ("llama", "qwen3"), dtype="bfloat16")
         for cell in (
             mesh("fsdp", dp_shard=2),
             mesh("ddp", dp_replicate=2, data="ddp"),
