@@ -150,7 +150,7 @@ def train(config: Path, gpus: int, steps: int) -> str:
     command += [f"--nproc-per-node={gpus}", "-m", "trainer", str(config)]
     log = config.with_name("log")
     with log.open("w") as file:
-        ranks = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+        ranks = subprocess.Popen(command, stdout=file, stderr=file, text=True)
     deadline = time.monotonic() + LIMIT_S
     try:
         while len(metrics_of(config.parent)) < steps:
@@ -160,10 +160,18 @@ def train(config: Path, gpus: int, steps: int) -> str:
                 return f"failed: not done in {LIMIT_S:.0f} s"
             time.sleep(0.5)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(ranks.pid, signal.SIGKILL)
-        ranks.wait()
+        kill(ranks)
     return ""
+
+
+def kill(torchrun: subprocess.Popen[str]) -> None:
+    """End torchrun and its ranks, each of which leads a session of its own."""
+    tasks = Path(f"/proc/{torchrun.pid}/task").glob("*/children")
+    ranks = [int(pid) for children in tasks for pid in children.read_text().split()]
+    for pid in (torchrun.pid, *ranks):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    torchrun.wait()
 
 
 def reason(log: str) -> str:
@@ -194,4 +202,6 @@ if __name__ == "__main__":
     if not tiny and not torch.cuda.is_available():
         sys.exit("no CUDA GPU is here; --tiny runs the same way on CPU")
     chosen = tiny_cases() if tiny else cases(asked.models, torch.cuda.device_count())
+    # So that no ranks are left when the benchmark is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     sys.exit(main(list(chosen), asked.steps + WARM_UP, 128 if tiny else asked.sequence_length))

@@ -5,14 +5,15 @@ A case is `{"config": …}` and may have `stop_after` (a step after which the ra
 where the trainer has to refuse it.
 Its answer has `code`, the exit code that the trainer would have had; `refused`, what it refused
 with; `optimizer_bytes`, what rank 0 has of the optimizer's state; `groups`, how many process groups
-were made; with `count` `reduces`, how many collectives reduced gradients over the data-parallel
-ranks; and with `frozen`, how much this rank holds of frozen weights (`frozen_bytes`). A frozen
-weight that training has changed fails the case.
+were made beyond the mesh's; with `count` `reduces`, how many collectives reduced gradients over the
+data-parallel ranks; and with `frozen`, how much this rank holds of frozen weights (`frozen_bytes`).
+A frozen weight that training has changed fails the case.
 """
 
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from orchestrator.contract.codec import decode
 from orchestrator.contract.env import RankEnv
+from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
 from trainer import building, gradients
@@ -169,7 +171,7 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     reporter = Reporter(env)
     stop: Any = StopAfter(case.get("stop_after"), reporter)
     outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
-    ranks = arrange(config.mesh, env)
+    ranks = arranged(config.mesh, env)
     counted, frozen, groups = CountReduces(), Frozen(), dist.get_pg_count()
     with (
         broken(case.get("broken")),
@@ -195,6 +197,12 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         ),
         **seen,
     }
+
+
+@cache
+def arranged(mesh: Mesh, env: RankEnv) -> Ranks:
+    """One for all cases with that mesh: each of its groups has threads, which wake up for good."""
+    return arrange(mesh, env)
 
 
 @contextmanager
