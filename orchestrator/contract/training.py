@@ -34,7 +34,7 @@ class TrainingConfig:
     def _problems(self) -> Iterator[Problem]:
         if self.train.eval_every is not None and self.data.validation is None:
             yield eval_without_data(self.train.eval_every)
-        if "auto" in (self.parallel.dp_shard, self.parallel.tp):
+        if "auto" in self.parallel.degrees:
             return
         per_pass = self.mesh.data_parallel * self.micro_batch_size
         if self.train.global_batch_size % per_pass:

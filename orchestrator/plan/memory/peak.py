@@ -152,7 +152,7 @@ def gathered_bytes(spec: JobSpec, mesh: Mesh, own: Weights) -> int:
         return own.parameters * size
     whole = 1 + max(wish.fsdp.forward_prefetch, wish.fsdp.backward_prefetch)
     layers = float(min(whole, own.layers))
-    reshard = wish.fsdp.reshard_after_forward
+    reshard = wish.fsdp.reshard
     # Schedules with several stages a rank keep whole stages gathered, whatever is asked.
     if reshard is False or (mesh.pp > 1 and wish.pipeline.stages > 1):
         layers = own.layers
