@@ -39,6 +39,23 @@ class Space:
     def world(self) -> int:
         return self.fabric.hosts * self.fabric.devices_per_host
 
+    @property
+    def limit(self) -> int:
+        """Bytes of one device."""
+        return self.fabric.profile.memory_bytes
+
+    @property
+    def states_bytes(self) -> int:
+        """Of what some rank must hold, however the job is split: 4 for each weight where nothing
+        but adapters is trained, in 4 bits half a byte; else 4 each for weight and gradient, and
+        none of what is in the hosts' memory."""
+        model = self.spec.model
+        if self.spec.parallel.fsdp.cpu_offload:
+            return 0
+        if model.lora is None:
+            return 8 * self.shape.parameters
+        return self.shape.parameters * (4 if model.lora.quantize == "none" else 0)
+
     def memory(self, setup: Setup) -> Memory:
         return memory_of(setup, self.fabric)
 
@@ -49,7 +66,7 @@ class Space:
         return Option(setup, memory, self.time(setup))
 
     def is_too_large(self, count: int) -> bool:
-        return count > self.fabric.profile.memory_bytes
+        return count > self.limit
 
     def fits(self, setup: Setup, memory: Memory, smallest: int) -> bool:
         """`smallest` is the least micro batch there is."""
