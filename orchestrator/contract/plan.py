@@ -12,6 +12,10 @@ class Memory:
     """Bytes that the fullest rank needs, by what for; an estimate."""
 
     peak_bytes: int
+    device_bytes: int | None = None
+    """What a device has; None where nobody says."""
+    worst_rank: str = "every rank"
+    """Which is the fullest, as in `pp stage 0`."""
     items: Mapping[str, int]
     host: Mapping[str, int] = field(default_factory=dict)
     """What is offloaded to the host's own memory instead, and not among `items`."""

@@ -15,7 +15,7 @@ from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.alternatives import nearest_plans
 from orchestrator.plan.search.degrees import choose_mesh, divisors
 from orchestrator.plan.search.refusals import BYTE_TOKENS, refusals
-from orchestrator.plan.setup import Checkpointing
+from orchestrator.plan.setup import Checkpointing, setup_of
 from orchestrator.plan.show.methods import methods_of
 from orchestrator.plan.show.notes import notes_of_batch, notes_of_split
 from orchestrator.plan.stages import takes
@@ -41,7 +41,7 @@ def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan
     known = [host.device_bytes for host in hosts if host.device_bytes is not None]
     device_bytes = min(known) if len(known) == len(hosts) else None
     kind, micro = _fill(spec, shape, mesh, device_bytes)
-    memory = memory_of(spec, shape, mesh, micro, kind)
+    memory = memory_of(setup_of(spec, shape, mesh, micro, kind), None)
     accumulation = spec.train.global_batch_size // (mesh.data_parallel * micro)
     return Plan(
         mesh=mesh,
@@ -83,7 +83,7 @@ def _fill(
     """The checkpointing that is needed, and the largest micro batch that then fits."""
 
     def fits(micro: int, kind: Checkpointing) -> bool:
-        memory = memory_of(spec, shape, mesh, micro, kind)
+        memory = memory_of(setup_of(spec, shape, mesh, micro, kind), None)
         if device_bytes is not None:
             return memory.peak_bytes <= USED_OF_DEVICE * device_bytes
         return memory.items["activations"] + memory.items["logits"] <= MODEST_BYTES

@@ -77,6 +77,8 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
     }
     assert shown["memory"] == {
         "peak_bytes": 3072,
+        "device_bytes": None,
+        "worst_rank": "every rank",
         "items": {"parameters": 1024, "activations": 2048},
         "host": {},
     }

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from orchestrator.cluster.profile import Fabric
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory
-from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.memory.activations import (
     COMPUTE_BYTES,
     activation_bytes,
@@ -20,7 +20,7 @@ from orchestrator.plan.memory.activations import (
     logits_bytes,
 )
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.setup import Checkpointing
+from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import StageRank, stage_ranks
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -54,56 +54,58 @@ def model_states(parameters: int, ranks: int, level: int, each: PerParameter) ->
     )
 
 
-def memory_of(
-    spec: JobSpec, shape: ModelShape, mesh: Mesh, micro: int, kind: Checkpointing
-) -> Memory:
-    """What the fullest rank of `mesh` needs with micro batches of `micro` sequences."""
-    count = max(1, spec.train.global_batch_size // (mesh.data_parallel * micro))
+def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
+    """What the fullest rank of `setup` needs, against what a device of `fabric` has."""
+    mesh, micro = setup.mesh, setup.micro_batch_size
     ranks = dict.fromkeys(
-        stage_ranks(shape, mesh.pp, spec.parallel.pipeline, count, spec.data.sequence_length)
+        stage_ranks(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
     )
     all_items = []
     for rank in ranks:
         # GPipe's last stage has all micro batches before it goes back with the first.
-        kept = rank.kept if spec.parallel.pipeline.schedule == "gpipe" else 1
+        kept = rank.kept if setup.pipeline.schedule == "gpipe" else 1
         passing = {
-            "activations": micro * activation_bytes(spec, shape, mesh, kind, rank),
-            "logits": math.ceil(micro * kept * logits_bytes(spec, shape, mesh)) * rank.is_last,
+            "activations": micro * activation_bytes(setup, rank),
+            "logits": math.ceil(micro * kept * logits_bytes(setup)) * rank.is_last,
         }
         if mesh.pp > 1:
-            passing["boundaries"] = micro * boundary_bytes(spec, shape, mesh, count, rank)
-        states, host = state_bytes(spec, shape, mesh, rank, count)
+            passing["boundaries"] = micro * boundary_bytes(setup, rank)
+        states, host = state_bytes(setup, rank)
         all_items.append((states | passing, host))
     items, host = max(all_items, key=lambda pair: sum(pair[0].values()))
-    return Memory(peak_bytes=sum(items.values()), items=items, host=host)
+    return Memory(
+        peak_bytes=sum(items.values()),
+        device_bytes=fabric.profile.memory_bytes if fabric else None,
+        worst_rank="every rank",
+        items=items,
+        host=host,
+    )
 
 
-def state_bytes(
-    spec: JobSpec, shape: ModelShape, mesh: Mesh, rank: StageRank, micro_batches: int
-) -> tuple[dict[str, int], Mapping[str, int]]:
+def state_bytes(setup: Setup, rank: StageRank) -> tuple[dict[str, int], Mapping[str, int]]:
     """Of weights, gradients and optimizer: what is on the device, and what in the host's memory."""
-    wish = spec.parallel
-    own = Weights.of(shape, mesh, rank)
-    trained = own.parameters if spec.model.lora is None else adapter_parameters(spec, shape, rank)
-    sharing = mesh.cp * (mesh.dp_shard if wish.data == "fsdp" else mesh.dp_replicate)
-    level = {"ddp": 0, "zero1": 1, "fsdp": 3}[wish.data]
-    each = PerParameter(optimizer=4 * MOMENTS[spec.train.optimizer.name])
+    mesh = setup.mesh
+    own = Weights.of(setup.shape, mesh, rank)
+    trained = own.parameters if setup.lora is None else adapter_parameters(setup, rank)
+    sharing = mesh.cp * (mesh.dp_shard if setup.data == "fsdp" else mesh.dp_replicate)
+    level = {"ddp": 0, "zero1": 1, "fsdp": 3}[setup.data]
+    each = PerParameter(optimizer=4 * MOMENTS[setup.optimizer])
     weights, gradients, optimizer = model_states(trained, sharing, level, each)
-    if spec.model.lora is not None:
-        frozen = frozen_bytes(spec, shape, mesh, own)
+    if setup.lora is not None:
+        frozen = frozen_bytes(setup, own)
         weights += math.ceil(frozen / (sharing if level == 3 else 1))
     states = {"parameters": weights, "gradients": gradients, "optimizer": optimizer}
     host = {}
-    if wish.data == "fsdp" and wish.fsdp.cpu_offload:
+    if setup.data == "fsdp" and setup.cpu_offload:
         host, states = states, dict.fromkeys(states, 0)
-    if level == 3 and sharing > 1 and micro_batches > 1:
+    if level == 3 and sharing > 1 and setup.micro_batches > 1:
         # Gradients are reduced with the last micro batch; until then each rank adds up its own of
         # all weights, in the type they are reduced in (FSDPModule.set_requires_gradient_sync).
-        states["gradients"] = trained * COMPUTE_BYTES[spec.train.reduce_dtype]
-    states["gathered"] = gathered_bytes(spec, mesh, own)
-    if wish.data != "fsdp" and sharing > 1:
+        states["gradients"] = trained * COMPUTE_BYTES[setup.reduce_dtype]
+    states["gathered"] = gathered_bytes(setup, own)
+    if setup.data != "fsdp" and sharing > 1:
         # Every bucket in which gradients are averaged lives until the last one is done.
-        states["buckets"] = trained * COMPUTE_BYTES[spec.train.reduce_dtype]
+        states["buckets"] = trained * COMPUTE_BYTES[setup.reduce_dtype]
     return states, host
 
 
@@ -133,7 +135,7 @@ class Weights:
         return self.layers * self.layer + self.root
 
 
-def gathered_bytes(spec: JobSpec, mesh: Mesh, own: Weights) -> int:
+def gathered_bytes(setup: Setup, own: Weights) -> int:
     """Whole units that are in memory while they compute.
 
     FSDP2 gathers a unit (a decoder layer) before it is used and prefetches the next, so with a
@@ -142,40 +144,40 @@ def gathered_bytes(spec: JobSpec, mesh: Mesh, own: Weights) -> int:
     stays whole (torch.distributed.fsdp.fully_shard). Embeddings and heads that are large enough for
     units of their own are counted as if they, too, stayed.
     """
-    wish, dtype = spec.parallel, spec.train.dtype
+    mesh, dtype = setup.mesh, setup.dtype
     alone = mesh.data_parallel * mesh.cp == 1
-    if dtype == "float32" and (wish.data != "fsdp" or (alone and not wish.fsdp.cpu_offload)):
+    if dtype == "float32" and (setup.data != "fsdp" or (alone and not setup.cpu_offload)):
         return 0
     size = COMPUTE_BYTES[dtype]
-    if wish.data != "fsdp":
+    if setup.data != "fsdp":
         # Autocast keeps what it cast of the weights for the backward pass.
         return own.parameters * size
-    whole = 1 + max(wish.fsdp.forward_prefetch, wish.fsdp.backward_prefetch)
+    whole = 1 + max(setup.forward_prefetch, setup.backward_prefetch)
     layers = float(min(whole, own.layers))
-    reshard = wish.fsdp.reshard_after_forward
+    reshard = setup.reshard
     # Schedules with several stages a rank keep whole stages gathered, whatever is asked.
-    if reshard is False or (mesh.pp > 1 and wish.pipeline.stages > 1):
+    if reshard is False or (mesh.pp > 1 and setup.pipeline.stages > 1):
         layers = own.layers
     elif reshard is not True:
         layers += (own.layers - layers) / reshard
     return math.ceil(layers * own.layer + own.root) * size + own.layer * 4
 
 
-def adapter_parameters(spec: JobSpec, shape: ModelShape, rank: StageRank) -> int:
+def adapter_parameters(setup: Setup, rank: StageRank) -> int:
     """Of LoRA's two matrices beside each target (Hu et al. 2021, section 4.1), as if no tensor
     parallelism split them."""
-    lora = spec.model.lora
+    lora = setup.lora
     assert lora is not None
-    sizes = (into + out for name, into, out in shape.linear if name in lora.target_modules)
+    sizes = (into + out for name, into, out in setup.shape.linear if name in lora.target_modules)
     return rank.layers * lora.rank * sum(sizes)
 
 
-def frozen_bytes(spec: JobSpec, shape: ModelShape, mesh: Mesh, own: Weights) -> int:
+def frozen_bytes(setup: Setup, own: Weights) -> int:
     """Of the weights that LoRA leaves as they are; NF4 has those of the layers' matrices."""
-    assert spec.model.lora is not None
-    if spec.model.lora.quantize == "none":
+    assert setup.lora is not None
+    if setup.lora.quantize == "none":
         return own.parameters * 4
-    matrices = own.layers * (shape.layer_matrices // mesh.tp)
+    matrices = own.layers * (setup.shape.layer_matrices // setup.mesh.tp)
     return math.ceil((own.parameters - matrices) * 4 + matrices * NF4_BYTES)
 
 

@@ -29,6 +29,7 @@ from orchestrator.plan.memory.peak import (
 )
 from orchestrator.plan.model.families import DEFAULTS, shape_of
 from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.setup import setup_of
 from orchestrator.plan.stages import StageRank, stage_ranks
 
 LLAMA3_8B = {
@@ -105,7 +106,9 @@ def alone(shape: ModelShape) -> StageRank:
 def items_of(
     mesh: Mesh, shape: ModelShape | None = None, micro: int = 1, **wish: Any
 ) -> Mapping[str, int]:
-    return memory_of(spec_of(**wish), shape or shape_of(TINY), mesh, micro, "none").items
+    return memory_of(
+        setup_of(spec_of(**wish), shape or shape_of(TINY), mesh, micro, "none"), None
+    ).items
 
 
 @pytest.mark.parametrize(
@@ -158,7 +161,7 @@ def test_published_sizes_come_out() -> None:
 
 def test_a_rank_of_one_keeps_everything_at_16_bytes_a_parameter() -> None:
     shape = shape_of(TINY)
-    items = memory_of(spec_of(), shape, Mesh(), 1, "none").items
+    items = memory_of(setup_of(spec_of(), shape, Mesh(), 1, "none"), None).items
     states = items["parameters"] + items["gradients"] + items["optimizer"]
     assert states == 16 * shape.parameters
     assert items["gathered"] == 0
@@ -191,12 +194,12 @@ def test_activations_are_about_what_autograd_keeps(config: dict[str, Any]) -> No
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.base_model(input_ids=tokens)
     measured = sum(one.nbytes() for at, one in kept.items() if at not in weights)
-    estimated = micro * activation_bytes(spec, shape, Mesh(), "none", alone(shape))
+    estimated = micro * activation_bytes(setup_of(spec, shape, Mesh(), micro, "none"), alone(shape))
     assert estimated == pytest.approx(measured, rel=0.1)
 
 
 def test_the_peak_is_the_sum_of_the_items() -> None:
-    memory = memory_of(spec_of(), shape_of(TINY), Mesh(dp_shard=2, tp=2), 2, "none")
+    memory = memory_of(setup_of(spec_of(), shape_of(TINY), Mesh(dp_shard=2, tp=2), 2, "none"), None)
     assert memory.peak_bytes == sum(memory.items.values())
     assert all(size > 0 for size in memory.items.values())
 
@@ -209,7 +212,7 @@ powers = st.sampled_from([1, 2, 4])
 def test_more_shards_never_need_more_of_anything_they_split(dp_shard: int, tp: int) -> None:
     shape = shape_of(TINY)
     few, many = (
-        memory_of(spec_of(), shape, mesh, 1, "none").items
+        memory_of(setup_of(spec_of(), shape, mesh, 1, "none"), None).items
         for mesh in (Mesh(dp_shard=dp_shard, tp=tp), Mesh(dp_shard=2 * dp_shard, tp=tp))
     )
     assert many["parameters"] <= few["parameters"]
@@ -220,7 +223,7 @@ def test_more_shards_never_need_more_of_anything_they_split(dp_shard: int, tp: i
 def test_checkpointing_keeps_less_the_more_it_computes_again() -> None:
     shape = shape_of(LLAMA3_8B)
     kept = {
-        kind: memory_of(spec_of(), shape, Mesh(), 1, kind).items["activations"]
+        kind: memory_of(setup_of(spec_of(), shape, Mesh(), 1, kind), None).items["activations"]
         for kind in ("none", "selective", "every_k", "full")
     }
     assert kept["full"] < kept["selective"] < kept["none"]
@@ -230,7 +233,7 @@ def test_checkpointing_keeps_less_the_more_it_computes_again() -> None:
 def test_bfloat16_halves_what_is_computed_and_nothing_that_is_kept() -> None:
     shape, mesh = shape_of(LLAMA3_8B), Mesh(dp_shard=8)
     full, half = (
-        memory_of(spec_of(dtype=dtype), shape, mesh, 1, "full").items
+        memory_of(setup_of(spec_of(dtype=dtype), shape, mesh, 1, "full"), None).items
         for dtype in ("float32", "bfloat16")
     )
     assert half["parameters"] == full["parameters"]
@@ -315,8 +318,8 @@ def test_copies_are_averaged_in_buckets_and_computed_with_in_their_own_type() ->
 def test_what_is_offloaded_is_in_the_hosts_memory() -> None:
     mesh, shape = Mesh(dp_shard=4), shape_of(TINY)
     spec = spec_of({"fsdp": FsdpSpec(cpu_offload=True)})
-    memory = memory_of(spec, shape, mesh, 4, "none")
-    kept = memory_of(spec_of(), shape, mesh, 4, "none")
+    memory = memory_of(setup_of(spec, shape, mesh, 4, "none"), None)
+    kept = memory_of(setup_of(spec_of(), shape, mesh, 4, "none"), None)
     for item in ("parameters", "gradients", "optimizer"):
         assert memory.items[item] == 0
         assert memory.host[item] == kept.items[item]
@@ -353,7 +356,7 @@ def test_adapters_are_those_that_peft_makes(config: Any, targets: tuple[str, ...
     shape = shape_of(config)
     spec = spec_of(lora={"rank": 4, "target_modules": targets})
     made = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
-    assert adapter_parameters(spec, shape, alone(shape)) == made
+    assert adapter_parameters(setup_of(spec, shape, Mesh(), 1, "none"), alone(shape)) == made
 
 
 def test_only_adapters_have_gradients_and_moments() -> None:
@@ -361,7 +364,9 @@ def test_only_adapters_have_gradients_and_moments() -> None:
     plain, lora, qlora = (
         items_of(Mesh(), lora=lora) for lora in (None, {"rank": 2}, {"rank": 2, "quantize": "nf4"})
     )
-    trained = adapter_parameters(spec_of(lora={"rank": 2}), shape, alone(shape))
+    trained = adapter_parameters(
+        setup_of(spec_of(lora={"rank": 2}), shape, Mesh(), 1, "none"), alone(shape)
+    )
     assert lora["gradients"] == 4 * trained
     assert lora["optimizer"] == 8 * trained
     assert lora["parameters"] == plain["parameters"] + 4 * trained
