@@ -1,0 +1,63 @@
+"""How long single operations take on one device."""
+
+import math
+
+from orchestrator.plan.cost.machine import Machine
+
+SPLITS = (1, 2, 4, 8)
+"""Parts into which a kernel may cut the inner size, to have work for all processors."""
+SIZES = {"float32": 4, "bfloat16": 2, "float8": 1}
+
+
+def matmul_s(machine: Machine, rows: int, columns: int, inner: int, kind: str) -> float:
+    """[rows, inner] times [inner, columns] in `kind`: the slower of arithmetic and memory.
+
+    Arithmetic in tiles: the last round of tiles leaves processors idle, and a tile has to be begun
+    and written out, which matters the less the deeper it is.
+    """
+    if min(rows, columns, inner) == 0:
+        return 0.0
+    flops = 2.0 * rows * columns * inner
+    calibration = machine.calibration
+    arithmetic = flops / (machine.rates[kind] * _filled(machine, rows, columns, inner))
+    size = SIZES[kind]
+    moved = size * (rows * inner + inner * columns) + 2 * max(1, size // 2) * rows * columns
+    return max(arithmetic, moved / machine.memory_bytes_per_s) + calibration.gap_s
+
+
+def _filled(machine: Machine, rows: int, columns: int, inner: int) -> float:
+    """Share of the processors' time that goes into the product, at the best cut into tiles."""
+    calibration = machine.calibration
+    if calibration.processors == 1:
+        return inner / (inner + calibration.depth_half)
+    tall, wide = calibration.tile
+    best = 0.0
+    for height, width, speed in (
+        (tall, wide, 1.0),
+        (tall, wide // 2, 0.9),
+        (tall // 2, wide // 2, 0.75),
+    ):
+        tiles = math.ceil(rows / height) * math.ceil(columns / width)
+        padded = rows * columns / (tiles * height * width)
+        for split in SPLITS:
+            rounds = tiles * split / calibration.processors
+            depth = inner / split
+            deep = depth / (depth + calibration.depth_half)
+            best = max(best, speed * padded * deep * rounds / math.ceil(rounds))
+    return best
+
+
+def attention_s(machine: Machine, scores: float, width: int, seen: float, backward: bool) -> float:
+    """Of `scores` pairs of a query and a key, with heads that are `width` wide together; `seen` is
+    how many tokens a kernel gets of a sequence."""
+    forward_rate, backward_rate = machine.attention
+    half = machine.calibration.attention_half
+    # Two products forward; backward five, the first of which is the scores again.
+    flops = (10.0 if backward else 4.0) * scores * width
+    rate = backward_rate if backward else forward_rate
+    return flops / (rate * seen / (seen + half)) + machine.calibration.gap_s
+
+
+def move_s(machine: Machine, size: float, kernels: int = 0) -> float:
+    """Reading and writing `size` bytes, in so many kernels."""
+    return size / machine.memory_bytes_per_s + kernels * machine.calibration.gap_s
