@@ -13,6 +13,7 @@ from typing import Any
 from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.model import LoraSpec
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.constraints import SCHEDULES, barrier, context_parts
@@ -25,7 +26,7 @@ from orchestrator.plan.search.degrees import (
 )
 from orchestrator.plan.search.refusals import refusals
 
-Value = int | str | bool | tuple[str, ...]
+Value = int | str | bool | tuple[str, ...] | LoraSpec
 Edits = Mapping[str, Value]
 """Path of a key of the spec -> its new value."""
 
@@ -49,8 +50,7 @@ class Alternative:
     mesh: Mesh
 
     def __str__(self) -> str:
-        wanted = " ".join(f"--set {path}={_shown(value)}" for path, value in self.edits.items())
-        return f"{wanted}  ({self.mesh})"
+        return f"{show_edits(self.edits)}  ({self.mesh})"
 
 
 def nearest_plans(
@@ -222,10 +222,10 @@ def _changed_degrees(spec: JobSpec, degrees: Mapping[str, int]) -> dict[str, Val
 
 
 def _changed(spec: JobSpec, values: Mapping[str, Value]) -> dict[str, Value]:
-    return {path: value for path, value in values.items() if _value(spec, path) != value}
+    return {path: value for path, value in values.items() if value_at(spec, path) != value}
 
 
-def _value(spec: JobSpec, path: str) -> Any:
+def value_at(spec: JobSpec, path: str) -> Any:
     value: Any = spec
     for key in path.split("."):
         value = getattr(value, key)
@@ -233,7 +233,7 @@ def _value(spec: JobSpec, path: str) -> Any:
 
 
 def _grows(spec: JobSpec, path: str, value: Value) -> bool:
-    before = _value(spec, path)
+    before = value_at(spec, path)
     return isinstance(value, int) and isinstance(before, int) and value > before
 
 
@@ -241,13 +241,20 @@ def _distance(spec: JobSpec, edits: Edits) -> tuple[float, float, str]:
     cost = sum(COST.get(path, 1.0) for path in edits)
     factors = 0.0
     for path, value in edits.items():
-        before = _value(spec, path)
+        before = value_at(spec, path)
         if isinstance(value, int) and isinstance(before, int) and value and before:
             factors += abs(math.log2(value / before))
     return cost, factors, str(sorted(edits.items()))
 
 
+def show_edits(edits: Edits) -> str:
+    """As they are typed."""
+    return " ".join(f"--set {path}={_shown(value)}" for path, value in edits.items())
+
+
 def _shown(value: Value) -> str:
+    if isinstance(value, LoraSpec):
+        return "{quantize: nf4}" if value.quantize == "nf4" else "{}"
     if isinstance(value, tuple):
         return f"[{','.join(value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

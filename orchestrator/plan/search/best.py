@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.plan import Memory, Rejected
-from orchestrator.plan.cost.traffic import traffic_of
+from orchestrator.plan.cost.machine import machine_of
+from orchestrator.plan.cost.timeline import timeline
 from orchestrator.plan.search.constraints import (
     Barrier,
     barrier,
@@ -33,6 +34,7 @@ from orchestrator.plan.setup import Checkpointing, Setup, setup_of
 SHOWN = 5
 """Alternatives to the best."""
 INNER_AXES = frozenset({"pp", "cp", "tp"})
+INNER_PARTS = ("compute", "recompute", "host", "bubble")
 SHARED = frozenset({"weights", "gradients"})
 """What goes between ranks that share weights, whatever the axis is called."""
 ROUNDING = 1 - 1e-8
@@ -88,6 +90,15 @@ def search(space: Space, objective: str) -> Found:
     )
 
 
+def can_fit(space: Space) -> bool:
+    """Whether there is any plan."""
+    families: dict[tuple[int, ...], list[Mesh]] = defaultdict(list)
+    for mesh in meshes(space.spec, space.world):
+        if barrier(space.spec, space.shape, mesh) is None:
+            families[mesh.pp, mesh.cp, mesh.tp].append(mesh)
+    return any(_nodes(space, "throughput", family)[0] for family in families.values())
+
+
 def every_option(space: Space) -> Iterator[Option]:
     """All that fits, one by one: what `search` finds the best of, in a time that small worlds
     alone allow."""
@@ -130,10 +141,9 @@ def _nodes(
                 continue
             kinds = checkpointings(spec, widest.pp, pipeline)
             tried = [_setup(space, widest, pipeline, micro, kind) for kind in kinds]
-            fits = False
             for number, setup in enumerate(tried):
                 memory = space.memory(setup)
-                if fits := space.fits(setup, memory, sizes[0]):
+                if space.fits(setup, memory, sizes[0]):
                     bound = _bound(space, objective, tried[number:])
                     found.append(_Node(bound, setup, kinds[number:], sizes[0], family))
                     break
@@ -155,15 +165,12 @@ def _bound(space: Space, objective: str, setups: Sequence[Setup]) -> float:
     """Below all arrangements, for setups that differ in checkpointing, the quickest first."""
     if objective == "memory":
         return min(space.memory(setup).peak_bytes for setup in setups)
-    setup = setups[0]
-    quick = replace(setup, reshard=reshardings(space.spec, setup.mesh, setup.pipeline)[0])
-    time = space.time(quick)
-    outside = sum(
-        one.exposed_seconds
-        for one in traffic_of(quick, space.fabric)
-        if one.axis not in INNER_AXES or one.what in SHARED
+    found = timeline(setups[0], machine_of(space.fabric))
+    seconds = sum(found.parts.get(part, 0.0) for part in INNER_PARTS)
+    talk = sum(
+        flow.exposed for flow in found.flows if flow.axis in INNER_AXES and flow.what not in SHARED
     )
-    return (time.step_s - outside - time.parts.get("optimizer", 0.0)) * ROUNDING
+    return (seconds + min(talk, found.parts.get("communication", 0.0))) * ROUNDING
 
 
 def _too_large(

@@ -6,6 +6,7 @@ thousands.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh
@@ -17,7 +18,8 @@ from orchestrator.plan.search.degrees import divisors, tensor_split, ulysses_ref
 from orchestrator.plan.setup import Checkpointing
 from orchestrator.plan.stages import takes
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "zbv")
+Schedule = Literal["1f1b", "gpipe", "interleaved_1f1b", "zbv"]
+SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe", "interleaved_1f1b", "zbv")
 """Of pipelines, the one that is simplest to reason about first."""
 
 
@@ -134,16 +136,17 @@ def _of_context(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Barrier | None:
 
 def _of_sharding(spec: JobSpec, mesh: Mesh) -> Barrier | None:
     wanted = spec.parallel.fsdp.reshard
-    if spec.parallel.data == "fsdp" and not isinstance(wanted, bool):
-        if mesh.dp_shard * mesh.cp % wanted:
-            return Barrier("dp_shard", f"x cp is a multiple of reshard_after_forward={wanted}")
-    return None
+    if spec.parallel.data != "fsdp" or isinstance(wanted, bool):
+        return None
+    if mesh.dp_shard * mesh.cp % wanted == 0:
+        return None
+    return Barrier("dp_shard", f"x cp is a multiple of reshard_after_forward={wanted}")
 
 
 def _of_pipeline(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Barrier | None:
     found = pipelines(spec, shape, mesh.pp)
     if not found:
-        return Barrier("pp", f"a layer or more for each stage, and the model has {shape.num_layers}")
+        return Barrier("pp", f"a layer or more for each stage; the model has {shape.num_layers}")
     batch, micro = spec.train.global_batch_size, spec.train.micro_batch_size
     each = mesh.data_parallel * (1 if micro == "auto" else micro)
     if batch % each:

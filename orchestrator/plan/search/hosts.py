@@ -31,7 +31,7 @@ def with_hosts(space: Space, hosts: int) -> Space:
 
 def with_fewest_hosts(space: Space) -> tuple[Space, Found]:
     """The smallest part of the hosts on which something fits, and the quickest plan there."""
-    for hosts in range(least_hosts(space), space.fabric.hosts):
+    for hosts in range(min(least_hosts(space), space.fabric.hosts), space.fabric.hosts):
         smaller = with_hosts(space, hosts)
         if first_mesh(smaller.spec, smaller.shape) is not None:
             found = search(smaller, "throughput")
@@ -45,4 +45,4 @@ def least_hosts(space: Space) -> int:
     once."""
     fabric = space.fabric
     devices = -(-space.states_bytes // fabric.profile.memory_bytes)
-    return min(fabric.hosts, max(1, -(-devices // fabric.devices_per_host)))
+    return max(1, -(-devices // fabric.devices_per_host))

@@ -7,7 +7,7 @@ from orchestrator.cluster.profile import Fabric
 from orchestrator.contract.plan import Memory, StepTime
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.cost.step import step_time
-from orchestrator.plan.memory.peak import memory_of
+from orchestrator.plan.memory.peak import MOMENTS, memory_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.degrees import simplicity
 from orchestrator.plan.setup import Setup
@@ -46,15 +46,12 @@ class Space:
 
     @property
     def states_bytes(self) -> int:
-        """Of what some rank must hold, however the job is split: 4 for each weight where nothing
-        but adapters is trained, in 4 bits half a byte; else 4 each for weight and gradient, and
-        none of what is in the hosts' memory."""
-        model = self.spec.model
-        if self.spec.parallel.fsdp.cpu_offload:
+        """Of what the devices must hold together, however the job is split; 0 where that is little
+        or elsewhere."""
+        if self.spec.parallel.fsdp.cpu_offload or self.spec.model.lora is not None:
             return 0
-        if model.lora is None:
-            return 8 * self.shape.parameters
-        return self.shape.parameters * (4 if model.lora.quantize == "none" else 0)
+        moments = MOMENTS[self.spec.train.optimizer.name]
+        return 4 * (2 + moments) * self.shape.parameters
 
     def memory(self, setup: Setup) -> Memory:
         return memory_of(setup, self.fabric)
