@@ -21,7 +21,7 @@ from orchestrator.plan.memory.activations import (
 )
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
-from orchestrator.plan.stages import StageRank, stage_ranks
+from orchestrator.plan.stages import StageRank, fullest_ranks
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """4 bits, and for each 64 weights a scale of 8 bits, of which 256 share a float32 (Dettmers et al.
@@ -57,9 +57,7 @@ def model_states(parameters: int, ranks: int, level: int, each: PerParameter) ->
 def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
     """What the fullest rank of `setup` needs, against what a device of `fabric` has."""
     mesh, micro = setup.mesh, setup.micro_batch_size
-    ranks = dict.fromkeys(
-        stage_ranks(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
-    )
+    ranks = fullest_ranks(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
     all_items = []
     for rank in ranks:
         # GPipe's last stage has all micro batches before it goes back with the first.
