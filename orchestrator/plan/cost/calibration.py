@@ -27,8 +27,10 @@ class DeviceCalibration:
     attention_half: float
     memory: float
     processors: int
-    tile: tuple[int, int]
+    tiles: tuple[tuple[int, int, float], ...]
+    split: float
     depth_half: float
+    steady: float
     gap_s: float
     host_op_s: float
     sharded_op_s: float
@@ -60,7 +62,7 @@ def device_calibration(profile: Profile) -> DeviceCalibration:
 def _device(table: Mapping[str, Any]) -> DeviceCalibration:
     wanted = {field.name for field in fields(DeviceCalibration)}
     values = {key: value for key, value in table.items() if key in wanted}
-    return DeviceCalibration(**values | {"tile": tuple(table["tile"])})
+    return DeviceCalibration(**values | {"tiles": tuple(map(tuple, table["tiles"]))})
 
 
 def link_calibration(kind: str) -> LinkCalibration:

@@ -49,12 +49,16 @@ class Wire:
     """That each rank sends in large collectives."""
     pair_bytes_per_s: float
     """From one rank to one other."""
+    near_bytes_per_s: float
+    """From one rank to others of its host."""
     half_bytes: float
     base_s: float
     hop_s: float
     """Within a host."""
     far_hop_s: float
     """Between hosts."""
+    contention: float
+    """By how much a second of a collective slows down what is computed beside it, in seconds."""
 
     def gather_s(self, whole: float) -> float:
         """All-gather or reduce-scatter, in a ring."""
@@ -95,9 +99,6 @@ class Wire:
             return 0.0
         hop = self.far_hop_s if self.group.hosts > 1 else self.hop_s
         return self.base_s + hop + size / self.pair_bytes_per_s
-
-    near_bytes_per_s: float
-    """From one rank to others of its host."""
 
 
 TREE_SHARE = 0.9

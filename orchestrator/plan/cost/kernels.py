@@ -4,8 +4,8 @@ import math
 
 from orchestrator.plan.cost.machine import Machine
 
-SPLITS = (1, 2, 4, 8)
-"""Parts into which a kernel may cut the inner size, to have work for all processors."""
+PARTS = (1, 2, 4, 8)
+"""Into which a kernel may cut the inner size, to have tiles for all processors."""
 SIZES = {"float32": 4, "bfloat16": 2, "float8": 1}
 
 
@@ -30,20 +30,16 @@ def _filled(machine: Machine, rows: int, columns: int, inner: int) -> float:
     calibration = machine.calibration
     if calibration.processors == 1:
         return inner / (inner + calibration.depth_half)
-    tall, wide = calibration.tile
     best = 0.0
-    for height, width, speed in (
-        (tall, wide, 1.0),
-        (tall, wide // 2, 0.9),
-        (tall // 2, wide // 2, 0.75),
-    ):
+    for height, width, speed in calibration.tiles:
         tiles = math.ceil(rows / height) * math.ceil(columns / width)
         padded = rows * columns / (tiles * height * width)
-        for split in SPLITS:
-            rounds = tiles * split / calibration.processors
-            depth = inner / split
-            deep = depth / (depth + calibration.depth_half)
-            best = max(best, speed * padded * deep * rounds / math.ceil(rounds))
+        for parts in PARTS:
+            rounds = tiles * parts / calibration.processors
+            depth = inner / parts
+            share = speed * padded * depth / (depth + calibration.depth_half)
+            share *= rounds / math.ceil(rounds)
+            best = max(best, share if parts == 1 else share * calibration.split)
     return best
 
 

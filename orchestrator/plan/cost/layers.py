@@ -169,9 +169,9 @@ def _cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, flo
     return seconds[0], seconds[1]
 
 
-LOSS_BYTES = {False: (18, 24), True: (12, 14)}
-"""Of each logit of 2 bytes: to float32, log-softmax, and back; eager and compiled. The loss is not
-compiled with the layers, so that is what it costs either way."""
+LOSS_BYTES = (14, 24)
+"""Read and written of each logit of 2 bytes, forward and backward: to float32 and log-softmax; its
+gradient, made in float32 and cast back. The loss is not compiled with the layers."""
 
 
 @lru_cache(maxsize=4096)
@@ -181,8 +181,8 @@ def head_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
     norm = EAGER.layer_norm if shape.norm_bias else EAGER.norm
     into = shape.hidden_size
     logits = rows * vocabulary * SIZES[part.dtype] / 2
-    cheap = move_s(machine, rows * into / part.tp * norm[0] + logits * LOSS_BYTES[False][0], 12)
-    back = move_s(machine, rows * into / part.tp * norm[1] + logits * LOSS_BYTES[False][1], 18)
+    cheap = move_s(machine, rows * into / part.tp * norm[0] + logits * LOSS_BYTES[0], 12)
+    back = move_s(machine, rows * into / part.tp * norm[1] + logits * LOSS_BYTES[1], 18)
     weights = matmul_s(machine, into, vocabulary, rows, part.dtype) if part.trains_weights else 0.0
     return Passes(
         forward=matmul_s(machine, rows, vocabulary, into, part.dtype) + cheap,

@@ -11,8 +11,11 @@ from orchestrator.plan.cost.calibration import (
 from orchestrator.plan.cost.collectives import Wire
 from orchestrator.plan.cost.groups import group
 
-FLOAT8_OF_BFLOAT16 = 2.0
-"""Rates of tensor cores, where a profile does not name one for float8."""
+DEEP = 8192
+"""Inner size of the products whose rate the calibration gives: the best ones have about that."""
+LEAST_TAKEN = 0.25
+"""Of the processors that a collective at the full rate inside a host takes: NCCL has two channels
+or more for each link."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,17 +25,19 @@ class Machine:
     fabric: Fabric
     calibration: DeviceCalibration
     rates: dict[str, float]
-    """Operations a second of the best-shaped large matrix product, by type."""
+    """Operations a second of a boundless matrix product, by type."""
     attention: tuple[float, float]
     """Of the attention kernel forward and backward, on long sequences."""
     memory_bytes_per_s: float
+    host_apart: bool
+    """The host that starts operations is not the device that does them."""
     wires: dict[tuple[int, int], Wire] = field(default_factory=dict)
 
     def wire(self, size: int, stride: int) -> Wire:
         """Between `size` ranks, each `stride` from the next."""
         found = self.wires.get((size, stride))
         if found is None:
-            found = self.wires[size, stride] = _wire(self.fabric, size, stride)
+            found = self.wires[size, stride] = _wire(self.fabric, self.calibration, size, stride)
         return found
 
 
@@ -58,8 +63,9 @@ def _machine(fabric: Fabric) -> Machine:
     slowed = _slowed(profile, calibration)
     peak = profile.flops["bfloat16"]
     attention = (calibration.attention_forward, calibration.attention_backward)
+    boundless = calibration.steady * (DEEP + calibration.depth_half) / DEEP
     rates = {
-        kind: rate * calibration.gemm.get(kind, calibration.gemm["bfloat16"]) * slowed
+        kind: rate * calibration.gemm.get(kind, calibration.gemm["bfloat16"]) * slowed * boundless
         for kind, rate in profile.flops.items()
     }
     rates.setdefault("float8", rates["bfloat16"])
@@ -70,6 +76,7 @@ def _machine(fabric: Fabric) -> Machine:
         # Attention draws less power than matrix products do: half as far from the peak's clock.
         attention=(peak * attention[0] * (1 + slowed) / 2, peak * attention[1] * (1 + slowed) / 2),
         memory_bytes_per_s=profile.memory_bytes_per_s * calibration.memory,
+        host_apart=profile.device != "cpu",
     )
 
 
@@ -80,7 +87,7 @@ def _slowed(profile: Profile, calibration: DeviceCalibration) -> float:
     return profile.sustained / calibration.gemm["bfloat16"]
 
 
-def _wire(fabric: Fabric, size: int, stride: int) -> Wire:
+def _wire(fabric: Fabric, calibration: DeviceCalibration, size: int, stride: int) -> Wire:
     profile, ranks = fabric.profile, group(size, stride, fabric)
     near, far = profile.intra_host, profile.inter_host
     near_how, far_how = link_calibration(near.kind), link_calibration(far.kind)
@@ -101,4 +108,6 @@ def _wire(fabric: Fabric, size: int, stride: int) -> Wire:
         base_s=how.base_s,
         hop_s=near.latency_s,
         far_hop_s=far.latency_s,
+        # A collective that waits for slower links takes fewer processors.
+        contention=calibration.contention * max(LEAST_TAKEN, min(1.0, bus / near_rate)),
     )
