@@ -25,6 +25,7 @@ class DeviceCalibration:
     attention_forward: float
     attention_backward: float
     attention_half: float
+    attention_heads: tuple[float, float]
     memory: float
     processors: int
     tiles: tuple[tuple[int, int, float], ...]
@@ -62,7 +63,9 @@ def device_calibration(profile: Profile) -> DeviceCalibration:
 def _device(table: Mapping[str, Any]) -> DeviceCalibration:
     wanted = {field.name for field in fields(DeviceCalibration)}
     values = {key: value for key, value in table.items() if key in wanted}
-    return DeviceCalibration(**values | {"tiles": tuple(map(tuple, table["tiles"]))})
+    values["tiles"] = tuple(map(tuple, table["tiles"]))
+    values["attention_heads"] = tuple(table["attention_heads"])
+    return DeviceCalibration(**values)
 
 
 def link_calibration(kind: str) -> LinkCalibration:

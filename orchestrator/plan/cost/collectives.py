@@ -6,9 +6,12 @@ a latency for each hop, and the bytes over the bus bandwidth.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.plan.cost.groups import Group
+
+TREE_SHARE = 0.9
+"""Of the bandwidth that a ring has (NCCL's tuning.cc: a tree's is multiplied by 0.9)."""
 
 
 def ring_gather_bytes(size: int, whole: float) -> float:
@@ -60,27 +63,36 @@ class Wire:
     contention: float
     """By how much a second of a collective slows down what is computed beside it, in seconds."""
 
+    gather_fixed_s: float = field(init=False)
+    """Of an all-gather, whatever its size."""
+    gather_s_per_byte: float = field(init=False)
+    sum_ways: tuple[tuple[float, float], ...] = field(init=False)
+    """Of an all-reduce by a ring and by trees: seconds whatever its size, and for each byte."""
+
+    def __post_init__(self) -> None:
+        size, hosts = self.group.size, self.group.hosts
+        start = self.base_s + self.half_bytes / self.bus_bytes_per_s
+        near, far = size - hosts, hosts - 1
+        ring = start + near * self.hop_s + far * self.far_hop_s
+        deep = math.ceil(math.log2(hosts))
+        tree = start + 2 * ((self.group.per_host - 1) * self.hop_s + deep * self.far_hop_s)
+        per_byte = ring_gather_bytes(size, 1) / self.bus_bytes_per_s
+        tree_per_byte = tree_all_reduce_bytes(size, 1) / (TREE_SHARE * self.bus_bytes_per_s)
+        store = object.__setattr__
+        store(self, "gather_fixed_s", ring)
+        store(self, "gather_s_per_byte", per_byte)
+        store(self, "sum_ways", ((2 * ring - start, 2 * per_byte), (tree, tree_per_byte)))
+
     def gather_s(self, whole: float) -> float:
         """All-gather or reduce-scatter, in a ring."""
-        size = self.group.size
-        if size == 1:
-            return 0.0
-        far = self.group.hosts - 1
-        latency = self.base_s + (size - 1 - far) * self.hop_s + far * self.far_hop_s
-        return latency + (ring_gather_bytes(size, whole) + self.half_bytes) / self.bus_bytes_per_s
+        return self.gather_fixed_s + whole * self.gather_s_per_byte if self.group.size > 1 else 0.0
 
     def all_reduce_s(self, whole: float) -> float:
-        """The faster of a ring and a tree of rings."""
-        group = self.group
-        if group.size == 1:
+        """By the faster of a ring and trees."""
+        if self.group.size == 1:
             return 0.0
-        far, near = group.hosts - 1, group.size - group.hosts
-        ring = 2 * (near * self.hop_s + far * self.far_hop_s)
-        ring += ring_all_reduce_bytes(group.size, whole) / self.bus_bytes_per_s
-        deep = math.ceil(math.log2(group.hosts)) if group.hosts > 1 else 0
-        tree = 2 * ((group.per_host - 1) * self.hop_s + deep * self.far_hop_s)
-        tree += tree_all_reduce_bytes(group.size, whole) / (TREE_SHARE * self.bus_bytes_per_s)
-        return self.base_s + self.half_bytes / self.bus_bytes_per_s + min(ring, tree)
+        (ring, ring_byte), (tree, tree_byte) = self.sum_ways
+        return min(ring + whole * ring_byte, tree + whole * tree_byte)
 
     def exchange_s(self, own: float) -> float:
         """All-to-all: every rank talks to every other, most of them on other hosts."""
@@ -99,7 +111,3 @@ class Wire:
             return 0.0
         hop = self.far_hop_s if self.group.hosts > 1 else self.hop_s
         return self.base_s + hop + size / self.pair_bytes_per_s
-
-
-TREE_SHARE = 0.9
-"""Of the bandwidth that a ring has (NCCL's tuning.cc: a tree's is multiplied by 0.9)."""

@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 
 from orchestrator.cluster.profile import Fabric
-from orchestrator.contract.mesh import Mesh
 
 LEVELS = ("host", "leaf", "spine")
 
@@ -18,16 +17,9 @@ class Group:
     size: int
     per_host: int
     """Of its ranks on one host."""
-    per_leaf: int
-    """Of its ranks under one leaf switch."""
-
-    @property
-    def hosts(self) -> int:
-        return math.ceil(self.size / self.per_host)
-
-    @property
-    def leaves(self) -> int:
-        return math.ceil(self.size / self.per_leaf)
+    hosts: int
+    leaves: int
+    """Leaf switches that it is under."""
 
     @property
     def level(self) -> str:
@@ -41,7 +33,7 @@ class Group:
         """Which share of a ring's hops is at each level."""
         leaves = self.leaves if self.leaves > 1 else 0
         hosts = self.hosts if self.hosts > 1 else 0
-        whole = max(1, self.size)
+        whole = self.size
         return {
             "host": (whole - hosts) / whole,
             "leaf": (hosts - leaves) / whole,
@@ -56,18 +48,10 @@ def group(size: int, stride: int, fabric: Fabric) -> Group:
 
     devices = fabric.devices_per_host
     under_leaf = devices * (fabric.hosts_per_leaf or max(1, fabric.hosts))
-    return Group(size=size, per_host=within(devices), per_leaf=within(under_leaf))
-
-
-def strides(mesh: Mesh) -> dict[str, int]:
-    """Ranks from one to the next along each axis, and along those that share a copy of weights."""
-    cp = mesh.tp
-    dp_shard = cp * mesh.cp
-    dp_replicate = dp_shard * mesh.dp_shard
-    return {
-        "tp": 1,
-        "cp": cp,
-        "dp_shard": dp_shard,
-        "dp_replicate": dp_replicate,
-        "pp": dp_replicate * mesh.dp_replicate,
-    }
+    per_host = within(devices)
+    return Group(
+        size=size,
+        per_host=per_host,
+        hosts=math.ceil(size / per_host),
+        leaves=math.ceil(size / within(under_leaf)),
+    )

@@ -6,6 +6,8 @@ from orchestrator.plan.cost.machine import Machine
 
 PARTS = (1, 2, 4, 8)
 """Into which a kernel may cut the inner size, to have tiles for all processors."""
+NARROW, WIDE = 64, 256
+"""Heads for which the attention kernel was measured, beside 128."""
 SIZES = {"float32": 4, "bfloat16": 2, "float8": 1}
 
 
@@ -43,15 +45,24 @@ def _filled(machine: Machine, rows: int, columns: int, inner: int) -> float:
     return best
 
 
-def attention_s(machine: Machine, scores: float, width: int, seen: float, backward: bool) -> float:
-    """Of `scores` pairs of a query and a key, with heads that are `width` wide together; `seen` is
-    how many tokens a kernel gets of a sequence."""
-    forward_rate, backward_rate = machine.attention
-    half = machine.calibration.attention_half
-    # Two products forward; backward five, the first of which is the scores again.
-    flops = (10.0 if backward else 4.0) * scores * width
-    rate = backward_rate if backward else forward_rate
-    return flops / (rate * seen / (seen + half)) + machine.calibration.gap_s
+def attention_s(
+    machine: Machine, scores: float, width: int, head: int, seen: float
+) -> tuple[float, float]:
+    """Forward and backward, of `scores` pairs of a query and a key and heads that are `width` wide
+    together, `head` each; `seen` is how many tokens a kernel gets of a sequence.
+
+    Two products forward; backward five, the first of which is the scores again (Dao 2023).
+    """
+    calibration = machine.calibration
+    narrow, wide = calibration.attention_heads
+    speed = seen / (seen + calibration.attention_half)
+    if head <= NARROW:
+        speed *= narrow
+    elif head >= WIDE:
+        speed *= wide
+    forward, backward = machine.attention
+    flops = 2.0 * scores * width / speed
+    return 2 * flops / forward + calibration.gap_s, 5 * flops / backward + calibration.gap_s
 
 
 def move_s(machine: Machine, size: float, kernels: int = 0) -> float:

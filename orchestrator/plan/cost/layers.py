@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from orchestrator.contract.model import LoraSpec
 from orchestrator.plan.cost.kernels import SIZES, attention_s, matmul_s, move_s
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.model.shape import ModelShape
@@ -25,8 +26,8 @@ class Slice:
     dtype: str = "bfloat16"
     compiled: bool = False
     float8: bool = False
-    trains_weights: bool = True
-    """False where weights are frozen: they need no gradients of their own."""
+    lora: LoraSpec | None = None
+    """The weights are frozen then: they need no gradients of their own."""
 
     @property
     def rows(self) -> int:
@@ -100,11 +101,12 @@ def layer_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
     products = _products(machine, shape, part)
     attention = attention_of(machine, shape, part)
     cheap = _cheap(machine, shape, part)
+    beside = (0.0, 0.0) if part.lora is None else _adapters(machine, shape, part, part.lora)
     matmuls = len(_linears(shape, part))
     extra = COMPILED.ops if part.compiled else EAGER.ops
     return Passes(
-        forward=products[0] + attention[0] + cheap[0],
-        inputs=products[1] + attention[1] + cheap[1],
+        forward=products[0] + attention[0] + cheap[0] + beside[0],
+        inputs=products[1] + attention[1] + cheap[1] + beside[1],
         weights=products[2],
         forward_ops=matmuls + 1 + extra[0],
         backward_ops=2 * matmuls + 2 + extra[1],
@@ -128,7 +130,7 @@ def _products(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, 
     for into, out in _linears(shape, part):
         forward += matmul_s(machine, rows, out, into, kind)
         inputs += matmul_s(machine, rows, into, out, kind)
-        if part.trains_weights:
+        if part.lora is None:
             weights += matmul_s(machine, into, out, rows, kind)
         if part.float8:
             cast = FLOAT8_BYTES[part.compiled] / 2
@@ -143,11 +145,7 @@ def attention_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[floa
     window = min(tokens, shape.window or tokens)
     pairs = window * (tokens - window / 2) * part.sequences / part.cp
     width = math.ceil(shape.query_size / part.tp)
-    seen = tokens / part.cp
-    return (
-        attention_s(machine, pairs, width, seen, backward=False),
-        attention_s(machine, pairs, width, seen, backward=True),
-    )
+    return attention_s(machine, pairs, width, shape.head_dim, tokens / part.cp)
 
 
 def _cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
@@ -169,6 +167,22 @@ def _cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, flo
     return seconds[0], seconds[1]
 
 
+def _adapters(
+    machine: Machine, shape: ModelShape, part: Slice, lora: LoraSpec
+) -> tuple[float, float]:
+    """LoRA's narrow products, which memory bounds: inputs are read, results are written and added;
+    and 4-bit weights, which are written out for each pass (Dettmers et al. 2023, section 3)."""
+    targets = [(into, out) for name, into, out in shape.linear if name in lora.target_modules]
+    size, rows = SIZES[part.dtype], part.rows / part.tp
+    forward = sum(size * rows * (into + 4 * out) for into, out in targets)
+    backward = sum(size * rows * (3 * into + 2 * out) for into, out in targets)
+    if lora.quantize == "nf4":
+        written = shape.layer_matrices / part.tp * (0.5 + size)
+        forward, backward = forward + written, backward + written
+    kernels = 3 * len(targets)
+    return move_s(machine, forward, kernels), move_s(machine, backward, 2 * kernels)
+
+
 LOSS_BYTES = (14, 24)
 """Read and written of each logit of 2 bytes, forward and backward: to float32 and log-softmax; its
 gradient, made in float32 and cast back. The loss is not compiled with the layers."""
@@ -183,7 +197,7 @@ def head_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
     logits = rows * vocabulary * SIZES[part.dtype] / 2
     cheap = move_s(machine, rows * into / part.tp * norm[0] + logits * LOSS_BYTES[0], 12)
     back = move_s(machine, rows * into / part.tp * norm[1] + logits * LOSS_BYTES[1], 18)
-    weights = matmul_s(machine, into, vocabulary, rows, part.dtype) if part.trains_weights else 0.0
+    weights = matmul_s(machine, into, vocabulary, rows, part.dtype) if part.lora is None else 0.0
     return Passes(
         forward=matmul_s(machine, rows, vocabulary, into, part.dtype) + cheap,
         inputs=matmul_s(machine, rows, into, vocabulary, part.dtype) + back,

@@ -57,7 +57,7 @@ def _slice(setup: Setup) -> Slice:
         dtype=setup.dtype,
         compiled=setup.compile,
         float8=setup.float8,
-        trains_weights=setup.lora is None,
+        lora=setup.lora,
     )
 
 

@@ -54,7 +54,7 @@ class Units:
 def units_of(
     shape: ModelShape, tp: int, rank: Rank, sizes: tuple[float, int, int], lora: LoraSpec | None
 ) -> Units:
-    """`sizes`: bytes of a layer's weight and of any other as gathered, and of a reduced gradient."""
+    """`sizes`: bytes of a layer's gathered weight, of any other one, and of a reduced gradient."""
     layer_size, size, reduce_size = sizes
     layer = math.ceil(shape.layer_weights / tp) + shape.layer_replicated
     layer_trained = layer if lora is None else adapters(shape, lora)
