@@ -1,6 +1,6 @@
 """A fabric as the model reckons with it: rates that are reached instead of nominal ones."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.cluster.profile import Fabric, Profile
 from orchestrator.plan.cost.calibration import (
@@ -13,6 +13,9 @@ from orchestrator.plan.cost.groups import group
 
 DEEP = 8192
 """Inner size of the products whose rate the calibration gives: the best ones have about that."""
+ALIKE = 0.02
+"""Difference of what a device sustains to what was calibrated, above which the rest is no longer
+called measured."""
 LEAST_TAKEN = 0.25
 """Of the processors that a collective at the full rate inside a host takes: NCCL has two channels
 or more for each link."""
@@ -63,6 +66,8 @@ def _machine(fabric: Fabric) -> Machine:
     slowed = _slowed(profile, calibration)
     peak = profile.flops["bfloat16"]
     attention = (calibration.attention_forward, calibration.attention_backward)
+    if calibration.certainty == "measured" and abs(slowed - 1) > ALIKE:
+        calibration = replace(calibration, certainty="derived")
     boundless = calibration.steady * (DEEP + calibration.depth_half) / DEEP
     rates = {
         kind: rate * calibration.gemm.get(kind, calibration.gemm["bfloat16"]) * slowed * boundless
