@@ -88,6 +88,16 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementCost:
+    """Bytes of a step that all ranks send out of a host, out of a leaf switch, and so on upwards;
+    what leaves a leaf has left a host as well."""
+
+    crossing: tuple[int, ...]
+    by_name: tuple[int, ...]
+    """The same, were the hosts taken in the order of their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     mesh: Mesh
     micro_batch_size: int
@@ -100,6 +110,8 @@ class Plan:
     hosts: tuple[str, ...]
     """Names in node-rank order, as planned; the leader binds again to the hosts that came."""
     ranks_per_host: int
+    placement: PlacementCost | None = None
+    """None where the switches between the hosts are not known."""
     memory: Memory
     time: StepTime | None = None
     communication: tuple[Traffic, ...] = ()

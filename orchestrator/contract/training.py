@@ -34,14 +34,15 @@ class TrainingConfig:
     def _problems(self) -> Iterator[Problem]:
         if self.train.eval_every is not None and self.data.validation is None:
             yield eval_without_data(self.train.eval_every)
-        if "auto" in self.parallel.degrees:
+        if "auto" in (self.parallel.dp_shard, self.parallel.tp):
             return
-        per_pass = self.mesh.data_parallel * self.micro_batch_size
+        mesh = self.parallel.filled_mesh(1)
+        per_pass = mesh.data_parallel * self.micro_batch_size
         if self.train.global_batch_size % per_pass:
             yield Problem(
                 path="train.global_batch_size",
                 value=self.train.global_batch_size,
-                limit=f"a multiple of {self.mesh.data_parallel} data-parallel ranks"
+                limit=f"a multiple of {mesh.data_parallel} data-parallel ranks"
                 f" x micro batch {self.micro_batch_size} = {per_pass}",
                 fix="change micro_batch_size, the degrees or the global batch",
             )

@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.cluster.inventory import Inventory
-from orchestrator.contract.plan import Choice, Plan
+from orchestrator.cluster.inventory import Inventory, tree_of
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.plan import Choice, PlacementCost, Plan, Traffic
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.memory.peak import show_bytes
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.placement.arrange import arrange
 from orchestrator.plan.search.alternatives import first_mesh, nearest_plans
 from orchestrator.plan.search.best import Found, search
 from orchestrator.plan.search.degrees import likely_mesh
@@ -93,7 +95,8 @@ def _head(spec: JobSpec) -> str:
 def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
     best, *others = found.options
     spec, setup = space.spec, best.setup
-    hosts = inventory.with_devices(spec.cluster.gpus_per_host)[: space.fabric.hosts]
+    traffic = traffic_of(setup, space.fabric)
+    hosts, placement = _placed(space, setup.mesh, inventory, traffic)
     return Plan(
         mesh=setup.mesh,
         micro_batch_size=setup.micro_batch_size,
@@ -101,17 +104,32 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         activation_checkpointing=setup.checkpointing,
         reshard_after_forward=setup.reshard,
         pipeline=replace(setup.pipeline, stages_per_rank=setup.pipeline.stages),
-        hosts=tuple(host.name for host in hosts),
+        hosts=hosts,
         ranks_per_host=spec.cluster.gpus_per_host,
+        placement=placement,
         memory=best.memory,
         time=best.time,
-        communication=traffic_of(setup, space.fabric),
+        communication=traffic,
         profile=space.fabric.profile.name,
         alternatives=tuple(choice_of(option) for option in others),
         rejected=found.rejected,
         methods=methods_of(setup),
         notes=notes_of(space, setup, inventory),
     )
+
+
+def _placed(
+    space: Space, mesh: Mesh, inventory: Inventory, traffic: tuple[Traffic, ...]
+) -> tuple[tuple[str, ...], PlacementCost | None]:
+    """Where the nodes go, by name where nobody knows how the hosts are connected."""
+    devices = space.fabric.devices_per_host
+    hosts = inventory.with_devices(devices)
+    switches = tree_of(hosts)
+    if not switches:
+        return tuple(host.name for host in hosts[: space.fabric.hosts]), None
+    found = arrange(mesh, devices, (host.name for host in hosts), switches, traffic)
+    cost = PlacementCost(crossing=found.cost.crossing, by_name=found.by_name.crossing)
+    return found.hosts, cost
 
 
 def choice_of(option: Option) -> Choice:

@@ -22,6 +22,7 @@ def describe_plan(plan: Plan) -> str:
         _memory(plan),
         _communication(plan),
         grid(plan),
+        _placement(plan),
         _alternatives(plan),
         _rejected(plan),
         [line for note in plan.notes for line in wrapped(note, "- ", "  ")],
@@ -42,6 +43,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "methods": dict(plan.methods),
         "profile": plan.profile,
         "hosts": list(plan.hosts),
+        "placement": None if plan.placement is None else encode(plan.placement),
         "ranks": [encode(one) for one in places(plan, plan.hosts)],
         "memory": encode(plan.memory),
         "time": None if plan.time is None else encode(plan.time),
@@ -143,6 +145,26 @@ def _communication(plan: Plan) -> list[str]:
     ]
     head = ["axis", "collective", "of", "crosses", "a step", "calls", "takes", "waited for"]
     return ["traffic    what the busiest rank sends each step", *table(head, rows, left=4)]
+
+
+LEVELS = ("host", "leaf switch", "spine", "core")
+
+
+def _placement(plan: Plan) -> list[str]:
+    cost = plan.placement
+    if cost is None:
+        return []
+    rows = [
+        [
+            f"out of a {level}",
+            show_traffic(ours),
+            show_traffic(by_name),
+            f"{ours / by_name - 1:+.1%}" if by_name else "",
+        ]
+        for level, ours, by_name in zip(LEVELS, cost.crossing, cost.by_name, strict=False)
+    ]
+    head = ["", "as placed", "by name", ""]
+    return ["placement  what all ranks together send each step", *table(head, rows)]
 
 
 def _alternatives(plan: Plan) -> list[str]:

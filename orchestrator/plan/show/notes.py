@@ -11,6 +11,8 @@ from orchestrator.plan.search.space import MODEST_BYTES, Space
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import bubble
 
+SHOWN = 4
+"""Hosts that are named."""
 IDLE = 0.25
 """Share of a step that ranks of a pipeline wait, above which it is worth a note."""
 AIMS = {
@@ -104,6 +106,10 @@ def _hosts(space: Space, inventory: Inventory) -> Iterator[str]:
     spares = len(inventory.with_devices(cluster.gpus_per_host)) - space.fabric.hosts
     if spares < cluster.spare_hosts:
         yield f"{cluster.spare_hosts} spare hosts asked for, {spares} there"
+    left_out = [f"{host} {why}" for host, why in inventory.left_out(cluster.gpus_per_host).items()]
+    if left_out:
+        more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
+        yield f"left out: {', '.join(left_out[:SHOWN])}{more}"
 
 
 def _tokenizer(space: Space) -> Iterator[str]:

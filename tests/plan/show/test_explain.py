@@ -146,6 +146,7 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
         "methods",
         "profile",
         "hosts",
+        "placement",
         "ranks",
         "memory",
         "time",
