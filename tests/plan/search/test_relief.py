@@ -66,7 +66,12 @@ OFFLOAD = {"fsdp": {"cpu_offload": True}}
             "--set train.activation_checkpointing=auto  (the planner chooses it)",
         ),
         ({}, {}, needed({}, OFFLOAD), "--set parallel.fsdp.cpu_offload=true  (slower"),
-        ({}, OFFLOAD, needed({}, OFFLOAD, 4), "--set cluster.hosts="),
+        (
+            {},
+            {"data": "ddp"},
+            needed({}, {}),
+            "--set parallel.data=fsdp  (the planner chooses it)",
+        ),
     ],
 )
 def test_the_smallest_change_comes_first(train: Any, parallel: Any, limit: int, said: str) -> None:
