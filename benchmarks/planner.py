@@ -2,8 +2,8 @@
 
     python benchmarks/planner.py
 
-Llama 3 on hosts of eight H100, everything left to the planner, each in a process of its own: seconds
-of CPU (one core does all of it) of `plan(...)` after start-up, and the largest resident memory of
+Llama 3 on hosts of eight H100, everything left to the planner, each in a process of its own: CPU
+seconds (one core does all of it) of `plan(...)` after start-up, and the largest resident memory of
 the whole process. Limits: 8 hosts 100 ms; 405B on 2,048 hosts 5 s and 1 GiB.
 """
 

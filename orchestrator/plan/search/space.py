@@ -1,6 +1,6 @@
 """What the search walks through: setups, what they cost, and how they are ranked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from orchestrator.cluster.profile import Fabric
@@ -70,21 +70,22 @@ class Space:
         if self.is_too_large(memory.peak_bytes):
             return False
         free = self.fabric.profile.device == "cpu" and setup.micro_batch_size > smallest
-        return not free or passing_bytes(memory) <= MODEST_BYTES
+        return not free or _bytes_of(memory, KEPT) <= MODEST_BYTES
 
 
-PASSING = frozenset({"activations", "logits", "boundaries"})
+PASSING = frozenset({"activations", "logits", "boundaries", "temporary", "slack"})
 """Items of memory that hang on micro batch and checkpointing; the others only on whether gradients
 are accumulated."""
-
-
-def passing_bytes(memory: Memory) -> int:
-    return sum(size for item, size in memory.items.items() if item in PASSING)
+KEPT = frozenset({"activations", "logits"})
 
 
 def standing_bytes(memory: Memory) -> int:
-    """What no smaller micro batch and no checkpointing frees."""
-    return memory.peak_bytes - passing_bytes(memory)
+    """What no smaller micro batch and no checkpointing frees, at least."""
+    return memory.peak_bytes - _bytes_of(memory, PASSING)
+
+
+def _bytes_of(memory: Memory, items: Collection[str]) -> int:
+    return sum(size for item, size in memory.items.items() if item in items)
 
 
 def by_throughput(option: Option) -> Rank:

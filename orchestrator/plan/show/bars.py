@@ -26,7 +26,7 @@ def bars(memories: Sequence[Memory]) -> list[str]:
     label = max(len(memory.worst_rank) for memory in memories)
     lines = []
     for memory in memories:
-        cells = stacked(memory.items, marks, whole)
+        cells = stacked(memory, marks, whole)
         of = f" of {show_bytes(memory.device_bytes)}" if memory.device_bytes else ""
         drawn = cells.ljust(BAR, FREE)
         size = show_bytes(memory.peak_bytes)
@@ -37,12 +37,14 @@ def bars(memories: Sequence[Memory]) -> list[str]:
     return [*lines, *wrapped(" ".join(legend).rstrip(","), "  ", "  ")]
 
 
-def stacked(items: Mapping[str, int], marks: Mapping[str, str], whole: int) -> str:
-    """Each item as long as its share of `whole`; together as long as their sum is."""
+def stacked(memory: Memory, marks: Mapping[str, str], whole: int) -> str:
+    """Each item as long as its share; together as long as the peak's share of `whole`, at which not
+    all of them are at their own."""
+    scale = memory.peak_bytes / max(1, sum(memory.items.values())) / whole
     drawn, so_far = "", 0
-    for item, size in items.items():
+    for item, size in memory.items.items():
         so_far += size
-        drawn += marks[item] * (round(BAR * so_far / whole) - len(drawn))
+        drawn += marks[item] * (round(BAR * so_far * scale) - len(drawn))
     return drawn
 
 
