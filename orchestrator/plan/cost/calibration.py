@@ -8,11 +8,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster.profile import Profile
 
+FOLDER = Path(__file__).parent / "calibration"
 UNKNOWN = {"cuda": "hopper", "cpu": "cpu"}
 """Whose numbers a profile gets that no file knows."""
 
@@ -74,5 +75,4 @@ def link_calibration(kind: str) -> LinkCalibration:
 
 @cache
 def _tables(name: str) -> dict[str, dict[str, Any]]:
-    text = files("orchestrator.plan.cost").joinpath("calibration", f"{name}.toml").read_text()
-    return tomllib.loads(text)
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))

@@ -23,6 +23,8 @@ class Slice:
     """Of a whole sequence."""
     tp: int = 1
     cp: int = 1
+    context: str = "ring"
+    """How attention sees what cp cuts."""
     dtype: str = "bfloat16"
     compiled: bool = False
     float8: bool = False
@@ -145,7 +147,8 @@ def attention_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[floa
     window = min(tokens, shape.window or tokens)
     pairs = window * (tokens - window / 2) * part.sequences / part.cp
     width = math.ceil(shape.query_size / part.tp)
-    return attention_s(machine, pairs, width, shape.head_dim, tokens / part.cp)
+    seen = tokens if part.context == "ulysses" else tokens / part.cp
+    return attention_s(machine, pairs, width, shape.head_dim, seen)
 
 
 def _cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:

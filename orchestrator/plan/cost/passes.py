@@ -27,7 +27,6 @@ UNIT_CALLS = 3
 class How:
     """What of a setup a micro batch's time depends on, beside its shape."""
 
-    context: str
     checkpointing: Checkpointing
     checkpoint_every: int | None
     pp: int
@@ -114,7 +113,7 @@ def _layer(machine: Machine, shape: ModelShape, part: Slice, how: How) -> Layer:
     talks: tuple[Talk, ...] = tensor_talks(machine, shape, part) if part.tp > 1 else ()
     merging = 0.0
     if part.cp > 1:
-        more, merging = context_talks(machine, shape, part, how.context)
+        more, merging = context_talks(machine, shape, part)
         talks += more
     full = how.checkpointing in ("full", "every_k")
     return Layer(

@@ -75,10 +75,10 @@ def _of_hidden_states(machine: Machine, shape: ModelShape, part: Slice, calls: i
 
 
 def context_talks(
-    machine: Machine, shape: ModelShape, part: Slice, method: str
+    machine: Machine, shape: ModelShape, part: Slice
 ) -> tuple[tuple[Talk, ...], float]:
     """Of one layer; and the seconds that putting attention together takes, forward."""
-    match method:
+    match part.context:
         case "ring":
             return _ring(machine, shape, part)
         case "all_gather":

@@ -54,6 +54,7 @@ def _slice(setup: Setup) -> Slice:
         tokens=setup.tokens,
         tp=setup.mesh.tp,
         cp=setup.mesh.cp,
+        context=setup.context,
         dtype=setup.dtype,
         compiled=setup.compile,
         float8=setup.float8,
@@ -63,7 +64,6 @@ def _slice(setup: Setup) -> Slice:
 
 def _how(setup: Setup) -> How:
     return How(
-        context=setup.context,
         checkpointing=setup.checkpointing,
         checkpoint_every=setup.checkpoint_every,
         pp=setup.mesh.pp,
