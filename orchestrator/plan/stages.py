@@ -44,20 +44,6 @@ def stage_ranks(
 
 
 @cache
-def fullest_ranks(
-    shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
-) -> tuple[StageRank, ...]:
-    """Those of `stage_ranks` that no other one outdoes: of the ranks that have the same layers and
-    ends, the one that keeps most. One of them is the fullest, whatever else is counted."""
-    found: dict[tuple[int, bool, bool], StageRank] = {}
-    for rank in stage_ranks(shape, pp, spec, micro_batches, tokens):
-        known = found.setdefault((rank.layers, rank.is_first, rank.is_last), rank)
-        if rank.kept > known.kept:
-            found[rank.layers, rank.is_first, rank.is_last] = rank
-    return tuple(found.values())
-
-
-@cache
 def stage_cuts(shape: ModelShape, num_stages: int, tokens: int) -> tuple[tuple[int, int], ...]:
     """First layer and stop of each stage, as the trainer cuts them."""
     costs = layer_costs(

@@ -7,7 +7,8 @@ from orchestrator.cluster.profile import Fabric
 from orchestrator.contract.plan import Memory, StepTime
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.cost.step import step_time
-from orchestrator.plan.memory.peak import MOMENTS, memory_of
+from orchestrator.plan.memory.peak import memory_of
+from orchestrator.plan.memory.states import MOMENTS
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.degrees import simplicity
 from orchestrator.plan.setup import Setup

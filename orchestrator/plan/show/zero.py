@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.plan.memory.peak import MOMENTS, PerParameter, model_states, show_bytes
+from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.memory.states import MOMENTS, PerParameter, zero_table
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.show.tables import table
 
@@ -51,8 +52,8 @@ class ZeroTable:
 
     def rows(self, policy: str) -> list[tuple[int, ...]]:
         """Weights, gradients and moments of a device, at each level."""
-        each = self.policies[policy]
-        return [model_states(self.parameters, self.devices, level, each) for level in LEVELS]
+        table = zero_table(self.parameters, self.devices, self.policies[policy])
+        return [(row.weights, row.gradients, row.optimizer) for row in table]
 
 
 def describe_zero(found: ZeroTable) -> str:
