@@ -54,15 +54,17 @@ class Found:
 class _Node:
     """One way to run each mesh of a family: those with the same pp, cp and tp."""
 
-    bound: float
-    """No setup of it comes below, in seconds or in bytes."""
-    setup: Setup
-    """With the mesh that shards most."""
-    kinds: tuple[Checkpointing, ...]
-    """That may fit."""
+    setups: tuple[Setup, ...]
+    """With the mesh that shards most: one for each checkpointing, the quickest first."""
     smallest: int
     """Micro batch that there is for its pipeline."""
     family: Sequence[Mesh]
+
+    @property
+    def alike(self) -> tuple[PipelineSpec, bool]:
+        """Nodes of a family with the same need more memory, the larger their micro batch is. One
+        micro batch a step leaves no gradients to add up."""
+        return self.setups[0].pipeline, self.setups[0].micro_batches > 1
 
 
 def search(space: Space, objective: str) -> Found:
@@ -78,9 +80,10 @@ def search(space: Space, objective: str) -> Found:
     nodes: list[_Node] = []
     too_large: dict[Mesh, Memory] = {}
     for family in families.values():
-        of_family, least = _nodes(space, objective, family)
-        nodes += of_family
-        too_large |= _too_large(space, family, of_family, least)
+        of_family = _nodes(space, family)
+        large = _too_large(space, family, of_family)
+        too_large |= large
+        nodes += of_family if len(large) < len(family) else []
     options = _best_first(space, objective, nodes, too_large.keys())
     slower = sum(map(len, families.values())) - len(too_large) - len(options)
     return Found(
@@ -96,7 +99,10 @@ def can_fit(space: Space) -> bool:
     for mesh in meshes(space.spec, space.world):
         if barrier(space.spec, space.shape, mesh) is None:
             families[mesh.pp, mesh.cp, mesh.tp].append(mesh)
-    return any(_nodes(space, "throughput", family)[0] for family in families.values())
+    return any(
+        _least_if_none_fits(space, _widest(family), _nodes(space, family)) is None
+        for family in families.values()
+    )
 
 
 def every_option(space: Space) -> Iterator[Option]:
@@ -126,32 +132,24 @@ def _setup(
     return replace(setup, pipeline=pipeline, reshard=reshardings(space.spec, mesh, pipeline)[-1])
 
 
-def _nodes(
-    space: Space, objective: str, family: Sequence[Mesh]
-) -> tuple[list[_Node], Memory | None]:
-    """Those that may fit; and the least that is needed where none does."""
-    spec = space.spec
-    widest = max(family, key=lambda mesh: mesh.dp_shard)
-    found: list[_Node] = []
-    too_large: list[Memory] = []
+def _widest(family: Sequence[Mesh]) -> Mesh:
+    """The mesh that shards most, and so needs the least memory."""
+    return max(family, key=lambda mesh: mesh.dp_shard)
+
+
+def _nodes(space: Space, family: Sequence[Mesh]) -> list[_Node]:
+    """Smaller micro batches first."""
+    spec, widest = space.spec, _widest(family)
+    found = []
     for pipeline in pipelines(spec, space.shape, widest.pp):
         sizes = micro_sizes(spec, widest, pipeline)
+        kinds = checkpointings(spec, widest.pp, pipeline)
         for micro in sizes:
-            if _is_dominated(space, widest, pipeline, micro):
-                continue
-            kinds = checkpointings(spec, widest.pp, pipeline)
-            tried = [_setup(space, widest, pipeline, micro, kind) for kind in kinds]
-            for number, setup in enumerate(tried):
-                memory = space.memory(setup)
-                if space.fits(setup, memory, sizes[0]):
-                    bound = _bound(space, objective, tried[number:])
-                    found.append(_Node(bound, setup, kinds[number:], sizes[0], family))
-                    break
-                too_large.append(memory)
-                if space.is_too_large(standing_bytes(memory)):
-                    break
-    least = min(too_large, key=lambda memory: memory.peak_bytes, default=None)
-    return found, None if found else least
+            if not _is_dominated(space, widest, pipeline, micro):
+                first = _setup(space, widest, pipeline, micro, kinds[0])
+                setups = (first, *(replace(first, checkpointing=kind) for kind in kinds[1:]))
+                found.append(_Node(setups, sizes[0], family))
+    return found
 
 
 def _is_dominated(space: Space, mesh: Mesh, pipeline: PipelineSpec, micro: int) -> bool:
@@ -161,48 +159,39 @@ def _is_dominated(space: Space, mesh: Mesh, pipeline: PipelineSpec, micro: int) 
     return space.spec.train.global_batch_size // (mesh.data_parallel * micro) >= mesh.pp
 
 
-def _bound(space: Space, objective: str, setups: Sequence[Setup]) -> float:
-    """Below all arrangements, for setups that differ in checkpointing, the quickest first."""
-    if objective == "memory":
-        return min(space.memory(setup).peak_bytes for setup in setups)
-    found = timeline(setups[0], machine_of(space.fabric))
-    seconds = sum(found.parts.get(part, 0.0) for part in INNER_PARTS)
-    talk = sum(
-        flow.exposed for flow in found.flows if flow.axis in INNER_AXES and flow.what not in SHARED
-    )
-    return (seconds + min(talk, found.parts.get("communication", 0.0))) * ROUNDING
-
-
-def _too_large(
-    space: Space, family: Sequence[Mesh], nodes: Sequence[_Node], least: Memory | None
-) -> dict[Mesh, Memory]:
+def _too_large(space: Space, family: Sequence[Mesh], nodes: Sequence[_Node]) -> dict[Mesh, Memory]:
     """The meshes of a family that nothing makes fit, each with the least that it needs."""
+    widest = _widest(family)
+    least = _least_if_none_fits(space, widest, nodes)
     if least is not None:
         return dict.fromkeys(family, least)
     found = {}
     for mesh in family:
-        needed = _least_if_none_fits(space, mesh, nodes)
+        needed = None if mesh is widest else _least_if_none_fits(space, mesh, nodes)
         if needed is not None:
             found[mesh] = needed
     return found
 
 
 def _least_if_none_fits(space: Space, mesh: Mesh, nodes: Sequence[_Node]) -> Memory | None:
+    """None where something fits. Of nodes that are alike the first needs the least."""
     needed: list[Memory] = []
-    hopeless: set[tuple[PipelineSpec, bool]] = set()
-    for node in nodes:
-        alike = (node.setup.pipeline, node.setup.micro_batches > 1)
-        for kind in reversed(node.kinds):
-            if alike in hopeless:
-                break
-            setup = _setup(space, mesh, node.setup.pipeline, node.setup.micro_batch_size, kind)
-            memory = space.memory(setup)
+    first = {node.alike: node for node in reversed(nodes)}
+    for node in first.values():
+        for setup in reversed(node.setups):
+            memory = space.memory(_on(space, mesh, setup))
             if space.fits(setup, memory, node.smallest):
                 return None
             needed.append(memory)
             if space.is_too_large(standing_bytes(memory)):
-                hopeless.add(alike)
+                break
     return min(needed, key=lambda memory: memory.peak_bytes)
+
+
+def _on(space: Space, mesh: Mesh, setup: Setup) -> Setup:
+    """With another arrangement of the data-parallel ranks."""
+    reshard = reshardings(space.spec, mesh, setup.pipeline)[-1]
+    return replace(setup, mesh=mesh, reshard=reshard)
 
 
 def _best_first(
@@ -210,11 +199,23 @@ def _best_first(
 ) -> tuple[Option, ...]:
     rank = RANKS[objective]
     best: dict[Mesh, Option] = {}
-    for node in sorted(nodes, key=lambda node: node.bound):
+    # A bound that costs little first; who comes up with it gets one of his own, and waits again.
+    waiting = [
+        (bound, number, False) for number, bound in enumerate(_bounds(space, objective, nodes))
+    ]
+    heapq.heapify(waiting)
+    while waiting:
+        bound, number, is_own = heapq.heappop(waiting)
         if len(best) > SHOWN:
             last = heapq.nsmallest(SHOWN + 1, (rank(option) for option in best.values()))[-1]
-            if node.bound > last[0]:
+            if bound > last[0]:
                 break
+        node = nodes[number]
+        if not is_own:
+            own = _own_bound(space, objective, node)
+            if own is not None:
+                heapq.heappush(waiting, (max(bound, own), number, True))
+            continue
         for mesh in node.family:
             if mesh in too_large:
                 continue
@@ -224,14 +225,50 @@ def _best_first(
     return tuple(heapq.nsmallest(SHOWN + 1, best.values(), key=rank))
 
 
+def _bounds(space: Space, objective: str, nodes: Sequence[_Node]) -> Iterator[float]:
+    """Below what any setup of each node takes: seconds as if all of it fitted, or the bytes of the
+    smallest micro batch."""
+    least: dict[tuple[int, PipelineSpec, bool], float] = {}
+    for node in nodes:
+        if objective != "memory":
+            yield _seconds(space, node.setups[0])
+            continue
+        alike = (id(node.family), *node.alike)
+        if alike not in least:
+            least[alike] = min(space.memory(setup).peak_bytes for setup in node.setups)
+        yield least[alike]
+
+
+def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
+    """With what fits on the mesh that shards most; None where nothing does."""
+    sizes = []
+    for setup in node.setups:
+        memory = space.memory(setup)
+        if space.fits(setup, memory, node.smallest):
+            if objective != "memory":
+                return _seconds(space, setup)
+            sizes.append(memory.peak_bytes)
+    return min(sizes, default=None)
+
+
+def _seconds(space: Space, setup: Setup) -> float:
+    """Below all arrangements of the data-parallel ranks."""
+    found = timeline(setup, machine_of(space.fabric))
+    seconds = sum(found.parts.get(part, 0.0) for part in INNER_PARTS)
+    talk = sum(
+        flow.exposed for flow in found.flows if flow.axis in INNER_AXES and flow.what not in SHARED
+    )
+    return (seconds + min(talk, found.parts.get("communication", 0.0))) * ROUNDING
+
+
 def _options(space: Space, objective: str, node: _Node, mesh: Mesh) -> Iterator[Option]:
     """With each way to reshard, the least checkpointing that fits: more takes longer."""
-    pipeline, micro = node.setup.pipeline, node.setup.micro_batch_size
+    pipeline = node.setups[0].pipeline
     for reshard in reshardings(space.spec, mesh, pipeline):
-        for kind in node.kinds:
-            setup = replace(_setup(space, mesh, pipeline, micro, kind), reshard=reshard)
+        for widest in node.setups:
+            setup = replace(widest, mesh=mesh, reshard=reshard)
             memory = space.memory(setup)
             if space.fits(setup, memory, node.smallest):
                 yield space.option(setup, memory)
-                if objective != "memory" and kind != "every_k":
+                if objective != "memory" and setup.checkpointing != "every_k":
                     break
