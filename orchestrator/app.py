@@ -166,6 +166,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     """Write the run directory, start the agents, and return while they work.
 
     Raises:
+        PlanError: the bundled trainer cannot train the model, which can be planned all the same.
         JobError: the job runs already, or ended and neither `resume` nor `new` is said.
         BackendError: the agents could not be started; nothing is left running.
     """
@@ -173,6 +174,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
 
     run_dir = submission.run_dir
     backend = backend_named(submission.planned.spec.cluster.backend, environ, clock)
+    _check_trainable(submission)
     _check_drills(submission)
     try:
         _admit(submission, environ, clock)
@@ -190,6 +192,17 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         ) from exc
     backend.submit(job.launch)
     return Submitted(run_dir=run_dir, known=known)
+
+
+def _check_trainable(submission: Submission) -> None:
+    from orchestrator.plan.model.families import shape_of
+
+    shape = shape_of(submission.planned.model_config)
+    if shape.untrainable is not None:
+        raise PlanError(
+            f"the bundled trainer cannot train {shape.model_type}: {shape.untrainable}",
+            fix="`ndctl plan` plans it; train it with a trainer of your own",
+        )
 
 
 def _check_drills(submission: Submission) -> None:

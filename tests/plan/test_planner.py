@@ -425,7 +425,7 @@ def test_the_trainer_is_told_every_method() -> None:
     assert config.parallel.pipeline.stages_per_rank == 2
     kept = (config.data, config.checkpoint, config.model.lora, config.model.weights)
     assert kept == (spec.data, spec.checkpoint, spec.model.lora, spec.model.weights)
-    decided = {"micro_batch_size": config.micro_batch_size}
+    decided: dict[str, Any] = {"micro_batch_size": config.micro_batch_size}
     decided["activation_checkpointing"] = "none"
     assert encode(config.train) == encode(spec.train) | decided
     degrees = {"dp_shard": 1, "pipeline": {"schedule": "zbv", "stages_per_rank": 2}}

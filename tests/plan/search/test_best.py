@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
@@ -47,9 +48,10 @@ def test_the_search_finds_the_best_that_there_is(objective: str, space: Space) -
 
 def decided(spec: JobSpec, setup: Setup) -> JobSpec:
     """`spec` with nothing but what the search chose."""
+    degrees: dict[str, Any] = dict(zip(AXES, setup.mesh.degrees, strict=True))
     parallel = replace(
         spec.parallel,
-        **dict(zip(AXES, setup.mesh.degrees, strict=True)),
+        **degrees,
         pipeline=setup.pipeline,
         fsdp=replace(spec.parallel.fsdp, reshard_after_forward=setup.reshard),
     )

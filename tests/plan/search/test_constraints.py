@@ -1,6 +1,7 @@
 """The quick constraints rule out what `refusals` refuses, and no more."""
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import event, given, settings
 
@@ -19,7 +20,7 @@ def test_a_mesh_is_barred_if_it_is_refused_with_every_schedule(space: Space) -> 
     spec, shape = space.spec, space.shape
     inventory = local_inventory(spec.cluster)
     for mesh in meshes(spec, space.world):
-        fixed = dict(zip(AXES, mesh.degrees, strict=True))
+        fixed: dict[str, Any] = dict(zip(AXES, mesh.degrees, strict=True))
         refused = all(
             refusals(
                 replace(spec, parallel=replace(spec.parallel, **fixed, pipeline=pipeline)),
