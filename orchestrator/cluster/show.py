@@ -87,7 +87,10 @@ def _below(node: _Node, usual: str, indent: str) -> Iterator[str]:
         name = first.name if len(alike) == 1 else f"{first.name} … {last.name} ({len(alike)})"
         yield f"{indent}{name}  {_count(list(first.all_hosts()))}{each}{_names(alike)}"
         yield from _below(first, usual, indent + "  ")
-    odd = [f"{host.name}  {_oddity(host, usual)}" for host in node.hosts if _oddity(host, usual)]
+    why = [_oddity(host, usual) for host in node.hosts]
+    if len(set(why)) == 1 and len(why) > 1 and why[0] in ("busy", "drained"):
+        return  # the line of the switch has said so
+    odd = [f"{host.name}  {said}" for host, said in zip(node.hosts, why, strict=True) if said]
     yield from (f"{indent}{line}" for line in odd[:NAMED])
     if len(odd) > NAMED:
         yield f"{indent}and {len(odd) - NAMED} more that are not free or not alike"
