@@ -75,6 +75,17 @@ def _inventory(spec: JobSpec, file: Path | None) -> "Inventory":
     return read_inventory(file)
 
 
+def inventory_at(file: Path | None, environ: Mapping[str, str]) -> "Inventory":
+    """The hosts in `file`, or else this machine."""
+    if file is None:
+        from orchestrator.cluster.local import this_machine
+
+        return this_machine(environ)
+    from orchestrator.cluster.file import read_inventory
+
+    return read_inventory(file)
+
+
 def compare_plans(
     path: Path,
     overrides: Sequence[str],

@@ -168,6 +168,23 @@ def _print(
         click.echo(text(value))
 
 
+@cli.command(epilog="Example: ndctl inventory --inventory examples/inventories/h100.yaml")
+@click.option("--inventory", metavar="FILE", help="The hosts to show. [this machine]")
+@json_option
+def inventory(inventory: str | None, as_json: bool) -> None:
+    """Show the hosts that there are, as a tree of the switches between them."""
+    from pathlib import Path
+
+    from orchestrator import app
+    from orchestrator.cluster.show import describe_inventory, inventory_json
+
+    found = app.inventory_at(None if inventory is None else Path(inventory), os.environ)
+    if as_json:
+        _print_json(inventory_json(found))
+    else:
+        click.echo(describe_inventory(found))
+
+
 def _drills(
     ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> "tuple[Drill, ...]":

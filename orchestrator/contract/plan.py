@@ -109,6 +109,9 @@ class Plan:
     """Decided as well, where pp is more than 1."""
     hosts: tuple[str, ...]
     """Names in node-rank order, as planned; the leader binds again to the hosts that came."""
+    switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Host -> the switches above it, outermost first, of all hosts that could come and are known to
+    hang on one."""
     ranks_per_host: int
     placement: PlacementCost | None = None
     """None where the switches between the hosts are not known."""

@@ -105,6 +105,7 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         reshard_after_forward=setup.reshard,
         pipeline=replace(setup.pipeline, stages_per_rank=setup.pipeline.stages),
         hosts=hosts,
+        switches=tree_of(inventory.with_devices(space.fabric.devices_per_host)),
         ranks_per_host=spec.cluster.gpus_per_host,
         placement=placement,
         memory=best.memory,

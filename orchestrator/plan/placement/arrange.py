@@ -10,7 +10,8 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Traffic
 from orchestrator.plan.placement.cost import Cost, cost_on
 from orchestrator.plan.placement.edges import Edges, Flow, edges_of, flows_of
-from orchestrator.plan.placement.exact import best_of_all
+from orchestrator.plan.placement.exact import MOST_NODES, best_of_all
+from orchestrator.plan.placement.improve import improved
 from orchestrator.plan.placement.pack import candidates, grid_of, pack
 from orchestrator.plan.placement.tree import Tree, tree_over
 
@@ -49,6 +50,8 @@ def arrange(
     by_name = list(range(nodes))
     tried = itertools.chain([by_name], _tries(mesh, ranks_per_host, flows, edges, tree))
     placed, cost = _cheapest(tree, edges, tried)
+    if nodes > MOST_NODES and tree.height:
+        placed, cost = _cheapest(tree, edges, [placed, improved(tree, edges, placed)])
     return Arrangement(
         hosts=tuple(tree.names[host] for host in placed),
         spares=tuple(tree.names[host] for host in _spares(tree, placed)),

@@ -22,6 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+STEPS = 24
+"""Towards the best price; each leaves two thirds of the range."""
+
 Axis = tuple[int, int, bool]
 """Nodes along it, bytes from a node to the next, whether it is a ring."""
 
@@ -54,15 +57,23 @@ class Bound:
         return self._shared([0.0] + [_cut(self.axes, m) for m in range(1, most + 1)], rooms)
 
     def _shared(self, least: list[float], rooms: Sequence[int]) -> float:
-        """The least sum over switches of which m nodes cost `least[m]`, at any price of a node."""
-        best = 0.0
+        """The least sum over switches of which m nodes cost `least[m]`, at the best price."""
         counts = Counter(rooms)
-        for price in {value / m for m, value in enumerate(least) if m}:
+
+        def at(price: float) -> float:
             gains = [value - price * m for m, value in enumerate(least)]
             upto = list(itertools.accumulate(gains, min))
             shares = sum(times * upto[room] for room, times in counts.items())
-            best = max(best, price * self.nodes + shares)
-        return best / 2  # each crossing has two ends
+            return price * self.nodes + shares
+
+        low, high = 0.0, max(value / m for m, value in enumerate(least) if m)
+        for _ in range(STEPS):  # it is concave, and any price gives a bound
+            third = (high - low) / 3
+            if at(low + third) < at(high - third):
+                low += third
+            else:
+                high -= third
+        return max(0.0, at((low + high) / 2)) / 2  # each crossing has two ends
 
 
 @cache
@@ -86,28 +97,22 @@ def _cut_with(axes: tuple[Axis, ...], m: int, whole: tuple[int, ...]) -> float:
         if low > m:
             return math.inf
         lows.append(max(low, free[-1]))
-    need = (len(axes) - 1) * math.log(m) if m > 1 else 0.0
-    lines = [float(low) for low in lows]
-    # Raise lines where the next factor costs least: price x lines, all equal in the end.
-    missing = need - sum(map(math.log, lines))
-    if missing > 1e-12:
-        lines = _raised(lines, prices, need, m)
+    lines = _raised(lows, prices, m ** (len(axes) - 1))
     return sum(p * max(0.0, n - f) for p, n, f in zip(prices, lines, free, strict=True))
 
 
-def _raised(lines: list[float], prices: list[int], need: float, most: int) -> list[float]:
-    """The cheapest lines of at least these, at most `most`, whose product is `e ** need`."""
-    low, high = 0.0, float(max(prices) * most)
-    for _ in range(60):
-        level = (low + high) / 2
-        found = [
-            min(float(most), max(line, level / price))
-            for line, price in zip(lines, prices, strict=True)
-        ]
-        if sum(map(math.log, found)) < need:
-            low = level
-        else:
-            high = level
-    return [
-        min(float(most), max(line, low / price)) for line, price in zip(lines, prices, strict=True)
-    ]
+def _raised(lows: Sequence[int], prices: Sequence[int], product: int) -> list[float]:
+    """The cheapest lines that are at least these and whose product is at least that.
+
+    Those that are raised at all end at the same price x lines.
+    """
+    held: set[int] = set()
+    while len(held) < len(lows):
+        up = [a for a in range(len(lows)) if a not in held]
+        left = product / math.prod(lows[a] for a in held)
+        level = (left * math.prod(prices[a] for a in up)) ** (1 / len(up))
+        above = {a for a in up if lows[a] > level / prices[a]}
+        if not above:
+            return [float(low) if a in held else level / prices[a] for a, low in enumerate(lows)]
+        held |= above
+    return list(map(float, lows))
