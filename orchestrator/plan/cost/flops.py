@@ -11,10 +11,11 @@ def flops_per_token(shape: ModelShape, tokens: int, lora: LoraSpec | None = None
     """Forward and backward: 6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B).
 
     N leaves out the embeddings that are looked up and has the head; nothing is taken off for the
-    causal mask, and what is recomputed does not count. A frozen weight needs 4 instead of 6.
+    causal mask, and what is recomputed does not count. Of experts those that a token meets count. A
+    frozen weight needs 4 instead of 6.
     """
-    weights = shape.num_layers * shape.layer_parameters
-    weights += shape.norm_parameters + shape.vocabulary_parameters
+    layers = shape.active_parameters - shape.outer_parameters
+    weights = layers + shape.norm_parameters + shape.vocabulary_parameters
     attention = 12.0 * shape.num_layers * shape.query_size * tokens
     if lora is None:
         return 6.0 * weights + attention

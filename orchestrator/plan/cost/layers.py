@@ -7,6 +7,7 @@ operation by operation as transformers' models are written, or fused as torch.co
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from orchestrator.contract.model import LoraSpec
 from orchestrator.plan.cost.kernels import SIZES, attention_s, matmul_s, move_s
@@ -92,6 +93,10 @@ COMPILED = Fusion(
     gelu=(4, 6),
     ops=(7, 12),
 )
+EXPERT_TILE = 64
+"""Rows to which those of an expert are filled up."""
+DISPATCH_BYTES = 8
+"""Read and written of each value of 2 bytes that goes to an expert, and as much on its way back."""
 FLOAT8_BYTES = {False: 14, True: 6}
 """Of each value that goes into a product in float8, to find its largest and to cast it, twice
 (torchao, tensor-wise scales): eager and compiled."""
@@ -116,26 +121,65 @@ def layer_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
     )
 
 
-def _linears(shape: ModelShape, part: Slice) -> list[tuple[int, int]]:
-    """Inputs and outputs of each matrix product of a layer, as cut over tp."""
-    hidden, tp = shape.hidden_size, part.tp
+def _inner_values(shape: ModelShape) -> float:
+    """Of a token inside the MLP, on average over the layers."""
+    if not shape.num_experts:
+        return shape.intermediate_size
+    share = shape.expert_layers / shape.num_layers
+    met = shape.experts_per_token * shape.intermediate_size
+    return share * met + (1 - share) * shape.dense_intermediate_size
+
+
+class Product(NamedTuple):
+    """Matrix products of a layer that are alike: [rows, into] times [into, out], one for each of
+    `experts`, which share the rows."""
+
+    rows: int
+    into: int
+    out: int
+    experts: int
+    share: float
+    """Of the layers, that have it."""
+
+
+def _linears(shape: ModelShape, part: Slice) -> list[Product]:
+    """As cut over tp."""
+    hidden, tp, rows = shape.hidden_size, part.tp, part.rows
     query, kv = math.ceil(shape.query_size / tp), math.ceil(shape.kv_size / tp)
-    inner = math.ceil(shape.intermediate_size / tp)
-    ways_up = 2 if shape.gated else 1
     into = [(hidden, query + 2 * kv)] if shape.fused else [(hidden, query), *[(hidden, kv)] * 2]
-    return [*into, (query, hidden), *[(hidden, inner)] * ways_up, (inner, hidden)]
+    found = [Product(rows, *sides, 1, 1.0) for sides in [*into, (query, hidden)]]
+    with_experts = shape.expert_layers / shape.num_layers if shape.num_experts else 0.0
+    if with_experts:
+        chosen = math.ceil(rows * shape.experts_per_token / shape.num_experts)
+        # A kernel for all experts has tiles of each of them.
+        together = shape.num_experts * math.ceil(chosen / EXPERT_TILE) * EXPERT_TILE
+        found.append(Product(rows, hidden, shape.num_experts, 1, with_experts))
+        sides = _mlp(shape, math.ceil(shape.intermediate_size / tp))
+        found += [Product(together, *side, shape.num_experts, with_experts) for side in sides]
+    if with_experts < 1:
+        inner = shape.dense_intermediate_size if shape.num_experts else shape.intermediate_size
+        sides = _mlp(shape, math.ceil(inner / tp))
+        found += [Product(rows, *side, 1, 1 - with_experts) for side in sides]
+    return found
+
+
+def _mlp(shape: ModelShape, inner: int) -> list[tuple[int, int]]:
+    ways_up = 2 if shape.gated else 1
+    return [*[(shape.hidden_size, inner)] * ways_up, (inner, shape.hidden_size)]
 
 
 def _products(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float, float]:
-    rows, kind = part.rows, "float8" if part.float8 else part.dtype
+    kind = "float8" if part.float8 else part.dtype
     forward = inputs = weights = 0.0
-    for into, out in _linears(shape, part):
-        forward += matmul_s(machine, rows, out, into, kind)
-        inputs += matmul_s(machine, rows, into, out, kind)
+    for rows, into, out, experts, share in _linears(shape, part):
+        # Each expert's weights are read, however few rows it has.
+        least = move_s(machine, experts * into * out * SIZES[kind]) if experts > 1 else 0.0
+        forward += share * max(least, matmul_s(machine, rows, out, into, kind))
+        inputs += share * max(least, matmul_s(machine, rows, into, out, kind))
         if part.lora is None:
-            weights += matmul_s(machine, into, out, rows, kind)
+            weights += share * matmul_s(machine, into, experts * out, rows // experts, kind)
         if part.float8:
-            cast = FLOAT8_BYTES[part.compiled] / 2
+            cast = share * FLOAT8_BYTES[part.compiled] / 2
             forward += move_s(machine, cast * rows * into)
             inputs += move_s(machine, cast * rows * out)
     return forward, inputs, weights
@@ -157,7 +201,7 @@ def _cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, flo
     scale = SIZES[part.dtype] / 2
     rows, tp = part.rows, part.tp
     heads = (shape.query_size + shape.kv_size) / tp
-    norms = 2 * shape.hidden_size / tp + (heads if shape.qk_norm else 0)
+    norms = shape.layer_norms * shape.hidden_size / tp + (heads if shape.qk_norm else 0)
     seconds = []
     for way in (0, 1):
         norm = fusion.layer_norm[way] if shape.norm_bias else fusion.norm[way]
@@ -165,7 +209,9 @@ def _cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, flo
         if not shape.learned_positions:
             size += heads * fusion.rotary[way]
         act = fusion.gated[way] if shape.gated else fusion.gelu[way]
-        size += shape.intermediate_size / tp * act
+        size += _inner_values(shape) / tp * act
+        if shape.num_experts:
+            size += 2 * shape.experts_per_token * shape.hidden_size * DISPATCH_BYTES
         seconds.append(move_s(machine, rows * size * scale, fusion.ops[way]))
     return seconds[0], seconds[1]
 

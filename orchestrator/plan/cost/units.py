@@ -56,7 +56,7 @@ def units_of(
 ) -> Units:
     """`sizes`: bytes of a layer's gathered weight, of any other one, and of a reduced gradient."""
     layer_size, size, reduce_size = sizes
-    layer = math.ceil(shape.layer_weights / tp) + shape.layer_replicated
+    layer = _layer(shape, tp)
     layer_trained = layer if lora is None else adapters(shape, lora)
     vocabulary = math.ceil(shape.vocabulary_parameters / tp)
     embedding = (vocabulary + shape.position_parameters) * rank.is_first
@@ -82,6 +82,17 @@ def units_of(
         gathered=rank.layers * layer * layer_size + (embedding + head) * size,
         reduced=trained * reduce_size,
     )
+
+
+def _layer(shape: ModelShape, tp: int) -> int:
+    """Parameters of a layer as cut over tp; where some layers have experts, the mean of all."""
+    split, whole = shape.layer_weights, shape.layer_replicated
+    if shape.num_experts:
+        dense = shape.hidden_size * shape.dense_intermediate_size * (3 if shape.gated else 2)
+        without = 1 - shape.expert_layers / shape.num_layers
+        split -= round(without * (shape.num_experts * shape.mlp_matrices - dense))
+        whole -= round(without * shape.router)
+    return math.ceil(split / tp) + whole
 
 
 def adapters(shape: ModelShape, lora: LoraSpec) -> int:
