@@ -66,12 +66,12 @@ def _column(plan: Plan, first: Plan) -> dict[str, str]:
         "recomputed": plan.activation_checkpointing,
         "resharded": str(plan.reshard_after_forward).lower(),
         "memory": show_bytes(memory.peak_bytes) + _share(memory.peak_bytes, memory.device_bytes),
-        **{f"  {item}": show_bytes(size) for item, size in memory.items.items()},
+        **{f"  of {item}": show_bytes(size) for item, size in memory.items.items()},
     }
     if time is not None and first.time is not None:
         column |= {
             "step": f"{show_seconds(time.step_s)}  {time.step_s / first.time.step_s - 1:+.1%}",
-            **{f"  {part}": show_seconds(seconds) for part, seconds in time.parts.items()},
+            **{f"  for {part}": show_seconds(s) for part, s in time.parts.items()},
             "tokens/s a device": three_digits(time.tokens_per_second_per_device),
             "MFU": f"{time.mfu:.1%}",
         }

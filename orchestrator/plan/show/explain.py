@@ -197,7 +197,7 @@ def choice_row(choice: Choice, best: Choice) -> list[str]:
         short(choice.mesh),
         f"{choice.micro_batch_size} x {choice.gradient_accumulation}",
         kept[choice.activation_checkpointing]
-        + {False: ", ZeRO-2"}.get(choice.reshard_after_forward, ""),
+        + (", ZeRO-2" if choice.reshard_after_forward is False else ""),
         choice.schedule or "-",
         show_seconds(choice.step_s),
         f"{choice.mfu:.1%}",
