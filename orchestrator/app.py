@@ -3,10 +3,10 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.drills import Drill
@@ -17,11 +17,16 @@ from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.training import TrainingConfig
-from orchestrator.errors import BackendError, JobError
+from orchestrator.errors import BackendError, JobError, PlanError
 from orchestrator.seams import Clock
 from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
+
+if TYPE_CHECKING:
+    from orchestrator.cluster.inventory import Inventory
+    from orchestrator.plan.show.compare import Compared
+    from orchestrator.plan.show.zero import ZeroTable
 
 INIT_TIMEOUT_S = 600.0
 """`init_timeout: auto`: imports on a cold file system, rendezvous, loading a checkpoint."""
@@ -40,17 +45,87 @@ class Planned:
     model_config: Mapping[str, Any]
 
 
-def plan_spec(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> Planned:
-    """Read and plan a spec. Raises SpecError or PlanError with everything that is wrong."""
-    from orchestrator.cluster.local import local_inventory
+def plan_spec(
+    path: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    inventory: Path | None = None,
+) -> Planned:
+    """Read and plan a spec, for the hosts in the file `inventory` or else for this machine's.
+
+    Raises SpecError or PlanError with everything that is wrong.
+    """
     from orchestrator.load import read_spec
     from orchestrator.model_config import hub_cache, read_model_config
     from orchestrator.plan.planner import plan
 
     spec = read_spec(path, overrides)
     config = read_model_config(spec.model, hub_cache(environ))
-    inventory = local_inventory(spec.cluster)
-    return Planned(spec=spec, plan=plan(spec, inventory, config), model_config=config)
+    found = plan(spec, _inventory(spec, inventory), config)
+    return Planned(spec=spec, plan=found, model_config=config)
+
+
+def _inventory(spec: JobSpec, file: Path | None) -> "Inventory":
+    from orchestrator.cluster.local import local_inventory
+
+    if file is None:
+        return local_inventory(spec.cluster)
+    from orchestrator.cluster.file import read_inventory
+
+    return read_inventory(file)
+
+
+def inventory_at(file: Path | None, environ: Mapping[str, str]) -> "Inventory":
+    """The hosts in `file`, or else this machine."""
+    if file is None:
+        from orchestrator.cluster.local import this_machine
+
+        return this_machine(environ)
+    from orchestrator.cluster.file import read_inventory
+
+    return read_inventory(file)
+
+
+def compare_plans(
+    path: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    inventory: Path | None,
+    compare: Sequence[str],
+) -> "list[Compared]":
+    """A plan for each combination of the values in `compare`, each `KEY=VALUE,VALUE`."""
+    from itertools import product
+
+    from orchestrator.plan.show.compare import Compared
+
+    keys = [one.partition("=")[::2] for one in compare]
+    found = []
+    for values in product(*([f"{key}={value}" for value in some.split(",")] for key, some in keys)):
+        said = " ".join(values)
+        try:
+            planned = plan_spec(path, (*overrides, *values), environ, inventory)
+        except PlanError as exc:
+            found.append(Compared(values=said, plan=None, refusal=exc.message))
+        else:
+            found.append(Compared(values=said, plan=planned.plan))
+    return found
+
+
+def zero_of(
+    path: Path, overrides: Sequence[str], environ: Mapping[str, str], inventory: Path | None
+) -> "ZeroTable":
+    """What ZeRO's levels need of the model on as many devices as the job has, fit or not."""
+    from orchestrator.load import read_spec
+    from orchestrator.model_config import hub_cache, read_model_config
+    from orchestrator.plan.model.families import shape_of
+    from orchestrator.plan.show.zero import ZeroTable
+
+    spec = read_spec(path, overrides)
+    shape = shape_of(read_model_config(spec.model, hub_cache(environ)))
+    devices = spec.cluster.hosts * spec.cluster.gpus_per_host
+    fabric = _inventory(spec, inventory).fabric(spec.cluster.gpus_per_host)
+    limit = fabric.profile.memory_bytes if fabric and inventory else None
+    return ZeroTable.of(shape, devices, spec.train.optimizer.name, limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +142,15 @@ class Submission:
 
 
 def launch_of(submission: Submission, number: int) -> LaunchPlan:
-    spec = submission.planned.spec
     from orchestrator.cluster.local import local_inventory
 
+    spec = submission.planned.spec
+    cluster = replace(spec.cluster, hosts=len(submission.planned.plan.hosts))
     return LaunchPlan(
         job=spec.name,
         run_dir=str(submission.run_dir.path),
         launch=number,
-        hosts=tuple(host.name for host in local_inventory(spec.cluster).hosts),
+        hosts=tuple(host.name for host in local_inventory(cluster).hosts),
         devices_per_host=spec.cluster.gpus_per_host,
         agent_timeout=spec.resilience.agent_timeout,
     )
@@ -101,6 +177,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     """Write the run directory, start the agents, and return while they work.
 
     Raises:
+        PlanError: the bundled trainer cannot train the model, which can be planned all the same.
         JobError: the job runs already, or ended and neither `resume` nor `new` is said.
         BackendError: the agents could not be started; nothing is left running.
     """
@@ -108,6 +185,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
 
     run_dir = submission.run_dir
     backend = backend_named(submission.planned.spec.cluster.backend, environ, clock)
+    _check_trainable(submission)
     _check_drills(submission)
     try:
         _admit(submission, environ, clock)
@@ -125,6 +203,17 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         ) from exc
     backend.submit(job.launch)
     return Submitted(run_dir=run_dir, known=known)
+
+
+def _check_trainable(submission: Submission) -> None:
+    from orchestrator.plan.model.families import shape_of
+
+    shape = shape_of(submission.planned.model_config)
+    if shape.untrainable is not None:
+        raise PlanError(
+            f"the bundled trainer cannot train {shape.model_type}: {shape.untrainable}",
+            fix="`ndctl plan` plans it; train it with a trainer of your own",
+        )
 
 
 def _check_drills(submission: Submission) -> None:

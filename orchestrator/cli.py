@@ -6,6 +6,7 @@ answers at once.
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -102,19 +103,86 @@ def schema() -> None:
     _print_json(json_schema())
 
 
-@cli.command(epilog="Example: ndctl plan examples/quickstart.yaml --set parallel.tp=1")
+def _keys_with_values(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...]:
+    for text in texts:
+        key, _, values = text.partition("=")
+        if not key or not values:
+            raise click.BadParameter(f"must be KEY=VALUE,VALUE, got {text}")
+    return texts
+
+
+@cli.command(
+    epilog="Example: ndctl plan examples/llama3-8b.yaml --inventory examples/h100-1-host.yaml"
+    " --compare parallel.tp=1,2,4,8"
+)
 @spec_argument
 @set_option
 @json_option
-def plan(spec: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Show how a job is split over ranks, and where each rank runs."""
-    from orchestrator.plan.show.explain import describe_plan, plan_json
+@click.option("--inventory", metavar="FILE", help="The hosts to plan for. [this machine]")
+@click.option(
+    "--compare",
+    multiple=True,
+    callback=_keys_with_values,
+    metavar="KEY=A,B",
+    help="Set the plans with these values side by side.",
+)
+@click.option("--zero", is_flag=True, help="Show what ZeRO-0 to 3 need on as many devices.")
+def plan(
+    spec: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    inventory: str | None,
+    compare: tuple[str, ...],
+    zero: bool,
+) -> None:
+    """Show how a job is best split over ranks, what it takes, how fast it goes, and why."""
+    from pathlib import Path
 
-    planned = _planned(spec, overrides)
-    if as_json:
-        _print_json(plan_json(planned.plan))
+    from orchestrator import app
+    from orchestrator.plan.show import compare as compared
+    from orchestrator.plan.show import explain
+    from orchestrator.plan.show.zero import describe_zero, zero_json
+
+    if compare and zero:
+        raise click.UsageError("--compare and --zero exclude each other")
+    hosts = None if inventory is None else Path(inventory)
+    if compare:
+        found = app.compare_plans(Path(spec), overrides, os.environ, hosts, compare)
+        _print(as_json, found, compared.compared_json, compared.describe_compared)
+    elif zero:
+        table = app.zero_of(Path(spec), overrides, os.environ, hosts)
+        _print(as_json, table, zero_json, describe_zero)
     else:
-        click.echo(describe_plan(planned.plan))
+        planned = app.plan_spec(Path(spec), overrides, os.environ, hosts)
+        _print(as_json, planned.plan, explain.plan_json, explain.describe_plan)
+
+
+def _print(
+    as_json: bool, value: Any, body: Callable[[Any], Any], text: Callable[[Any], str]
+) -> None:
+    if as_json:
+        _print_json(body(value))
+    else:
+        click.echo(text(value))
+
+
+@cli.command(epilog="Example: ndctl inventory --inventory examples/inventories/h100.yaml")
+@click.option("--inventory", metavar="FILE", help="The hosts to show. [this machine]")
+@json_option
+def inventory(inventory: str | None, as_json: bool) -> None:
+    """Show the hosts that there are, as a tree of the switches between them."""
+    from pathlib import Path
+
+    from orchestrator import app
+    from orchestrator.cluster.show import describe_inventory, inventory_json
+
+    found = app.inventory_at(None if inventory is None else Path(inventory), os.environ)
+    if as_json:
+        _print_json(inventory_json(found))
+    else:
+        click.echo(describe_inventory(found))
 
 
 def _drills(

@@ -10,11 +10,14 @@ from orchestrator.cli import cli
 from orchestrator.contract import env, exits
 from orchestrator.contract.rundir import RunDir
 from orchestrator.supervise.state import State
+from tests import planning_docs
 
 ROOT = Path(__file__).parents[1]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+PLANNING = planning_docs.DOCUMENT.read_text()
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
 
+H100 = ROOT / "examples" / "inventories" / "h100.yaml"
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if path.stem != "trainer")
 """trainer.yaml is what the trainer alone reads."""
 
@@ -63,5 +66,16 @@ def test_commands_and_files_that_documents_name_exist(document: Path | str) -> N
 def test_examples_plan(example: Path) -> None:
     from orchestrator import app
 
-    planned = app.plan_spec(example, (), {})
-    assert planned.plan.world_size == 4
+    on = H100 if example.stem.startswith("llama3") else None
+    planned = app.plan_spec(example, (), {}, on)
+    cluster = planned.spec.cluster
+    assert planned.plan.world_size == cluster.hosts * cluster.gpus_per_host
+
+
+@pytest.mark.parametrize("command", planning_docs.commands(planning_docs.DOCUMENT.read_text()))
+def test_the_outputs_in_planning_are_what_its_commands_print(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m tests.planning_docs` writes them anew."""
+    monkeypatch.chdir(ROOT)
+    assert f"$ ndctl {command}\n{planning_docs.printed(command)}\n```" in PLANNING

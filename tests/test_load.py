@@ -143,13 +143,13 @@ BAD: list[tuple[str, str, str, str]] = [
     (
         "parallel.fsdp.reshard_after_forward=1",
         "parallel.fsdp.reshard_after_forward",
-        "true or false or a whole number (at least 2), got 1",
+        "true or false or a whole number (at least 2) or 'auto', got 1",
         "set parallel.fsdp.reshard_after_forward to true or false",
     ),
     (
         "parallel.fsdp.reshard_after_forward=no",
         "parallel.fsdp.reshard_after_forward",
-        "a whole number (at least 2), got 'no'",
+        "a whole number (at least 2) or 'auto', got 'no'",
         "set parallel.fsdp.reshard_after_forward",
     ),
     ("parallel.fsdp.wrap=a b", "parallel.fsdp.wrap", "a class name", "like LlamaDecoderLayer"),
@@ -162,7 +162,7 @@ BAD: list[tuple[str, str, str, str]] = [
         "did you mean 1f1b?",
     ),
     (
-        "parallel.pipeline.stages_per_rank=2",
+        "parallel.pipeline={schedule: 1f1b, stages_per_rank: 2}",
         "parallel.pipeline.stages_per_rank",
         "1 with schedule 1f1b, got 2",
         "set stages_per_rank to auto",
@@ -179,7 +179,7 @@ BAD: list[tuple[str, str, str, str]] = [
         "2 with schedule zbv",
         "set stages_per_rank to auto",
     ),
-    ("parallel.pp=auto", "parallel.pp", "a whole number (at least 1)", "set parallel.pp"),
+    ("parallel.pp=most", "parallel.pp", "a whole number (at least 1) or 'auto'", "set parallel.pp"),
     ("cluster.backend=slrm", "cluster.backend", "'local'", "set cluster.backend"),
     ("cluster.host=2", "cluster.host", "one of the keys backend", "did you mean hosts?"),
     ("cluster.gpus_per_host=0", "cluster.gpus_per_host", "at least 1", "1 or more"),
@@ -503,7 +503,8 @@ def test_loading_and_planning_import_nothing_heavy() -> None:
         from pathlib import Path
         import orchestrator.load, orchestrator.model_config
         from orchestrator.cluster.local import local_inventory
-        from orchestrator.plan import explain, place, planner, training
+        from orchestrator.plan import planner, training
+        from orchestrator.plan.show import explain
         spec = orchestrator.load.read_spec(Path({str(EXAMPLES / "quickstart.yaml")!r}))
         config = orchestrator.model_config.read_model_config(spec.model, Path("."))
         explain.plan_json(planner.plan(spec, local_inventory(spec.cluster), config))

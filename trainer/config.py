@@ -56,7 +56,9 @@ def complete(config: TrainingConfig, world_size: int) -> TrainingConfig:
         TrainingError: when this trainer cannot do what a well-formed configuration asks.
     """
     try:
-        config = replace(config, parallel=config.parallel.filled(world_size))
+        kind = config.train.activation_checkpointing
+        train = replace(config.train, activation_checkpointing="none" if kind == "auto" else kind)
+        config = replace(config, parallel=config.parallel.filled(world_size), train=train)
     except Invalid as exc:
         raise TrainingError(str(exc)) from exc
     _check(config, world_size)
@@ -84,11 +86,6 @@ def _check(config: TrainingConfig, world_size: int) -> None:
         )
     if problems := [*_adapter_problems(config)]:
         raise TrainingError("; ".join(problems), fix="change one of the two, of each pair")
-    if config.train.activation_checkpointing == "auto":
-        raise TrainingError(
-            "activation_checkpointing: auto is for the planner to resolve",
-            fix="set it to none, selective, full or every_k",
-        )
 
 
 def _check_pipeline(config: TrainingConfig) -> None:
@@ -120,7 +117,7 @@ def _check_pipeline(config: TrainingConfig) -> None:
 
 def _check_data_parallel(config: TrainingConfig) -> None:
     shards = config.mesh.dp_shard * config.mesh.cp
-    ranks = config.parallel.fsdp.reshard_after_forward
+    ranks = config.parallel.fsdp.reshard
     if not isinstance(ranks, bool) and shards % ranks:
         raise TrainingError(
             f"parallel.fsdp.reshard_after_forward is {ranks}, which does not divide the {shards}"

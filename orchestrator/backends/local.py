@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.cluster.local import visible_gpus
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
@@ -68,7 +69,7 @@ class LocalBackend:
 
     def describe(self, launch: LaunchPlan) -> str:
         lines = []
-        for agent in render(launch, _gpus(self.environ)):
+        for agent in render(launch, visible_gpus(self.environ)):
             setting = " ".join(
                 f"{key}={shlex.quote(value)}" for key, value in agent.environ.items()
             )
@@ -80,7 +81,7 @@ class LocalBackend:
     def submit(self, launch: LaunchPlan) -> None:
         self.clear(launch)
         try:
-            for agent in render(launch, _gpus(self.environ)):
+            for agent in render(launch, visible_gpus(self.environ)):
                 self._start(agent)
         except BackendError:
             # Those that did start would wait for the others in vain.
@@ -95,7 +96,9 @@ class LocalBackend:
             former.kill()
             former.wait()
         _end_holder(RunDir(Path(launch.run_dir)).agent_lock(host), self.clock, leave_s=0.0)
-        agent = next((a for a in render(launch, _gpus(self.environ)) if a.host == host), None)
+        agent = next(
+            (a for a in render(launch, visible_gpus(self.environ)) if a.host == host), None
+        )
         if agent is None:
             raise BackendError(f"{host} is no host of this launch", fix="a defect: report it")
         self._start(agent)
@@ -164,12 +167,3 @@ def _await_free(lock: Path, clock: Clock) -> None:
                 fix=f"look at them with `fuser -v {lock}`, end them with `fuser -k {lock}`",
             )
         clock.sleep(POLL_S)
-
-
-def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The NVIDIA devices that the submitter may use, found without any library."""
-    granted = environ.get("CUDA_VISIBLE_DEVICES")
-    if granted is not None:
-        return tuple(name.strip() for name in granted.split(",") if name.strip())
-    found = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
-    return tuple(sorted(found, key=int))

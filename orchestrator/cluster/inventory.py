@@ -1,8 +1,14 @@
-"""The hosts that there are."""
+"""The hosts that there are: their devices, their state, and the switches between them."""
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.cluster.profile import Fabric, Profile
+
+State = Literal["free", "busy", "drained"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +18,12 @@ class Host:
     """Accelerators, or on a CPU cluster the ranks that the host plays."""
     device_bytes: int | None = None
     """Memory of one device; None where it is not known."""
+    profile: Profile | None = None
+    state: State = "free"
+    """`busy` with another job, or `drained`: its administrator wants nothing to start there."""
+    switches: tuple[str, ...] = ()
+    """From the outermost down to the one that the host hangs on, as in `("spine-1", "leaf-3")`, or
+    an NVLink block in place of a leaf; empty where nobody says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +36,72 @@ class Inventory:
             raise ValueError(f"host names must be unique, {', '.join(twice)} is there twice")
 
     def with_devices(self, devices: int) -> tuple[Host, ...]:
-        """The hosts with at least so many devices, in natural order of their names."""
-        able = [host for host in self.hosts if host.devices >= devices]
+        """The hosts that a job with so many ranks a host may use, in natural order of names."""
+        left_out = self.left_out(devices)
+        able = [host for host in self.hosts if host.name not in left_out]
         return tuple(sorted(able, key=lambda host: natural(host.name)))
+
+    def left_out(self, devices: int) -> dict[str, str]:
+        """Why a job with so many ranks a host does not use a host, by name.
+
+        A job runs on devices of one kind, of which there are the most: each step would wait for
+        the slowest, and the memory of the smallest would bind all.
+        """
+        reasons: dict[str, str] = {}
+        for host in self.hosts:
+            if host.state != "free":
+                reasons[host.name] = f"is {host.state}"
+            elif host.devices < devices:
+                reasons[host.name] = f"has {host.devices} of the {devices} devices needed"
+        able = [host for host in self.hosts if host.name not in reasons]
+        kinds = Counter(_kind(host) for host in able)
+        if len(kinds) > 1:
+            used, count = kinds.most_common(1)[0]
+            for host in able:
+                if _kind(host) != used:
+                    reasons[host.name] = f"is {_kind(host)}, and {count} others are {used}"
+        return reasons
+
+    def fabric(self, devices: int | None = None) -> Fabric | None:
+        """What a job with so many ranks a host may count on; None where no profile is known.
+
+        Without `devices`, those that most free hosts have. `hosts_per_leaf` is what a host in the
+        middle sees: as many hosts hang on larger leaves as on smaller ones.
+        """
+        if devices is None:
+            sizes = Counter(host.devices for host in self.hosts if host.state == "free")
+            devices = sizes.most_common(1)[0][0] if sizes else 1
+        hosts = self.with_devices(devices)
+        profile = hosts[0].profile if hosts else None
+        if profile is None:
+            return None
+        return Fabric(
+            profile=profile,
+            hosts=len(hosts),
+            devices_per_host=devices,
+            hosts_per_leaf=_middle_leaf(hosts),
+        )
+
+
+def _kind(host: Host) -> str:
+    return host.profile.name if host.profile else "of a kind that nobody says"
+
+
+def _middle_leaf(hosts: Sequence[Host]) -> int | None:
+    """Of the leaf that the median host hangs on, how many of `hosts` do."""
+    if not all(host.switches for host in hosts):
+        return None
+    leaves = Counter(host.switches for host in hosts)
+    seen = sorted(leaves[host.switches] for host in hosts)
+    return seen[len(seen) // 2]
 
 
 def natural(name: str) -> tuple[tuple[str, int], ...]:
     """A sorting key that puts host-2 before host-10."""
     parts = re.findall(r"(\D*)(\d*)", name)
     return (*((text, int(number or -1)) for text, number in parts), (name, 0))
+
+
+def tree_of(hosts: Iterable[Host]) -> dict[str, tuple[str, ...]]:
+    """Host -> its switches, of the hosts whose switches are known."""
+    return {host.name: host.switches for host in hosts if host.switches}

@@ -1,35 +1,85 @@
 """What a device can do, and the links around it: vendors' numbers, each with its source."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.limits import Above, AtLeast, AtMost
+
+LinkKind = Literal[
+    "nvlink3",
+    "nvlink4",
+    "nvlink5",
+    "pcie4",
+    "pcie4 via host",
+    "pcie5",
+    "infiniband",
+    "ethernet",
+    "shared memory",
+]
+"""What a link is, which tells how much of its rate a collective gets out of it. `via host` is PCIe
+between devices that cannot reach each other's memory: through a buffer of the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    kind: str
-    """`nvlink4`, `pcie4`, `infiniband`, `ethernet`, `shared memory`."""
-    bytes_per_s: float
-    """Of one device, in one direction."""
-    latency_s: float
-    """Of one message."""
+    kind: LinkKind
+    bytes_per_s: Annotated[float, Above(0)]
+    """Of one device, in one direction: the rate of the link, not what a collective gets of it."""
+    latency_s: Annotated[float, Above(0)]
+    """Of one message, or of one step of a ring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     name: str
     device: Literal["cuda", "cpu"]
-    memory_bytes: int
-    flops: Mapping[str, float]
-    """Dense peak in operations a second, by type: `float32`, `bfloat16`, `float8` where it has
-    that."""
-    memory_bytes_per_s: float
+    memory_bytes: Annotated[int, AtLeast(1)]
+    """What a process sees as the whole of it; vendors' gigabytes are more."""
+    flops: Mapping[str, Annotated[float, Above(0)]]
+    """Dense peak in operations a second, by type: `float32` (without TF32), `bfloat16`, `float8`
+    where it has that."""
+    memory_bytes_per_s: Annotated[float, Above(0)]
     intra_host: Link
     """Between devices of a host."""
     inter_host: Link
     """Between hosts, as one device's share."""
-    sources: Mapping[str, str]
+    power_w: Annotated[int, AtLeast(1)] | None = None
+    """The limit that these figures hold under; None where nobody says."""
+    sustained: Annotated[float, Above(0), AtMost(1)] | None = None
+    """What the best large matrix multiplication in bfloat16 holds of the peak under that limit, as
+    measured; None where nobody did."""
+    sources: Mapping[str, str] = field(default_factory=dict)
     """Of each number, by its path, for example `intra_host.bytes_per_s`."""
+
+    def __post_init__(self) -> None:
+        missing = [kind for kind in ("float32", "bfloat16") if kind not in self.flops]
+        unknown = [kind for kind in self.flops if kind not in ("float32", "bfloat16", "float8")]
+        raise_for(
+            [
+                Problem(
+                    path=f"flops.{kind}",
+                    limit="given",
+                    fix=f"add flops.{kind}: operations a second",
+                )
+                for kind in missing
+            ]
+            + [
+                Problem(
+                    path=f"flops.{kind}",
+                    value=kind,
+                    limit="one of float32, bfloat16, float8",
+                    fix="remove it; float16 runs at the rate of bfloat16",
+                )
+                for kind in unknown
+            ]
+        )
+
+
+def raise_for(problems: list[Problem]) -> None:
+    if problems:
+        raise Invalid(problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Literal, Self
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.limits import AtLeast, Matches
-from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.words import Auto, Count
 
 Depth = Annotated[int, AtLeast(0)]
@@ -19,10 +19,11 @@ class FsdpSpec:
 
     wrap: Annotated[str, Matches(r"\w+", "a class name, or auto", "LlamaDecoderLayer")] = "auto"
     """Class of the modules that are gathered one at a time; `auto` is the decoder layer."""
-    reshard_after_forward: bool | Annotated[int, AtLeast(2)] = True
+    reshard_after_forward: bool | Annotated[int, AtLeast(2)] | Auto = "auto"
     """true frees each layer's weights after its forward pass (ZeRO-3), false keeps them until the
-    backward pass (ZeRO-2), and a number shards them over that many ranks in between. Pipelines with
-    several stages per rank gather and free a whole stage at a time, whatever this says."""
+    backward pass (ZeRO-2), and a number shards them over that many ranks in between. `auto`: the
+    planner's choice of true and false; true without a planner. Pipelines with several stages per
+    rank gather and free a whole stage at a time, whatever this says."""
     forward_prefetch: Depth = 1
     """Layers whose weights are gathered ahead in the forward pass."""
     backward_prefetch: Depth = 1
@@ -30,18 +31,30 @@ class FsdpSpec:
     cpu_offload: bool = False
     """Keep weights, gradients and moments in the host's memory, and update them there."""
 
+    @property
+    def reshard(self) -> bool | int:
+        """After the forward pass; `auto` where no planner decided it is true."""
+        return True if self.reshard_after_forward == "auto" else self.reshard_after_forward
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSpec:
     """How micro batches travel through the stages, for pp above 1."""
 
-    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zbv"] = "1f1b"
-    """`zbv` is the zero-bubble schedule on V-shaped stages."""
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zbv"] | Auto = "auto"
+    """`zbv` is the zero-bubble schedule on V-shaped stages; `auto` is the planner's choice, and
+    1f1b without a planner."""
     stages_per_rank: Count | Auto = "auto"
     """Stages that a rank has; `auto` is 2 for interleaved_1f1b and zbv, else 1."""
 
     def __post_init__(self) -> None:
-        limits = {"gpipe": (1, 1), "1f1b": (1, 1), "interleaved_1f1b": (2, math.inf), "zbv": (2, 2)}
+        limits = {
+            "gpipe": (1, 1),
+            "1f1b": (1, 1),
+            "interleaved_1f1b": (2, math.inf),
+            "zbv": (2, 2),
+            "auto": (1, math.inf),
+        }
         low, high = limits[self.schedule]
         if self.stages_per_rank != "auto" and not low <= self.stages_per_rank <= high:
             limit = f"{low}" if low == high else f"at least {low}"
@@ -66,18 +79,22 @@ class PipelineSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSpec:
-    """Degrees of the mesh, outermost first, and the methods."""
+    """Degrees of the mesh, outermost first, and the methods.
 
-    pp: Count = 1
+    `auto` leaves a degree to the planner; without one dp_shard takes every rank that the others
+    leave, and these are 1.
+    """
+
+    pp: Count | Auto = "auto"
     """Pipeline-parallel degree."""
-    dp_replicate: Count = 1
+    dp_replicate: Count | Auto = "auto"
     """Copies of the sharded model (HSDP when above 1)."""
     dp_shard: Count | Auto = "auto"
-    """FSDP degree; `auto` takes every rank that the other axes leave."""
-    cp: Count = 1
+    """FSDP degree."""
+    cp: Count | Auto = "auto"
     """Context-parallel degree."""
     tp: Count | Auto = "auto"
-    """Tensor-parallel degree, inside one host; `auto` fills the host as far as the heads divide."""
+    """Tensor-parallel degree, inside one host."""
     data: Literal["fsdp", "ddp", "zero1"] = "fsdp"
     """What data-parallel ranks share: `fsdp` shards everything over dp_shard; `ddp` copies
     everything over dp_replicate; `zero1` copies all but the optimizer's state."""
@@ -102,6 +119,8 @@ class ParallelSpec:
             names = [field.name for field in fields(FsdpSpec)]
             default = FsdpSpec()
             given = [n for n in names if getattr(self.fsdp, n) != getattr(default, n)]
+            if given == ["reshard_after_forward"] and self.fsdp.reshard_after_forward is True:
+                return  # What `auto` means without a planner.
             yield Problem(
                 path="fsdp",
                 value=", ".join(given),
@@ -109,25 +128,34 @@ class ParallelSpec:
                 fix="remove fsdp, or set data to fsdp",
             )
 
+    @property
+    def degrees(self) -> tuple[int | Auto, ...]:
+        """Outermost first, as asked for."""
+        return (self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp)
+
     def filled(self, world_size: int) -> Self:
-        """Without `auto`, as far as `world_size` ranks alone can tell: tp is 1, dp the rest."""
-        tp = 1 if self.tp == "auto" else self.tp
-        shard = self.dp_shard
-        if shard == "auto" and self.data != "fsdp":
-            shard = 1
-        if shard == "auto":
-            shard = max(1, world_size // (self.pp * self.dp_replicate * self.cp * tp))
-        return replace(self, dp_shard=shard, tp=tp)
+        """Without `auto`, as far as `world_size` ranks alone can tell."""
+        mesh = self.filled_mesh(world_size)
+        reshard, schedule = self.fsdp.reshard_after_forward, self.pipeline.schedule
+        return replace(
+            self,
+            **asdict(mesh),
+            fsdp=replace(self.fsdp, reshard_after_forward=True) if reshard == "auto" else self.fsdp,
+            pipeline=replace(self.pipeline, schedule="1f1b")
+            if schedule == "auto"
+            else self.pipeline,
+        )
+
+    def filled_mesh(self, world_size: int) -> Mesh:
+        """dp_shard takes what the others leave; any other `auto` is 1."""
+        given = {axis: 1 if d == "auto" else d for axis, d in zip(AXES, self.degrees, strict=True)}
+        if self.dp_shard == "auto" and self.data == "fsdp":
+            given["dp_shard"] = max(1, world_size // math.prod(given.values()))
+        return Mesh(**given)
 
     @property
     def mesh(self) -> Mesh:
         """The mesh of degrees that are all numbers."""
-        assert self.dp_shard != "auto"
-        assert self.tp != "auto"
-        return Mesh(
-            pp=self.pp,
-            dp_replicate=self.dp_replicate,
-            dp_shard=self.dp_shard,
-            cp=self.cp,
-            tp=self.tp,
-        )
+        given = {axis: d for axis, d in zip(AXES, self.degrees, strict=True) if d != "auto"}
+        assert len(given) == len(AXES)
+        return Mesh(**given)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.parallel import PipelineSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +13,10 @@ class Memory:
     """Bytes that the fullest rank needs, by what for; an estimate."""
 
     peak_bytes: int
+    device_bytes: int | None = None
+    """What a device has; None where nobody says."""
+    worst_rank: str = "every rank"
+    """Which is the fullest, as in `pp stage 0`."""
     items: Mapping[str, int]
     host: Mapping[str, int] = field(default_factory=dict)
     """What is offloaded to the host's own memory instead, and not among `items`."""
@@ -54,16 +59,70 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One way to run a job, and what it would cost."""
+
+    mesh: Mesh
+    micro_batch_size: int
+    gradient_accumulation: int
+    activation_checkpointing: str
+    reshard_after_forward: bool | int
+    schedule: str | None
+    """Of the pipeline; None without one."""
+    step_s: float
+    tokens_per_second_per_device: float
+    mfu: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Meshes that are ruled out for one reason, or that are slower than those that are shown."""
+
+    family: str
+    """What they have in common, as in `tp=16 and more`."""
+    constraint: str
+    """What binds them."""
+    count: int
+    """Of meshes: ways to multiply five degrees to the number of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementCost:
+    """Bytes of a step that all ranks send out of a host, out of a leaf switch, and so on upwards;
+    what leaves a leaf has left a host as well."""
+
+    crossing: tuple[int, ...]
+    by_name: tuple[int, ...]
+    """The same, were the hosts taken in the order of their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     mesh: Mesh
     micro_batch_size: int
     gradient_accumulation: int
     activation_checkpointing: Literal["none", "selective", "full", "every_k"] = "none"
     """What the spec asked for, `auto` decided."""
+    reshard_after_forward: bool | int = True
+    pipeline: PipelineSpec = field(default_factory=PipelineSpec)
+    """Decided as well, where pp is more than 1."""
     hosts: tuple[str, ...]
     """Names in node-rank order, as planned; the leader binds again to the hosts that came."""
+    switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Host -> the switches above it, outermost first, of all hosts that could come and are known to
+    hang on one."""
     ranks_per_host: int
+    placement: PlacementCost | None = None
+    """None where the switches between the hosts are not known."""
     memory: Memory
+    time: StepTime | None = None
+    communication: tuple[Traffic, ...] = ()
+    profile: str | None = None
+    """Of the hardware that memory and time were predicted for."""
+    alternatives: tuple[Choice, ...] = ()
+    """The next best meshes, each as it runs best; the best first."""
+    rejected: tuple[Rejected, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
     """How each axis in use does its part, in words: pipeline, data, context, tensor, …"""
     notes: tuple[str, ...] = ()

@@ -68,6 +68,9 @@ class JobSpec:
     data: DataSpec
     train: TrainSpec
     parallel: ParallelSpec = field(default_factory=ParallelSpec)
+    objective: Literal["throughput", "memory", "fewest_hosts"] = "throughput"
+    """What the planner decides `auto` for: the shortest step, the emptiest devices, or as few of
+    `cluster.hosts` as can do it, and then the shortest step."""
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     resilience: ResilienceSpec = field(default_factory=ResilienceSpec)

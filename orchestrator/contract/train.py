@@ -45,6 +45,9 @@ class TrainSpec:
     """Optimizer steps of the whole job."""
     global_batch_size: Count
     """Sequences per optimizer step, whatever the number of hosts: accumulation fills it up."""
+    base_batch_size: Count | None = None
+    """Sequences per step that `optimizer.lr` was found with; where global_batch_size differs,
+    `ndctl plan` says what the rules of scaling make of the rate. It changes no training."""
     micro_batch_size: Count | Auto = "auto"
     """Sequences that one data-parallel rank passes through the model at a time."""
     seed: Annotated[int, AtLeast(0), AtMost(2**63 - 1)] = 0
@@ -56,9 +59,10 @@ class TrainSpec:
     """What the model's output is cast to before the loss; null leaves it in `dtype`."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
-    activation_checkpointing: Literal["none", "selective", "full", "every_k", "auto"] = "none"
+    activation_checkpointing: Literal["none", "selective", "full", "every_k", "auto"] = "auto"
     """Which activations are computed again in the backward pass; `every_k`: the
-    layers' that `checkpoint_every` counts."""
+    layers' that `checkpoint_every` counts; `auto`: as little as the memory makes necessary, and
+    none without a planner."""
     checkpoint_every: Count | None = None
     """The k of `every_k`; null is √L, rounded."""
     compile: bool = False

@@ -36,12 +36,13 @@ class TrainingConfig:
             yield eval_without_data(self.train.eval_every)
         if "auto" in (self.parallel.dp_shard, self.parallel.tp):
             return
-        per_pass = self.mesh.data_parallel * self.micro_batch_size
+        mesh = self.parallel.filled_mesh(1)
+        per_pass = mesh.data_parallel * self.micro_batch_size
         if self.train.global_batch_size % per_pass:
             yield Problem(
                 path="train.global_batch_size",
                 value=self.train.global_batch_size,
-                limit=f"a multiple of {self.mesh.data_parallel} data-parallel ranks"
+                limit=f"a multiple of {mesh.data_parallel} data-parallel ranks"
                 f" x micro batch {self.micro_batch_size} = {per_pass}",
                 fix="change micro_batch_size, the degrees or the global batch",
             )

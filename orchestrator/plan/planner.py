@@ -1,29 +1,28 @@
 """From a spec, the hosts that there are and the model's config to one plan, with its reasons."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from orchestrator.cluster.inventory import Inventory
+from orchestrator.cluster.inventory import Inventory, tree_of
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.pipeline import SPLITS_BACKWARD
-from orchestrator.contract.plan import Plan
+from orchestrator.contract.plan import Choice, PlacementCost, Plan, Traffic
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
-from orchestrator.plan.memory.peak import memory_of, show_bytes
+from orchestrator.plan.cost.traffic import traffic_of
+from orchestrator.plan.memory.peak import show_bytes
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.search.alternatives import nearest_plans
-from orchestrator.plan.search.degrees import choose_mesh, divisors
+from orchestrator.plan.placement.arrange import arrange
+from orchestrator.plan.search.alternatives import first_mesh, nearest_plans
+from orchestrator.plan.search.best import Found, search
+from orchestrator.plan.search.degrees import likely_mesh
+from orchestrator.plan.search.hosts import fabric_of, with_fewest_hosts
 from orchestrator.plan.search.refusals import BYTE_TOKENS, refusals
-from orchestrator.plan.setup import Checkpointing
+from orchestrator.plan.search.relief import ways_out
+from orchestrator.plan.search.space import Option, Space
 from orchestrator.plan.show.methods import methods_of
-from orchestrator.plan.show.notes import notes_of_batch, notes_of_split
-from orchestrator.plan.stages import takes
-
-USED_OF_DEVICE = 0.8
-"""What an estimate without allocator slack and buffers may take of a device's memory."""
-MODEST_BYTES = 256 << 20
-"""Activations and logits of a micro batch where the memory of a device is not known."""
+from orchestrator.plan.show.notes import notes_of
 
 
 def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan:
@@ -33,39 +32,33 @@ def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan
         PlanError: with every reason why not, and the nearest plans that can.
     """
     shape = shape_of(config)
-    mesh = choose_mesh(spec, shape)
-    reasons = refusals(spec, inventory, shape, mesh)
-    if reasons:
+    space = _space(spec, inventory, shape)
+    if spec.objective == "fewest_hosts":
+        space, found = with_fewest_hosts(space)
+    else:
+        found = search(space, spec.objective)
+    if not found.options:
+        raise _too_large(space, inventory, found)
+    return _plan_of(space, inventory, found)
+
+
+def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
+    """All ways to run it, of which there is one at least but for memory."""
+    mesh = first_mesh(spec, shape) or likely_mesh(spec, shape)
+    if reasons := refusals(spec, inventory, shape, mesh):
         raise _refusal(spec, inventory, shape, reasons)
-    hosts = inventory.with_devices(spec.cluster.gpus_per_host)[: spec.cluster.hosts]
-    known = [host.device_bytes for host in hosts if host.device_bytes is not None]
-    device_bytes = min(known) if len(known) == len(hosts) else None
-    kind, micro = _fill(spec, shape, mesh, device_bytes)
-    memory = memory_of(spec, shape, mesh, micro, kind)
-    accumulation = spec.train.global_batch_size // (mesh.data_parallel * micro)
-    return Plan(
-        mesh=mesh,
-        micro_batch_size=micro,
-        gradient_accumulation=accumulation,
-        activation_checkpointing=kind,
-        hosts=tuple(host.name for host in hosts),
-        ranks_per_host=spec.cluster.gpus_per_host,
-        memory=memory,
-        methods=methods_of(spec, mesh, accumulation),
-        notes=(
-            *notes_of_split(spec, shape, mesh),
-            *notes_of_batch(spec, mesh, micro, kind, _bound(device_bytes)),
-            *_notes_of_hosts(spec, inventory, memory.peak_bytes, device_bytes),
-            *shape.notes,
-        ),
-    )
+    fabric = fabric_of(spec, inventory)
+    if fabric is None:
+        raise PlanError(
+            "the hardware of the hosts is not known: no profile is given",
+            fix="name one in the inventory, for example profile: h100-sxm-80gb",
+        )
+    return Space(spec, shape, fabric)
 
 
 def _refusal(
     spec: JobSpec, inventory: Inventory, shape: ModelShape, reasons: tuple[str, ...]
 ) -> PlanError:
-    cluster = spec.cluster
-    head = f"no plan for {spec.name} on {cluster.hosts} hosts x {cluster.gpus_per_host} ranks:"
     fixes = [str(found) for found in nearest_plans(spec, inventory, shape)]
     if shape.vocab_size < BYTE_TOKENS:
         fixes = [
@@ -74,73 +67,83 @@ def _refusal(
         ]
     many = "the nearest plans that can:\n    " if len(fixes) > 1 else ""
     fix = many + "\n    ".join(fixes) if fixes else "free or add hosts, or ask for fewer"
-    return PlanError("\n  ".join([head, *reasons]), fix=fix)
+    return PlanError("\n  ".join([_head(spec), *reasons]), fix=fix)
 
 
-def _fill(
-    spec: JobSpec, shape: ModelShape, mesh: Mesh, device_bytes: int | None
-) -> tuple[Checkpointing, int]:
-    """The checkpointing that is needed, and the largest micro batch that then fits."""
-
-    def fits(micro: int, kind: Checkpointing) -> bool:
-        memory = memory_of(spec, shape, mesh, micro, kind)
-        if device_bytes is not None:
-            return memory.peak_bytes <= USED_OF_DEVICE * device_bytes
-        return memory.items["activations"] + memory.items["logits"] <= MODEST_BYTES
-
-    wish, asked = spec.train.activation_checkpointing, spec.train.micro_batch_size
-    sizes = micro_sizes(spec, mesh) if asked == "auto" else [asked]
-    kinds = checkpointings(spec, mesh) if wish == "auto" else (wish,)
-    kind = next((kind for kind in kinds if fits(sizes[0], kind)), kinds[-1])
-    return kind, next((micro for micro in reversed(sizes) if fits(micro, kind)), sizes[0])
-
-
-def checkpointings(spec: JobSpec, mesh: Mesh) -> tuple[Checkpointing, ...]:
-    """What `auto` may choose from, the least first."""
-    split = mesh.pp > 1 and spec.parallel.pipeline.schedule == SPLITS_BACKWARD
-    return ("none", "full") if split else ("none", "selective", "full")
+def _too_large(space: Space, inventory: Inventory, found: Found) -> PlanError:
+    """Something could be, were there more memory."""
+    assert found.least is not None
+    items = sorted(found.least.items.items(), key=lambda pair: -pair[1])
+    most = ", ".join(f"{item} {show_bytes(size)}" for item, size in items[:4])
+    reason = (
+        f"memory: the emptiest plan needs {show_bytes(found.least.peak_bytes)} on its fullest rank"
+        f" ({most}, …), a device has {show_bytes(space.limit)}"
+    )
+    families = [f"{one.family}: {one.constraint} ({one.count})" for one in found.rejected]
+    fixes = ways_out(space, inventory)
+    fix = "the smallest changes that fit:\n    " + "\n    ".join(map(str, fixes))
+    if not fixes:
+        fix = "take a smaller model, or devices with more memory"
+    return PlanError("\n  ".join([_head(space.spec), reason, *families]), fix=fix)
 
 
-def micro_sizes(spec: JobSpec, mesh: Mesh) -> list[int]:
-    """Micro batches that `auto` may choose from, the smallest first.
-
-    Those that divide a data-parallel rank's share of the batch and suit the pipeline's schedule;
-    and of these, as far as there are any, those that make two micro batches or more for each of its
-    ranks, else one: with fewer, ranks wait for each other.
-    """
-    share = spec.train.global_batch_size // mesh.data_parallel
-    pipeline = spec.parallel.pipeline
-    sizes = [size for size in divisors(share) if takes(pipeline, mesh.pp, share // size)]
-    if mesh.pp == 1:
-        return sizes
-    for least in (2 * mesh.pp, mesh.pp):
-        if filling := [size for size in sizes if share // size >= least]:
-            return filling
-    return sizes[:1]
+def _head(spec: JobSpec) -> str:
+    cluster = spec.cluster
+    return f"no plan for {spec.name} on {cluster.hosts} hosts x {cluster.gpus_per_host} ranks:"
 
 
-def _bound(device_bytes: int | None) -> str:
-    """What an estimate is held against, in words."""
-    if device_bytes is not None:
-        return f"all within {USED_OF_DEVICE:.0%} of a device's {show_bytes(device_bytes)}"
-    return (
-        f"activations and logits within {show_bytes(MODEST_BYTES)}"
-        " (the memory of a device is not known)"
+def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
+    best, *others = found.options
+    spec, setup = space.spec, best.setup
+    traffic = traffic_of(setup, space.fabric)
+    hosts, placement = _placed(space, setup.mesh, inventory, traffic)
+    return Plan(
+        mesh=setup.mesh,
+        micro_batch_size=setup.micro_batch_size,
+        gradient_accumulation=setup.micro_batches,
+        activation_checkpointing=setup.checkpointing,
+        reshard_after_forward=setup.reshard,
+        pipeline=replace(setup.pipeline, stages_per_rank=setup.pipeline.stages),
+        hosts=hosts,
+        switches=tree_of(inventory.with_devices(space.fabric.devices_per_host)),
+        ranks_per_host=spec.cluster.gpus_per_host,
+        placement=placement,
+        memory=best.memory,
+        time=best.time,
+        communication=traffic,
+        profile=space.fabric.profile.name,
+        alternatives=tuple(choice_of(option) for option in others),
+        rejected=found.rejected,
+        methods=methods_of(setup),
+        notes=notes_of(space, setup, inventory),
     )
 
 
-def _notes_of_hosts(
-    spec: JobSpec, inventory: Inventory, peak_bytes: int, device_bytes: int | None
-) -> list[str]:
-    notes = []
-    able = len(inventory.with_devices(spec.cluster.gpus_per_host))
-    spares = able - spec.cluster.hosts
-    if spares < spec.cluster.spare_hosts:
-        notes.append(f"{spec.cluster.spare_hosts} spare hosts asked for, {spares} there")
-    if device_bytes is not None and peak_bytes > device_bytes:
-        notes.append(
-            f"the fullest rank needs about {show_bytes(peak_bytes)}, a device has"
-            f" {show_bytes(device_bytes)}: expect it to run out of memory;"
-            " --set train.activation_checkpointing=full, a smaller micro batch or more hosts help"
-        )
-    return notes
+def _placed(
+    space: Space, mesh: Mesh, inventory: Inventory, traffic: tuple[Traffic, ...]
+) -> tuple[tuple[str, ...], PlacementCost | None]:
+    """Where the nodes go, by name where nobody knows how the hosts are connected."""
+    devices = space.fabric.devices_per_host
+    hosts = inventory.with_devices(devices)
+    switches = tree_of(hosts)
+    if not switches:
+        return tuple(host.name for host in hosts[: space.fabric.hosts]), None
+    found = arrange(mesh, devices, (host.name for host in hosts), switches, traffic)
+    cost = PlacementCost(crossing=found.cost.crossing, by_name=found.by_name.crossing)
+    return found.hosts, cost
+
+
+def choice_of(option: Option) -> Choice:
+    setup, time = option.setup, option.time
+    return Choice(
+        mesh=setup.mesh,
+        micro_batch_size=setup.micro_batch_size,
+        gradient_accumulation=setup.micro_batches,
+        activation_checkpointing=setup.checkpointing,
+        reshard_after_forward=setup.reshard,
+        schedule=setup.pipeline.schedule if setup.mesh.pp > 1 else None,
+        step_s=time.step_s,
+        tokens_per_second_per_device=time.tokens_per_second_per_device,
+        mfu=time.mfu,
+        peak_bytes=option.memory.peak_bytes,
+    )

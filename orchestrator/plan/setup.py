@@ -6,6 +6,7 @@ from typing import Literal
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.model import LoraSpec
 from orchestrator.contract.parallel import PipelineSpec
+from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.words import Dtype
 from orchestrator.plan.model.shape import ModelShape
 
@@ -50,3 +51,33 @@ class Setup:
     @property
     def tokens_of_step(self) -> int:
         return self.global_batch_size * self.tokens
+
+
+def setup_of(
+    spec: JobSpec, shape: ModelShape, mesh: Mesh, micro: int, kind: Checkpointing
+) -> Setup:
+    """`spec` with everything that it leaves open decided."""
+    train, parallel, fsdp = spec.train, spec.parallel, spec.parallel.fsdp
+    return Setup(
+        shape=shape,
+        tokens=spec.data.sequence_length,
+        mesh=mesh,
+        micro_batch_size=micro,
+        micro_batches=max(1, train.global_batch_size // (mesh.data_parallel * micro)),
+        checkpointing=kind,
+        checkpoint_every=train.checkpoint_every,
+        data=parallel.data,
+        reshard=fsdp.reshard,
+        forward_prefetch=fsdp.forward_prefetch,
+        backward_prefetch=fsdp.backward_prefetch,
+        cpu_offload=fsdp.cpu_offload,
+        context=parallel.context,
+        pipeline=parallel.pipeline,
+        dtype=train.dtype,
+        reduce_dtype=train.reduce_dtype,
+        output_dtype=train.output_dtype,
+        optimizer=train.optimizer.name,
+        compile=train.compile,
+        float8=train.float8,
+        lora=spec.model.lora,
+    )

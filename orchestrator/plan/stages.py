@@ -70,7 +70,7 @@ def kept_passes(spec: PipelineSpec, pp: int, rank: int, micro_batches: int) -> i
     match spec.schedule:
         case "gpipe":
             return most
-        case "1f1b":
+        case "1f1b" | "auto":
             return min(most, pp - rank)
         case "interleaved_1f1b":
             a_round = micro_batches // max(1, micro_batches // pp)

@@ -16,7 +16,9 @@ def trainer_config(
 
     What `auto` means for files and for classes of modules only the trainer can see.
     """
-    pipeline = replace(spec.parallel.pipeline, stages_per_rank=spec.parallel.pipeline.stages)
+    fsdp = spec.parallel.fsdp
+    if fsdp.reshard_after_forward == "auto":
+        fsdp = replace(fsdp, reshard_after_forward=plan.reshard_after_forward)
     return TrainingConfig(
         model=replace(spec.model, preset=None, config=dict(config), path=None),
         data=spec.data,
@@ -26,7 +28,7 @@ def trainer_config(
             activation_checkpointing=plan.activation_checkpointing,
         ),
         checkpoint=spec.checkpoint,
-        parallel=replace(spec.parallel, pipeline=pipeline, **asdict(plan.mesh)),
+        parallel=replace(spec.parallel, fsdp=fsdp, pipeline=plan.pipeline, **asdict(plan.mesh)),
         micro_batch_size=plan.micro_batch_size,
         out=out,
     )

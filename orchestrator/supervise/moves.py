@@ -47,7 +47,13 @@ def start_if_ready(run: Run, at: float) -> Result:
         return run, ()
     if at < run.settle_until and len(there) < len(run.job.launch.hosts):
         return run, ()
-    placement = place(plan, there, run.placement or plan.hosts)
+    placement = place(
+        plan,
+        there,
+        run.placement or plan.hosts,
+        switches=plan.switches,
+        traffic=plan.communication,
+    )
     attempt = run.attempt + 1
     origin = f"checkpoint step-{run.saved}" if run.saved else "the beginning"
     reason = f"attempt {attempt} on {len(placement)} hosts from {origin}"

@@ -1,18 +1,23 @@
 """Hosts and their order."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cluster.inventory import Host, Inventory, natural
 from orchestrator.cluster.local import local_inventory
+from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.spec import ClusterSpec
 
 
 def test_this_machine_plays_the_hosts_and_the_spares() -> None:
     cluster = ClusterSpec(hosts=2, gpus_per_host=4, spare_hosts=1)
+    profile = load_profile("cpu")
     assert local_inventory(cluster, 1024).hosts == tuple(
-        Host(name=name, devices=4, device_bytes=1024) for name in ("host-0", "host-1", "host-2")
+        Host(name=name, devices=4, device_bytes=1024, profile=profile)
+        for name in ("host-0", "host-1", "host-2")
     )
 
 
@@ -26,6 +31,19 @@ def test_hosts_come_in_natural_order_and_only_those_with_the_devices() -> None:
 def test_a_name_is_there_once() -> None:
     with pytest.raises(ValueError, match="host names must be unique, a is there twice"):
         Inventory(hosts=(Host(name="a", devices=1), Host(name="a", devices=1)))
+
+
+def test_a_leaf_is_as_large_as_the_host_in_the_middle_sees_it() -> None:
+    sizes = {"a": 16, "b": 12, "c": 12, "d": 3}
+    hosts = tuple(
+        Host(name=f"{leaf}{i}", devices=8, profile=load_profile("cpu"), switches=(leaf,))
+        for leaf, size in sizes.items()
+        for i in range(size)
+    )
+    fabric = Inventory(hosts=hosts).fabric(8)
+    assert fabric is not None
+    assert (fabric.hosts, fabric.hosts_per_leaf) == (43, 12)
+    assert Inventory(hosts=(replace(hosts[0], profile=None),)).fabric(8) is None
 
 
 @settings(deadline=None)

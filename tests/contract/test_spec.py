@@ -79,7 +79,7 @@ def test_neither_a_flag_nor_a_number_of_ranks_is_refused(value: Any) -> None:
     found = problem(ParallelSpec, {"fsdp": {"reshard_after_forward": value}})
     assert found.path == "fsdp.reshard_after_forward"
     assert found.value == value
-    assert found.limit == "true or false or a whole number (at least 2)"
+    assert found.limit == "true or false or a whole number (at least 2) or 'auto'"
     assert found.fix
 
 

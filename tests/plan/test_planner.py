@@ -1,5 +1,6 @@
 """Which plan a spec becomes, and what is refused with which way out."""
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.cluster.inventory import Host, Inventory
 from orchestrator.cluster.local import local_inventory
+from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Plan
@@ -16,20 +18,23 @@ from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import PlanError, TrainingError
 from orchestrator.plan.model.families import shape_of
-from orchestrator.plan.planner import USED_OF_DEVICE, plan
-from orchestrator.plan.search.alternatives import apply, nearest_plans
-from orchestrator.plan.search.degrees import choose_mesh
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.planner import plan
+from orchestrator.plan.search.alternatives import apply, first_mesh, nearest_plans
+from orchestrator.plan.search.degrees import likely_mesh
 from orchestrator.plan.search.refusals import refusals
 from orchestrator.plan.training import trainer_config
 from trainer.model.build import check_model, read_model_config
 
 TINY = PRESETS["llama-tiny"]
+CPU = load_profile("cpu")
 GIB = 1 << 30
 
 
 def job(**changes: Any) -> JobSpec:
-    """The quickstart, with other values at `section__key`."""
+    """The quickstart with its outer degrees fixed, with other values at `section__key`."""
     data: dict[str, Any] = {
+        "parallel": {"pp": 1, "dp_replicate": 1, "cp": 1},
         "name": "demo",
         "model": {"preset": "llama-tiny"},
         "data": {"files": "*.txt", "sequence_length": 256},
@@ -40,6 +45,10 @@ def job(**changes: Any) -> JobSpec:
         section, _, key = path.partition("__")
         data.setdefault(section, {})[key] = value
     return decode(JobSpec, data)
+
+
+def host(name: str, devices: int) -> Host:
+    return Host(name=name, devices=devices, profile=CPU)
 
 
 def planned(spec: JobSpec, config: Any = TINY, device_bytes: int | None = None) -> Plan:
@@ -53,24 +62,20 @@ def refused(spec: JobSpec, config: Any = TINY, inventory: Inventory | None = Non
     return caught.value
 
 
-def test_the_quickstart_splits_tensors_inside_the_host_and_shards_across() -> None:
-    found = planned(job())
-    assert found.mesh == Mesh(dp_shard=2, tp=2)
+def test_the_quickstart_takes_a_simple_mesh_and_says_what_was_chosen() -> None:
+    found = planned(job(parallel__pp="auto", parallel__dp_replicate="auto", parallel__cp="auto"))
+    assert sum(degree > 1 for degree in found.mesh.degrees) == 1
     assert found.hosts == ("host-0", "host-1")
-    assert (found.micro_batch_size, found.gradient_accumulation) == (8, 1)
+    assert (found.micro_batch_size, found.gradient_accumulation) == (4, 1)
     assert found.activation_checkpointing == "none"
-    assert [note.split(" (auto)")[0] for note in found.notes] == [
-        "tp=2",
-        "dp_shard=2",
-        "micro_batch_size=8",
-    ]
+    assert found.notes[0].startswith("chosen for the shortest step that fits: pp=1, dp_replicate=")
 
 
 @pytest.mark.parametrize(
     ("changes", "mesh"),
     [
-        ({"cluster__gpus_per_host": 8}, Mesh(dp_shard=4, tp=4)),  # 4 kv heads
         ({"cluster__gpus_per_host": 3, "train__global_batch_size": 12}, Mesh(dp_shard=6)),
+        ({"parallel__tp": 2}, Mesh(dp_shard=2, tp=2)),
         ({"cluster__hosts": 1, "cluster__gpus_per_host": 1}, Mesh()),
         ({"parallel__tp": 1}, Mesh(dp_shard=4)),
         ({"data__sequence_length": 255}, Mesh(dp_shard=4)),
@@ -79,10 +84,10 @@ def test_the_quickstart_splits_tensors_inside_the_host_and_shards_across() -> No
         ({"parallel__dp_replicate": 2, "parallel__tp": 1}, Mesh(dp_replicate=2, dp_shard=2)),
         ({"parallel__dp_replicate": 4}, Mesh(dp_replicate=4)),
         ({"train__compile": True}, Mesh(dp_shard=4)),
-        ({"cluster__hosts": 8, "cluster__gpus_per_host": 4}, Mesh(dp_shard=8, tp=4)),
+        ({"parallel__data": "ddp", "parallel__dp_replicate": "auto"}, Mesh(dp_replicate=4)),
     ],
 )
-def test_auto_degrees_take_what_the_others_leave(changes: dict[str, Any], mesh: Mesh) -> None:
+def test_auto_degrees_fill_what_the_others_leave(changes: dict[str, Any], mesh: Mesh) -> None:
     assert planned(job(**changes)).mesh == mesh
 
 
@@ -140,13 +145,21 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "--set parallel.pipeline.schedule=1f1b",
     ),
     (
-        {"parallel__pp": 4, "train__micro_batch_size": 8},
+        {
+            "parallel__pp": 4,
+            "parallel__pipeline": {"schedule": "1f1b"},
+            "train__micro_batch_size": 8,
+        },
         "1f1b needs micro batches a step to be at least 4, one for each stage;"
         " train.global_batch_size=16 on 1 data-parallel ranks x micro batch 8 makes 2",
         "--set train.micro_batch_size=auto",
     ),
     (
-        {"parallel__pp": 4, "train__global_batch_size": 3},
+        {
+            "parallel__pp": 4,
+            "parallel__pipeline": {"schedule": "1f1b"},
+            "train__global_batch_size": 3,
+        },
         "needs micro batches a step to be at least 4",
         "--set train.global_batch_size=4",
     ),
@@ -273,9 +286,7 @@ def test_too_few_hosts_are_told_with_what_the_inventory_has() -> None:
 
 
 def test_hosts_with_too_few_devices_are_named() -> None:
-    inventory = Inventory(
-        hosts=(Host(name="a", devices=4), *(Host(name=f"b{i}", devices=2) for i in range(6)))
-    )
+    inventory = Inventory(hosts=(host("a", 4), *(host(f"b{i}", 2) for i in range(6))))
     error = refused(job(cluster__gpus_per_host=4), inventory=inventory)
     assert "only 1 of the 2 hosts that are needed" in error.message
     assert "(b0 has 2, b1 has 2, b2 has 2, b3 has 2 and 2 more have too few)" in error.message
@@ -288,16 +299,14 @@ def test_an_empty_inventory_leaves_only_more_hosts() -> None:
 
 
 def test_hosts_that_lack_a_device_are_passed_over() -> None:
-    inventory = Inventory(
-        hosts=tuple(Host(name=f"n{i}", devices=1 if i == 2 else 2) for i in (10, 1, 2))
-    )
+    inventory = Inventory(hosts=tuple(host(f"n{i}", 1 if i == 2 else 2) for i in (10, 1, 2)))
     assert plan(job(), inventory, TINY).hosts == ("n1", "n10")
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "gptj"}, "one of llama, mistral, qwen2, qwen3, gpt2, got 'gptj'"),
+        ({"model_type": "gptj"}, "got 'gptj'"),
         ({"model_type": "lama"}, "got 'lama'"),
         ({}, "got 'none'"),
         ({**TINY, "hidden_size": "128"}, "hidden_size must be a whole number, at least 1"),
@@ -325,28 +334,23 @@ def test_a_misspelt_key_of_the_config_is_noted() -> None:
     assert not any("torch_dtype" in note for note in notes)
 
 
-def test_the_micro_batch_grows_with_the_memory_of_the_device() -> None:
-    small, large = (
-        planned(job(train__global_batch_size=4096), device_bytes=size).micro_batch_size
-        for size in (GIB, 64 * GIB)
-    )
-    assert 1 < small < large == 2048
-
-
-def test_where_memory_is_not_known_activations_stay_modest() -> None:
+def test_on_cpu_ranks_activations_stay_modest() -> None:
     found = planned(job(train__global_batch_size=4096))
-    kept = found.memory.items["activations"] + found.memory.items["logits"]
-    assert kept <= 256 << 20 < 2 * kept
+    assert found.memory.items["activations"] + found.memory.items["logits"] <= 256 << 20
 
 
 @pytest.mark.parametrize("kind", ["none", "selective", "full"])
 def test_checkpointing_is_decided_by_what_is_needed(kind: str) -> None:
-    changes = {"parallel__tp": 1, "train__global_batch_size": 32, "train__micro_batch_size": 8}
+    changes = {
+        "parallel__tp": 1,
+        "parallel__fsdp": {"reshard_after_forward": True},
+        "train__global_batch_size": 32,
+        "train__micro_batch_size": 8,
+    }
     peak = planned(job(train__activation_checkpointing=kind, **changes)).memory.peak_bytes
-    spec = job(train__activation_checkpointing="auto", **changes)
-    found = planned(spec, device_bytes=int(peak / USED_OF_DEVICE) + 1)
+    found = planned(job(**changes), device_bytes=peak)
     assert found.activation_checkpointing == kind
-    assert any(note.startswith(f"activation_checkpointing={kind}") for note in found.notes)
+    assert f"activation_checkpointing={kind}" in found.notes[0]
 
 
 def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None:
@@ -355,17 +359,40 @@ def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None
         parallel__pp=2,
         parallel__tp=1,
         parallel__pipeline={"schedule": "zbv"},
-        train__activation_checkpointing="auto",
+        train__micro_batch_size=4,
     )
+    least = planned(
+        job(
+            parallel__pp=2,
+            parallel__tp=1,
+            parallel__pipeline={"schedule": "zbv"},
+            train__micro_batch_size=4,
+            train__activation_checkpointing="full",
+        )
+    ).memory.peak_bytes
     kinds = {
-        planned(spec, device_bytes=size << 20).activation_checkpointing for size in range(1, 99)
+        planned(spec, device_bytes=least + (size << 20)).activation_checkpointing
+        for size in range(0, 99, 3)
     }
     assert kinds == {"none", "full"}
 
 
-def test_a_plan_that_will_not_fit_says_so() -> None:
-    notes = planned(job(train__micro_batch_size=8), device_bytes=10 << 20).notes
-    assert any("expect it to run out of memory" in note for note in notes)
+def test_a_job_that_does_not_fit_is_refused_with_ways_out() -> None:
+    """On devices that hold the emptiest plan and no more, with a micro batch that is too large."""
+    limit = planned(
+        job(train__micro_batch_size=1, train__activation_checkpointing="full", cluster__hosts=1)
+    ).memory.peak_bytes
+    with pytest.raises(PlanError) as caught:
+        planned(
+            job(
+                train__micro_batch_size=8,
+                train__activation_checkpointing="none",
+                cluster__hosts=1,
+            ),
+            device_bytes=limit,
+        )
+    assert "memory: the emptiest plan needs" in caught.value.message
+    assert "the smallest changes that fit" in caught.value.fix
 
 
 def test_missing_spares_are_noted() -> None:
@@ -407,10 +434,12 @@ def test_the_trainer_is_told_every_method() -> None:
     assert config.parallel.pipeline.stages_per_rank == 2
     kept = (config.data, config.checkpoint, config.model.lora, config.model.weights)
     assert kept == (spec.data, spec.checkpoint, spec.model.lora, spec.model.weights)
-    decided = {"micro_batch_size": config.micro_batch_size}
+    decided: dict[str, Any] = {"micro_batch_size": config.micro_batch_size}
+    decided["activation_checkpointing"] = "none"
     assert encode(config.train) == encode(spec.train) | decided
     degrees = {"dp_shard": 1, "pipeline": {"schedule": "zbv", "stages_per_rank": 2}}
-    assert encode(config.parallel) == encode(spec.parallel) | degrees
+    fsdp = encode(spec.parallel.fsdp) | {"reshard_after_forward": True}
+    assert encode(config.parallel) == encode(spec.parallel) | degrees | {"fsdp": fsdp}
 
 
 def test_a_plan_comes_back_from_its_file() -> None:
@@ -436,17 +465,20 @@ jobs = st.builds(
     data__sequence_length=st.sampled_from([256, 4096]),
 )
 inventories = st.lists(st.integers(1, 8), min_size=1, max_size=8).map(
-    lambda sizes: Inventory(
-        hosts=tuple(Host(name=f"host-{i}", devices=size) for i, size in enumerate(sizes))
-    )
+    lambda sizes: Inventory(hosts=tuple(host(f"host-{i}", size) for i, size in enumerate(sizes)))
 )
+
+
+def refused_meshes(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> tuple[str, ...]:
+    mesh = first_mesh(spec, shape) or likely_mesh(spec, shape)
+    return refusals(spec, inventory, shape, mesh)
 
 
 @settings(deadline=None, max_examples=50)
 @given(jobs, inventories)
 def test_a_plan_fills_the_world_and_keeps_the_batch(spec: JobSpec, inventory: Inventory) -> None:
     shape = shape_of(TINY)
-    if refusals(spec, inventory, shape, choose_mesh(spec, shape)):
+    if refused_meshes(spec, inventory, shape):
         offers = nearest_plans(spec, inventory, shape)
         spec = apply(spec, offers[0].edits) if offers else job()
     if len(inventory.with_devices(spec.cluster.gpus_per_host)) < spec.cluster.hosts:
@@ -466,38 +498,36 @@ def test_a_plan_fills_the_world_and_keeps_the_batch(spec: JobSpec, inventory: In
 @given(jobs, inventories)
 def test_an_offered_plan_can_be_planned(spec: JobSpec, inventory: Inventory) -> None:
     for offer in nearest_plans(spec, inventory, shape_of(TINY)):
-        assert plan(apply(spec, offer.edits), inventory, TINY).mesh == offer.mesh
+        changed = apply(spec, offer.edits)
+        assert plan(changed, inventory, TINY).world_size == offer.mesh.world_size
+        fixed = apply(changed, {f"parallel.{a}": d for a, d in asdict(offer.mesh).items()})
+        assert plan(fixed, inventory, TINY).mesh == offer.mesh
 
 
 @settings(deadline=None, max_examples=50)
 @given(jobs)
 def test_a_refusal_on_enough_hosts_always_offers_a_plan(spec: JobSpec) -> None:
     inventory, shape = local_inventory(spec.cluster), shape_of(TINY)
-    if refusals(spec, inventory, shape, choose_mesh(spec, shape)):
+    if refused_meshes(spec, inventory, shape):
         fix = refused(spec).fix
         offers = nearest_plans(spec, inventory, shape)
         assert offers
         assert all(str(offer) in fix for offer in offers)
 
 
-def test_an_auto_micro_batch_fills_a_pipeline() -> None:
-    found = planned(job(parallel__pp=2))
-    assert found.gradient_accumulation == 4
-    assert any("makes 4 or more micro batches for pp=2" in note for note in found.notes)
-    barely = planned(job(parallel__pp=2, train__global_batch_size=6, parallel__tp=2))
-    assert (barely.micro_batch_size, barely.gradient_accumulation) == (1, 6)
-    few = planned(job(parallel__pp=2, train__global_batch_size=3, parallel__tp=2))
-    assert (few.micro_batch_size, few.gradient_accumulation) == (1, 3)
-    assert any("its ranks wait about 25% of the time" in note for note in few.notes) is False
-    two = planned(job(parallel__pp=2, train__global_batch_size=2, parallel__tp=2))
-    assert any("its ranks wait about 33% of the time" in note for note in two.notes)
+def test_a_pipeline_that_waits_says_so() -> None:
+    wish = {"schedule": "1f1b"}
+    few = job(parallel__pp=2, parallel__tp=2, parallel__pipeline=wish, train__global_batch_size=2)
+    assert any("its ranks wait about 33% of the time" in note for note in planned(few).notes)
+    many = apply(few, {"train.global_batch_size": 16, "train.micro_batch_size": 1})
+    assert not any("of the time" in note for note in planned(many).notes)
 
 
 def test_an_auto_micro_batch_suits_the_schedule() -> None:
     wish = {"schedule": "interleaved_1f1b"}
     found = planned(job(parallel__pp=2, parallel__pipeline=wish, train__global_batch_size=15))
     # 15 micro batches would make 7 rounds, 5 would make 2: neither can be cut so.
-    assert (found.micro_batch_size, found.gradient_accumulation) == (5, 3)
+    assert found.gradient_accumulation in (1, 3)
 
 
 def test_methods_are_told_of_the_axes_in_use() -> None:
@@ -516,7 +546,7 @@ def test_methods_are_told_of_the_axes_in_use() -> None:
     assert found.mesh == Mesh(pp=2, cp=2, tp=2)
     assert found.methods["context"] == "all_gather"
     assert found.methods["pipeline"].startswith(
-        "gpipe, 1 stage a rank, 4 micro batches, ranks wait"
+        f"gpipe, 1 stage a rank, {found.gradient_accumulation} micro batches, ranks wait"
     )
     assert found.methods["adapters"] == "lora of rank 4 on q_proj, the frozen weights in nf4"
 
@@ -524,8 +554,14 @@ def test_methods_are_told_of_the_axes_in_use() -> None:
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        ({}, "fsdp: weights gathered layer by layer (ZeRO-3)"),
-        ({"dp_replicate": 2}, "hsdp: weights gathered layer by layer (ZeRO-3)"),
+        (
+            {"fsdp": {"reshard_after_forward": True}},
+            "fsdp: weights gathered layer by layer (ZeRO-3)",
+        ),
+        (
+            {"dp_replicate": 2, "fsdp": {"reshard_after_forward": True}},
+            "hsdp: weights gathered layer by layer (ZeRO-3)",
+        ),
         ({"data": "ddp", "dp_replicate": 4}, "ddp: everything copied"),
         (
             {"data": "zero1", "dp_replicate": 4},

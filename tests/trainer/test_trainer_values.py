@@ -96,7 +96,6 @@ def pipeline(schedule: str, **changes: Any) -> dict[str, Any]:
         (pipeline("zbv", compile=True), 2, "cannot split the backward pass of a compiled layer"),
         ({"parallel": {"tp": 2, "dp_shard": 1}}, 4, "for 2 ranks, but torchrun started 4"),
         ({"parallel": {"tp": 2}, "compile": True}, 2, "torch computes wrong gradients there"),
-        ({"activation_checkpointing": "auto"}, 1, "for the planner to resolve"),
         ({"profile": {"at_step": 1, "ranks": [0, 2]}}, 2, "the ranks are 0 to 1"),
         ({"optimizer": {"name": "adafactor"}}, 2, "fails on parameters cut over ranks"),
         ({"optimizer": {"name": "adafactor"}, "dtype": "bfloat16"}, 1, "cut over ranks"),

@@ -105,7 +105,7 @@ def _gather_in_float8(shapes: Mapping[str, torch.Size], config: TrainingConfig) 
         parallel.data == "fsdp"
         and shards > 1
         and not parallel.fsdp.cpu_offload
-        and isinstance(parallel.fsdp.reshard_after_forward, bool)
+        and isinstance(parallel.fsdp.reshard, bool)
         and not any(shape[0] % (shards * config.mesh.tp) for shape in shapes.values())
     )
 

@@ -72,7 +72,7 @@ def apply_fsdp(
         else OffloadPolicy(),
         "ignored_params": unsharded(decoder, shards.size()),
     }
-    reshard = spec.reshard_after_forward
+    reshard = spec.reshard
     with resharding_over(shards, reshard):
         before, after = outer_units(decoder)
         ordered = [*before, *([unit] for unit in units), *after]

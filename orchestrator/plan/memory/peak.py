@@ -1,182 +1,129 @@
-"""How many bytes the fullest rank needs, and for what: a first estimate.
+"""How many bytes the fullest rank needs at its peak, and for what.
 
-Left out: the CUDA context, allocator slack, communication buffers and temporary values inside
-kernels. Each formula names its source. Parameters are exact; activations without checkpointing are
-within a tenth of what autograd keeps on CPU (`tests/plan/test_memory.py`). The rest has not been
-measured.
+Formulas, their sources and how far off they are: `docs/memory.md`.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
-from orchestrator.contract.mesh import Mesh
+from orchestrator.cluster.profile import Fabric
+from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.plan import Memory
-from orchestrator.contract.spec import JobSpec
-from orchestrator.plan.memory.activations import (
-    COMPUTE_BYTES,
-    activation_bytes,
-    boundary_bytes,
-    logits_bytes,
-)
+from orchestrator.plan.memory.moments import At, moments_of
+from orchestrator.plan.memory.reserve import reserve_bytes
+from orchestrator.plan.memory.states import COMPUTE_BYTES, MASTER_BYTES, States, states_of, units_of
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.setup import Checkpointing
+from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import StageRank, stage_ranks
-
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""4 bits, and for each 64 weights a scale of 8 bits, of which 256 share a float32 (Dettmers et al.
-2023, section 3: block sizes 64 and 256)."""
-MOMENTS = {"adamw": 2, "adam": 2, "nadam": 2, "radam": 2, "adafactor": 0, "sgd": 1}
-"""float32 values that the optimizer keeps of each weight; Adafactor keeps sums of rows and columns,
-which are few (Shazeer and Stern 2018)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerParameter:
-    """Bytes of the model states for each parameter."""
-
-    weights: int = 4
-    gradients: int = 4
-    optimizer: int = 8
-
-
-def model_states(parameters: int, ranks: int, level: int, each: PerParameter) -> tuple[int, ...]:
-    """Bytes of weights, gradients and optimizer state of a rank, one of `ranks`, at a ZeRO level.
-
-    Level 1 shards the optimizer's state, 2 the gradients as well, 3 all (Rajbhandari et al. 2020,
-    section 5, figure 1). Rounded up: the first ranks hold what does not divide.
-    """
-    sizes = (each.weights, each.gradients, each.optimizer)
-    first_sharded = 3 - level
-    return tuple(
-        size * (math.ceil(parameters / ranks) if place >= first_sharded else parameters)
-        for place, size in enumerate(sizes)
-    )
-
-
-def memory_of(
-    spec: JobSpec, shape: ModelShape, mesh: Mesh, micro: int, kind: Checkpointing
-) -> Memory:
-    """What the fullest rank of `mesh` needs with micro batches of `micro` sequences."""
-    count = max(1, spec.train.global_batch_size // (mesh.data_parallel * micro))
-    ranks = dict.fromkeys(
-        stage_ranks(shape, mesh.pp, spec.parallel.pipeline, count, spec.data.sequence_length)
-    )
-    all_items = []
-    for rank in ranks:
-        # GPipe's last stage has all micro batches before it goes back with the first.
-        kept = rank.kept if spec.parallel.pipeline.schedule == "gpipe" else 1
-        passing = {
-            "activations": micro * activation_bytes(spec, shape, mesh, kind, rank),
-            "logits": math.ceil(micro * kept * logits_bytes(spec, shape, mesh)) * rank.is_last,
-        }
-        if mesh.pp > 1:
-            passing["boundaries"] = micro * boundary_bytes(spec, shape, mesh, count, rank)
-        states, host = state_bytes(spec, shape, mesh, rank, count)
-        all_items.append((states | passing, host))
-    items, host = max(all_items, key=lambda pair: sum(pair[0].values()))
-    return Memory(peak_bytes=sum(items.values()), items=items, host=host)
-
-
-def state_bytes(
-    spec: JobSpec, shape: ModelShape, mesh: Mesh, rank: StageRank, micro_batches: int
-) -> tuple[dict[str, int], Mapping[str, int]]:
-    """Of weights, gradients and optimizer: what is on the device, and what in the host's memory."""
-    wish = spec.parallel
-    own = Weights.of(shape, mesh, rank)
-    trained = own.parameters if spec.model.lora is None else adapter_parameters(spec, shape, rank)
-    sharing = mesh.cp * (mesh.dp_shard if wish.data == "fsdp" else mesh.dp_replicate)
-    level = {"ddp": 0, "zero1": 1, "fsdp": 3}[wish.data]
-    each = PerParameter(optimizer=4 * MOMENTS[spec.train.optimizer.name])
-    weights, gradients, optimizer = model_states(trained, sharing, level, each)
-    if spec.model.lora is not None:
-        frozen = frozen_bytes(spec, shape, mesh, own)
-        weights += math.ceil(frozen / (sharing if level == 3 else 1))
-    states = {"parameters": weights, "gradients": gradients, "optimizer": optimizer}
-    host = {}
-    if wish.data == "fsdp" and wish.fsdp.cpu_offload:
-        host, states = states, dict.fromkeys(states, 0)
-    if level == 3 and sharing > 1 and micro_batches > 1:
-        # Gradients are reduced with the last micro batch; until then each rank adds up its own of
-        # all weights, in the type they are reduced in (FSDPModule.set_requires_gradient_sync).
-        states["gradients"] = trained * COMPUTE_BYTES[spec.train.reduce_dtype]
-    states["gathered"] = gathered_bytes(spec, mesh, own)
-    if wish.data != "fsdp" and sharing > 1:
-        # Every bucket in which gradients are averaged lives until the last one is done.
-        states["buckets"] = trained * COMPUTE_BYTES[spec.train.reduce_dtype]
-    return states, host
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """Parameters of one rank after pipeline and tensor parallelism, before any sharding."""
+class _Rank:
+    """One rank along pp, at its peak."""
 
-    layer: int
-    """Of one decoder layer."""
-    layers: int
-    root: int
-    """Of what is not in a decoder layer: embeddings, the last norm and the head."""
-
-    @classmethod
-    def of(cls, shape: ModelShape, mesh: Mesh, rank: StageRank) -> "Weights":
-        """Tensor parallelism splits the matrices, and each rank has all of the norms."""
-        vocabulary = math.ceil(shape.vocabulary_parameters / mesh.tp)
-        root = (vocabulary + shape.position_parameters) * rank.is_first
-        if rank.is_last:
-            tied_here = shape.tied_embeddings and mesh.pp == 1
-            root += shape.norm_parameters + (0 if tied_here else vocabulary)
-        layer = math.ceil(shape.layer_weights / mesh.tp) + shape.layer_replicated
-        return cls(layer, rank.layers, root)
+    number: int
+    states: States
+    boundaries: int
+    moments: list[At]
 
     @property
-    def parameters(self) -> int:
-        return self.layers * self.layer + self.root
+    def peak(self) -> int:
+        states = self.states
+        kept = states.parameters + states.optimizer + self.boundaries
+        update = 0 if states.host else states.gradients
+        return kept + max(update, *(math.ceil(moment.total) for moment in self.moments))
 
 
-def gathered_bytes(spec: JobSpec, mesh: Mesh, own: Weights) -> int:
-    """Whole units that are in memory while they compute.
+def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
+    """What the fullest rank of `setup` needs, against what a device of `fabric` has."""
+    mesh = setup.mesh
+    ranks = _telling(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
+    worst = max((_rank(setup, n, rank) for n, rank in ranks.items()), key=lambda one: one.peak)
+    reserve = reserve_bytes(mesh, worst.peak, fabric)
+    return Memory(
+        peak_bytes=worst.peak + sum(reserve.values()),
+        device_bytes=fabric.profile.memory_bytes if fabric else None,
+        worst_rank=f"pp stage {worst.number}" if mesh.pp > 1 else "every rank",
+        items={**_items(worst), **reserve},
+        host=_host(setup, worst.states),
+    )
 
-    FSDP2 gathers a unit (a decoder layer) before it is used and prefetches the next, so with a
-    depth of 1 two are whole at once, and the root unit stays; the backward pass adds the whole
-    gradient of one layer before it is reduced. Not resharded after the forward pass, every layer
-    stays whole (torch.distributed.fsdp.fully_shard). Embeddings and heads that are large enough for
-    units of their own are counted as if they, too, stayed.
+
+@cache
+def _telling(
+    shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
+) -> Mapping[int, StageRank]:
+    """Of `stage_ranks` those that no other has at least as much of everything as; the first of
+    equals. A search asks for the same ones for every arrangement of data-parallel ranks."""
+    told: dict[int, StageRank] = {}
+    for number, rank in enumerate(stage_ranks(shape, pp, spec, micro_batches, tokens)):
+        if not any(_has_all_of(other, rank) for other in told.values()):
+            told[number] = rank
+    return told
+
+
+def _has_all_of(one: StageRank, other: StageRank) -> bool:
+    return (
+        one.layers >= other.layers
+        and one.kept >= other.kept
+        and one.is_first >= other.is_first
+        and one.is_last >= other.is_last
+    )
+
+
+def _rank(setup: Setup, number: int, rank: StageRank) -> _Rank:
+    units = units_of(setup, rank)
+    states = states_of(setup, rank, units)
+    return _Rank(
+        number, states, boundary_bytes(setup, rank), moments_of(setup, rank, units, states)
+    )
+
+
+def _items(rank: _Rank) -> dict[str, int]:
+    """Each at its own most in the step."""
+    states, moments = rank.states, rank.moments
+    items = {
+        "parameters": states.parameters,
+        "gradients": max(states.gradients, *(math.ceil(m.gradients) for m in moments)),
+        "optimizer": states.optimizer,
+        "gathered": max(math.ceil(m.gathered) for m in moments),
+        "activations": max(math.ceil(m.activations) for m in moments),
+        "logits": max(math.ceil(m.logits) for m in moments),
+        "temporary": max(math.ceil(m.temporary) for m in moments),
+    }
+    return items | ({"boundaries": rank.boundaries} if rank.boundaries else {})
+
+
+def _host(setup: Setup, states: States) -> dict[str, int]:
+    """What a rank has in the host's memory: what is offloaded, and a copy of all that a checkpoint
+    holds, from which it is written while training goes on."""
+    moved = states.host
+    saved = moved or {"parameters": states.parameters, "optimizer": states.optimizer}
+    frozen = 0
+    if setup.lora is not None:
+        # Checkpoints have the adapters alone.
+        frozen = saved["parameters"] - MASTER_BYTES * states.trained.shard
+    return {**moved, "checkpoint": saved["parameters"] - frozen + saved["optimizer"]}
+
+
+def boundary_bytes(setup: Setup, rank: StageRank) -> int:
+    """What goes between stages; 0 without a pipeline.
+
+    torch makes a buffer for each micro batch of a step, for the hidden states that each stage gets
+    and for the gradients that come back (`PipelineStage`, `_RecvInfo`); what a stage handed on is
+    kept until it has gone back.
     """
-    wish, dtype = spec.parallel, spec.train.dtype
-    alone = mesh.data_parallel * mesh.cp == 1
-    if dtype == "float32" and (wish.data != "fsdp" or (alone and not wish.fsdp.cpu_offload)):
+    shape, mesh = setup.shape, setup.mesh
+    if mesh.pp == 1:
         return 0
-    size = COMPUTE_BYTES[dtype]
-    if wish.data != "fsdp":
-        # Autocast keeps what it cast of the weights for the backward pass.
-        return own.parameters * size
-    whole = 1 + max(wish.fsdp.forward_prefetch, wish.fsdp.backward_prefetch)
-    layers = float(min(whole, own.layers))
-    reshard = wish.fsdp.reshard_after_forward
-    # Schedules with several stages a rank keep whole stages gathered, whatever is asked.
-    if reshard is False or (mesh.pp > 1 and wish.pipeline.stages > 1):
-        layers = own.layers
-    elif reshard is not True:
-        layers += (own.layers - layers) / reshard
-    return math.ceil(layers * own.layer + own.root) * size + own.layer * 4
-
-
-def adapter_parameters(spec: JobSpec, shape: ModelShape, rank: StageRank) -> int:
-    """Of LoRA's two matrices beside each target (Hu et al. 2021, section 4.1), as if no tensor
-    parallelism split them."""
-    lora = spec.model.lora
-    assert lora is not None
-    sizes = (into + out for name, into, out in shape.linear if name in lora.target_modules)
-    return rank.layers * lora.rank * sum(sizes)
-
-
-def frozen_bytes(spec: JobSpec, shape: ModelShape, mesh: Mesh, own: Weights) -> int:
-    """Of the weights that LoRA leaves as they are; NF4 has those of the layers' matrices."""
-    assert spec.model.lora is not None
-    if spec.model.lora.quantize == "none":
-        return own.parameters * 4
-    matrices = own.layers * (shape.layer_matrices // mesh.tp)
-    return math.ceil((own.parameters - matrices) * 4 + matrices * NF4_BYTES)
+    stages = setup.pipeline.stages
+    arrive = 2 * stages - rank.is_first - rank.is_last
+    tensors = arrive * setup.micro_batches + rank.kept * stages
+    width = math.ceil(shape.hidden_size / mesh.tp) * COMPUTE_BYTES[setup.dtype]
+    tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
+    return math.ceil(tensors * tokens * width)
 
 
 def show_bytes(count: int) -> str:

@@ -68,6 +68,77 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "use_sliding_window": False,
         "sliding_window": None,
     },
+    "gemma": {
+        "vocab_size": 256000,
+        "hidden_size": 3072,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.0,
+        "attention_bias": False,
+    },
+    "gemma2": {
+        "vocab_size": 256000,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.0,
+        "attention_bias": False,
+    },
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.0,
+        "attention_bias": False,
+    },
+    "mixtral": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "attention_bias": False,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
     "gpt2": {
         "vocab_size": 50257,
         "n_embd": 768,
@@ -87,13 +158,20 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "num_hidden_layers": "n_layer",
         "num_attention_heads": "n_head",
         "max_position_embeddings": "n_positions",
-    }
+    },
+    "mixtral": {"num_experts": "num_local_experts"},
+    "qwen3_moe": {"num_local_experts": "num_experts"},
 }
 """Other names that transformers takes for keys of a family: its `attribute_map`."""
 
 FLAGS = frozenset({"tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"})
 OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "n_inner", "sliding_window"})
+LAYERS = frozenset({"mlp_only_layers"})
+"""Keys that hold numbers of layers."""
 RATES = frozenset({"attention_dropout", "attn_pdrop"})
+TRAINABLE = frozenset({"llama", "mistral", "qwen2", "qwen3", "gpt2"})
+"""What the bundled trainer can split: its own `model/families.py`, with which a test compares."""
+GEMMAS = frozenset({"gemma", "gemma2", "gemma3_text"})
 QWEN_WINDOW = 4096
 """`sliding_window` of Qwen2Config and Qwen3Config, once `use_sliding_window` is true."""
 
@@ -120,10 +198,16 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         model_type=kind,
         vocab_size=values["vocab_size"],
         tied_embeddings=values["tie_word_embeddings"],
-        window=_window(own_names, values),
+        # Of a model that is planned and not trained, as if every token saw all before it.
+        window=_window(own_names, values) if kind in TRAINABLE else None,
         notes=_misspelt(own_names, DEFAULTS[kind]),
+        untrainable=None if kind in TRAINABLE else _untrainable(kind),
         **fields,
     )
+
+
+def _untrainable(kind: str) -> str:
+    return f"the bundled trainer cannot train a {kind}, only {', '.join(sorted(TRAINABLE))}"
 
 
 def _llama_like(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +220,7 @@ def _llama_like(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
         )
     if kind == "llama":
         _check_heads(hidden, "hidden_size", heads, "num_attention_heads")
-    head_dim, inner = values["head_dim"] or hidden // heads, values["intermediate_size"]
+    head_dim, inner = values["head_dim"] or hidden // heads, _inner(values)
     bias = values.get("attention_bias", False)
     return {
         "hidden_size": hidden,
@@ -150,16 +234,53 @@ def _llama_like(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
         "qkv_bias": bias or kind == "qwen2",
         "out_bias": bias,
         "mlp_bias": values.get("mlp_bias", False),
-        "qk_norm": kind == "qwen3",
+        "qk_norm": kind in ("qwen3", "qwen3_moe", "gemma3_text"),
+        "norms_in_float32": kind in GEMMAS,
+        "layer_norms": 4 if kind in ("gemma2", "gemma3_text") else 2,
+        **(experts := _experts(values)),
         "linear": (
             ("q_proj", hidden, heads * head_dim),
             ("k_proj", hidden, kv_heads * head_dim),
             ("v_proj", hidden, kv_heads * head_dim),
             ("o_proj", heads * head_dim, hidden),
-            ("gate_proj", hidden, inner),
-            ("up_proj", hidden, inner),
-            ("down_proj", inner, hidden),
+            # Experts are no linear layers: transformers has those of a layer in one parameter.
+            *(() if experts else _gated_mlp(hidden, inner)),
         ),
+    }
+
+
+def _gated_mlp(hidden: int, inner: int) -> tuple[tuple[str, int, int], ...]:
+    return ("gate_proj", hidden, inner), ("up_proj", hidden, inner), ("down_proj", inner, hidden)
+
+
+def _inner(values: Mapping[str, Any]) -> int:
+    """Columns inside the MLP, or inside one expert."""
+    inner: int = values.get("moe_intermediate_size", values["intermediate_size"])
+    return inner
+
+
+def _experts(values: Mapping[str, Any]) -> dict[str, int]:
+    """Nothing where no token chooses among MLPs."""
+    if "num_experts_per_tok" not in values:
+        return {}
+    experts = values.get("num_local_experts", values.get("num_experts"))
+    every, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers") or ()
+    layers = [
+        layer
+        for layer in range(values["num_hidden_layers"])
+        if (layer + 1) % every == 0 and layer not in dense
+    ]
+    if values["num_experts_per_tok"] > experts:
+        raise PlanError(
+            f"num_experts_per_tok={values['num_experts_per_tok']} must be at most the number of"
+            f" experts, {experts}",
+            fix="correct num_experts_per_tok in the model's config",
+        )
+    return {
+        "num_experts": experts,
+        "experts_per_token": values["num_experts_per_tok"],
+        "expert_layers": len(layers),
+        "dense_intermediate_size": values["intermediate_size"],
     }
 
 
@@ -229,6 +350,9 @@ def _wrong(values: Mapping[str, Any]) -> list[tuple[str, str]]:
         if key in FLAGS:
             if not isinstance(value, bool):
                 found.append((key, "true or false"))
+        elif key in LAYERS:
+            if not isinstance(value, (list, tuple, type(None))):
+                found.append((key, "a list of layers"))
         elif key in RATES:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 found.append((key, "a number"))

@@ -1,4 +1,4 @@
-"""The shape of a model, as far as its split and its memory depend on it, and its exact size."""
+"""The shape of a model, as far as its split, memory and speed depend on it, and its exact size."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ class ModelShape:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Columns inside the MLP; with experts, inside one of them."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -22,9 +23,19 @@ class ModelShape:
     mlp_bias: bool = False
     norm_bias: bool = False
     """Norms are layer norms, which add a bias; else they scale alone."""
+    norms_in_float32: bool = False
+    """Norms scale before they leave float32, as Gemma's do; Llama's after."""
+    layer_norms: int = 2
+    """Norms as wide as the model in a decoder layer."""
     qk_norm: bool = False
     gated: bool = True
     """The MLP has a gate beside its way up."""
+    num_experts: int = 0
+    """MLPs of which each token meets a few, in each of `expert_layers`; 0: each layer has one."""
+    experts_per_token: int = 0
+    expert_layers: int = 0
+    """Decoder layers with experts; the others have one MLP of `dense_intermediate_size`."""
+    dense_intermediate_size: int = 0
     learned_positions: bool = False
     fused: bool = False
     """Queries, keys and values come from one matrix, which tensor parallelism cannot cut."""
@@ -35,6 +46,8 @@ class ModelShape:
     """Name, inputs and outputs of each linear layer of a decoder layer."""
     notes: tuple[str, ...] = ()
     """What in the config looks like a mistake."""
+    untrainable: str | None = None
+    """Why the bundled trainer cannot train it, which can be planned all the same."""
 
     @property
     def query_size(self) -> int:
@@ -50,25 +63,42 @@ class ModelShape:
         return self.intermediate_size * (2 if self.gated else 1)
 
     @property
+    def attention_matrices(self) -> int:
+        return 2 * self.hidden_size * (self.query_size + self.kv_size)
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Of the MLP, or of one expert."""
+        return self.hidden_size * (self.up_size + self.intermediate_size)
+
+    @property
+    def router(self) -> int:
+        """Weights that choose the experts of a token."""
+        return self.hidden_size * self.num_experts
+
+    @property
     def layer_matrices(self) -> int:
-        """Weights of one decoder layer's linear layers."""
-        attention = 2 * self.hidden_size * (self.query_size + self.kv_size)
-        return attention + self.hidden_size * (self.up_size + self.intermediate_size)
+        """Weights that a token is multiplied with in one decoder layer: without experts, all of its
+        linear layers."""
+        met = self.experts_per_token if self.num_experts else 1
+        return self.attention_matrices + met * self.mlp_matrices + self.router
 
     @property
     def layer_weights(self) -> int:
-        """Parameters of one decoder layer that tensor parallelism splits."""
+        """Parameters of one decoder layer that tensor parallelism splits; with experts, of a layer
+        that has them."""
         attention_biases = (self.query_size + 2 * self.kv_size) * self.qkv_bias
-        return self.layer_matrices + attention_biases + self.up_size * self.mlp_bias
+        mlps = max(1, self.num_experts) * self.mlp_matrices + self.up_size * self.mlp_bias
+        return self.attention_matrices + attention_biases + mlps
 
     @property
     def layer_replicated(self) -> int:
         """Parameters of one decoder layer that every tensor-parallel rank holds.
 
-        Norms, and the biases of the two linear layers whose input is what is split.
+        Norms, the router, and the biases of the two linear layers whose input is what is split.
         """
-        norms = 2 * self.norm_parameters + 2 * self.head_dim * self.qk_norm
-        return norms + self.hidden_size * (self.out_bias + self.mlp_bias)
+        norms = self.layer_norms * self.norm_parameters + 2 * self.head_dim * self.qk_norm
+        return norms + self.router + self.hidden_size * (self.out_bias + self.mlp_bias)
 
     @property
     def layer_parameters(self) -> int:
@@ -91,6 +121,21 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Exactly what the transformers model has, counted once where weights are tied."""
-        vocabulary = self.vocabulary_parameters * (1 if self.tied_embeddings else 2)
         layers = self.num_layers * self.layer_parameters
-        return vocabulary + self.position_parameters + layers + self.norm_parameters
+        if self.num_experts:
+            experts = self.num_experts * self.mlp_matrices + self.router
+            dense = self.hidden_size * self.dense_intermediate_size * (3 if self.gated else 2)
+            layers -= (self.num_layers - self.expert_layers) * (experts - dense)
+        return self.outer_parameters + layers
+
+    @property
+    def outer_parameters(self) -> int:
+        """Of what is not in a decoder layer."""
+        vocabulary = self.vocabulary_parameters * (1 if self.tied_embeddings else 2)
+        return vocabulary + self.position_parameters + self.norm_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets: all but the experts that are not chosen for it."""
+        idle = self.num_experts - self.experts_per_token
+        return self.parameters - self.expert_layers * idle * self.mlp_matrices

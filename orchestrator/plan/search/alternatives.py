@@ -13,12 +13,20 @@ from typing import Any
 from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.model import LoraSpec
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.search.degrees import choose_mesh, divisors, tensor_degrees
-from orchestrator.plan.search.refusals import context_parts, refusals
+from orchestrator.plan.search.constraints import SCHEDULES, barrier, context_parts
+from orchestrator.plan.search.degrees import (
+    divisors,
+    likely_mesh,
+    meshes,
+    tensor_degrees,
+    world_size,
+)
+from orchestrator.plan.search.refusals import refusals
 
-Value = int | str | bool | tuple[str, ...]
+Value = int | str | bool | tuple[str, ...] | LoraSpec
 Edits = Mapping[str, Value]
 """Path of a key of the spec -> its new value."""
 
@@ -31,7 +39,6 @@ COST = {
 """Of changing a key; 1 for any other."""
 SHORTEST_SEQUENCE = 8
 SHOWN = 3
-SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "zbv")
 METHODS = ("ring", "ulysses", "all_gather")
 FARTHEST = 2
 """No pp or cp is tried that is more than this many times what was asked for."""
@@ -43,8 +50,7 @@ class Alternative:
     mesh: Mesh
 
     def __str__(self) -> str:
-        wanted = " ".join(f"--set {path}={_shown(value)}" for path, value in self.edits.items())
-        return f"{wanted}  ({self.mesh})"
+        return f"{show_edits(self.edits)}  ({self.mesh})"
 
 
 def nearest_plans(
@@ -61,14 +67,26 @@ def nearest_plans(
             changed = apply(spec, edits)
         except Invalid:
             continue  # Keys that exclude each other.
-        mesh = choose_mesh(changed, shape)
+        mesh = first_mesh(changed, shape)
+        if mesh is None or not edits:
+            continue
         kind = (mesh, tuple((path, _grows(spec, path, value)) for path, value in edits.items()))
-        if edits and kind not in alike and not refusals(changed, inventory, shape, mesh):
+        if kind not in alike and not refusals(changed, inventory, shape, mesh):
             found.append(Alternative(edits, mesh))
             alike.add(kind)
         if len(found) == SHOWN:
             break
     return tuple(found)
+
+
+def first_mesh(spec: JobSpec, shape: ModelShape) -> Mesh | None:
+    """One that nothing but memory can rule out, if there is any: the likely one where it can be."""
+    likely = likely_mesh(spec, shape)
+    world = world_size(spec)
+    if likely.world_size == world and barrier(spec, shape, likely) is None:
+        return likely
+    able = (mesh for mesh in meshes(spec, world) if barrier(spec, shape, mesh) is None)
+    return next(able, None)
 
 
 def apply(spec: JobSpec, edits: Edits) -> JobSpec:
@@ -103,8 +121,8 @@ def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Itera
         yield base
         resized = apply(spec, base)
         for pp, cp in _outer_degrees(spec, hosts * ranks):
-            outer = base | _changed(spec, {"parallel.pp": pp, "parallel.cp": cp})
-            for tp in tensor_degrees(_with_cp(resized, cp), shape):
+            outer = base | _changed_degrees(spec, {"pp": pp, "cp": cp})
+            for tp in tensor_degrees(resized, shape, cp):
                 rest, left = divmod(hosts * ranks, pp * cp * tp)
                 if left:
                     continue
@@ -128,19 +146,15 @@ def _needed(spec: JobSpec, shape: ModelShape) -> dict[str, Value]:
 
 
 def _outer_degrees(spec: JobSpec, world: int) -> Iterator[tuple[int, int]]:
-    """pp and cp: as asked, then those about as large that divide the world; 1 stays 1."""
-    wish = spec.parallel
+    """pp and cp: as asked, then those about as large that divide the world; 1 stays 1, and so does
+    what the planner may choose, for it has found no other."""
+    asked = (1 if d == "auto" else d for d in (spec.parallel.pp, spec.parallel.cp))
     sizes = (
-        [d for d in divisors(world) if d <= FARTHEST * asked] if asked > 1 else [1]
-        for asked in (wish.pp, wish.cp)
+        [d for d in divisors(world) if d <= FARTHEST * most] if most > 1 else [1] for most in asked
     )
     for pp, cp in product(*sizes):
         if world % (pp * cp) == 0:
             yield pp, cp
-
-
-def _with_cp(spec: JobSpec, cp: int) -> JobSpec:
-    return replace(spec, parallel=replace(spec.parallel, cp=cp))
 
 
 def _sizes(spec: JobSpec, inventory: Inventory) -> Iterator[tuple[int, int]]:
@@ -159,16 +173,13 @@ def _sizes(spec: JobSpec, inventory: Inventory) -> Iterator[tuple[int, int]]:
 
 def _with_mesh(spec: JobSpec, base: Edits, mesh: Mesh) -> Iterator[Edits]:
     """`mesh`, with micro batch, batch and methods made to fit it."""
-    wish = spec.parallel
-    degrees: dict[str, Value] = {
-        "parallel.dp_replicate": mesh.dp_replicate,
-        "parallel.dp_shard": "auto" if wish.dp_shard == "auto" else mesh.dp_shard,
-        "parallel.tp": "auto" if wish.tp == "auto" else mesh.tp,
-    }
+    degrees = _changed_degrees(
+        spec, {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "tp": mesh.tp}
+    )
     batches = list(_batches(spec, mesh))
     for methods in _methods(spec, mesh):
         for train in batches:
-            yield {**base, **_changed(spec, {**degrees, **methods, **train})}
+            yield {**base, **degrees, **_changed(spec, {**methods, **train})}
 
 
 def _batches(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
@@ -187,26 +198,34 @@ def _methods(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
     """As asked, then one axis' method changed; where a degree changes, its method need not."""
     wish = spec.parallel
     yield {}
-    if mesh.pp == wish.pp > 1:
+    if wish.pp == mesh.pp > 1:
         for schedule in SCHEDULES:
             auto = "parallel.pipeline.stages_per_rank"
             yield {"parallel.pipeline.schedule": schedule, auto: "auto"}
-    if mesh.cp == wish.cp > 1:
+    if wish.cp == mesh.cp > 1:
         for method in METHODS:
             yield {"parallel.context": method}
-        parts = context_parts(spec, mesh) * mesh.tp
+        parts = context_parts(spec, mesh.cp) * mesh.tp
         shorter = spec.data.sequence_length // parts * parts
         if SHORTEST_SEQUENCE <= shorter < spec.data.sequence_length:
             yield {"data.sequence_length": shorter}
-    if not isinstance(wish.fsdp.reshard_after_forward, bool):
+    if not isinstance(wish.fsdp.reshard, bool):
         yield {"parallel.fsdp.reshard_after_forward": True}
 
 
+def _changed_degrees(spec: JobSpec, degrees: Mapping[str, int]) -> dict[str, Value]:
+    """Of those that the spec fixes; the others stay the planner's."""
+    fixed = {
+        axis: degree for axis, degree in degrees.items() if getattr(spec.parallel, axis) != "auto"
+    }
+    return _changed(spec, {f"parallel.{axis}": degree for axis, degree in fixed.items()})
+
+
 def _changed(spec: JobSpec, values: Mapping[str, Value]) -> dict[str, Value]:
-    return {path: value for path, value in values.items() if _value(spec, path) != value}
+    return {path: value for path, value in values.items() if value_at(spec, path) != value}
 
 
-def _value(spec: JobSpec, path: str) -> Any:
+def value_at(spec: JobSpec, path: str) -> Any:
     value: Any = spec
     for key in path.split("."):
         value = getattr(value, key)
@@ -214,7 +233,7 @@ def _value(spec: JobSpec, path: str) -> Any:
 
 
 def _grows(spec: JobSpec, path: str, value: Value) -> bool:
-    before = _value(spec, path)
+    before = value_at(spec, path)
     return isinstance(value, int) and isinstance(before, int) and value > before
 
 
@@ -222,13 +241,20 @@ def _distance(spec: JobSpec, edits: Edits) -> tuple[float, float, str]:
     cost = sum(COST.get(path, 1.0) for path in edits)
     factors = 0.0
     for path, value in edits.items():
-        before = _value(spec, path)
+        before = value_at(spec, path)
         if isinstance(value, int) and isinstance(before, int) and value and before:
             factors += abs(math.log2(value / before))
     return cost, factors, str(sorted(edits.items()))
 
 
+def show_edits(edits: Edits) -> str:
+    """As they are typed."""
+    return " ".join(f"--set {path}={_shown(value)}" for path, value in edits.items())
+
+
 def _shown(value: Value) -> str:
+    if isinstance(value, LoraSpec):
+        return "{quantize: nf4}" if value.quantize == "nf4" else "{}"
     if isinstance(value, tuple):
         return f"[{','.join(value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,21 +1,55 @@
-"""Which degrees a spec means; whether they can be is for `refusals`."""
+"""Which degrees a spec means; whether they can be is for `constraints` and `refusals`."""
 
 import math
+from collections.abc import Iterator
 
-from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.model.shape import ModelShape
 
 
 def divisors(number: int) -> list[int]:
     """From 1 up."""
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
-def tensor_split(spec: JobSpec, shape: ModelShape) -> dict[str, int]:
+def meshes(spec: JobSpec, world: int) -> Iterator[Mesh]:
+    """Every mesh of `world` ranks that keeps the degrees which the spec fixes, simple ones first
+    among those with the same pp."""
+    wish = spec.parallel
+    copies = wish.data != "fsdp"
+    degrees = (wish.pp, wish.dp_replicate, 1 if copies else wish.dp_shard, wish.cp, wish.tp)
+    for found in _factors(tuple(degrees), world):
+        yield Mesh(**dict(zip(AXES, found, strict=True)))
+
+
+def _factors(wishes: tuple[int | str, ...], rest: int) -> Iterator[tuple[int, ...]]:
+    wish, *others = wishes
+    if not others:
+        if wish in ("auto", rest):
+            yield (rest,)
+        return
+    for degree in divisors(rest) if wish == "auto" else [int(wish)]:
+        if rest % degree == 0:
+            for found in _factors(tuple(others), rest // degree):
+                yield (degree, *found)
+
+
+def simplicity(mesh: Mesh) -> tuple[int, ...]:
+    """The fewer axes, and the more of the work on those that are easiest to reason about, the
+    smaller."""
+    return (
+        sum(degree > 1 for degree in mesh.degrees),
+        mesh.pp,
+        mesh.cp,
+        mesh.dp_replicate,
+        -mesh.tp,
+    )
+
+
+def tensor_split(spec: JobSpec, shape: ModelShape, cp: int) -> dict[str, int]:
     """What tensor and sequence parallelism split, each into equal parts."""
-    cp = spec.parallel.cp
     if cp == 1:
         tokens = {"tokens of a sequence": spec.data.sequence_length}
     else:
@@ -42,37 +76,38 @@ def ulysses_refusals(shape: ModelShape, tp: int, cp: int) -> list[str]:
     return uneven
 
 
-def tensor_degrees(spec: JobSpec, shape: ModelShape) -> list[int]:
+def tensor_degrees(spec: JobSpec, shape: ModelShape, cp: int) -> list[int]:
     """Every tp that stays inside a host and divides what it splits; the largest first."""
     if spec.train.compile or shape.fused:
         return [1]  # see `refusals`
-    parts = tensor_split(spec, shape).values()
+    parts = tensor_split(spec, shape, cp).values()
     return [
         t
         for t in reversed(divisors(spec.cluster.gpus_per_host))
-        if all(part % t == 0 for part in parts) and _leaves_heads(spec, shape, t)
+        if all(part % t == 0 for part in parts) and _leaves_heads(spec, shape, t, cp)
     ]
 
 
-def _leaves_heads(spec: JobSpec, shape: ModelShape, tp: int) -> bool:
-    wish = spec.parallel
-    ulysses = wish.cp > 1 and wish.context == "ulysses"
-    return tp == 1 or not ulysses or not ulysses_refusals(shape, tp, wish.cp)
+def _leaves_heads(spec: JobSpec, shape: ModelShape, tp: int, cp: int) -> bool:
+    ulysses = cp > 1 and spec.parallel.context == "ulysses"
+    return tp == 1 or not ulysses or not ulysses_refusals(shape, tp, cp)
 
 
-def choose_mesh(spec: JobSpec, shape: ModelShape) -> Mesh:
-    """The degrees of `spec` with each `auto` decided; may be refused, see `refusals`.
+def likely_mesh(spec: JobSpec, shape: ModelShape) -> Mesh:
+    """The degrees of `spec`, with each `auto` as it would be were there nothing else to decide: to
+    say with numbers why no mesh can be.
 
     tp takes the largest degree with which the rest works out, dp_shard what the others leave.
     """
     if spec.parallel.tp != "auto":
         return _with_tp(spec, spec.parallel.tp)
-    meshes = [_with_tp(spec, tp) for tp in tensor_degrees(spec, shape)]
-    fits_world = [mesh for mesh in meshes if mesh.world_size == world_size(spec)]
+    cp = 1 if spec.parallel.cp == "auto" else spec.parallel.cp
+    found = [_with_tp(spec, tp) for tp in tensor_degrees(spec, shape, cp)]
+    fits_world = [mesh for mesh in found if mesh.world_size == world_size(spec)]
     fits_batch = [
         m for m in fits_world if spec.train.global_batch_size % sequences_per_pass(spec, m) == 0
     ]
-    return (fits_batch or fits_world or meshes)[0]
+    return (fits_batch or fits_world or found)[0]
 
 
 def world_size(spec: JobSpec) -> int:
@@ -87,10 +122,11 @@ def sequences_per_pass(spec: JobSpec, mesh: Mesh) -> int:
 
 def _with_tp(spec: JobSpec, tp: int) -> Mesh:
     wish = spec.parallel
-    if wish.dp_shard != "auto":
-        shard = wish.dp_shard
-    elif wish.data != "fsdp":
-        shard = 1
-    else:
-        shard = max(1, world_size(spec) // (wish.pp * wish.dp_replicate * wish.cp * tp))
-    return Mesh(pp=wish.pp, dp_replicate=wish.dp_replicate, dp_shard=shard, cp=wish.cp, tp=tp)
+    pp, replicate, cp = (1 if d == "auto" else d for d in (wish.pp, wish.dp_replicate, wish.cp))
+    rest = max(1, world_size(spec) // (pp * replicate * cp * tp))
+    shard = 1 if wish.dp_shard == "auto" else wish.dp_shard
+    if wish.dp_shard == "auto" and wish.data == "fsdp":
+        shard = rest
+    elif wish.dp_replicate == "auto":
+        replicate = max(1, rest // shard)
+    return Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp)

@@ -11,6 +11,7 @@ from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.pipeline import SPLITS_BACKWARD, demand
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.search.constraints import context_parts
 from orchestrator.plan.search.degrees import (
     divisors,
     sequences_per_pass,
@@ -36,12 +37,6 @@ def refusals(spec: JobSpec, inventory: Inventory, shape: ModelShape, mesh: Mesh)
         *_of_product(spec, mesh),
         *_of_batch(spec, mesh),
     )
-
-
-def context_parts(spec: JobSpec, mesh: Mesh) -> int:
-    """Equal parts that a sequence is cut into: Ulysses one for each rank, the others an early and a
-    late one."""
-    return mesh.cp * (1 if spec.parallel.context == "ulysses" else 2)
 
 
 def _of_hosts(spec: JobSpec, inventory: Inventory) -> Iterator[str]:
@@ -126,7 +121,7 @@ def _of_context(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Iterator[str]:
     method, length = spec.parallel.context, spec.data.sequence_length
     if mesh.cp == 1:
         return
-    parts = context_parts(spec, mesh)
+    parts = context_parts(spec, mesh.cp)
     if length % parts:
         yield (
             f"parallel.cp={mesh.cp}: {method} cuts the {length} tokens of a sequence into {parts}"
@@ -155,7 +150,7 @@ def _of_tensors(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Iterator[str]:
             " cut"
         )
         return
-    split = tensor_split(spec, shape).items()
+    split = tensor_split(spec, shape, mesh.cp).items()
     uneven = [f"{size} {what}" for what, size in split if size % mesh.tp]
     if uneven:
         yield f"parallel.tp={mesh.tp}: must divide {', '.join(uneven)}"
@@ -167,7 +162,7 @@ def _of_tensors(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Iterator[str]:
 
 
 def _of_sharding(spec: JobSpec, mesh: Mesh) -> Iterator[str]:
-    wanted = spec.parallel.fsdp.reshard_after_forward
+    wanted = spec.parallel.fsdp.reshard
     group = mesh.dp_shard * mesh.cp
     if spec.parallel.data == "fsdp" and not isinstance(wanted, bool) and group % wanted:
         cp = f" x cp={mesh.cp}" if mesh.cp > 1 else ""
@@ -220,7 +215,7 @@ def fills(spec: JobSpec) -> bool:
 
 
 def _wish(spec: JobSpec, axis: str, mesh: Mesh) -> str:
-    if getattr(spec.parallel, axis) != "auto":
+    if getattr(spec.parallel, axis) == getattr(mesh, axis):
         return str(getattr(mesh, axis))
     return "auto" if axis == "dp_shard" and fills(spec) else f"{getattr(mesh, axis)} (auto)"
 

@@ -3,31 +3,31 @@
 from typing import Any
 
 from orchestrator.contract.codec import encode
-from orchestrator.contract.mesh import AXES
-from orchestrator.contract.plan import Plan, RankPlace, places
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.plan import Choice, Plan, places
 from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.show.bars import bars
+from orchestrator.plan.show.grid import grid
+from orchestrator.plan.show.tables import show_seconds, show_traffic, table, three_digits, wrapped
 
-HOSTS_SHOWN = 16
-"""Of a larger plan, the first few and the last are drawn."""
-FIRST_SHOWN = 6
-BAR = 24
+LABEL = 11
+BAR = 30
 
 
 def describe_plan(plan: Plan) -> str:
-    """`plan` as plain text: mesh, batch, memory, where each rank goes, and why."""
+    """`plan` as plain text: what it is, what it takes, what else there was, and why."""
     sections = [
-        f"mesh     {plan.mesh}{_ranks(plan)} on {_hosts(plan)}",
-        f"batch    {_batch(plan)}",
-        *_methods(plan),
-        f"memory   about {show_bytes(plan.memory.peak_bytes)} on the fullest rank",
-        *_memory(plan),
-        *_offloaded(plan),
-        "",
-        *_grid(plan),
+        _split(plan),
+        _speed(plan),
+        _memory(plan),
+        _communication(plan),
+        grid(plan),
+        _placement(plan),
+        _alternatives(plan),
+        _rejected(plan),
+        [line for note in plan.notes for line in wrapped(note, "- ", "  ")],
     ]
-    if plan.notes:
-        sections += ["", *(f"- {note}" for note in plan.notes)]
-    return "\n".join(sections)
+    return "\n\n".join("\n".join(section) for section in sections if section)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -38,73 +38,188 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "micro_batch_size": plan.micro_batch_size,
         "gradient_accumulation": plan.gradient_accumulation,
         "activation_checkpointing": plan.activation_checkpointing,
+        "reshard_after_forward": plan.reshard_after_forward,
+        "schedule": plan.pipeline.schedule if plan.mesh.pp > 1 else None,
         "methods": dict(plan.methods),
+        "profile": plan.profile,
         "hosts": list(plan.hosts),
+        "placement": None if plan.placement is None else encode(plan.placement),
         "ranks": [encode(one) for one in places(plan, plan.hosts)],
         "memory": encode(plan.memory),
+        "time": None if plan.time is None else encode(plan.time),
+        "communication": encode(plan.communication),
+        "alternatives": encode(plan.alternatives),
+        "rejected": encode(plan.rejected),
         "notes": list(plan.notes),
     }
 
 
-def _ranks(plan: Plan) -> str:
-    return f" = {plan.world_size} ranks" if plan.world_size > 1 else ""
+def _labelled(label: str, text: str) -> list[str]:
+    return wrapped(text, f"{label:<{LABEL}}", " " * LABEL)
 
 
-def _hosts(plan: Plan) -> str:
-    count = len(plan.hosts)
-    return f"{count} host{'s' if count > 1 else ''} x {plan.ranks_per_host}"
-
-
-def _batch(plan: Plan) -> str:
+def _split(plan: Plan) -> list[str]:
+    hosts = f"{len(plan.hosts):,} host{'s' if len(plan.hosts) > 1 else ''} x {plan.ranks_per_host}"
+    ranks = f" = {plan.world_size:,} ranks" if plan.world_size > 1 else ""
+    of = f" of {plan.profile}" if plan.profile else ""
     parallel, micro, times = (
         plan.mesh.data_parallel,
         plan.micro_batch_size,
         plan.gradient_accumulation,
     )
-    return (
-        f"{parallel * micro * times} sequences a step = {parallel} data-parallel x"
+    batch = (
+        f"{parallel * micro * times:,} sequences a step = {parallel:,} data-parallel x"
         f" micro batch {micro} x {times} accumulated"
     )
-
-
-def _methods(plan: Plan) -> list[str]:
-    return [f"{what:<9}{method}" for what, method in plan.methods.items()]
-
-
-def _offloaded(plan: Plan) -> list[str]:
-    if not plan.memory.host:
-        return []
-    items = ", ".join(f"{item} {show_bytes(size)}" for item, size in plan.memory.host.items())
-    return [f"  and in the host's memory for each rank: {items}"]
-
-
-def _memory(plan: Plan) -> list[str]:
-    peak = max(plan.memory.peak_bytes, 1)
     return [
-        f"  {item:<12}{show_bytes(size):>9}  {'#' * round(BAR * size / peak)}".rstrip()
-        for item, size in plan.memory.items.items()
+        *_labelled("mesh", f"{plan.mesh}{ranks} on {hosts}{of}"),
+        *_labelled("batch", batch),
+        *(line for what, said in plan.methods.items() for line in _labelled(what, said)),
+        *_labelled("recomputed", _recomputed(plan)),
     ]
 
 
-def _grid(plan: Plan) -> list[str]:
-    """One line a host: its ranks, each with its coordinates on the axes that split anything."""
-    axes = [axis for axis in AXES if getattr(plan.mesh, axis) > 1]
-    cells = [_cell(one, axes) for one in places(plan, plan.hosts)]
-    wide, width = max(map(len, plan.hosts)), max(map(len, cells))
-    lines = [f"ranks    rank({', '.join(axes)})" if axes else "ranks"]
-    many = len(plan.hosts) > HOSTS_SHOWN
-    for node, host in enumerate(plan.hosts):
-        if many and FIRST_SHOWN <= node < len(plan.hosts) - 1:
-            if node == FIRST_SHOWN:
-                lines.append(f"  … {len(plan.hosts) - 1 - FIRST_SHOWN} more hosts")
-            continue
-        first = node * plan.ranks_per_host
-        row = (cells[rank].ljust(width) for rank in range(first, first + plan.ranks_per_host))
-        lines.append(f"  {host:<{wide}}  {'  '.join(row)}".rstrip())
+def _recomputed(plan: Plan) -> str:
+    return {
+        "none": "nothing: all activations are kept",
+        "selective": "what is cheap: the results of matrix products and of attention are kept",
+        "full": "every layer, from its input",
+        "every_k": "some layers, from their inputs",
+    }[plan.activation_checkpointing]
+
+
+def _speed(plan: Plan) -> list[str]:
+    time = plan.time
+    if time is None:
+        return []
+    head = (
+        f"{show_seconds(time.step_s)} a step, {three_digits(time.tokens_per_second_per_device)}"
+        f" tokens/s a device, {time.mfu:.1%} MFU"
+    )
+    longest = max(time.parts.values(), default=1.0)
+    rows = [
+        [part, show_seconds(seconds), f"{seconds / time.step_s:.1%}", _bar(seconds / longest)]
+        for part, seconds in time.parts.items()
+    ]
+    lines = table(["", "", "", ""], [[*row[:3], ""] for row in rows])[1:]
+    return [
+        *_labelled("speed", head),
+        *_labelled("sure", time.confidence),
+        *(f"{line:<38}{row[3]}".rstrip() for line, row in zip(lines, rows, strict=True)),
+    ]
+
+
+def _bar(share: float) -> str:
+    return "#" * round(BAR * share)
+
+
+def _memory(plan: Plan) -> list[str]:
+    memory = plan.memory
+    where = "" if memory.worst_rank == "every rank" else f", {memory.worst_rank}"
+    limit = "" if memory.device_bytes is None else f" of {show_bytes(memory.device_bytes)}"
+    lines = _labelled(
+        "memory", f"about {show_bytes(memory.peak_bytes)}{limit} on the fullest rank{where}"
+    )
+    lines += bars([memory])
+    if memory.host:
+        items = ", ".join(f"{item} {show_bytes(size)}" for item, size in memory.host.items())
+        lines += wrapped(f"and in the host's memory for each rank: {items}", "  ", "  ")
     return lines
 
 
-def _cell(one: RankPlace, axes: list[str]) -> str:
-    return (
-        f"{one.rank}({','.join(str(one.coords[axis]) for axis in axes)})" if axes else f"{one.rank}"
+def _communication(plan: Plan) -> list[str]:
+    if not plan.communication:
+        return []
+    rows = [
+        [
+            one.axis,
+            one.collective,
+            one.what,
+            one.level,
+            show_traffic(one.bytes_per_step),
+            f"{one.messages:,}",
+            show_seconds(one.seconds),
+            show_seconds(one.exposed_seconds) if one.exposed_seconds > 0 else "hidden",
+        ]
+        for one in plan.communication
+    ]
+    head = ["axis", "collective", "of", "crosses", "a step", "calls", "takes", "waited for"]
+    return ["traffic    what the busiest rank sends each step", *table(head, rows, left=4)]
+
+
+LEVELS = ("host", "leaf switch", "spine", "core")
+
+
+def _placement(plan: Plan) -> list[str]:
+    cost = plan.placement
+    if cost is None:
+        return []
+    rows = [
+        [
+            f"out of a {level}",
+            show_traffic(ours),
+            show_traffic(by_name),
+            f"{ours / by_name - 1:+.1%}" if by_name else "",
+        ]
+        for level, ours, by_name in zip(LEVELS, cost.crossing, cost.by_name, strict=False)
+    ]
+    head = ["", "as placed", "by name", ""]
+    return ["placement  what all ranks together send each step", *table(head, rows)]
+
+
+def _alternatives(plan: Plan) -> list[str]:
+    if not plan.alternatives or plan.time is None:
+        return []
+    best = Choice(
+        mesh=plan.mesh,
+        micro_batch_size=plan.micro_batch_size,
+        gradient_accumulation=plan.gradient_accumulation,
+        activation_checkpointing=plan.activation_checkpointing,
+        reshard_after_forward=plan.reshard_after_forward,
+        schedule=plan.pipeline.schedule if plan.mesh.pp > 1 else None,
+        step_s=plan.time.step_s,
+        tokens_per_second_per_device=plan.time.tokens_per_second_per_device,
+        mfu=plan.time.mfu,
+        peak_bytes=plan.memory.peak_bytes,
     )
+    rows = [choice_row(one, best) for one in (best, *plan.alternatives)]
+    title = "others     the next best meshes, each as it runs best; the first line is the plan"
+    return [title, *table(CHOICE_HEAD, rows, left=4)]
+
+
+CHOICE_HEAD = ["mesh", "micro", "kept", "schedule", "step", "MFU", "memory", "slower"]
+
+
+def choice_row(choice: Choice, best: Choice) -> list[str]:
+    kept = {"none": "all", "selective": "products", "full": "inputs", "every_k": "most"}
+    slower = choice.step_s / best.step_s - 1
+    return [
+        short(choice.mesh),
+        f"{choice.micro_batch_size} x {choice.gradient_accumulation}",
+        kept[choice.activation_checkpointing]
+        + (", ZeRO-2" if choice.reshard_after_forward is False else ""),
+        choice.schedule or "-",
+        show_seconds(choice.step_s),
+        f"{choice.mfu:.1%}",
+        show_bytes(choice.peak_bytes),
+        "" if choice is best else f"{slower:+.1%}",
+    ]
+
+
+def short(mesh: Mesh) -> str:
+    """With the names that a table has room for."""
+    names = {"pp": "pp", "dp_replicate": "rep", "dp_shard": "shard", "cp": "cp", "tp": "tp"}
+    shown = [f"{name}{getattr(mesh, a)}" for a, name in names.items() if getattr(mesh, a) > 1]
+    return " ".join(shown) or "1 rank"
+
+
+def _rejected(plan: Plan) -> list[str]:
+    if not plan.rejected:
+        return []
+    total = sum(one.count for one in plan.rejected) + len(plan.alternatives) + 1
+    lines = [f"ruled out  of {total:,} ways to multiply the degrees to {plan.world_size:,} ranks"]
+    wide = max(len(f"{one.count:,}") for one in plan.rejected)
+    for one in sorted(plan.rejected, key=lambda one: -one.count):
+        first = f"  {one.count:>{wide},}  "
+        lines += wrapped(f"{one.family}: {one.constraint}", first, " " * len(first))
+    return lines

@@ -1,5 +1,7 @@
 """Laws of late binding."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,3 +93,46 @@ def test_too_few_hosts_are_told_with_those_left_out() -> None:
     assert "--set cluster.hosts=2" in caught.value.fix
     with pytest.raises(PlanError, match=r"wait for more hosts, or plan again for fewer$"):
         place(plan_for(1), [])
+
+
+SWITCHES = {
+    f"host-{number}": (f"spine-{number // 8}", f"leaf-{number % 16 // 4}") for number in range(31)
+}
+"""Four hosts to a leaf, two leaves to a spine."""
+
+
+@settings(deadline=None, max_examples=60)
+@given(cases())
+def test_the_promises_hold_on_a_tree(
+    case: tuple[Plan, list[str], tuple[str, ...], list[str]],
+) -> None:
+    plan, hosts, previous, avoid = case
+    usable = set(hosts) - set(avoid)
+    need = len(plan.hosts)
+    if len(usable) < need:
+        return
+    chosen = place(plan, hosts, previous, avoid, SWITCHES)
+    assert len(chosen) == len(set(chosen)) == need
+    assert set(chosen) <= usable
+    for node, host in enumerate(previous[:need]):
+        assert (host in usable) == (chosen[node] == host)
+    assert place(plan, hosts, chosen, avoid, SWITCHES) == chosen
+    lost = chosen[0]
+    if len(usable) > need:  # the others stay where they are
+        again = place(plan, hosts, chosen, [*avoid, lost], SWITCHES)
+        assert again[1:] == chosen[1:]
+
+
+def test_hosts_that_came_are_arranged_by_their_switches() -> None:
+    """By name, host-1 and host-2 would hold the shards of different replicas."""
+    switches = {"host-1": ("a",), "host-2": ("b",), "host-3": ("a",), "host-4": ("b",)}
+    plan = replace(plan_for(4, 1), mesh=Mesh(dp_replicate=2, dp_shard=2))
+    chosen = place(plan, list(switches), switches=switches)
+    assert {chosen[:2], chosen[2:]} == {("host-1", "host-3"), ("host-2", "host-4")}
+
+
+def test_a_newcomer_is_taken_from_where_its_peers_are() -> None:
+    switches = {"host-1": ("a",), "host-2": ("a",), "host-8": ("b",), "host-9": ("a",)}
+    came = ["host-1", "host-8", "host-9"]
+    assert place(plan_for(2, 1), came, ("host-1", "host-2"), (), switches) == ("host-1", "host-9")
+    assert place(plan_for(2, 1), came, ("host-1", "host-2")) == ("host-1", "host-8")

@@ -1,0 +1,183 @@
+"""The planner's memory against what the trainer itself allocates, cell by cell.
+
+    python -m benchmarks.memory [--cells 8b-8 ...]
+
+The trainer's own model is built as one rank of a fake world and does one real step with fake
+tensors (`benchmarks/traced.py`): Llama 3 8B on 64 ranks needs neither a GPU nor the memory of one.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.timing import machine
+from benchmarks.traced import Traced, traced
+from orchestrator.contract.codec import decode
+from orchestrator.contract.plan import Memory
+from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.training import TrainingConfig
+from orchestrator.plan.memory.peak import memory_of, show_bytes
+from orchestrator.plan.model.families import shape_of
+from orchestrator.plan.setup import Setup, setup_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    model: str = "llama3-8b"
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the model's config that are other than the preset's."""
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    lora: Mapping[str, Any] | None = None
+    tokens: int = 8192
+    micro: int = 1
+    passes: int = 1
+    slow: bool = False
+
+    @property
+    def spec(self) -> JobSpec:
+        parallel = {"dp_shard": 1, "tp": 1, **self.parallel}
+        ranks = parallel.get("dp_replicate", 1) * parallel["dp_shard"]
+        job: JobSpec = decode(
+            JobSpec,
+            {
+                "name": "memory",
+                "model": {"config": {**PRESETS[self.model], **self.changed}, "lora": self.lora},
+                "data": {"files": "x", "sequence_length": self.tokens},
+                "train": {
+                    "steps": 1,
+                    "global_batch_size": ranks * self.micro * self.passes,
+                    "dtype": "bfloat16",
+                    "activation_checkpointing": "none",
+                    **self.train,
+                },
+                "parallel": parallel,
+            },
+        )
+        return job
+
+    @property
+    def setup(self) -> Setup:
+        spec = self.spec
+        assert spec.model.config is not None
+        kind = spec.train.activation_checkpointing
+        assert kind != "auto"
+        shape = shape_of(spec.model.config)
+        return setup_of(spec, shape, spec.parallel.mesh, self.micro, kind)
+
+    @property
+    def config(self) -> TrainingConfig:
+        spec = self.spec
+        return TrainingConfig(
+            model=spec.model,
+            data=spec.data,
+            train=spec.train,
+            parallel=spec.parallel,
+            micro_batch_size=self.micro,
+            out="run",
+        )
+
+
+FSDP8, FSDP64 = {"dp_shard": 8}, {"dp_shard": 64}
+FULL, SELECTIVE = ({"activation_checkpointing": kind} for kind in ("full", "selective"))
+GPT2 = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+FEW = {"num_hidden_layers": 6}
+CELLS: Mapping[str, Cell] = {
+    "8b, 8 ranks": Cell(parallel=FSDP8),
+    "8b, 8 ranks, full": Cell(parallel=FSDP8, train=FULL),
+    "8b, 8 ranks, selective": Cell(parallel=FSDP8, train=SELECTIVE),
+    "8b, 8 ranks, every 4th": Cell(
+        parallel=FSDP8, train={"activation_checkpointing": "every_k", "checkpoint_every": 4}
+    ),
+    "8b, 8 ranks, 2048 tokens": Cell(parallel=FSDP8, tokens=2048),
+    "8b, 8 ranks, 2048 tokens, full": Cell(parallel=FSDP8, tokens=2048, train=FULL),
+    "8b, 8 ranks, 512 tokens": Cell(parallel=FSDP8, tokens=512),
+    "8b, 8 ranks, 4 micro batches": Cell(parallel=FSDP8, passes=4),
+    "8b, 8 ranks, no reshard": Cell(
+        parallel={**FSDP8, "fsdp": {"reshard_after_forward": False}}, tokens=2048
+    ),
+    "8b, 8 ranks, float32": Cell(parallel=FSDP8, train={"dtype": "float32"}, tokens=2048),
+    "8b, 64 ranks": Cell(parallel=FSDP64),
+    "8b, 64 ranks, full": Cell(parallel=FSDP64, train=FULL),
+    "8b, 64 ranks, tp 8": Cell(parallel={"dp_shard": 8, "tp": 8}),
+    "8b, 64 ranks, tp 8, full": Cell(parallel={"dp_shard": 8, "tp": 8}, train=FULL),
+    "8b, 64 ranks, tp 8, selective": Cell(parallel={"dp_shard": 8, "tp": 8}, train=SELECTIVE),
+    "8b, 8 ranks, tp 8": Cell(parallel={"tp": 8}, micro=2),
+    "8b, 8 ranks, tp 2, selective": Cell(parallel={"dp_shard": 4, "tp": 2}, train=SELECTIVE),
+    "8b, 64 ranks, hsdp": Cell(parallel={"dp_replicate": 8, "dp_shard": 8}, train=FULL),
+    "8b, 8 ranks, cp 2": Cell(parallel={"dp_shard": 4, "cp": 2}),
+    "8b, 8 ranks, pp 2": Cell(parallel={"dp_shard": 4, "pp": 2}, passes=8, tokens=2048),
+    "8b, 1 rank, 6 layers": Cell(changed=FEW, tokens=2048),
+    "8b, 1 rank, 6 layers, float32": Cell(changed=FEW, tokens=2048, train={"dtype": "float32"}),
+    "8b, 8 ranks, 6 layers, ddp": Cell(
+        changed=FEW, tokens=2048, parallel={"data": "ddp", "dp_replicate": 8}
+    ),
+    "8b, 8 ranks, 6 layers, zero1": Cell(
+        changed=FEW, tokens=2048, parallel={"data": "zero1", "dp_replicate": 8}
+    ),
+    "8b, 8 ranks, 6 layers, ddp, 8192 tokens": Cell(
+        changed=FEW, parallel={"data": "ddp", "dp_replicate": 8}
+    ),
+    "8b, 8 ranks, lora": Cell(parallel=FSDP8, lora={"rank": 16}, tokens=2048),
+    "qwen3-4b, 8 ranks": Cell(model="qwen3-4b", parallel=FSDP8),
+    "qwen3-4b, 8 ranks, full": Cell(model="qwen3-4b", parallel=FSDP8, train=FULL),
+    "gpt2-large, 8 ranks": Cell(
+        model="gpt2-large", changed=GPT2, parallel=FSDP8, tokens=1024, micro=4
+    ),
+    "70b, 64 ranks, tp 8, selective": Cell(
+        model="llama3-70b", parallel={"dp_shard": 8, "tp": 8}, train=SELECTIVE, slow=True
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    planned: Memory
+    traced: Traced
+
+    @property
+    def error(self) -> float:
+        """Of the peak, relative to what was traced."""
+        return self.planned.peak_bytes / self.traced.peak - 1
+
+
+def compare(cell: Cell) -> Outcome:
+    # Of the rank that is told as the fullest; ranks of a stage come one after the other.
+    planned, mesh = memory_of(cell.setup, None), cell.spec.parallel.mesh
+    stage = int(planned.worst_rank.rpartition(" ")[2]) if mesh.pp > 1 else 0
+    return Outcome(planned, traced(cell.config, stage * mesh.world_size // mesh.pp))
+
+
+def main(names: list[str]) -> int:
+    print(machine())
+    print("| cell | planned | traced | error | states exact |")
+    print("|---|---|---|---|---|")
+    worst = 0.0
+    for name in names:
+        begun = time.perf_counter()
+        found = compare(CELLS[name])
+        items, real = found.planned.items, found.traced
+        exact = all(
+            (items[key] == getattr(real, key)) for key in ("parameters", "gradients", "optimizer")
+        )
+        worst = max(worst, abs(found.error))
+        print(
+            f"| {name} | {show_bytes(found.planned.peak_bytes)} | {show_bytes(real.peak)}"
+            f" | {found.error:+.1%} | {'yes' if exact else 'no'} |"
+            f" {time.perf_counter() - begun:.0f} s",
+            flush=True,
+        )
+    print(f"largest error {worst:.1%}")
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Planned memory against the trainer's own.")
+    parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
+    warnings.simplefilter("ignore")
+    sys.exit(main(parser.parse_args().cells))

@@ -1,0 +1,212 @@
+"""What one rank of the bundled trainer allocates in a step, told by the trainer itself.
+
+The rank is one of a fake process group, and its tensors are fake: they have shapes, types and
+storages of the right size, and no contents. So a step of any model on any number of ranks runs in
+seconds on a laptop, and every allocation of it is seen. It is CPU's code that runs: its attention
+kernel, and no streams.
+"""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from orchestrator.contract.env import RankEnv
+from orchestrator.contract.training import TrainingConfig
+from trainer.building import adapt, choose_passes, outline, parallelise
+from trainer.data.batches import MicroBatch
+from trainer.gradients import local_gradients, scale, squared_norm
+from trainer.main import loss_of, named_to_update, optimizer_of
+from trainer.model.decoder import Decoder
+from trainer.model.fresh import allocate
+from trainer.model.regions import local_part
+from trainer.parallel.context import local_positions
+from trainer.parallel.tied import find_tied
+from trainer.ranks import Ranks, arrange
+from trainer.timing import Stopwatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    parameters: int
+    """Bytes of what the rank keeps of them."""
+    optimizer: int
+    gradients: int
+    """As the optimizer finds them."""
+    peak: int
+    """The most that was there at once in a step."""
+
+
+def traced(config: TrainingConfig, rank: int) -> Traced:
+    """One step of `rank` in a world of fake ranks; every degree of `config` must be a number."""
+    with fake_world(config.mesh.world_size, rank):
+        ranks = arrange(config.mesh, RankEnv(rank=rank, world_size=config.mesh.world_size))
+        # Meshes are made of real numbers, so what makes them comes before the fake ones.
+        stages = outline(config, ranks)
+        for stage in stages:
+            adapt(stage, config, ranks)
+            parallelise(stage, config, ranks)
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            Ledger() as ledger,
+            _patched(ShardingPropagator, PROPAGATE, _unseen(ledger)),
+        ):
+            return _step(config, ranks, stages, ledger)
+
+
+@contextmanager
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+PROPAGATE = "_propagate_tensor_meta_non_cached"
+"""How DTensor finds out the shape of a result: with fake tensors as large as those of all ranks."""
+
+
+def _unseen(ledger: "Ledger") -> Any:
+    real = getattr(ShardingPropagator, PROPAGATE)
+
+    def propagate(self: Any, *args: Any) -> Any:
+        with ledger.blind():
+            return real(self, *args)
+
+    return propagate
+
+
+@contextmanager
+def fake_world(size: int, rank: int) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        with _patched(_PipelineSchedule, "_warmup_p2p", _agreed):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _step(config: TrainingConfig, ranks: Ranks, stages: list[Decoder], ledger: "Ledger") -> Traced:
+    """As `Stepper.run`, without the numbers that all ranks would agree on."""
+    coords = config.mesh.coords(ranks.env.rank)
+    length, cp = config.data.sequence_length, config.mesh.cp
+    positions_T = local_positions(length, config.parallel.context, cp, coords["cp"])
+    for stage in stages:
+        allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
+        stage.place(positions_T.unsqueeze(0))
+    named = named_to_update(stages)
+    optimizer = optimizer_of(config, stages, [parameter for _, parameter in named])
+    tied = find_tied(stages, ranks.mesh["pp"].get_group())
+    passes = choose_passes(stages, config, ranks, loss_of(config, ranks), tied, Stopwatch())
+    shape = (config.micro_batch_size, positions_T.numel())
+    ids = [torch.zeros(shape, dtype=torch.long) for _ in range(2 * config.gradient_accumulation)]
+    batches = [MicroBatch(*pair) for pair in zip(ids[::2], ids[1::2], strict=True)]
+    kept = {"parameters": _bytes(p for stage in stages for p in stage.parameters())}
+    kept["optimizer"] = _bytes(
+        value for state in optimizer.state.values() for value in state.values() if value.ndim
+    )
+    passes.train(batches)
+    parts = local_gradients((p for _, p in named), ranks.stage_ranks, tied.copies)
+    squared_norm(parts, ranks.device)
+    scale(parts, 0.5)
+    kept["gradients"] = sum(part.numel() * part.element_size() for part, _ in parts)
+    del parts
+    optimizer.step()
+    optimizer.zero_grad()
+    return Traced(peak=ledger.peak, **kept)
+
+
+def _bytes(tensors: Iterator[torch.Tensor]) -> int:
+    storages = {id(s): s for s in (local_part(t).untyped_storage() for t in tensors)}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _agreed(_: Any, stages: Sequence[Any], *__: Any) -> None:
+    """What pipeline stages agree on with a greeting, whose answer they would read."""
+    for stage in stages:
+        stage._inference_mode = InferenceMode.STATIC
+
+
+class Ledger(TorchDispatchMode):
+    """Counts the bytes of every storage that an operation makes, for as long as it is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.peak = 0
+        self._blind = 0
+        self._living: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+
+    @contextmanager
+    def blind(self) -> Iterator[None]:
+        """For tensors that only stand for the shape of others, and are fake in a real run too."""
+        self._blind += 1
+        try:
+            yield
+        finally:
+            self._blind -= 1
+
+    def __enter__(self) -> "Ledger":
+        self._resize = torch.UntypedStorage.resize_
+        resize = self._resize
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            done = resize(storage, size)
+            self._see(storage)
+            return done
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*error)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            # The fake one hands on a new tensor, the real one what it waited for.
+            return args[0]
+        out = func(*args, **(kwargs or {}))
+        if self._blind:
+            return out
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
+                self._see(leaf.untyped_storage())
+        return out
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        known = self._living.get(key)
+        if known is not None and known[1] == size:
+            return
+        if known is None:
+            ref = weakref.ref(storage, lambda _, key=key: self._gone(key))
+        else:
+            ref, before = known
+            self.now -= before
+        self._living[key] = (ref, size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _gone(self, key: int) -> None:
+        _, size = self._living.pop(key)
+        self.now -= size

@@ -1,0 +1,120 @@
+"""An inventory for people and for scripts."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.cluster.inventory import Host, Inventory, natural
+from orchestrator.contract.codec import encode
+
+NAMED = 8
+"""Hosts that stand out on one switch and have a line of their own; more are counted."""
+
+
+def inventory_json(inventory: Inventory) -> dict[str, Any]:
+    """`inventory` as `ndctl inventory --json` prints it."""
+    profiles = {host.profile.name: host.profile for host in inventory.hosts if host.profile}
+    return {
+        "devices": sum(host.devices for host in inventory.hosts),
+        "states": dict(Counter(host.state for host in inventory.hosts)),
+        "profiles": {name: encode(profile) for name, profile in profiles.items()},
+        "hosts": [
+            {
+                "name": host.name,
+                "devices": host.devices,
+                "profile": host.profile.name if host.profile else None,
+                "state": host.state,
+                "switches": list(host.switches),
+            }
+            for host in inventory.hosts
+        ],
+    }
+
+
+def describe_inventory(inventory: Inventory) -> str:
+    """`inventory` as a tree of switches: those that are alike on one line, odd hosts by name."""
+    if not inventory.hosts:
+        return "no hosts"
+    usual = Counter(map(_kind, inventory.hosts)).most_common(1)[0][0]
+    root = _Node(name="")
+    for host in sorted(inventory.hosts, key=lambda host: natural(host.name)):
+        _reach(root, host.switches).hosts.append(host)
+    devices = sum(host.devices for host in inventory.hosts)
+    head = f"{_count(inventory.hosts)}, {devices} devices; a host has {usual}"
+    return "\n".join([head, *_below(root, usual, "")])
+
+
+@dataclass(slots=True)
+class _Node:
+    name: str
+    children: dict[str, "_Node"] = field(default_factory=dict)
+    hosts: list[Host] = field(default_factory=list)
+
+    def all_hosts(self) -> Iterator[Host]:
+        yield from self.hosts
+        for child in self.children.values():
+            yield from child.all_hosts()
+
+
+def _reach(root: _Node, path: Sequence[str]) -> _Node:
+    for name in path:
+        root = root.children.setdefault(name, _Node(name=name))
+    return root
+
+
+def _kind(host: Host) -> str:
+    profile = host.profile.name if host.profile else "devices of a kind that nobody says"
+    return f"{host.devices} x {profile}"
+
+
+def _count(hosts: Sequence[Host]) -> str:
+    """How many, and how many of them in which state."""
+    states = Counter(host.state for host in hosts)
+    many = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    if len(states) == 1:
+        return f"{many} {hosts[0].state}"
+    return f"{many}: " + ", ".join(f"{count} {state}" for state, count in states.most_common())
+
+
+def _below(node: _Node, usual: str, indent: str) -> Iterator[str]:
+    children = sorted(node.children.values(), key=lambda child: natural(child.name))
+    for _, same in itertools.groupby(children, key=lambda child: _shape(child, usual)):
+        alike = list(same)
+        first, last = alike[0], alike[-1]
+        each = " each" if len(alike) > 1 else ""
+        name = first.name if len(alike) == 1 else f"{first.name} … {last.name} ({len(alike)})"
+        yield f"{indent}{name}  {_count(list(first.all_hosts()))}{each}{_names(alike)}"
+        yield from _below(first, usual, indent + "  ")
+    why = [_oddity(host, usual) for host in node.hosts]
+    if len(set(why)) == 1 and len(why) > 1 and why[0] in ("busy", "drained"):
+        return  # the line of the switch has said so
+    odd = [f"{host.name}  {said}" for host, said in zip(node.hosts, why, strict=True) if said]
+    yield from (f"{indent}{line}" for line in odd[:NAMED])
+    if len(odd) > NAMED:
+        yield f"{indent}and {len(odd) - NAMED} more that are not free or not alike"
+
+
+def _names(alike: Sequence[_Node]) -> str:
+    """The first and the last host, of switches that hosts hang on."""
+    if not alike[0].hosts:
+        return ""
+    first, last = alike[0].hosts[0].name, alike[-1].hosts[-1].name
+    return f"  {first}" if first == last else f"  {first} … {last}"
+
+
+def _shape(node: _Node, usual: str) -> Any:
+    """What two switches have in common whose lines would differ in names alone."""
+    odd = [_oddity(host, usual) for host in node.hosts]
+    if any(odd):
+        return node.name
+    return len(node.hosts), tuple(_shape(child, usual) for child in node.children.values())
+
+
+def _oddity(host: Host, usual: str) -> str:
+    """What is not as usual about a host; empty where all is."""
+    parts = [] if host.state == "free" else [host.state]
+    if _kind(host) != usual:
+        parts.append(_kind(host))
+    return ", ".join(parts)

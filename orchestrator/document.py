@@ -1,0 +1,240 @@
+"""A YAML file that a person wrote, to plain values, each with its place in the file.
+
+YAML is read by the core schema of YAML 1.2: `3e-4` is a number, `yes` and `010` are what they look
+like. Each key stands once and is written out, without anchors, so that a place can be named. What
+the values mean is left to the contract's codec.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from orchestrator.contract.codec import Invalid, Problem, decode, join
+from orchestrator.errors import SpecError
+
+T = TypeVar("T")
+
+# Written in C where yaml was built with libyaml; one name for either, which mypy cannot follow.
+_CLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_CDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+CORE_SCHEMA: Sequence[tuple[str, str, str]] = (
+    ("tag:yaml.org,2002:null", r"(~|null|Null|NULL|)", "~nN"),
+    ("tag:yaml.org,2002:bool", r"(true|True|TRUE|false|False|FALSE)", "tTfF"),
+    ("tag:yaml.org,2002:int", r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)", "-+0123456789"),
+    (
+        "tag:yaml.org,2002:float",
+        r"([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))",
+        "-+.0123456789",
+    ),
+)
+"""Tag, pattern and first characters of the plain scalars that are no strings (YAML 1.2.2, 10.3)."""
+
+
+class _Loader(_CLoader):  # type: ignore[misc]
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 -- yaml's own protocol
+
+
+class Dumper(_CDumper):  # type: ignore[misc]
+    """Quotes what either version of YAML would not read as a string."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _tag, _pattern, _first in CORE_SCHEMA:
+    for _class in (_Loader, Dumper):
+        # "" is the first character of an empty scalar, which is null.
+        _starts = ["", *_first] if _tag.endswith("null") else list(_first)
+        _class.add_implicit_resolver(_tag, re.compile(rf"^{_pattern}$"), _starts)
+
+SCALARS: Mapping[str, Callable[[str], Any]] = {
+    "tag:yaml.org,2002:null": lambda text: None,
+    "tag:yaml.org,2002:bool": lambda text: text.lower() == "true",
+    "tag:yaml.org,2002:int": lambda text: int(text, 0 if text[:2] in ("0o", "0x") else 10),
+    "tag:yaml.org,2002:float": lambda text: float(re.sub(r"\.(?=inf|nan)", "", text.lower())),
+    "tag:yaml.org,2002:str": str,
+}
+
+SYNTAX_FIXES = (
+    (r"\btab\b", "indent with spaces, YAML takes no tabs"),
+    (r"mapping values are not allowed", "quote a value that has ': ' in it, and check the indent"),
+    (r"single document", "keep one document: remove what follows the line ---"),
+    (r"undefined alias|anchor|alias", "quote a value that begins with * or &"),
+    (r"special characters|control|surrogate", "remove that character, save as UTF-8 text"),
+)
+OTHER_SYNTAX_FIX = (
+    "check indent, commas and closing quotes there; quote a value with { } [ ] , # * &"
+)
+
+
+def read_text(path: Path, examples: str) -> str:
+    """What is in the file `path`; `examples` says where there are some, should it not be there.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = sorted(str(one) for one in path.parent.glob("*.y*ml"))
+        fix = f"there are {', '.join(near[:5])}" if near else f"check the path; {examples}"
+        raise SpecError(f"{path}: no such file", fix=fix) from None
+    except UnicodeDecodeError as exc:
+        message = f"{path}: must be UTF-8 text, byte {exc.start} is not"
+        raise SpecError(message, fix="save the file as UTF-8") from exc
+    except OSError as exc:
+        message = f"{path}: cannot be read: {exc.strerror}"
+        raise SpecError(message, fix="give a readable YAML file") from exc
+
+
+def decode_document(cls: type[T], document: "Document") -> T:
+    """`document` as a `cls`.
+
+    Raises:
+        SpecError: with all problems, of the text and of its values, each with its place. The
+            cause of it is an `Invalid` with the same problems as values.
+    """
+    value: T | None = None
+    try:
+        value = decode(cls, document.data)
+    except Invalid as exc:
+        told = {problem.path for _, problem in document.problems}
+        for problem in exc.problems:
+            if problem.path not in told:
+                document.report(problem)
+    if value is None or document.problems:
+        raise spec_error(document.source, document.problems)
+    return value
+
+
+@dataclass
+class Document:
+    """Data on its way to a spec, and where each value of it came from."""
+
+    source: str
+    data: Any = None
+    places: dict[str, str] = field(default_factory=dict)
+    """Path -> `file:line`."""
+    overridden: list[str] = field(default_factory=list)
+    problems: list[tuple[str, Problem]] = field(default_factory=list)
+
+    def report(self, problem: Problem) -> None:
+        self.problems.append((self.place_of(problem.path), problem))
+
+    def place_of(self, path: str) -> str:
+        """Where `path` was given; of what was not given, where the nearest thing above it was."""
+        for changed in reversed(self.overridden):
+            if path == changed or path.startswith((f"{changed}.", f"{changed}[")):
+                return f"--set {changed}"
+        above = path
+        while above not in self.places:
+            made = [changed for changed in self.overridden if changed.startswith(f"{above}.")]
+            if made:
+                return f"--set {made[-1]}"
+            above = above[: max(above.rfind("."), above.rfind("["), 0)]
+        return self.places[above]
+
+
+def parse(text: str, source: str) -> Document:
+    """The values of `text` and their lines."""
+    document = Document(source)
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark or exc.context_mark
+        line, column = (mark.line, mark.column) if mark else (0, 0)
+        raise _syntax_error(text, f"{source}:{line + 1}:{column + 1}", line, exc) from exc
+    except (yaml.YAMLError, UnicodeEncodeError) as exc:
+        found = re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]", text)
+        line = text.count("\n", 0, found.start()) if found else 0
+        raise _syntax_error(text, f"{source}:{line + 1}", line, exc) from exc
+    if node is not None:
+        document.data = _Reader(document).read(node, "")
+    return document
+
+
+def _syntax_error(text: str, place: str, line: int, exc: Exception) -> SpecError:
+    said = " ".join(
+        part for part in (getattr(exc, "context", None), getattr(exc, "problem", None)) if part
+    )
+    said = said or getattr(exc, "reason", None) or str(exc)
+    lines = text.splitlines()
+    shown = f", at {lines[line].rstrip()!r}" if line < len(lines) else ", at the end of the file"
+    if line < len(lines) and "\t" in lines[line][: len(lines[line]) - len(lines[line].lstrip())]:
+        said = f"{said} (a tab)"
+    fixes = (fix for pattern, fix in SYNTAX_FIXES if re.search(pattern, said))
+    return SpecError(f"{place}: not YAML: {said}{shown}", fix=next(fixes, OTHER_SYNTAX_FIX))
+
+
+@dataclass
+class _Reader:
+    """Walks the nodes of one document."""
+
+    document: Document
+    seen: set[int] = field(default_factory=set)
+
+    def read(self, node: yaml.Node, path: str) -> Any:
+        self.document.places[path] = f"{self.document.source}:{node.start_mark.line + 1}"
+        if id(node) in self.seen:
+            limit, fix = "written out, without an alias", "repeat the value here"
+            self.document.report(Problem(path=path, limit=limit, fix=fix))
+            return None
+        self.seen.add(id(node))
+        match node:
+            case yaml.MappingNode():
+                return self._mapping(node, path)
+            case yaml.SequenceNode():
+                return [self.read(item, f"{path}[{i}]") for i, item in enumerate(node.value)]
+            case _:
+                return self._scalar(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            where = join(path, key) if isinstance(key, str) else path
+            line = f"{self.document.source}:{key_node.start_mark.line + 1}"
+            if not isinstance(key, str):
+                fix = "quote a value that begins with { or ["
+                problem = Problem(path=path, limit="plain keys with values", fix=fix)
+                self.document.problems.append((line, problem))
+            elif key in data:
+                before = self.document.places[where]
+                fix = f"keep this one or the one at {before}"
+                problem = Problem(path=where, value="a second one", limit="given once", fix=fix)
+                self.document.problems.append((line, problem))
+            else:
+                data[key] = self.read(value_node, where)
+                self.document.places[where] = line
+        return data
+
+    def _scalar(self, node: yaml.Node, path: str) -> Any:
+        try:
+            return SCALARS[node.tag](node.value)
+        except (KeyError, ValueError):
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            limit = f"what its tag says ({tag})" if node.tag in SCALARS else "without a tag"
+            fix = f"remove {tag} and write the value alone"
+            self.document.report(Problem(path=path, value=node.value, limit=limit, fix=fix))
+            return None
+
+
+def spec_error(source: str, problems: Sequence[tuple[str, Problem]]) -> SpecError:
+    lines = [_line(place, problem) for place, problem in problems]
+    if len(lines) > 1:
+        lines = [f"{source} has {len(lines)} problems", *lines]
+    error = SpecError("\n".join(lines))
+    error.__cause__ = Invalid(problem for _, problem in problems)
+    return error
+
+
+def _line(place: str, problem: Problem) -> str:
+    said = str(problem)
+    if place == f"--set {problem.path}":
+        return f"--set {said}"
+    return f"{place}: {said}"

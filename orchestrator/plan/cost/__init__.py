@@ -1,0 +1,1 @@
+"""What a step sends, and how long it takes."""

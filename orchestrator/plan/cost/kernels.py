@@ -1,0 +1,70 @@
+"""How long single operations take on one device."""
+
+import math
+
+from orchestrator.plan.cost.machine import Machine
+
+PARTS = (1, 2, 4, 8)
+"""Into which a kernel may cut the inner size, to have tiles for all processors."""
+NARROW, WIDE = 64, 256
+"""Heads for which the attention kernel was measured, beside 128."""
+SIZES = {"float32": 4, "bfloat16": 2, "float8": 1}
+
+
+def matmul_s(machine: Machine, rows: int, columns: int, inner: int, kind: str) -> float:
+    """[rows, inner] times [inner, columns] in `kind`: the slower of arithmetic and memory.
+
+    Arithmetic in tiles: the last round of tiles leaves processors idle, and a tile has to be begun
+    and written out, which matters the less the deeper it is.
+    """
+    if min(rows, columns, inner) == 0:
+        return 0.0
+    flops = 2.0 * rows * columns * inner
+    calibration = machine.calibration
+    arithmetic = flops / (machine.rates[kind] * _filled(machine, rows, columns, inner))
+    size = SIZES[kind]
+    moved = size * (rows * inner + inner * columns) + 2 * max(1, size // 2) * rows * columns
+    return max(arithmetic, moved / machine.memory_bytes_per_s) + calibration.gap_s
+
+
+def _filled(machine: Machine, rows: int, columns: int, inner: int) -> float:
+    """Share of the processors' time that goes into the product, at the best cut into tiles."""
+    calibration = machine.calibration
+    if calibration.processors == 1:
+        return inner / (inner + calibration.depth_half)
+    best = 0.0
+    for height, width, speed in calibration.tiles:
+        tiles = math.ceil(rows / height) * math.ceil(columns / width)
+        padded = rows * columns / (tiles * height * width)
+        for parts in PARTS:
+            rounds = tiles * parts / calibration.processors
+            depth = inner / parts
+            share = speed * padded * depth / (depth + calibration.depth_half)
+            share *= rounds / math.ceil(rounds)
+            best = max(best, share if parts == 1 else share * calibration.split)
+    return best
+
+
+def attention_s(
+    machine: Machine, scores: float, width: int, head: int, seen: float
+) -> tuple[float, float]:
+    """Forward and backward, of `scores` pairs of a query and a key and heads that are `width` wide
+    together, `head` each; `seen` is how many tokens a kernel gets of a sequence.
+
+    Two products forward; backward five, the first of which is the scores again (Dao 2023).
+    """
+    calibration = machine.calibration
+    narrow, wide = calibration.attention_heads
+    speed = seen / (seen + calibration.attention_half)
+    if head <= NARROW:
+        speed *= narrow
+    elif head >= WIDE:
+        speed *= wide
+    forward, backward = machine.attention
+    flops = 2.0 * scores * width / speed
+    return 2 * flops / forward + calibration.gap_s, 5 * flops / backward + calibration.gap_s
+
+
+def move_s(machine: Machine, size: float, kernels: int = 0) -> float:
+    """Reading and writing `size` bytes, in so many kernels."""
+    return size / machine.memory_bytes_per_s + kernels * machine.calibration.gap_s

@@ -1,0 +1,234 @@
+"""What data-parallel ranks send each other of weights and gradients, and what of it shows.
+
+As the trainer does it (`trainer/parallel/fsdp.py`, `ddp.py`, `zero1.py`): gradients are reduced
+with the last micro batch of a step alone; FSDP gathers weights for each forward and each backward
+pass, or once a step where they are not freed in between.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from orchestrator.plan.cost.collectives import (
+    Wire,
+    ring_all_reduce_bytes,
+    ring_gather_bytes,
+)
+from orchestrator.plan.cost.flow import Flow
+from orchestrator.plan.cost.kernels import SIZES
+from orchestrator.plan.cost.machine import Machine
+from orchestrator.plan.cost.units import Units
+from orchestrator.plan.setup import Setup
+
+FLOAT32 = 4
+STAGES_AT_ONCE = 3
+"""Of one rank's, that torch's schedules keep gathered (`_add_unshard_reshard`)."""
+BUCKET_BYTES = 25 * 2**20
+"""Of the trainer's buckets (`trainer/parallel/buckets.py`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Seconds in which a collective may hide: of one layer, and of the head's whole work."""
+
+    forward: float
+    backward: float
+    head: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Sharing:
+    """What a step spends on weights and gradients, beside the passes themselves."""
+
+    flows: list[Flow] = field(default_factory=list)
+    contention: float = 0.0
+    """Seconds by which collectives slow down what is computed beside them."""
+    copied: float = 0.0
+    """Bytes that are moved on the device to put weights and gradients in place."""
+
+    def add(self, flow: Flow, wire: Wire) -> None:
+        self.flows.append(flow)
+        self.contention += (flow.seconds - flow.exposed) * wire.contention
+
+    @property
+    def exposed(self) -> float:
+        return sum(flow.exposed for flow in self.flows)
+
+
+def sharing_of(setup: Setup, machine: Machine, units: Units, windows: Windows) -> Sharing:
+    if setup.data == "fsdp":
+        return _fsdp(setup, machine, units, windows)
+    return _copies(setup, machine, units, windows)
+
+
+def gathers(setup: Setup) -> tuple[int, int]:
+    """How often a step gathers a layer: for forward and for backward passes."""
+    micro, stages = setup.micro_batches, setup.pipeline.stages
+    if setup.mesh.pp == 1:
+        return (1, 0) if setup.reshard is False else (micro, micro)
+    if stages > STAGES_AT_ONCE:
+        return micro, micro
+    # torch's schedules keep what a backward pass gathered for the forward pass that follows, and
+    # all of a rank's stages where it has several.
+    return 1, micro if stages == 1 and setup.reshard is not False else 0
+
+
+def _fsdp(setup: Setup, machine: Machine, units: Units, windows: Windows) -> Sharing:
+    mesh, sharing = setup.mesh, Sharing()
+    shards = mesh.dp_shard * mesh.cp
+    forward, backward = gathers(setup)
+    # What is gathered is cast before, and copied to its place behind; gradients are cast, added up
+    # and copied to where each rank's part lies together.
+    sharing.copied = units.gathered * 2 * (forward + backward)
+    sharing.copied += units.held / shards * 6 * (forward + backward)
+    reduced = units.trained
+    sharing.copied += reduced * 6 + reduced * 10 * (setup.micro_batches - 1)
+    if shards * mesh.dp_replicate == 1:
+        return sharing
+    wire = machine.wire(shards, mesh.tp)
+    inner = wire
+    if not isinstance(setup.reshard, bool) and setup.reshard < shards:
+        inner = machine.wire(setup.reshard, mesh.tp)
+    axis = _together("dp_shard", mesh.dp_shard, mesh.cp)
+    if shards > 1:
+        _gather(sharing, setup, machine, units, windows, (wire, inner, axis))
+    _reduce(sharing, setup, machine, units, windows, (wire, inner, axis))
+    return sharing
+
+
+def _together(axis: str, size: int, cp: int) -> str:
+    """The name of a group along `axis` and cp."""
+    if cp == 1:
+        return axis
+    return f"{axis} x cp" if size > 1 else "cp"
+
+
+Ways = tuple[Wire, Wire, str]
+"""Between all shards; between those that hold a copy from forward to backward; their axis."""
+
+
+def _gather(
+    sharing: Sharing, setup: Setup, machine: Machine, units: Units, windows: Windows, ways: Ways
+) -> None:
+    wire, inner, axis = ways
+    forward, backward = gathers(setup)
+    fetched = _offloaded(setup, machine, units.held / units.layers)
+    first = fetched + wire.gather_s(units.layer.gathered)
+    again = fetched + inner.gather_s(units.layer.gathered)
+    root, embedding, head = (_gather_s(wire, unit.gathered) for unit in units.outer)
+    embedding_again = _gather_s(inner, units.embedding.gathered)
+    # The first units and the first layer have nothing to hide behind; any other has the layer
+    # before, if it is asked for early enough.
+    room, room_back = windows.forward, windows.backward
+    shown = root + embedding + first + (units.layers - 1) * max(0.0, first - room)
+    shown += max(0.0, head - room)
+    shown_back = max(0.0, again - windows.head) + max(0, units.again - 1) * max(
+        0.0, again - room_back
+    )
+    shown_back += max(0.0, embedding_again - room_back)
+    layers = units.layer.gathered
+    sent = forward * ring_gather_bytes(wire.group.size, units.gathered)
+    sent += backward * ring_gather_bytes(
+        inner.group.size, units.again * layers + units.embedding.gathered
+    )
+    total = forward * (units.layers * first + root + embedding + head)
+    total += backward * (units.again * again + embedding_again)
+    calls = forward * units.number + backward * (units.again + (embedding_again > 0))
+    shown_all = forward * shown + backward * shown_back
+    sharing.add(
+        Flow(axis, "all-gather", "weights", sent, calls, wire.group, total, shown_all), wire
+    )
+
+
+def _offloaded(setup: Setup, machine: Machine, parameters: float) -> float:
+    """Seconds in which a rank's part of so many float32 values comes from its host, or goes."""
+    if not setup.cpu_offload:
+        return 0.0
+    own = parameters / (setup.mesh.dp_shard * setup.mesh.cp)
+    return own * FLOAT32 / machine.calibration.host_link
+
+
+def _gather_s(wire: Wire, size: float) -> float:
+    return wire.gather_s(size) if size else 0.0
+
+
+def _reduce(
+    sharing: Sharing,
+    setup: Setup,
+    machine: Machine,
+    units: Units,
+    windows: Windows,
+    ways: Ways,
+) -> None:
+    """Once a step, with the last backward pass: between shards, then between their copies."""
+    mesh, (wire, inner, axis) = setup.mesh, ways
+    shards = wire.group.size
+    copies = machine.wire(mesh.dp_replicate, mesh.dp_shard * mesh.cp * mesh.tp)
+    outer = [unit.reduced for unit in units.outer if unit.reduced]
+    one = wire.gather_s(units.layer.reduced)
+    one += _offloaded(setup, machine, units.trained / units.layers)
+    summed = copies.all_reduce_s(units.layer.reduced / shards)
+    rest = sum(wire.gather_s(size) for size in outer)
+    rest_summed = sum(copies.all_reduce_s(size / shards) for size in outer)
+    total, total_summed = units.layers * one + rest, units.layers * summed + rest_summed
+    if mesh.pp > 1:
+        # torch's schedules reduce all of a stage after its last backward pass.
+        shown, shown_summed = total, total_summed
+    else:
+        # Gathers of the same pass go over the same links.
+        busy = inner.gather_s(units.layer.gathered) if gathers(setup)[1] else 0.0
+        room = max(0.0, windows.backward - busy)
+        more = units.layers - 1
+        # The last to be reduced, the first layer's and the embedding's, are waited for.
+        shown = one + more * max(0.0, one - room) + (wire.gather_s(outer[0]) if outer else 0.0)
+        apart = copies.group.level != wire.group.level
+        room = windows.backward if apart else max(0.0, room - one)
+        shown_summed = summed + more * max(0.0, summed - room)
+        shown_summed += copies.all_reduce_s(outer[0] / shards) if outer else 0.0
+    calls = units.layers + len(outer)
+    if shards > 1:
+        sent = ring_gather_bytes(shards, units.reduced)
+        flow = Flow(axis, "reduce-scatter", "gradients", sent, calls, wire.group, total, shown)
+        sharing.add(flow, wire)
+    if mesh.dp_replicate > 1:
+        sent = ring_all_reduce_bytes(mesh.dp_replicate, units.reduced / shards)
+        where = ("dp_replicate", "all-reduce", "gradients")
+        flow = Flow(*where, sent, calls, copies.group, total_summed, shown_summed)
+        sharing.add(flow, copies)
+
+
+def _copies(setup: Setup, machine: Machine, units: Units, windows: Windows) -> Sharing:
+    """DDP's and ZeRO-1's buckets: behind the last backward pass, one after the other."""
+    mesh, zero1 = setup.mesh, setup.data == "zero1"
+    ranks = mesh.dp_replicate * mesh.cp
+    # Autocast casts float32 weights for each micro batch, and gradients back, to add them up.
+    cast = 6 * (setup.dtype != "float32")
+    sharing = Sharing(
+        copied=(units.held * cast + units.trained * (cast + 12)) * setup.micro_batches
+    )
+    if ranks == 1:
+        return sharing
+    wire = machine.wire(ranks, mesh.tp)
+    axis = _together("dp_replicate", mesh.dp_replicate, mesh.cp)
+    reduce_s = wire.gather_s if zero1 else wire.all_reduce_s
+    reduce_bytes = ring_gather_bytes if zero1 else ring_all_reduce_bytes
+    # Most matrices are larger than a bucket, and each of these is one.
+    matrices = units.layers * len(setup.shape.linear)
+    buckets = max(1, min(matrices, math.ceil(units.trained * FLOAT32 / BUCKET_BYTES)))
+    one = reduce_s(units.reduced / buckets)
+    total = buckets * one
+    room = 0.0 if mesh.pp > 1 else units.layers * windows.backward
+    shown = max(one, total - room)
+    kind = "reduce-scatter" if zero1 else "all-reduce"
+    sent = reduce_bytes(ranks, units.reduced)
+    sharing.add(Flow(axis, kind, "gradients", sent, buckets, wire.group, total, shown), wire)
+    sharing.copied += units.trained * 2 * (FLOAT32 + SIZES[setup.reduce_dtype])
+    if zero1:
+        # After the update, as float32, and nothing is computed meanwhile.
+        whole = units.trained * FLOAT32
+        total = buckets * wire.gather_s(whole / buckets)
+        sent = ring_gather_bytes(ranks, whole)
+        sharing.add(
+            Flow(axis, "all-gather", "weights", sent, buckets, wire.group, total, total), wire
+        )
+        sharing.copied += whole * 2
+    return sharing

@@ -1,0 +1,101 @@
+"""The units in which FSDP gathers weights and reduces gradients, as one rank has them."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from orchestrator.contract.model import LoraSpec
+from orchestrator.plan.cost.stages import Rank
+from orchestrator.plan.model.shape import ModelShape
+
+NF4_BYTES = 0.52
+"""Of a weight in NF4, with its scales (see `plan.memory`)."""
+LARGE = 2**25
+"""Parameters from which embedding and head are units of their own (`trainer/parallel/fsdp.py`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Bytes that travel together, as far as this rank's pp and tp cut them."""
+
+    gathered: float = 0.0
+    reduced: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    layer: Unit
+    layers: int
+    embedding: Unit
+    """Empty where it is on another rank, or in the root."""
+    head: Unit
+    root: Unit
+    """What is in no other unit; it stays gathered from the forward pass to the backward pass."""
+    again: int
+    """Layers that the backward pass gathers again: the last unit stays."""
+    held: float
+    """Parameters."""
+    trained: float
+    """Of them."""
+    gathered: float
+    """Bytes of all units together."""
+    reduced: float
+
+    @property
+    def outer(self) -> tuple[Unit, Unit, Unit]:
+        return self.root, self.embedding, self.head
+
+    @property
+    def number(self) -> int:
+        return self.layers + sum(unit.gathered > 0 for unit in self.outer)
+
+
+@lru_cache(maxsize=4096)
+def units_of(
+    shape: ModelShape, tp: int, rank: Rank, sizes: tuple[float, int, int], lora: LoraSpec | None
+) -> Units:
+    """`sizes`: bytes of a layer's gathered weight, of any other one, and of a reduced gradient."""
+    layer_size, size, reduce_size = sizes
+    layer = _layer(shape, tp)
+    layer_trained = layer if lora is None else adapters(shape, lora)
+    vocabulary = math.ceil(shape.vocabulary_parameters / tp)
+    embedding = (vocabulary + shape.position_parameters) * rank.is_first
+    tied_here = shape.tied_embeddings and rank.is_first
+    head = (shape.norm_parameters + (0 if tied_here else vocabulary)) * rank.is_last
+    trains = lora is None
+
+    def unit(parameters: float) -> Unit:
+        return Unit(gathered=parameters * size, reduced=parameters * reduce_size * trains)
+
+    own = shape.vocabulary_parameters >= LARGE and not shape.tied_embeddings
+    held = rank.layers * layer + embedding + head
+    trained = rank.layers * layer_trained + (embedding + head) * trains
+    return Units(
+        layer=Unit(gathered=layer * layer_size, reduced=layer_trained * reduce_size),
+        layers=rank.layers,
+        embedding=unit(embedding if own else 0),
+        head=unit(head if own else 0),
+        root=unit(0 if own else embedding + head),
+        again=rank.layers - (0 if own and rank.is_last else 1),
+        held=held,
+        trained=trained,
+        gathered=rank.layers * layer * layer_size + (embedding + head) * size,
+        reduced=trained * reduce_size,
+    )
+
+
+def _layer(shape: ModelShape, tp: int) -> int:
+    """Parameters of a layer as cut over tp; where some layers have experts, the mean of all."""
+    split, whole = shape.layer_weights, shape.layer_replicated
+    if shape.num_experts:
+        dense = shape.hidden_size * shape.dense_intermediate_size * (3 if shape.gated else 2)
+        without = 1 - shape.expert_layers / shape.num_layers
+        split -= round(without * (shape.num_experts * shape.mlp_matrices - dense))
+        whole -= round(without * shape.router)
+    return math.ceil(split / tp) + whole
+
+
+def adapters(shape: ModelShape, lora: LoraSpec) -> int:
+    """Parameters of a layer's LoRA matrices (Hu et al. 2021, section 4.1), as if tp cut none."""
+    sizes = (into + out for name, into, out in shape.linear if name in lora.target_modules)
+    return lora.rank * sum(sizes)

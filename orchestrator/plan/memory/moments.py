@@ -1,0 +1,291 @@
+"""What is on a rank at once: the moments of a step at which the peak may be.
+
+Between these the amounts go up or down evenly, layer by layer, so the peak is at one of them. Order
+and lifetimes are those of torch 2.13's FSDP2 (`_fully_shard/_fsdp_param_group.py`) and of the
+trainer's buckets, seen by tracing the trainer (`benchmarks/memory.py`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orchestrator.plan.memory.activations import Layer, layer_of
+from orchestrator.plan.memory.states import (
+    COMPUTE_BYTES,
+    MASTER_BYTES,
+    NOTHING,
+    Piece,
+    States,
+    Units,
+    sharing_of,
+)
+from orchestrator.plan.setup import Setup
+from orchestrator.plan.stages import StageRank
+
+LOSS_KEPT_BYTES = 4
+"""Of a logit: log-softmax keeps its result in float32."""
+LOSS_BACKWARD_BYTES, PARALLEL_LOSS_BACKWARD_BYTES = 8, 12
+"""More of a logit as the loss goes backward: the gradients of log-softmax's result and of its
+input; where logits are cut over tp, torch's loss_parallel has the exponential of the first, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class At:
+    """Bytes beside the states that are kept from step to step."""
+
+    gradients: float = 0
+    gathered: float = 0
+    """Weights of whole units, as they are computed with."""
+    activations: float = 0
+    """With the temporary values of the layer that goes backward."""
+    logits: float = 0
+    temporary: float = 0
+    """Gradients of whole units, and what they are reduced in."""
+
+    @property
+    def total(self) -> float:
+        return self.gradients + self.gathered + self.activations + self.logits + self.temporary
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """What the moments of one rank are made of, in bytes."""
+
+    setup: Setup
+    units: Units
+    layer: Layer
+    kept: float
+    """Micro batches that are kept at once."""
+    tokens: float
+    """Of a micro batch, on this rank."""
+    size: int
+    """Bytes of a value that is computed with."""
+    has_loss: bool
+
+    @property
+    def accumulates(self) -> bool:
+        """Gradients of several micro batches are added up before ranks reduce them."""
+        return self.setup.micro_batches > 1
+
+    def below(self, layers: float) -> float:
+        """Activations of so many of the lowest layers of one micro batch."""
+        setup = self.setup
+        if setup.checkpointing != "every_k":
+            return layers * self.layer.kept * self.tokens
+        treated = layers // every(setup)
+        kept = (layers - treated) * self.layer.whole + treated * self.layer.kept
+        return kept * self.tokens
+
+    @property
+    def others(self) -> float:
+        """Of the micro batches that wait."""
+        return (self.kept - 1) * self.below(self.units.layers)
+
+    @property
+    def loss(self) -> At:
+        """The loss goes backward, and no layer has yet."""
+        if not self.has_loss:
+            return At()
+        setup, shape = self.setup, self.setup.shape
+        tp = setup.mesh.tp
+        backward = PARALLEL_LOSS_BACKWARD_BYTES if tp > 1 else LOSS_BACKWARD_BYTES
+        # GPipe goes forward with all micro batches before it goes back with one.
+        waiting = self.kept if setup.pipeline.schedule == "gpipe" else 1
+        logits = self.tokens * math.ceil(shape.vocab_size / tp)
+        return At(
+            logits=logits * (LOSS_KEPT_BYTES * waiting + backward),
+            activations=self.others
+            + self.below(self.units.layers)
+            + self.layer.last_norm * self.tokens,
+        )
+
+    def layer_back(self, done: int) -> Iterator[tuple[float, int]]:
+        """Activations, and elements of weight gradients, at the moments of the layer that goes
+        backward after `done` others."""
+        waiting = self.others + self.below(self.units.layers - 1 - done)
+        plain = self.setup.checkpointing == "every_k" and self._is_plain(done)
+        for moment in self.layer.plain_moments if plain else self.layer.moments:
+            yield waiting + moment.tokens * self.tokens, moment.weights
+
+    def _is_plain(self, done: int) -> bool:
+        return (self.units.layers - done) % every(self.setup) != 0
+
+    @property
+    def turns(self) -> list[int]:
+        """Layers done before those whose backward pass may be the peak: the last two to have gone
+        forward and the first one; with `every_k` also the first that is computed again."""
+        layers = self.units.layers
+        found = {0, min(1, layers - 1), layers - 1}
+        if self.setup.checkpointing == "every_k":
+            found.add(min(layers - 1, layers % every(self.setup)))
+        return sorted(found)
+
+
+def every(setup: Setup) -> int:
+    """The k of `every_k`: √L, rounded, if nobody says (Chen et al. 2016, section 4)."""
+    return setup.checkpoint_every or max(1, round(math.sqrt(setup.shape.num_layers)))
+
+
+def moments_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[At]:
+    """Every moment at which `rank` may be at its peak."""
+    mesh = setup.mesh
+    one = _Rank(
+        setup,
+        units,
+        layer_of(setup),
+        rank.kept,
+        setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp),
+        COMPUTE_BYTES[setup.dtype],
+        rank.is_last,
+    )
+    alone = sharing_of(setup) * mesh.dp_replicate == 1
+    if setup.data == "fsdp" and not (alone and setup.dtype == "float32" and not setup.cpu_offload):
+        return list(_sharded(one, states))
+    return list(_copied(one, states))
+
+
+def _sharded(rank: _Rank, states: States) -> Iterator[At]:
+    """Under FSDP2: units are gathered for their use, and their gradients reduced behind it."""
+    setup, units, size = rank.setup, rank.units, rank.size
+    reduce = COMPUTE_BYTES[setup.reduce_dtype]
+    grads = _Gradients.of(rank, states)
+    layer, head, root = units.layer.whole * size, units.head.whole * size, units.root.whole * size
+    ahead = min(setup.backward_prefetch, units.layers - 1) if sharing_of(setup) > 1 else 0
+    stays = setup.reshard is False or (setup.mesh.pp > 1 and setup.pipeline.stages > 1)
+    everything = units.all.whole * size
+    parts = 0.0 if isinstance(setup.reshard, bool) else layer / setup.reshard
+    if rank.has_loss:
+        # The unit that goes back first is not freed; with a head in the root that is a layer.
+        kept = everything if stays else root + (head or layer) + parts * units.layers
+        loss = rank.loss
+        yield At(
+            gradients=grads.summed,
+            gathered=kept,
+            activations=loss.activations,
+            logits=loss.logits,
+        )
+        if head:
+            yield from _head_back(rank, grads, kept + ahead * layer, everything if stays else 0)
+    for done in rank.turns:
+        last = done == units.layers - 1
+        gathered = root + layer * (1 + ahead) + parts * (units.layers - done - 1)
+        if last:
+            gathered = root + layer + (units.embedding.whole * size if ahead else 0)
+        if stays:
+            gathered = everything - layer * done * (not rank.accumulates)
+        if last and setup.mesh.pp > 1:
+            # Between two backward passes a schedule's stages are left as they are.
+            gathered = everything
+        flying = 0 if rank.accumulates else (grads.layer if done else grads.head).whole * reduce
+        for activations, weights in rank.layer_back(done):
+            yield At(
+                gradients=grads.after(done),
+                gathered=gathered,
+                activations=activations,
+                temporary=flying + weights * size,
+            )
+    yield _ends(rank, grads, root)
+
+
+def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -> Iterator[At]:
+    """The head's unit: as its gradient is computed, and as it is reduced, freed by then itself."""
+    setup, size = rank.setup, rank.size
+    width = setup.shape.hidden_size * size
+    activations = rank.others + rank.below(rank.units.layers)
+    logits = rank.tokens * math.ceil(setup.shape.vocab_size / setup.mesh.tp) * size
+    yield At(
+        gradients=grads.summed,
+        gathered=max(gathered, stay),
+        activations=activations + rank.layer.last_norm * rank.tokens + width * rank.tokens,
+        logits=logits,
+        temporary=grads.head.whole * size,
+    )
+    if rank.accumulates:
+        return
+    reduce = COMPUTE_BYTES[setup.reduce_dtype]
+    yield At(
+        gradients=grads.head.shard * grads.each,
+        gathered=max(gathered - rank.units.head.whole * size, stay),
+        activations=activations + 2 * width * rank.tokens / setup.mesh.tp,
+        temporary=grads.head.whole * (size + reduce),
+    )
+
+
+def _ends(rank: _Rank, grads: "_Gradients", root: float) -> At:
+    """The last unit of the backward pass, which has the embedding; its own weights are freed."""
+    setup, size = rank.setup, rank.size
+    unit = grads.embedding if rank.units.embedding.whole else grads.root
+    reduce = COMPUTE_BYTES[setup.reduce_dtype]
+    every_layer = grads.after(rank.units.layers) + unit.shard * grads.each
+    return At(
+        gradients=max(every_layer, grads.summed),
+        gathered=root if rank.units.embedding.whole else 0,
+        activations=rank.others,
+        temporary=unit.whole * (size + (0 if rank.accumulates else reduce)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Of what is trained, by unit."""
+
+    layer: Piece
+    head: Piece
+    embedding: Piece
+    root: Piece
+    each: int
+    """Bytes of an element of a shard on the device."""
+    summed: float
+    """Whole gradients that wait for the last micro batch: each rank adds up its own until then
+    (`FSDPModule.set_requires_gradient_sync`)."""
+    early: float
+    """Those of the root's that are computed first and reduced last."""
+
+    @classmethod
+    def of(cls, rank: _Rank, states: States) -> "_Gradients":
+        setup, units = rank.setup, rank.units
+        each = 0 if setup.cpu_offload else MASTER_BYTES
+        summed = states.trained.whole * COMPUTE_BYTES[setup.reduce_dtype] * rank.accumulates
+        if setup.lora is None:
+            early = units.late_root.whole * rank.size
+            return cls(units.layer, units.head, units.embedding, units.root, each, summed, early)
+        layers = max(1, units.layers)
+        layer = Piece(states.trained.whole // layers, states.trained.shard // layers)
+        return cls(layer, NOTHING, NOTHING, NOTHING, each, summed, 0)
+
+    def after(self, done: int) -> float:
+        """There once `done` layers have gone backward."""
+        if self.summed:
+            return self.summed
+        return (self.head.shard + self.layer.shard * done) * self.each + self.early
+
+
+def _copied(rank: _Rank, states: States) -> Iterator[At]:
+    """With whole weights on every rank: gradients stay, and under DDP and ZeRO-1 each bucket they
+    are averaged in lives until the last one is done."""
+    setup, units, size = rank.setup, rank.units, rank.size
+    whole = states.trained.whole * MASTER_BYTES
+    per_layer = states.trained.whole // max(1, units.layers) if setup.lora else units.layer.whole
+    # Autocast keeps what it cast of the matrices for the backward pass.
+    cast = 0 if size == MASTER_BYTES else size
+    matrices = units.layers * units.layer.whole + units.head.whole + units.late_root.whole
+    bucket = COMPUTE_BYTES[setup.reduce_dtype] if sharing_of(setup) > 1 else 0
+    outer = whole - per_layer * units.layers * MASTER_BYTES
+    loss = rank.loss
+    if rank.has_loss:
+        yield At(
+            gradients=whole if rank.accumulates else 0,
+            gathered=cast * matrices,
+            activations=loss.activations,
+            logits=loss.logits,
+        )
+    for done in rank.turns:
+        there = per_layer * done * MASTER_BYTES + (outer if rank.has_loss else 0)
+        for activations, weights in rank.layer_back(done):
+            yield At(
+                gradients=whole if rank.accumulates else there + weights * MASTER_BYTES,
+                gathered=cast * units.layer.whole * (units.layers - done),
+                activations=activations,
+                temporary=there // MASTER_BYTES * bucket,
+            )
+    yield At(gradients=whole, activations=rank.others, temporary=states.trained.whole * bucket)

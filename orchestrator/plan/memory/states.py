@@ -1,0 +1,258 @@
+"""Weights, gradients and the optimizer's state: what a rank keeps from step to step."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from orchestrator.contract.model import LoraSpec
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.setup import Setup
+from orchestrator.plan.stages import StageRank
+
+MASTER_BYTES = 4
+"""Of a weight, its gradient and each moment: the trainer's are float32, whatever it computes in."""
+COMPUTE_BYTES = {"float32": 4, "bfloat16": 2}
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""4 bits, and for each 64 weights a scale of 8 bits, of which 256 share a float32 (Dettmers et al.
+2023, section 3: block sizes 64 and 256)."""
+MOMENTS = {"adamw": 2, "adam": 2, "nadam": 2, "radam": 2, "adafactor": 0, "sgd": 1}
+"""float32 values that the optimizer keeps of each weight; Adafactor keeps sums of rows and columns,
+which are few (Shazeer and Stern 2018)."""
+LARGE = 2**25
+"""Parameters from which embedding and head are units of their own: `LARGE` of the trainer's
+`parallel/fsdp.py`, with which a test compares."""
+ZERO_LEVELS = ("ZeRO-0 (DDP)", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerParameter:
+    """Bytes of the model states for each parameter."""
+
+    weights: int = 4
+    gradients: int = 4
+    optimizer: int = 8
+
+
+def model_states(parameters: int, ranks: int, level: int, each: PerParameter) -> tuple[int, ...]:
+    """Bytes of weights, gradients and optimizer state of a rank, one of `ranks`, at a ZeRO level.
+
+    Level 1 shards the optimizer's state, 2 the gradients as well, 3 all (Rajbhandari et al. 2020,
+    section 5, figure 1). Rounded up: the first ranks hold what does not divide.
+    """
+    sizes = (each.weights, each.gradients, each.optimizer)
+    first_sharded = 3 - level
+    return tuple(
+        size * (math.ceil(parameters / ranks) if place >= first_sharded else parameters)
+        for place, size in enumerate(sizes)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroRow:
+    """Bytes of a rank at one level."""
+
+    level: int
+    name: str
+    weights: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer
+
+
+def zero_table(parameters: int, ranks: int, each: PerParameter) -> tuple[ZeroRow, ...]:
+    """What a rank keeps of a model at every ZeRO level, without activations."""
+    rows = []
+    for level, name in enumerate(ZERO_LEVELS):
+        weights, gradients, optimizer = model_states(parameters, ranks, level, each)
+        rows.append(
+            ZeroRow(
+                level=level, name=name, weights=weights, gradients=gradients, optimizer=optimizer
+            )
+        )
+    return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One or several tensors on one rank."""
+
+    whole: int
+    """Elements after pipeline and tensor parallelism: what is gathered for use."""
+    shard: int
+    """Elements that the rank keeps, padded as FSDP2 pads: rows that do not divide are filled up."""
+
+    def __add__(self, other: "Piece") -> "Piece":
+        return Piece(self.whole + other.whole, self.shard + other.shard)
+
+    def times(self, count: int) -> "Piece":
+        return Piece(self.whole * count, self.shard * count)
+
+
+NOTHING = Piece(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """What one rank has of the model, by what FSDP gathers at once."""
+
+    layer: Piece
+    """One decoder layer."""
+    layers: int
+    embedding: Piece
+    """Where it is large enough for a unit of its own, else it belongs to `root`."""
+    head: Piece
+    """With the norm before it, if the head is large enough."""
+    root: Piece
+    """All the rest; stays gathered from the first pass to the last."""
+    late_root: Piece
+    """Of the root, what is used after the layers, so that its gradient waits for all others."""
+
+    @property
+    def all(self) -> Piece:
+        return self.layer.times(self.layers) + self.embedding + self.head + self.root
+
+
+Tensor = tuple[int, int, int | None]
+"""Rows, columns, and which of the two tensor parallelism cuts, if any."""
+
+
+def units_of(setup: Setup, rank: StageRank) -> Units:
+    """Of the rank's part of the pipeline, tensor parallel and sharded as `setup` says."""
+    mesh = setup.mesh
+    return _units(setup.shape, mesh.tp, sharing_of(setup), rank, mesh.pp == 1)
+
+
+def sharing_of(setup: Setup) -> int:
+    """Ranks among which the weights, or under ZeRO-1 the moments, are cut."""
+    mesh = setup.mesh
+    return mesh.cp * (mesh.dp_shard if setup.data == "fsdp" else mesh.dp_replicate)
+
+
+@cache
+def _units(shape: ModelShape, tp: int, sharing: int, rank: StageRank, whole_model: bool) -> Units:
+    def piece(tensors: Sequence[Tensor]) -> Piece:
+        return sum((_piece(tensor, tp, sharing) for tensor in tensors), NOTHING)
+
+    vocabulary: Tensor = (shape.vocab_size, shape.hidden_size, 0)
+    large = shape.vocabulary_parameters >= LARGE and not shape.tied_embeddings
+    norm = piece(_norm(shape))
+    before = piece([vocabulary]) if rank.is_first else NOTHING
+    # A tied head on another stage than the embedding is a copy of it.
+    copied = rank.is_last and not (shape.tied_embeddings and whole_model)
+    after = piece([vocabulary]) if copied else NOTHING
+    positions = piece([(shape.max_positions, shape.hidden_size, None)])
+    root = positions if rank.is_first and shape.learned_positions else NOTHING
+    late = NOTHING
+    if rank.is_last and not large:
+        tied_here = piece([vocabulary]) if not copied else NOTHING
+        late, root = norm + after + tied_here, root + norm + after
+    return Units(
+        layer=piece(list(layer_tensors(shape))),
+        layers=rank.layers,
+        embedding=before if large else NOTHING,
+        head=norm + after if large and rank.is_last else NOTHING,
+        root=root if large else root + before,
+        late_root=late,
+    )
+
+
+def _piece(tensor: Tensor, tp: int, sharing: int) -> Piece:
+    rows, columns, cut = tensor
+    rows = math.ceil(rows / tp) if cut == 0 else rows
+    columns = math.ceil(columns / tp) if cut == 1 else columns
+    return Piece(rows * columns, math.ceil(rows / sharing) * columns)
+
+
+def _norm(shape: ModelShape) -> list[Tensor]:
+    return [(shape.hidden_size, 1, None)] * (1 + shape.norm_bias)
+
+
+def layer_tensors(shape: ModelShape) -> Iterator[Tensor]:
+    """Of one decoder layer, as transformers has them; experts as if each were cut by itself."""
+    hidden, query, kv = shape.hidden_size, shape.query_size, shape.kv_size
+    yield from _norm(shape) * shape.layer_norms
+    yield from [(shape.head_dim, 1, None)] * (2 * shape.qk_norm)
+    if shape.fused:
+        # GPT-2's matrices are stored by their inputs.
+        yield from ((inputs, outputs, None) for _, inputs, outputs in shape.linear)
+        yield from ((outputs, 1, None) for _, _, outputs in shape.linear)
+        return
+    yield from [(query, hidden, 0), (kv, hidden, 0), (kv, hidden, 0), (hidden, query, 1)]
+    if shape.qkv_bias:
+        yield from [(query, 1, 0), (kv, 1, 0), (kv, 1, 0)]
+    yield from [(hidden, 1, None)] * shape.out_bias
+    many = max(1, shape.num_experts)
+    yield from [(many * shape.intermediate_size, hidden, 0)] * (1 + shape.gated)
+    yield many * hidden, shape.intermediate_size, 1
+    if shape.num_experts:
+        yield shape.num_experts, hidden, None
+    if shape.mlp_bias:
+        yield from [(shape.intermediate_size, 1, 0)] * (1 + shape.gated)
+        yield hidden, 1, None
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Bytes of what is kept from step to step, and of the gradients of a step."""
+
+    parameters: int
+    gradients: int
+    """As the optimizer finds them."""
+    optimizer: int
+    trained: Piece
+    """What is trained: all, or the adapters."""
+    host: dict[str, int]
+    """What is in the host's memory instead, and then 0 above."""
+
+
+def states_of(setup: Setup, rank: StageRank, units: Units) -> States:
+    every, sharded = units.all, setup.data == "fsdp"
+    trained = every if setup.lora is None else adapters(setup, rank)
+    moments = MASTER_BYTES * MOMENTS[setup.optimizer]
+    parameters = MASTER_BYTES * (trained.shard if sharded else trained.whole)
+    if setup.lora is not None:
+        parameters += frozen_bytes(setup, units)
+    zero1 = setup.data != "ddp"
+    gradients = MASTER_BYTES * (trained.shard if zero1 else trained.whole)
+    optimizer = moments * (trained.shard if zero1 else trained.whole)
+    if not (sharded and setup.cpu_offload):
+        return States(parameters, gradients, optimizer, trained, {})
+    host = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer}
+    return States(0, 0, 0, trained, host)
+
+
+def adapters(setup: Setup, rank: StageRank) -> Piece:
+    """LoRA's two matrices beside each target (Hu et al. 2021, section 4.1)."""
+    assert setup.lora is not None
+    one = _adapters(setup.shape, setup.lora, setup.mesh.tp, sharing_of(setup))
+    return one.times(rank.layers)
+
+
+@cache
+def _adapters(shape: ModelShape, lora: LoraSpec, tp: int, sharing: int) -> Piece:
+    """Of one layer."""
+    found = NOTHING
+    for name, inputs, outputs in shape.linear:
+        if name not in lora.target_modules:
+            continue
+        # The linear layer's outputs are cut as those of B are, its inputs as those of A.
+        by_inputs = name in ("o_proj", "down_proj")
+        found += _piece((lora.rank, inputs, 1 if by_inputs else None), tp, sharing)
+        found += _piece((outputs, lora.rank, None if by_inputs else 0), tp, sharing)
+    return found
+
+
+def frozen_bytes(setup: Setup, units: Units) -> int:
+    """Of the weights that LoRA leaves as they are; NF4 has those of the layers' matrices."""
+    assert setup.lora is not None
+    every, sharded = units.all, setup.data == "fsdp"
+    kept = every.shard if sharded else every.whole
+    if setup.lora.quantize == "none":
+        return kept * MASTER_BYTES
+    matrices = units.layers * (setup.shape.layer_matrices // setup.mesh.tp)
+    matrices = math.ceil(matrices / (sharing_of(setup) if sharded else 1))
+    return math.ceil((kept - matrices) * MASTER_BYTES + matrices * NF4_BYTES)

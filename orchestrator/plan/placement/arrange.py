@@ -1,0 +1,95 @@
+"""Which hosts play the nodes of a mesh, so that little of its traffic crosses few switches."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.cluster.inventory import natural
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.plan import Traffic
+from orchestrator.plan.placement.cost import Cost, cost_on
+from orchestrator.plan.placement.edges import Edges, Flow, edges_of, flows_of
+from orchestrator.plan.placement.exact import MOST_NODES, best_of_all
+from orchestrator.plan.placement.improve import improved
+from orchestrator.plan.placement.pack import candidates, grid_of, pack
+from orchestrator.plan.placement.tree import Tree, tree_over
+
+MOST_TRIED = 12
+"""Candidates that are laid out and counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    hosts: tuple[str, ...]
+    """In node order."""
+    spares: tuple[str, ...]
+    """The best to have at hand, the best first."""
+    cost: Cost
+    by_name: Cost
+    """What the first hosts by name would cost."""
+
+
+def arrange(
+    mesh: Mesh,
+    ranks_per_host: int,
+    hosts: Iterable[str],
+    switches: Mapping[str, tuple[str, ...]],
+    traffic: Iterable[Traffic] = (),
+) -> Arrangement:
+    """The nodes of `mesh` on the best of `hosts`, of which there are enough.
+
+    Without traffic, inner axes are taken to outweigh outer ones; without switches, or where nothing
+    is gained, hosts are taken by name. The best of all for a few nodes (`exact`), a good one for
+    many (`pack`). Spares are chosen after that, from what is left, so they never raise the cost.
+    """
+    nodes = mesh.world_size // ranks_per_host
+    tree = tree_over(sorted(hosts, key=natural), switches)
+    flows = flows_of(mesh, traffic)
+    edges = edges_of(mesh, ranks_per_host, flows)
+    by_name = list(range(nodes))
+    tried = itertools.chain([by_name], _tries(mesh, ranks_per_host, flows, edges, tree))
+    placed, cost = _cheapest(tree, edges, tried)
+    if nodes > MOST_NODES and tree.height:
+        placed, cost = _cheapest(tree, edges, [placed, improved(tree, edges, placed)])
+    return Arrangement(
+        hosts=tuple(tree.names[host] for host in placed),
+        spares=tuple(tree.names[host] for host in _spares(tree, placed)),
+        cost=cost,
+        by_name=cost_on(tree, edges, by_name),
+    )
+
+
+def _cheapest(
+    tree: Tree, edges: Edges, tried: Iterable[Sequence[int]]
+) -> tuple[Sequence[int], Cost]:
+    """The first of the cheapest."""
+    counted = ((placed, cost_on(tree, edges, placed)) for placed in tried)
+    return min(counted, key=lambda found: found[1].total)
+
+
+def _tries(
+    mesh: Mesh, ranks_per_host: int, flows: Sequence[Flow], edges: Edges, tree: Tree
+) -> Iterable[Sequence[int]]:
+    if not tree.height:
+        return
+    best = best_of_all(tree, edges, mesh.world_size // ranks_per_host)
+    if best is not None:
+        yield best
+        return
+    grid = grid_of(mesh, ranks_per_host, flows)
+    for candidate in itertools.islice(candidates(grid, tree), MOST_TRIED):
+        yield pack(tree, candidate)
+        yield pack(tree, candidate, aligned=False)
+
+
+def _spares(tree: Tree, placed: Sequence[int]) -> list[int]:
+    """The other hosts, those first that share leaves, then spines, with the most nodes."""
+    near = [Counter(above[host] for host in placed) for above in tree.above]
+    others = sorted(set(range(len(tree.names))) - set(placed))
+    return sorted(
+        others,
+        key=lambda host: [
+            -count[above[host]] for count, above in zip(near, tree.above, strict=True)
+        ],
+    )

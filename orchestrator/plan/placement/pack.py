@@ -1,0 +1,246 @@
+"""Good placements of many nodes: which of them stand side by side, and where they are cut.
+
+The nodes of a mesh are a grid of its axes. A tile of it fills a leaf, a tile of those a spine, and
+so on up; which tiles cost least depends on what each axis sends. A candidate is a tile for each
+level, which gives an order of the nodes and sizes at which a cut of that order is cheap. It is laid
+into the tree like parcels into bins: whole tiles as long as there is room for whole ones, and what
+is left over in as few pieces as there can be.
+"""
+
+import itertools
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.plan.placement.edges import Flow, strides
+from orchestrator.plan.placement.tree import Switch, Tree
+
+TILES = 6
+"""Of each level, that are tried out, those first that promise to cost least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The nodes of a mesh by axis, the outermost first; axes inside a host are left out."""
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    runs: tuple[tuple[tuple[int, ...], int], ...]
+    """Of each flow between hosts: its axes, innermost first, as numbers in `axes`, and the bytes
+    that a node sends to the next one along them."""
+
+    @property
+    def nodes(self) -> int:
+        return math.prod(self.sizes)
+
+
+def grid_of(mesh: Mesh, ranks_per_host: int, flows: Sequence[Flow]) -> Grid:
+    """Where hosts do not hold whole parts of an axis, all nodes are taken to be one row."""
+    step = strides(mesh)
+    sizes: dict[str, int] = {}
+    for axis in AXES:
+        degree = getattr(mesh, axis)
+        size = _size(step[axis], degree, ranks_per_host)
+        if size is None:
+            return Grid(("nodes",), (mesh.world_size // ranks_per_host,), (((0,), 1),))
+        if size > 1:
+            sizes[axis] = size
+    axes = tuple(sizes)
+    runs = []
+    for flow in flows:
+        numbers = tuple(axes.index(axis) for axis in reversed(flow.axes) if axis in sizes)
+        if numbers:
+            side_by_side = min(step[flow.axes[-1]], ranks_per_host)
+            runs.append((numbers, side_by_side * flow.bytes_per_rank))
+    return Grid(axes, tuple(sizes.values()), tuple(runs))
+
+
+def _size(step: int, degree: int, ranks_per_host: int) -> int | None:
+    """Nodes along an axis; None where hosts hold no whole part of it."""
+    if degree == 1 or ranks_per_host % (step * degree) == 0:
+        return 1
+    if step % ranks_per_host == 0:
+        return degree
+    if ranks_per_host % step == 0 and step * degree % ranks_per_host == 0:
+        return step * degree // ranks_per_host
+    return None
+
+
+Tile = tuple[int, ...]
+"""How many nodes of each axis of the grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    order: tuple[int, ...]
+    """The nodes, as they stand side by side."""
+    cuts: tuple[int, ...]
+    """Sizes at whose multiples a cut of the order is cheap, the largest first; the last is 1."""
+    tile: int
+    """What a leaf is to hold whole."""
+
+
+def candidates(grid: Grid, tree: Tree) -> Iterator[Candidate]:
+    """Each once, those that promise to cost least first."""
+    seen = set()
+    for tiles in itertools.chain(_tilings(grid, tree), _rows(grid)):
+        if tiles not in seen:
+            seen.add(tiles)
+            yield _candidate(grid, tiles)
+
+
+def _tilings(grid: Grid, tree: Tree) -> Iterator[tuple[Tile, ...]]:
+    """Tiles for each level, leaves first."""
+    rooms = [_rooms(above) for above in tree.above]
+    one = (1,) * len(grid.sizes)
+    chains: list[tuple[float, tuple[Tile, ...]]] = [(0.0, ())]
+    for room in rooms:
+        grown = [
+            (cost + _promise(grid, tile, room), (*chain, tile))
+            for cost, chain in chains
+            for tile in _tiles(grid.sizes, chain[-1] if chain else one, max(room))
+        ]
+        chains = sorted(grown)[:TILES]
+    for _, chain in chains:
+        yield chain
+
+
+def _rooms(above: Sequence[int]) -> list[int]:
+    """Hosts below each switch of a level."""
+    counts = [0] * (max(above) + 1)
+    for switch in above:
+        counts[switch] += 1
+    return counts
+
+
+def _tiles(sizes: Tile, below: Tile, room: int) -> Iterator[Tile]:
+    """Tiles that are made of `below`, divide the grid, and fit below the largest switch."""
+    choices = [
+        [below_ * many for many in range(1, size // below_ + 1) if size // below_ % many == 0]
+        for size, below_ in zip(sizes, below, strict=True)
+    ]
+    for tile in itertools.product(*choices):
+        if math.prod(tile) <= room or tile == below:
+            yield tile
+
+
+def _promise(grid: Grid, tile: Tile, rooms: Sequence[int]) -> float:
+    """About what leaves the switches of a level; twice for tiles that have to be cut again."""
+    size = math.prod(tile)
+    whole = min(grid.nodes, sum(room // size * size for room in rooms))
+    crossing = 0.0
+    for axes, sent in grid.runs:
+        run = 1
+        for axis in axes:
+            run *= tile[axis]
+            if tile[axis] < grid.sizes[axis]:
+                crossing += sent * grid.nodes / run
+                break
+    cut = sum(2 * sent for _, sent in grid.runs) * (grid.nodes - whole) / size
+    return crossing + cut
+
+
+def _rows(grid: Grid) -> Iterator[tuple[Tile, ...]]:
+    """One axis after the other whole, in any order of them."""
+    for axes in itertools.permutations(range(len(grid.sizes))):
+        tiles, tile = [], [1] * len(grid.sizes)
+        for axis in axes:
+            tile[axis] = grid.sizes[axis]
+            tiles.append(tuple(tile))
+        yield tuple(tiles)
+
+
+def _candidate(grid: Grid, tiles: tuple[Tile, ...]) -> Candidate:
+    weights = [sum(sent for axes, sent in grid.runs if axes[0] == a) for a in range(len(grid.axes))]
+    heavy_first = sorted(range(len(grid.axes)), key=lambda axis: (-weights[axis], -axis))
+    steps = [math.prod(grid.sizes[axis + 1 :]) for axis in range(len(grid.axes))]
+    order, cuts, have = [0], [1], [1] * len(grid.sizes)
+    for tile in (*tiles, grid.sizes):
+        for axis in heavy_first:
+            many = tile[axis] // have[axis]
+            step = steps[axis] * have[axis]
+            order = [node + number * step for number in range(many) for node in order]
+            have[axis] = tile[axis]
+            cuts.append(len(order))
+    return Candidate(tuple(order), tuple(sorted(set(cuts), reverse=True)), math.prod(tiles[0]))
+
+
+Part = tuple[int, int]
+"""Of an order: where it begins, and how many nodes."""
+
+
+def pack(tree: Tree, candidate: Candidate, aligned: bool = True) -> list[int]:
+    """The host of each node: tiles whole where there is room, then the rest.
+
+    Parts that are too large for any switch are cut where `candidate` says that it is cheap, or, not
+    `aligned`, wherever the largest switch is full.
+    """
+    tile = candidate.tile
+    packer = _Packer(cuts=candidate.cuts if aligned else (1,), hosts=[0] * len(candidate.order))
+    whole = min(packer.open(tree.root, tile), len(candidate.order) // tile * tile)
+    if whole:
+        packer.fill(tree.root, [(0, whole)])
+    packer.open(tree.root, 1)
+    rest = range(whole, len(candidate.order), tile)
+    packer.fill(tree.root, [(at, min(tile, len(candidate.order) - at)) for at in rest])
+    placed = [0] * len(candidate.order)
+    for node, host in zip(candidate.order, packer.hosts, strict=True):
+        placed[node] = host
+    return placed
+
+
+@dataclass(slots=True)
+class _Packer:
+    cuts: tuple[int, ...]
+    hosts: list[int]
+    """Of each place in the order."""
+    used: dict[int, int] = field(default_factory=dict)
+    """Hosts of a leaf that are taken, by `id` of it."""
+    room: dict[int, int] = field(default_factory=dict)
+    """Below each switch, in whole tiles."""
+
+    def open(self, switch: Switch, tile: int) -> int:
+        """Find the room below `switch` and those below it."""
+        if switch.children:
+            room = sum(self.open(child, tile) for child in switch.children)
+        else:
+            room = (len(switch.hosts) - self.used.get(id(switch), 0)) // tile * tile
+        self.room[id(switch)] = room
+        return room
+
+    def fill(self, switch: Switch, parts: Sequence[Part]) -> None:
+        """Place `parts` below `switch`, which has room for them."""
+        if switch.children:
+            for child, its in zip(switch.children, self._shared(switch, parts), strict=True):
+                if its:
+                    self.fill(child, its)
+            return
+        used = self.used.get(id(switch), 0)
+        for start, length in parts:
+            self.hosts[start : start + length] = switch.hosts[used : used + length]
+            used += length
+        self.used[id(switch)] = used
+
+    def _shared(self, switch: Switch, parts: Sequence[Part]) -> list[list[Part]]:
+        """What of `parts` each child gets: the child that a part just fits, else the largest."""
+        shares: list[list[Part]] = [[] for _ in switch.children]
+        rooms = sorted((self.room[id(c)], -number) for number, c in enumerate(switch.children))
+        for start, length in parts:
+            at, left = start, length
+            while left:
+                fits = bisect_left(rooms, (left, -len(shares)))
+                if fits < len(rooms):
+                    same = bisect_right(rooms, (rooms[fits][0], 0))
+                    room, number = rooms.pop(same - 1)
+                    piece = left
+                else:
+                    room, number = rooms.pop()
+                    cut = next(size for size in self.cuts if size <= room)
+                    piece = room // cut * cut
+                shares[-number].append((at, piece))
+                if room > piece:
+                    insort(rooms, (room - piece, number))
+                at, left = at + piece, left - piece
+        return shares

@@ -1,0 +1,58 @@
+"""The switches between hosts, as numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Switch:
+    """Either switches hang on it or, on a leaf, hosts do."""
+
+    children: list["Switch"] = field(default_factory=list)
+    hosts: list[int] = field(default_factory=list)
+    """Their numbers in the tree."""
+
+    @property
+    def size(self) -> int:
+        return len(self.hosts) + sum(child.size for child in self.children)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    names: tuple[str, ...]
+    above: tuple[tuple[int, ...], ...]
+    """Level -> the switch above each host on that level, as a number; leaves come first."""
+    root: Switch
+
+    @property
+    def height(self) -> int:
+        return len(self.above)
+
+
+def tree_over(names: Sequence[str], switches: Mapping[str, tuple[str, ...]]) -> Tree:
+    """The tree over the hosts `names`, in that order.
+
+    Of `switches` all are counted, so that there are as many levels whichever hosts are chosen. A
+    host that hangs higher than others counts as alone below switches of its own, and one whose
+    switches nobody knows likewise.
+    """
+    paths = [switches.get(name, ()) for name in names]
+    depth = max(map(len, switches.values()), default=0)
+    prefixes = [
+        [(*path, *[("", name)] * (depth - len(path)))[:size] for size in range(1, depth + 1)]
+        for name, path in zip(names, paths, strict=True)
+    ]
+    above = []
+    for level in reversed(range(depth)):
+        numbers: dict[tuple[object, ...], int] = {}
+        above.append(tuple(numbers.setdefault(prefix[level], len(numbers)) for prefix in prefixes))
+    return Tree(names=tuple(names), above=tuple(above), root=_switch(range(len(names)), above))
+
+
+def _switch(hosts: Sequence[int], above: Sequence[Sequence[int]]) -> Switch:
+    if not above:
+        return Switch(hosts=list(hosts))
+    parts: dict[int, list[int]] = {}
+    for host in hosts:
+        parts.setdefault(above[-1][host], []).append(host)
+    return Switch(children=[_switch(part, above[:-1]) for part in parts.values()])

@@ -1,0 +1,71 @@
+"""Meshes that are not shown, in a few families with what binds each."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.contract.plan import Memory, Rejected
+from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.search.constraints import Barrier
+
+MANY = 4
+"""Degrees of an axis that are named one by one."""
+
+
+def rejected_families(
+    barred: Mapping[Barrier, Sequence[Mesh]],
+    too_large: Mapping[Mesh, Memory],
+    others: int,
+    objective: str,
+) -> tuple[Rejected, ...]:
+    """Every mesh that is not shown, once. `others` fit, and are not as good as those shown."""
+    return (
+        *(_of_barrier(barrier, found) for barrier, found in barred.items()),
+        *_of_memory(too_large),
+        *_of_rank(others, objective),
+    )
+
+
+def _of_barrier(barrier: Barrier, found: Sequence[Mesh]) -> Rejected:
+    if barrier.axis in AXES:
+        degrees = {getattr(mesh, barrier.axis) for mesh in found}
+    else:
+        degrees = {mesh.data_parallel for mesh in found}
+    family = f"{barrier.axis}={_shown(degrees)}"
+    return Rejected(family=family, constraint=barrier.constraint, count=len(found))
+
+
+def _of_memory(too_large: Mapping[Mesh, Memory]) -> Iterator[Rejected]:
+    groups: dict[str, list[Mesh]] = defaultdict(list)
+    for mesh, memory in too_large.items():
+        groups[max(memory.items, key=lambda item: memory.items[item])].append(mesh)
+    for item, found in groups.items():
+        least = min((too_large[mesh] for mesh in found), key=lambda memory: memory.peak_bytes)
+        yield Rejected(
+            family=_axes(found),
+            constraint=f"memory: {show_bytes(least.peak_bytes)} or more of"
+            f" {show_bytes(least.device_bytes or 0)}, most of it {item}",
+            count=len(found),
+        )
+
+
+def _of_rank(others: int, objective: str) -> Iterator[Rejected]:
+    if others:
+        worse = "need more memory" if objective == "memory" else "take longer"
+        constraint = f"they fit, and {worse} than the plans above"
+        yield Rejected(family="all others", constraint=constraint, count=others)
+
+
+def _axes(found: Sequence[Mesh]) -> str:
+    """The degrees that a family has, of the axes that all of it uses or that tell it apart."""
+    degrees = {axis: {getattr(mesh, axis) for mesh in found} for axis in ("pp", "cp", "tp")}
+    shown = [f"{axis}={_shown(some)}" for axis, some in degrees.items() if some != {1}]
+    shards = {mesh.dp_shard for mesh in found}
+    return ", ".join([*shown, f"dp_shard={_shown(shards)}"])
+
+
+def _shown(degrees: Collection[int]) -> str:
+    some = sorted(degrees)
+    if len(some) > MANY:
+        return f"{some[0]}…{some[-1]}"
+    return "|".join(map(str, some))

@@ -1,0 +1,48 @@
+"""How many hosts a plan takes, and what they are like."""
+
+from dataclasses import replace
+
+from orchestrator.cluster.inventory import Inventory
+from orchestrator.cluster.profile import Fabric
+from orchestrator.contract.spec import JobSpec
+from orchestrator.plan.search.alternatives import first_mesh
+from orchestrator.plan.search.best import Found, search
+from orchestrator.plan.search.space import Space
+
+
+def fabric_of(spec: JobSpec, inventory: Inventory) -> Fabric | None:
+    """The hosts that `spec` asks for; None where nobody says what they are like."""
+    fabric = inventory.fabric(spec.cluster.gpus_per_host)
+    if fabric is None:
+        return None
+    hosts = inventory.with_devices(spec.cluster.gpus_per_host)
+    known = [host.device_bytes for host in hosts if host.device_bytes is not None]
+    profile = fabric.profile
+    if known:
+        profile = replace(profile, memory_bytes=min(known))
+    return replace(fabric, profile=profile, hosts=spec.cluster.hosts)
+
+
+def with_hosts(space: Space, hosts: int) -> Space:
+    cluster = replace(space.spec.cluster, hosts=hosts)
+    spec = replace(space.spec, cluster=cluster)
+    return replace(space, spec=spec, fabric=replace(space.fabric, hosts=hosts))
+
+
+def with_fewest_hosts(space: Space) -> tuple[Space, Found]:
+    """The smallest part of the hosts on which something fits, and the quickest plan there."""
+    for hosts in range(min(least_hosts(space), space.fabric.hosts), space.fabric.hosts):
+        smaller = with_hosts(space, hosts)
+        if first_mesh(smaller.spec, smaller.shape) is not None:
+            found = search(smaller, "throughput")
+            if found.options:
+                return smaller, found
+    return space, search(space, "throughput")
+
+
+def least_hosts(space: Space) -> int:
+    """Fewer cannot hold what every rank together must: each weight, its gradient and its moments,
+    once."""
+    fabric = space.fabric
+    devices = -(-space.states_bytes // fabric.profile.memory_bytes)
+    return max(1, -(-devices // fabric.devices_per_host))

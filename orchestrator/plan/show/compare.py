@@ -1,0 +1,82 @@
+"""Plans side by side: the same job with other values of some keys."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.contract.plan import Plan
+from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.show.explain import plan_json, short
+from orchestrator.plan.show.tables import show_seconds, show_traffic, table, three_digits, wrapped
+
+ABREAST = 3
+"""Plans that 100 columns have room for."""
+LEVELS = ("host", "leaf", "spine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    values: str
+    """What was set, as it is typed: `parallel.tp=4`."""
+    plan: Plan | None
+    refusal: str = ""
+    """Where there is no plan."""
+
+
+def describe_compared(compared: Sequence[Compared]) -> str:
+    """A column for each plan, and below why there is none of the others."""
+    planned = [(one.values, one.plan) for one in compared if one.plan is not None]
+    lines: list[str] = []
+    for first in range(0, len(planned), ABREAST):
+        some = planned[first : first + ABREAST]
+        columns = [_column(plan, planned[0][1]) for _, plan in some]
+        rows = [
+            [what, *(column.get(what, "-") for column in columns)]
+            for what in dict.fromkeys(key for column in columns for key in column)
+        ]
+        lines += [*table(["", *(values for values, _ in some)], rows, left=len(some) + 1), ""]
+    for one in compared:
+        if one.plan is None:
+            lines += wrapped(f"no plan: {one.refusal}", f"{one.values}  ", "  ")
+    return "\n".join(lines).rstrip()
+
+
+def compared_json(compared: Sequence[Compared]) -> list[dict[str, Any]]:
+    return [
+        {
+            "set": one.values,
+            "plan": None if one.plan is None else plan_json(one.plan),
+            "refusal": one.refusal or None,
+        }
+        for one in compared
+    ]
+
+
+def _column(plan: Plan, first: Plan) -> dict[str, str]:
+    memory, time = plan.memory, plan.time
+    sent = {
+        level: sum(one.bytes_per_step for one in plan.communication if one.level == level)
+        for level in LEVELS
+    }
+    column = {
+        "mesh": short(plan.mesh),
+        "hosts": f"{len(plan.hosts):,} x {plan.ranks_per_host}",
+        "micro batch": f"{plan.micro_batch_size} x {plan.gradient_accumulation}",
+        "schedule": plan.pipeline.schedule if plan.mesh.pp > 1 else "-",
+        "recomputed": plan.activation_checkpointing,
+        "resharded": str(plan.reshard_after_forward).lower(),
+        "memory": show_bytes(memory.peak_bytes) + _share(memory.peak_bytes, memory.device_bytes),
+        **{f"  of {item}": show_bytes(size) for item, size in memory.items.items()},
+    }
+    if time is not None and first.time is not None:
+        column |= {
+            "step": f"{show_seconds(time.step_s)}  {time.step_s / first.time.step_s - 1:+.1%}",
+            **{f"  for {part}": show_seconds(s) for part, s in time.parts.items()},
+            "tokens/s a device": three_digits(time.tokens_per_second_per_device),
+            "MFU": f"{time.mfu:.1%}",
+        }
+    return column | {f"sent, {level} level": show_traffic(size) for level, size in sent.items()}
+
+
+def _share(size: int, limit: int | None) -> str:
+    return f"  {size / limit:.0%}" if limit else ""

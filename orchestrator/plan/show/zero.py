@@ -1,0 +1,95 @@
+"""What the levels of ZeRO need of a model on so many devices, by what its weights are kept in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.memory.states import MOMENTS, PerParameter, zero_table
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.show.tables import table
+
+LEVELS: Mapping[int, str] = {
+    0: "ZeRO-0  ddp: everything on every device",
+    1: "ZeRO-1  the optimizer's moments sharded",
+    2: "ZeRO-2  gradients as well",
+    3: "ZeRO-3  weights as well",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroTable:
+    model_type: str
+    parameters: int
+    devices: int
+    optimizer: str
+    device_bytes: int | None
+
+    @classmethod
+    def of(
+        cls, shape: ModelShape, devices: int, optimizer: str, device_bytes: int | None
+    ) -> "ZeroTable":
+        return cls(
+            model_type=shape.model_type,
+            parameters=shape.parameters,
+            devices=devices,
+            optimizer=optimizer,
+            device_bytes=device_bytes,
+        )
+
+    @property
+    def policies(self) -> Mapping[str, PerParameter]:
+        """Bytes that each weight costs, by what it is kept in; moments are float32 in all."""
+        moments = 4 * MOMENTS[self.optimizer]
+        return {
+            "float32 master weights and gradients (the trainer's)": PerParameter(
+                weights=4, gradients=4, optimizer=moments
+            ),
+            "bfloat16 weights and gradients, no master weights": PerParameter(
+                weights=2, gradients=2, optimizer=moments
+            ),
+        }
+
+    def rows(self, policy: str) -> list[tuple[int, ...]]:
+        """Weights, gradients and moments of a device, at each level."""
+        table = zero_table(self.parameters, self.devices, self.policies[policy])
+        return [(row.weights, row.gradients, row.optimizer) for row in table]
+
+
+def describe_zero(found: ZeroTable) -> str:
+    head = ["", "weights", "gradients", "moments", "together"]
+    limit = f" of {show_bytes(found.device_bytes)}" if found.device_bytes else ""
+    lines = [
+        f"{found.model_type} with {found.parameters:,} parameters and {found.optimizer} on"
+        f" {found.devices:,} devices{limit}: bytes of each",
+    ]
+    for policy in found.policies:
+        rows = [
+            [LEVELS[level], *map(show_bytes, states), _verdict(sum(states), found.device_bytes)]
+            for level, states in enumerate(found.rows(policy))
+        ]
+        lines += ["", policy, *table(head, rows)]
+    lines += ["", "without activations, gathered weights and buffers: `ndctl plan` counts these"]
+    return "\n".join(lines)
+
+
+def _verdict(size: int, limit: int | None) -> str:
+    return show_bytes(size) + (" !" if limit is not None and size > limit else "")
+
+
+def zero_json(found: ZeroTable) -> dict[str, Any]:
+    names = ("weights", "gradients", "optimizer")
+    return {
+        "parameters": found.parameters,
+        "devices": found.devices,
+        "policies": [
+            {
+                "policy": policy,
+                "levels": [
+                    {"zero": level, **dict(zip(names, states, strict=True)), "total": sum(states)}
+                    for level, states in enumerate(found.rows(policy))
+                ],
+            }
+            for policy in found.policies
+        ],
+    }

@@ -1,0 +1,144 @@
+"""What collectives send, by their definitions, and their seconds against nccl-tests."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.plan.cost.collectives import (
+    Wire,
+    exchange_bytes,
+    hierarchical_all_reduce_bytes,
+    ring_all_reduce_bytes,
+    ring_gather_bytes,
+    tree_all_reduce_bytes,
+)
+from orchestrator.plan.cost.groups import Group, group
+from orchestrator.plan.cost.machine import machine_of
+from tests.plan.cost.setups import fabric
+
+GIB = 2**30
+sizes = st.integers(1, 512)
+
+
+def wire(size: int, stride: int = 1, profile: str = "h100-sxm-80gb", hosts: int = 1) -> Wire:
+    return machine_of(fabric(profile, hosts)).wire(size, stride)
+
+
+@pytest.mark.parametrize(
+    ("size", "share"), [(1, 0), (2, 1), (4, 1.5), (8, 1.75), (1024, 2046 / 1024)]
+)
+def test_a_ring_sends_twice_all_but_one_part(size: int, share: float) -> None:
+    """2 (K - 1) / K, Patarasuk and Yuan 2009."""
+    assert ring_all_reduce_bytes(size, 1000) == pytest.approx(1000 * share)
+
+
+@given(size=sizes, whole=st.integers(0, 10**12))
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(size: int, whole: int) -> None:
+    assert ring_all_reduce_bytes(size, whole) == 2 * ring_gather_bytes(size, whole)
+    assert ring_gather_bytes(size, whole) <= whole
+
+
+@given(hosts=sizes, per_host=sizes)
+def test_levels_one_after_the_other_send_as_much_as_one_ring(hosts: int, per_host: int) -> None:
+    inside, outside = hierarchical_all_reduce_bytes(hosts, per_host, 1.0)
+    assert inside + outside == pytest.approx(ring_all_reduce_bytes(hosts * per_host, 1.0))
+    assert outside <= 2 / per_host
+
+
+def test_a_tree_sends_the_whole_up_and_down() -> None:
+    assert tree_all_reduce_bytes(64, 10) == 20
+    assert tree_all_reduce_bytes(1, 10) == 0
+
+
+def test_an_exchange_keeps_its_own_part() -> None:
+    assert exchange_bytes(4, 100) == 75
+
+
+@pytest.mark.parametrize(
+    ("profile", "low", "high"),
+    [
+        # nccl-tests, all_gather_perf on 8 devices of a host, bus bandwidth at 1 GiB and more.
+        ("h100-sxm-80gb", 340e9, 375e9),
+        ("a100-sxm-80gb", 220e9, 240e9),
+    ],
+)
+def test_gathers_inside_a_host_are_as_fast_as_measured(
+    profile: str, low: float, high: float
+) -> None:
+    seconds = wire(8, profile=profile).gather_s(8 * GIB)
+    assert low < ring_gather_bytes(8, 8 * GIB) / seconds < high
+
+
+def test_rings_leave_a_host_over_the_links_of_all_its_ranks() -> None:
+    """NVIDIA/nccl issue 1218: 340e9 on 32 hosts of 8 H100 with an adapter of 50e9 each."""
+    all_of_them = wire(256, hosts=32)
+    seconds = all_of_them.all_reduce_s(8 * GIB)
+    assert 310e9 < ring_all_reduce_bytes(256, 8 * GIB) / seconds < 375e9
+    one_a_host = wire(32, stride=8, hosts=32)
+    assert one_a_host.bus_bytes_per_s == pytest.approx(all_of_them.bus_bytes_per_s / 8)
+
+
+def test_small_sums_over_many_hosts_go_through_a_tree() -> None:
+    """A ring would hop 510 times between hosts at 14 us each."""
+    assert wire(2048, hosts=256).all_reduce_s(128) < 1e-3
+
+
+@given(size=st.integers(2, 64), whole=st.floats(1, 1e10), more=st.floats(1, 100))
+def test_more_bytes_take_longer_and_never_longer_than_in_pieces(
+    size: int, whole: float, more: float
+) -> None:
+    one = wire(size, hosts=8)
+    for seconds in (one.gather_s, one.all_reduce_s, one.exchange_s, one.send_s):
+        assert seconds(whole) <= seconds(whole * more)
+        assert seconds(whole * more) <= more * seconds(whole) * (1 + 1e-9)
+
+
+def test_nobody_to_talk_to_takes_no_time() -> None:
+    alone = wire(1)
+    assert alone.gather_s(1e9) == alone.all_reduce_s(1e9) == 0
+    assert alone.exchange_s(1e9) == alone.send_s(1e9) == 0
+
+
+@given(
+    degrees=st.fixed_dictionaries({axis: st.sampled_from([1, 2, 4, 8]) for axis in AXES}),
+    devices=st.sampled_from([1, 2, 4, 8]),
+    hosts_per_leaf=st.sampled_from([1, 2, 4]),
+    axis=st.sampled_from(AXES),
+)
+def test_levels_are_those_of_the_ranks_themselves(
+    degrees: dict[str, int], devices: int, hosts_per_leaf: int, axis: str
+) -> None:
+    mesh = Mesh(**degrees)
+    base = fabric(hosts=max(1, mesh.world_size // devices), devices=devices)
+    known = type(base)(
+        profile=base.profile,
+        hosts=base.hosts,
+        devices_per_host=devices,
+        hosts_per_leaf=hosts_per_leaf,
+    )
+    members = [
+        rank
+        for rank in range(mesh.world_size)
+        if all(place == 0 for other, place in mesh.coords(rank).items() if other != axis)
+    ]
+    stride = members[1] - members[0] if len(members) > 1 else 1
+    found = group(degrees[axis], stride, known)
+    hosts = {rank // devices for rank in members}
+    leaves = {host // hosts_per_leaf for host in hosts}
+    assert found.hosts == len(hosts)
+    assert found.leaves == len(leaves)
+    assert found.level == ("host" if len(hosts) == 1 else "leaf" if len(leaves) == 1 else "spine")
+
+
+def test_hops_of_a_ring_are_at_the_levels_where_its_ranks_are() -> None:
+    assert Group(size=8, per_host=8, hosts=1, leaves=1).crossings == {
+        "host": 1,
+        "leaf": 0,
+        "spine": 0,
+    }
+    assert Group(size=64, per_host=8, hosts=8, leaves=2).crossings == {
+        "host": 56 / 64,
+        "leaf": 6 / 64,
+        "spine": 2 / 64,
+    }

@@ -1,0 +1,193 @@
+"""Bytes of a step, by what the trainer does."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.model import LoraSpec
+from orchestrator.contract.parallel import PipelineSpec
+from orchestrator.contract.plan import Traffic
+from orchestrator.plan.cost.traffic import bytes_by_level, traffic_of
+from orchestrator.plan.setup import Setup
+from tests.plan.cost.setups import H100, LLAMA_8B, QWEN3_4B, fabric, setup
+
+GB = 1e9
+LINEAR = 2 * LLAMA_8B.num_layers * LLAMA_8B.layer_matrices
+
+
+def sent(one: Setup, axis: str, collective: str, what: str = "", hosts: int = 1) -> float:
+    return sum(
+        traffic.bytes_per_step
+        for traffic in traffic_of(one, fabric(hosts=hosts))
+        if (traffic.axis, traffic.collective) == (axis, collective) and what in traffic.what
+    )
+
+
+def of(one: Setup, hosts: int = 1) -> dict[tuple[str, str], Traffic]:
+    return {(t.axis, t.collective): t for t in traffic_of(one, fabric(hosts=hosts))}
+
+
+def test_fsdp_of_4b_in_bfloat16_moves_24_gb_a_step() -> None:
+    """Three times 8 GB: two gathers of weights, one reduce-scatter of gradients."""
+    many = setup(shape=QWEN3_4B, tokens=2048, mesh=Mesh(dp_shard=256), reduce_dtype="bfloat16")
+    total = sum(traffic.bytes_per_step for traffic in traffic_of(many, fabric(hosts=32)))
+    # Tied embedding and last layer stay from the forward pass to the backward pass.
+    assert 0.9 * 24 * GB < total < 24.2 * GB
+
+
+def test_tensor_parallel_of_4b_moves_1_to_2_gb_at_ordinary_shapes() -> None:
+    for tokens in (2048, 4096):
+        one = setup(shape=QWEN3_4B, tokens=tokens, mesh=Mesh(tp=2))
+        total = sum(traffic.bytes_per_step for traffic in traffic_of(one, H100))
+        # Eight collectives of the hidden states in each layer, each sending half of them.
+        by_hand = (8 * 36 + 4) * tokens * 2560 * 2 / 2
+        assert total == pytest.approx(by_hand)
+        assert GB < total < 3.1 * GB
+        assert (total < 2 * GB) == (tokens == 2048)
+
+
+def test_fsdp_gathers_for_every_micro_batch_and_reduces_once_a_step() -> None:
+    one, four = setup(), setup(micro_batches=4)
+    assert sent(four, "dp_shard", "all-gather") == 4 * sent(one, "dp_shard", "all-gather")
+    assert sent(four, "dp_shard", "reduce-scatter") == sent(one, "dp_shard", "reduce-scatter")
+    assert sent(one, "dp_shard", "reduce-scatter") == pytest.approx(
+        LLAMA_8B.parameters * 4 * 7 / 8, rel=1e-6
+    )
+
+
+def test_weights_that_stay_are_gathered_once_a_step() -> None:
+    kept = setup(reshard=False, micro_batches=4)
+    assert sent(kept, "dp_shard", "all-gather") == pytest.approx(
+        LLAMA_8B.parameters * 2 * 7 / 8, rel=1e-6
+    )
+
+
+def test_a_number_gathers_again_among_so_many_ranks() -> None:
+    whole, half = setup(), setup(reshard=2)
+    kept = setup(reshard=False)
+    once = sent(kept, "dp_shard", "all-gather")
+    again = sent(whole, "dp_shard", "all-gather") - once
+    assert sent(half, "dp_shard", "all-gather") - once == pytest.approx(again * (1 / 2) / (7 / 8))
+
+
+def test_hsdp_sums_shards_between_their_copies() -> None:
+    copies = of(setup(mesh=Mesh(dp_replicate=4, dp_shard=8)), hosts=4)
+    summed = copies["dp_replicate", "all-reduce"]
+    assert summed.bytes_per_step == pytest.approx(2 * 3 / 4 * LLAMA_8B.parameters * 4 / 8)
+    assert summed.level == "leaf"
+    assert copies["dp_shard", "all-gather"].level == "host"
+
+
+def test_ddp_sends_twice_all_but_one_part_and_zero1_no_more() -> None:
+    copied = setup(mesh=Mesh(dp_replicate=8), data="ddp")
+    zero1 = setup(mesh=Mesh(dp_replicate=8), data="zero1")
+    all_reduced = sent(copied, "dp_replicate", "all-reduce")
+    assert all_reduced == pytest.approx(2 * 7 / 8 * LLAMA_8B.parameters * 4)
+    both = sent(zero1, "dp_replicate", "all-gather") + sent(zero1, "dp_replicate", "reduce-scatter")
+    assert both == pytest.approx(all_reduced)
+
+
+def test_accumulation_costs_copies_nothing() -> None:
+    one = setup(mesh=Mesh(dp_replicate=8), data="ddp")
+    four = setup(mesh=Mesh(dp_replicate=8), data="ddp", micro_batches=4)
+    assert sent(one, "dp_replicate", "all-reduce") == sent(four, "dp_replicate", "all-reduce")
+
+
+def test_context_parallel_ranks_share_shards() -> None:
+    one = of(setup(mesh=Mesh(dp_shard=4, cp=2)))
+    assert ("dp_shard x cp", "all-gather") in one
+    assert ("cp", "all-gather") in of(setup(mesh=Mesh(cp=8), context="ring"))
+
+
+KEYS = 32 * 2 * 1024 * 8192 // 8
+"""Keys and values of all layers and a rank's share of 8192 tokens over 8 ranks, in numbers."""
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        # Seven hops there, seven in the backward pass, and eight of float32 sums.
+        ("ring", 7 * KEYS * 2 * 2 + 8 * KEYS * 4),
+        # Twice seven other ranks' keys, and a reduce-scatter of float32 sums.
+        ("all_gather", 2 * 7 * KEYS * 2 + 7 * KEYS * 4),
+        # Queries (four times as many as keys), keys, values and results, there and back.
+        ("ulysses", 2 * (KEYS + 2 * KEYS * 2) * 2 * 7 / 8),
+    ],
+)
+def test_context_parallel_sends_what_its_method_needs(context: Any, expected: float) -> None:
+    one = setup(mesh=Mesh(cp=8), context=context)
+    found = sum(
+        t.bytes_per_step for t in traffic_of(one, H100) if "keys" in t.what and t.axis == "cp"
+    )
+    assert found == pytest.approx(expected)
+
+
+def test_full_recomputation_repeats_what_is_said_but_for_the_last_result() -> None:
+    plain, full = (setup(mesh=Mesh(tp=8), checkpointing=kind) for kind in ("none", "full"))
+    ends = 2 * 8192 * 4096 * 2 * 7 / 8
+    gathered = sent(plain, "tp", "all-gather") - ends
+    scattered = sent(plain, "tp", "reduce-scatter") - ends
+    assert sent(full, "tp", "all-gather") - ends == pytest.approx(gathered * 3 / 2)
+    assert sent(full, "tp", "reduce-scatter") - ends == pytest.approx(scattered * 5 / 4)
+
+
+def test_selective_recomputation_repeats_none_of_it() -> None:
+    plain, selective = (setup(mesh=Mesh(tp=8), checkpointing=k) for k in ("none", "selective"))
+    assert sent(plain, "tp", "all-gather") == sent(selective, "tp", "all-gather")
+
+
+def test_stages_hand_on_hidden_states_and_gradients() -> None:
+    pipe = setup(mesh=Mesh(pp=4, dp_shard=2), micro_batches=8)
+    state = 8192 * 4096 * 2
+    assert sent(pipe, "pp", "send") == 8 * 2 * state
+    two = PipelineSpec(schedule="interleaved_1f1b")
+    assert (
+        sent(setup(mesh=Mesh(pp=4, dp_shard=2), micro_batches=8, pipeline=two), "pp", "send")
+        == 2 * 8 * 2 * state
+    )
+
+
+def test_a_pipeline_keeps_what_a_backward_pass_gathered() -> None:
+    """torch's schedules tell FSDP not to free weights behind a backward pass that is not the last;
+    so each of m forward passes but the first finds them there."""
+    pipe = setup(mesh=Mesh(pp=4, dp_shard=2), micro_batches=8)
+    once = setup(mesh=Mesh(pp=4, dp_shard=2), micro_batches=8, reshard=False)
+    ratio = sent(pipe, "dp_shard", "all-gather") / sent(once, "dp_shard", "all-gather")
+    assert 8 < ratio <= 9
+
+
+def test_frozen_weights_are_gathered_and_have_no_gradients() -> None:
+    lora = setup(lora=LoraSpec(rank=8))
+    assert sent(lora, "dp_shard", "all-gather") == sent(setup(), "dp_shard", "all-gather")
+    # Two matrices of rank 8 beside q, k, v and o.
+    adapters = 32 * 8 * ((4096 + 4096) * 2 + (4096 + 1024) * 2)
+    assert sent(lora, "dp_shard", "reduce-scatter") == pytest.approx(adapters * 4 * 7 / 8, rel=1e-6)
+
+
+def test_float8_halves_what_is_gathered_of_the_layers() -> None:
+    plain, float8 = setup(reshard=False), setup(reshard=False, float8=True)
+    less = sent(plain, "dp_shard", "all-gather") - sent(float8, "dp_shard", "all-gather")
+    assert less == pytest.approx(LINEAR / 2 * 7 / 8, rel=1e-3)
+
+
+def test_one_rank_sends_nothing() -> None:
+    assert traffic_of(setup(mesh=Mesh()), H100) == ()
+
+
+def test_levels_add_up_to_what_is_sent() -> None:
+    wide = setup(mesh=Mesh(dp_shard=64, tp=8))
+    far = fabric(hosts=64)
+    crossing = bytes_by_level(wide, far)
+    assert sum(crossing.values()) == pytest.approx(
+        sum(traffic.bytes_per_step for traffic in traffic_of(wide, far)), rel=1e-9
+    )
+    # Four leaves of 16 hosts: every sixteenth hop between hosts is between leaves.
+    assert crossing["spine"] == pytest.approx(crossing["leaf"] / 15)
+
+
+def test_what_shows_is_part_of_what_it_takes() -> None:
+    for one in (setup(), setup(mesh=Mesh(tp=8)), setup(mesh=Mesh(pp=2, cp=2, tp=2))):
+        for traffic in traffic_of(one, H100):
+            assert 0 <= traffic.exposed_seconds <= traffic.seconds * (1 + 1e-9)
+            assert traffic.messages > 0

@@ -1,0 +1,188 @@
+"""What a rank keeps from step to step, against the models themselves and published figures."""
+
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.model import LoraSpec
+from orchestrator.contract.presets import PRESETS
+from orchestrator.plan.memory.peak import memory_of
+from orchestrator.plan.memory.states import (
+    LARGE,
+    PerParameter,
+    adapters,
+    layer_tensors,
+    model_states,
+    zero_table,
+)
+from orchestrator.plan.model.families import DEFAULTS, shape_of
+from tests.plan.memory.setups import SETUP, items_of, ranks_of, setup, units
+from tests.plan.model.models import LLAMA3_8B, TINY, TINY_GPT2
+from trainer.parallel.fsdp import LARGE as LARGE_OF_TRAINER
+
+
+def gb(states: tuple[int, ...]) -> float:
+    return sum(states) / 1e9
+
+
+def test_states_are_the_published_ones_at_every_level_of_zero() -> None:
+    """4B parameters in bf16 under Adam without master weights, on 8 ranks; and other figures of the
+    same kind, whose sources count 1 GB as 1e9 bytes."""
+    bf16 = PerParameter(weights=2, gradients=2, optimizer=8)
+    levels = [gb(model_states(4_000_000_000, 8, level, bf16)) for level in range(4)]
+    assert levels == [48, 20, 13, 6]
+    ours = PerParameter()
+    levels = [gb(model_states(4_000_000_000, 8, level, ours)) for level in range(4)]
+    assert levels == [64, 36, 22, 8]
+    assert gb(model_states(70_000_000_000, 1, 0, ours)) == 1120
+    assert gb(model_states(1_400_000_000, 1, 0, ours)) == 22.4
+
+
+def test_the_table_of_zero_has_a_row_for_each_level() -> None:
+    bf16 = PerParameter(weights=2, gradients=2, optimizer=8)
+    rows = zero_table(4_000_000_000, 8, bf16)
+    assert [row.total / 1e9 for row in rows] == [48, 20, 13, 6]
+    assert [row.level for row in rows] == [0, 1, 2, 3]
+    assert (rows[1].weights, rows[1].gradients, rows[1].optimizer) == (8e9, 8e9, 4e9)
+
+
+@given(st.integers(1, 10**12), st.integers(1, 10**5))
+def test_a_higher_level_never_keeps_more(parameters: int, ranks: int) -> None:
+    totals = [row.total for row in zero_table(parameters, ranks, PerParameter())]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[3] * ranks >= totals[0]
+
+
+def test_units_are_as_large_as_in_the_trainer() -> None:
+    assert LARGE == LARGE_OF_TRAINER
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_the_tensors_of_a_layer_are_all_its_parameters(kind: str) -> None:
+    shape = shape_of({"model_type": kind})
+    assert sum(r * c for r, c, _ in layer_tensors(shape)) == shape.layer_parameters
+    whole = setup(shape=shape, tokens=8)
+    assert units(whole).all.whole == shape.outer_parameters + shape.num_layers * (
+        shape.layer_parameters
+    )
+
+
+def test_a_rank_of_one_keeps_everything_at_16_bytes_a_parameter() -> None:
+    items = items_of()
+    states = items["parameters"] + items["gradients"] + items["optimizer"]
+    assert states == 16 * SETUP.shape.parameters
+    assert items["gathered"] == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "mesh", "sharded"),
+    [
+        ("ddp", Mesh(dp_replicate=4), set()),
+        ("zero1", Mesh(dp_replicate=4), {"optimizer"}),
+        ("zero1", Mesh(dp_replicate=2, cp=2), {"optimizer"}),
+        ("fsdp", Mesh(dp_shard=4), {"parameters", "gradients", "optimizer"}),
+        ("fsdp", Mesh(dp_shard=2, cp=2), {"parameters", "gradients", "optimizer"}),
+        ("fsdp", Mesh(dp_replicate=2, dp_shard=4), {"parameters", "gradients", "optimizer"}),
+    ],
+)
+def test_what_data_ranks_share_is_a_part_on_each(data: str, mesh: Mesh, sharded: set[str]) -> None:
+    whole, items = items_of(), items_of(mesh=mesh, data=data)
+    for item in ("parameters", "optimizer"):
+        assert items[item] == whole[item] // (4 if item in sharded else 1), item
+    if data != "zero1":
+        assert items["gradients"] == whole["gradients"] // (4 if sharded else 1)
+
+
+def test_gradients_of_several_micro_batches_add_up_whole() -> None:
+    one, two = (items_of(mesh=Mesh(dp_shard=4), micro_batches=count) for count in (1, 2))
+    assert two["gradients"] == 4 * one["gradients"]
+    halves = items_of(mesh=Mesh(dp_shard=4), micro_batches=2, reduce_dtype="bfloat16")
+    assert halves["gradients"] == two["gradients"] // 2
+
+
+def test_rows_that_do_not_divide_are_padded_on_every_rank() -> None:
+    """FSDP2 cuts a norm of 128 values over 96 ranks into 64 parts of 2, and every rank has room for
+    as much."""
+    layer = units(setup(mesh=Mesh(dp_shard=96))).layer
+    assert layer.shard * 96 > layer.whole
+    assert units(setup(mesh=Mesh(dp_shard=32))).layer.shard * 32 == layer.whole
+
+
+def test_what_is_offloaded_is_in_the_hosts_memory() -> None:
+    mesh = Mesh(dp_shard=4)
+    memory = memory_of(setup(mesh=mesh, cpu_offload=True), None)
+    kept = memory_of(setup(mesh=mesh), None)
+    for item in ("parameters", "gradients", "optimizer"):
+        assert memory.host[item] == kept.items[item]
+    assert memory.items["parameters"] == memory.items["optimizer"] == 0
+    assert memory.items["gathered"] == kept.items["gathered"]
+    assert memory.peak_bytes < kept.peak_bytes
+
+
+def test_a_checkpoint_has_a_copy_in_the_hosts_memory() -> None:
+    kept = memory_of(setup(mesh=Mesh(dp_shard=4)), None)
+    assert kept.host == {"checkpoint": kept.items["parameters"] + kept.items["optimizer"]}
+    lora = memory_of(setup(lora=LoraSpec(rank=2)), None)
+    assert lora.host["checkpoint"] == 3 * lora.items["gradients"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("adamw", 2), ("radam", 2), ("sgd", 1), ("adafactor", 0)]
+)
+def test_optimizers_keep_what_they_keep(name: str, values: int) -> None:
+    items = items_of(optimizer=name)
+    assert items["optimizer"] == values * items["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("config", "targets"),
+    [
+        (TINY, ("q_proj", "k_proj", "v_proj", "o_proj")),
+        (TINY, ("gate_proj", "down_proj")),
+        ({**PRESETS["qwen3-tiny"], "head_dim": 32}, ("q_proj", "o_proj", "up_proj")),
+        (TINY_GPT2, ("c_attn", "c_proj")),
+    ],
+)
+def test_adapters_are_those_that_peft_makes(config: Any, targets: tuple[str, ...]) -> None:
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            transformers.AutoConfig.for_model(**config)
+        )
+        fan_in_fan_out = config["model_type"] == "gpt2"
+        wanted = peft.LoraConfig(r=4, target_modules=list(targets), fan_in_fan_out=fan_in_fan_out)
+        peft.inject_adapter_in_model(wanted, model)
+    lora = setup(shape=shape_of(config), lora=LoraSpec(rank=4, target_modules=targets))
+    made = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
+    assert adapters(lora, ranks_of(lora)[0]).whole == made
+
+
+def test_only_adapters_have_gradients_and_moments() -> None:
+    shape = SETUP.shape
+    plain = items_of()
+    lora, qlora = (items_of(lora=LoraSpec(rank=2, quantize=how)) for how in ("none", "nf4"))
+    one = setup(lora=LoraSpec(rank=2))
+    trained = adapters(one, ranks_of(one)[0]).whole
+    assert lora["gradients"] == 4 * trained
+    assert lora["optimizer"] == 8 * trained
+    assert lora["parameters"] == plain["parameters"] + 4 * trained
+    saved = lora["parameters"] - qlora["parameters"]
+    matrices = shape.num_layers * shape.layer_matrices
+    assert saved == pytest.approx((4 - 0.516) * matrices, rel=1e-3)
+
+
+def test_stages_have_their_layers_and_the_ends_theirs() -> None:
+    shape = shape_of(LLAMA3_8B)
+    four = setup(shape=shape, mesh=Mesh(pp=4), micro_batches=8, tokens=8192)
+    own = [units(four, rank).all.whole for rank in range(4)]
+    assert sum(own) == shape.parameters
+    assert own[1] == ranks_of(four)[1].layers * shape.layer_parameters
+    tied = shape_of({**LLAMA3_8B, "tie_word_embeddings": True})
+    four = setup(shape=tied, mesh=Mesh(pp=4), micro_batches=8, tokens=8192)
+    copies = sum(units(four, rank).all.whole for rank in range(4))
+    assert copies == tied.parameters + tied.vocabulary_parameters

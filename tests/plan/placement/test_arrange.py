@@ -1,0 +1,196 @@
+"""What is placed where: against every other way on small trees, against a bound on large ones."""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.cluster.generate import regular
+from orchestrator.cluster.inventory import natural, tree_of
+from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.contract.plan import Traffic
+from orchestrator.plan.placement.arrange import arrange
+from orchestrator.plan.placement.cost import cost_of
+from orchestrator.plan.placement.edges import edges_of, flows_of
+from tests.plan.placement.placement_bound import Axis, Bound
+from tests.plan.placement.placement_trees import (
+    ALL_KINDS,
+    Switches,
+    large_case,
+    meshes,
+    switches_of,
+    traffic,
+    trees,
+)
+
+
+def least_by_force(mesh: Mesh, switches: Switches, sent: Sequence[Traffic]) -> int:
+    """The least cost of all ways to choose hosts for the nodes of `mesh`, one rank each."""
+    hosts = list(switches)
+    depth = max(map(len, switches.values()))
+    levels = [[_levels(switches[a], switches[b], depth) for b in hosts] for a in hosts]
+    edges = [
+        (one, other, size)
+        for size, (ones, others) in edges_of(mesh, 1, flows_of(mesh, sent)).items()
+        for one, other in zip(ones, others, strict=True)
+    ]
+    return min(
+        sum(size * levels[at[one]][at[other]] for one, other, size in edges)
+        for at in itertools.permutations(range(len(hosts)), mesh.world_size)
+    )
+
+
+def _levels(one: tuple[str, ...], other: tuple[str, ...], depth: int) -> int:
+    """Levels of switches that are left between two hosts, and one for the host itself."""
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return 1 + depth - len(list(shared))
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4, 5])
+def test_a_placement_on_a_small_tree_is_the_best_of_all(hosts: int) -> None:
+    for shape in trees(hosts):
+        switches = switches_of(shape)
+        for nodes in range(2, hosts + 1):
+            for mesh in meshes(nodes):
+                found = arrange(mesh, 1, switches, switches, ALL_KINDS)
+                assert found.cost.total == least_by_force(mesh, switches, ALL_KINDS), (shape, mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("hosts", [6, 7, 8])
+def test_a_placement_on_any_tree_of_up_to_8_hosts_is_the_best_of_all(hosts: int) -> None:
+    for shape in trees(hosts):
+        switches = switches_of(shape)
+        for nodes in range(5, hosts + 1):
+            for mesh in meshes(nodes):
+                found = arrange(mesh, 1, switches, switches, ALL_KINDS)
+                assert found.cost.total == least_by_force(mesh, switches, ALL_KINDS), (shape, mesh)
+
+
+@pytest.mark.parametrize(("hosts", "count"), [(5, 12), (6, 33), (7, 90), (8, 261)])
+def test_every_tree_is_among_the_small_trees(hosts: int, count: int) -> None:
+    assert len(set(trees(hosts))) == count, "OEIS A000669"
+
+
+def bound_of(mesh: Mesh, switches: Switches, sent: Sequence[Traffic], least: int) -> float:
+    """What any placement costs at least; `least` leaves hosts wherever they are."""
+    axes: list[Axis] = [
+        (getattr(mesh, flow.axes[0]), 8 * flow.bytes_per_rank, flow.pattern == "ring")
+        for flow in flows_of(mesh, sent)
+        if flow.axes != ("tp",)
+    ]
+    bound = Bound(tuple(axes))
+    levels = (Counter(path[:size] for path in switches.values()) for size in (1, 2))
+    return least + sum(bound.of_level(list(rooms.values())) for rooms in levels)
+
+
+def test_placements_on_large_trees_are_near_a_lower_bound() -> None:
+    for seed in range(1000):
+        mesh, switches, sent = large_case(seed)
+        found = arrange(mesh, 8, switches, switches, sent)
+        least = bound_of(mesh, switches, sent, found.cost.crossing[0])
+        assert least <= found.cost.total <= 1.1 * least, seed
+
+
+@settings(max_examples=40)
+@given(st.integers(3, 5), st.data())
+def test_the_lower_bound_is_below_the_best_placement(hosts: int, data: st.DataObject) -> None:
+    switches = switches_of(data.draw(st.sampled_from(trees(hosts))))
+    mesh = data.draw(st.sampled_from(list(meshes(data.draw(st.integers(2, hosts))))))
+    sizes = data.draw(st.tuples(*[st.integers(1, 1000)] * 4))
+    sent = [traffic(axis, size) for axis, size in zip(AXES, sizes, strict=False)]
+    axes: list[Axis] = [
+        (getattr(mesh, f.axes[0]), f.bytes_per_rank, True) for f in flows_of(mesh, sent)
+    ]
+    best = arrange(mesh, 1, switches, switches, sent).cost
+    depth = max(map(len, switches.values()))
+    for level, size in enumerate(range(depth, 0, -1), 1):
+        padded = [(*path, *[name] * (depth - len(path)))[:size] for name, path in switches.items()]
+        assert Bound(tuple(axes)).of_level(list(Counter(padded).values())) <= best.crossing[level]
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[Mesh, int, Switches]:
+    ranks = draw(st.sampled_from([1, 2, 4]))
+    mesh = Mesh(
+        pp=draw(st.integers(1, 3)),
+        dp_replicate=draw(st.integers(1, 3)),
+        dp_shard=draw(st.integers(1, 4)),
+        cp=draw(st.sampled_from([1, 2])),
+        tp=draw(st.sampled_from([tp for tp in (1, 2, 4) if ranks % tp == 0])),
+    )
+    if mesh.world_size % ranks:
+        mesh = Mesh(dp_shard=mesh.world_size, tp=ranks)
+    nodes = mesh.world_size // ranks
+    path = st.tuples(st.integers(0, 2), st.integers(0, 2)).map(
+        lambda at: (f"spine-{at[0]}", f"leaf-{at[1]}")
+    )
+    paths = draw(st.lists(path, min_size=nodes, max_size=nodes + 6))
+    return mesh, ranks, {f"h{number}": path for number, path in enumerate(paths)}
+
+
+@settings(max_examples=100)
+@given(clusters())
+def test_the_laws_of_an_arrangement(case: tuple[Mesh, int, Switches]) -> None:
+    mesh, ranks, switches = case
+    found = arrange(mesh, ranks, switches, switches)
+    assert len(found.hosts) * ranks == mesh.world_size
+    assert sorted(found.hosts + found.spares) == sorted(switches), "each host once, and all"
+    assert found.cost == cost_of(mesh, ranks, found.hosts, switches)
+    by_name = sorted(switches, key=natural)[: len(found.hosts)]
+    assert found.by_name == cost_of(mesh, ranks, by_name, switches)
+    assert found.cost.total <= found.by_name.total
+    assert arrange(mesh, ranks, reversed(list(switches)), switches) == found
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 6), st.data())
+def test_more_hosts_to_choose_from_never_raise_the_cost(nodes: int, data: st.DataObject) -> None:
+    mesh = data.draw(st.sampled_from(list(meshes(nodes))))
+    switches = switches_of(data.draw(st.sampled_from(trees(7))))
+    fewer = data.draw(st.permutations(list(switches)))[:nodes]
+    few = arrange(mesh, 1, fewer, switches, ALL_KINDS)
+    assert arrange(mesh, 1, switches, switches, ALL_KINDS).cost.total <= few.cost.total
+
+
+def test_hosts_that_are_on_no_known_switch_are_taken_by_name() -> None:
+    names = [f"host-{number}" for number in (10, 9, 2, 1)]
+    found = arrange(Mesh(dp_shard=3), 1, names, {})
+    assert found.hosts == ("host-1", "host-2", "host-9")
+    assert found.cost == found.by_name
+
+
+def test_sharding_groups_are_kept_below_one_leaf_and_replicas_go_outside() -> None:
+    """16 hosts a leaf, which names go round-robin over: by name, each neighbour is elsewhere."""
+    hosts = regular(None, 64, 8, (16,)).hosts
+    switches = {
+        f"h{number}": hosts[(number % 4) * 16 + number // 4].switches for number in range(64)
+    }
+    mesh = Mesh(dp_replicate=4, dp_shard=16, tp=8)
+    sent = [traffic("dp_shard", 1000), traffic("dp_replicate", 100, "all-reduce")]
+    found = arrange(mesh, 8, switches, switches, sent)
+    leaves = [switches[host] for host in found.hosts]
+    assert all(len(set(leaves[at : at + 16])) == 1 for at in range(0, 64, 16))
+    assert found.cost.crossing == (64 * 8 * 1100, 64 * 8 * 100)
+    assert found.by_name.crossing == (64 * 8 * 1100, 64 * 8 * 1000)
+
+
+def test_a_leaf_holds_a_tile_where_two_axes_send_alike() -> None:
+    """16 of 16 x 16 nodes: as a row 16 x 2 + 0 go out, as a square of 4 x 4 as many, but 2 x 8 are
+    worse; with 8 to a leaf and rows of 16, a square-like 2 x 4 beats half a row."""
+    hosts = regular(None, 256, 1, (8,)).hosts
+    mesh = Mesh(dp_replicate=16, dp_shard=16)
+    sent = [traffic("dp_shard", 10), traffic("dp_replicate", 10, "all-reduce")]
+    found = arrange(mesh, 1, [host.name for host in hosts], tree_of(hosts), sent)
+    assert found.cost.crossing[1] == 32 * (2 * 2 + 2 * 4) * 10 // 2
+
+
+def test_spares_are_near_those_that_they_would_replace() -> None:
+    switches = {"a": ("x",), "b": ("y",), "c": ("y",), "d": ("y",), "e": ("x",)}
+    found = arrange(Mesh(dp_shard=2), 1, switches, switches)
+    assert found.hosts == ("a", "e")
+    assert arrange(Mesh(dp_shard=2), 1, "abcd", switches).spares[0] == "d"

@@ -1,0 +1,83 @@
+"""Small jobs on small worlds, as hypothesis draws them."""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from orchestrator.cluster.profile import Fabric
+from orchestrator.cluster.profiles import load_profile
+from orchestrator.contract.codec import decode
+from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec import JobSpec
+from orchestrator.plan.model.families import shape_of
+from orchestrator.plan.search.space import Space
+
+TINY = PRESETS["llama-tiny"]
+DEEP = {**TINY, "num_hidden_layers": 12, "num_key_value_heads": 8, "hidden_size": 512}
+GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 64, "n_layer": 4, "n_head": 4}
+H100 = load_profile("h100-sxm-80gb")
+MIB = 1 << 20
+
+
+def space_of(
+    model: Any, parallel: Any, train: Any, cluster: Any, memory: int, **more: Any
+) -> Space:
+    """A job on devices with `memory` bytes."""
+    spec: JobSpec = decode(
+        JobSpec,
+        {
+            "name": "a",
+            "model": {"config": model},
+            "data": {"files": "x", "sequence_length": 256},
+            "train": {"steps": 1, "dtype": "bfloat16", **train},
+            "parallel": parallel,
+            "cluster": cluster,
+            **more,
+        },
+    )
+    fabric = Fabric(
+        profile=replace(H100, memory_bytes=memory),
+        hosts=spec.cluster.hosts,
+        devices_per_host=spec.cluster.gpus_per_host,
+        hosts_per_leaf=2,
+    )
+    return Space(spec, shape_of(model), fabric)
+
+
+degrees = st.sampled_from(["auto", "auto", "auto", 1, 2])
+spaces = st.builds(
+    space_of,
+    model=st.sampled_from([TINY, DEEP, GPT2]),
+    parallel=st.fixed_dictionaries(
+        {
+            "pp": degrees,
+            "dp_replicate": degrees,
+            "cp": degrees,
+            "tp": degrees,
+            "context": st.sampled_from(["ring", "ulysses", "all_gather"]),
+            "fsdp": st.sampled_from(
+                [{}, {}, {"reshard_after_forward": True}, {"reshard_after_forward": 2}]
+            ),
+            "pipeline": st.sampled_from(
+                [{}, {}, {"schedule": "1f1b"}, {"schedule": "zbv"}, {"stages_per_rank": 3}]
+            ),
+        }
+    ),
+    train=st.fixed_dictionaries(
+        {
+            "global_batch_size": st.sampled_from([4, 8, 12, 16]),
+            "activation_checkpointing": st.sampled_from(["auto", "auto", "selective", "full"]),
+            "checkpoint_every": st.sampled_from([None, None, 2]),
+            "compile": st.sampled_from([False, False, False, True]),
+        }
+    ),
+    cluster=st.sampled_from(
+        [
+            {"hosts": hosts, "gpus_per_host": devices}
+            for hosts, devices in ((1, 1), (1, 4), (2, 2), (2, 4), (4, 2), (3, 2))
+        ]
+    ),
+    # From what nothing fits into to what everything does.
+    memory=st.sampled_from([1, 20, 60, 150, 400, 1200, 80_000]).map(lambda size: size * MIB),
+)

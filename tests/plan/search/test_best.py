@@ -1,0 +1,144 @@
+"""The search finds what a look at everything finds."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.cluster.local import local_inventory
+from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.contract.spec import JobSpec
+from orchestrator.plan.search.best import SHOWN, can_fit, every_option, search
+from orchestrator.plan.search.degrees import meshes
+from orchestrator.plan.search.hosts import with_fewest_hosts, with_hosts
+from orchestrator.plan.search.refusals import refusals
+from orchestrator.plan.search.space import RANKS, Option, Rank, Space
+from orchestrator.plan.setup import Setup
+from tests.plan.search.spaces import DEEP, MIB, space_of, spaces
+
+OBJECTIVES = ("throughput", "memory")
+
+
+def best_of_each_mesh(space: Space, objective: str) -> dict[Mesh, Rank]:
+    """By looking at everything."""
+    rank = RANKS[objective]
+    best: dict[Mesh, Rank] = {}
+    for option in every_option(space):
+        mesh = option.setup.mesh
+        best[mesh] = min(rank(option), best.get(mesh, rank(option)))
+    return best
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@settings(deadline=None, max_examples=60)
+@given(space=spaces)
+def test_the_search_finds_the_best_that_there_is(objective: str, space: Space) -> None:
+    found, rank = search(space, objective), RANKS[objective]
+    best = sorted(best_of_each_mesh(space, objective).values())
+    event("nothing fits" if not best else "all shown" if len(best) <= SHOWN else "more than shown")
+    assert [rank(option)[0] for option in found.options] == pytest.approx(
+        [one[0] for one in best[: SHOWN + 1]], rel=1e-12
+    )
+    if best:
+        assert rank(found.options[0]) == best[0]
+
+
+def decided(spec: JobSpec, setup: Setup) -> JobSpec:
+    """`spec` with nothing but what the search chose."""
+    degrees: dict[str, Any] = dict(zip(AXES, setup.mesh.degrees, strict=True))
+    parallel = replace(
+        spec.parallel,
+        **degrees,
+        pipeline=setup.pipeline,
+        fsdp=replace(spec.parallel.fsdp, reshard_after_forward=setup.reshard),
+    )
+    train = replace(
+        spec.train,
+        micro_batch_size=setup.micro_batch_size,
+        activation_checkpointing=setup.checkpointing,
+    )
+    return replace(spec, parallel=parallel, train=train)
+
+
+def keeps(spec: JobSpec, option: Option) -> bool:
+    """What the user fixed is as it was."""
+    setup, wish = option.setup, spec.parallel
+    pairs = [
+        *((getattr(wish, axis), getattr(setup.mesh, axis)) for axis in AXES),
+        (spec.train.micro_batch_size, setup.micro_batch_size),
+        (spec.train.activation_checkpointing, setup.checkpointing),
+        (wish.fsdp.reshard_after_forward, setup.reshard),
+    ]
+    if setup.mesh.pp > 1:
+        pairs += [
+            (wish.pipeline.schedule, setup.pipeline.schedule),
+            (wish.pipeline.stages_per_rank, setup.pipeline.stages),
+        ]
+    return all(asked in ("auto", got) for asked, got in pairs)
+
+
+@settings(deadline=None, max_examples=60)
+@given(space=spaces, objective=st.sampled_from(OBJECTIVES))
+def test_every_plan_fills_the_world_keeps_the_batch_and_breaks_no_rule(
+    space: Space, objective: str
+) -> None:
+    found, rank = search(space, objective), RANKS[objective]
+    inventory = local_inventory(space.spec.cluster)
+    for option in found.options:
+        setup = option.setup
+        assert setup.mesh.world_size == space.world
+        assert setup.global_batch_size == space.spec.train.global_batch_size
+        assert option.memory.peak_bytes <= space.limit
+        assert keeps(space.spec, option)
+        fixed = decided(space.spec, setup)
+        assert refusals(fixed, inventory, space.shape, setup.mesh) == ()
+        assert rank(found.options[0]) <= rank(option)
+
+
+@settings(deadline=None, max_examples=60)
+@given(space=spaces)
+def test_every_mesh_is_shown_or_counted_once(space: Space) -> None:
+    found = search(space, "throughput")
+    counted = len(found.options) + sum(one.count for one in found.rejected)
+    assert counted == sum(1 for _ in meshes(space.spec, space.world))
+    assert can_fit(space) == bool(found.options)
+    assert (found.least is None) or found.least.peak_bytes > space.limit
+
+
+def test_there_are_as_many_meshes_as_ways_to_deal_out_the_prime_factors() -> None:
+    space = space_of(DEEP, {}, {"global_batch_size": 8}, {"hosts": 9, "gpus_per_host": 8}, MIB)
+    twos, threes = math.comb(3 + 4, 4), math.comb(2 + 4, 4)
+    assert len(set(meshes(space.spec, 72))) == twos * threes
+
+
+def test_a_tie_goes_to_the_simpler_mesh() -> None:
+    """On one rank there is one mesh; on two that are all alike, one axis is enough."""
+    space = space_of(
+        DEEP, {}, {"global_batch_size": 8}, {"hosts": 1, "gpus_per_host": 2}, 80_000 * MIB
+    )
+    best = search(space, "throughput").options[0]
+    assert sum(degree > 1 for degree in best.setup.mesh.degrees) == 1
+
+
+@settings(deadline=None, max_examples=25)
+@given(space=spaces)
+def test_on_fewer_hosts_than_the_fewest_nothing_fits(space: Space) -> None:
+    smaller, found = with_fewest_hosts(space)
+    event(f"{smaller.fabric.hosts} of {space.fabric.hosts} hosts")
+    if not found.options:
+        assert not can_fit(space)
+        return
+    for hosts in range(1, smaller.fabric.hosts):
+        assert not can_fit(with_hosts(space, hosts))
+
+
+def test_the_emptiest_plan_is_emptier_than_the_quickest() -> None:
+    space = space_of(
+        DEEP, {}, {"global_batch_size": 16}, {"hosts": 2, "gpus_per_host": 4}, 80_000 * MIB
+    )
+    quick, empty = (search(space, objective).options[0] for objective in OBJECTIVES)
+    assert empty.memory.peak_bytes < quick.memory.peak_bytes
+    assert empty.time.step_s > quick.time.step_s

@@ -1,0 +1,179 @@
+"""How a plan is shown."""
+
+from dataclasses import replace
+
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.plan import Choice, Memory, Plan, Rejected, StepTime, Traffic
+from orchestrator.plan.show.explain import describe_plan, plan_json
+from orchestrator.plan.show.tables import WIDTH
+
+GIB = 1 << 30
+PLAN = Plan(
+    mesh=Mesh(dp_shard=2, tp=2),
+    micro_batch_size=4,
+    gradient_accumulation=2,
+    hosts=("host-0", "host-1"),
+    ranks_per_host=2,
+    profile="h100-sxm-80gb",
+    memory=Memory(
+        peak_bytes=30 * GIB,
+        device_bytes=60 * GIB,
+        items={"parameters": 10 * GIB, "activations": 20 * GIB},
+    ),
+    time=StepTime(
+        step_s=2.0,
+        tokens_per_second_per_device=4096.0,
+        mfu=0.4,
+        parts={"compute": 1.5, "communication": 0.5},
+        confidence="about 15 % either way",
+    ),
+    communication=(
+        Traffic(
+            axis="tp",
+            collective="all-gather",
+            what="activations",
+            bytes_per_step=1_500_000_000,
+            messages=64,
+            level="host",
+            seconds=0.01,
+            exposed_seconds=0.0,
+        ),
+    ),
+    alternatives=(
+        Choice(
+            mesh=Mesh(dp_shard=4),
+            micro_batch_size=1,
+            gradient_accumulation=4,
+            activation_checkpointing="full",
+            reshard_after_forward=False,
+            schedule=None,
+            step_s=2.5,
+            tokens_per_second_per_device=3277.0,
+            mfu=0.32,
+            peak_bytes=40 * GIB,
+        ),
+    ),
+    rejected=(Rejected(family="tp=4", constraint="its groups stay inside a host", count=1),),
+    notes=("because",),
+)
+
+
+def test_a_plan_reads_as_split_speed_memory_traffic_ranks_others_and_notes() -> None:
+    assert (
+        describe_plan(PLAN)
+        == """\
+mesh       dp_shard=2 x tp=2 = 4 ranks on 2 hosts x 2 of h100-sxm-80gb
+batch      16 sequences a step = 2 data-parallel x micro batch 4 x 2 accumulated
+recomputed nothing: all activations are kept
+
+speed      2.00 s a step, 4,096 tokens/s a device, 40.0% MFU
+sure       about 15 % either way
+  compute        1.50 s  75.0%        ##############################
+  communication  500 ms  25.0%        ##########
+
+memory     about 30 GiB of 60 GiB on the fullest rank
+  every rank [PPPPPPPPPPAAAAAAAAAAAAAAAAAAAA..............................] 30 GiB of 60 GiB
+  A activations 20 GiB, P parameters 10 GiB
+
+traffic    what the busiest rank sends each step
+  axis  collective  of           crosses   a step  calls    takes  waited for
+  tp    all-gather  activations  host     1.50 GB     64  10.0 ms      hidden
+
+ranks      a row is a host, in it its devices; a device has tp
+  host    rank  dp_shard  0  1
+  host-0     0         0  0  1
+  host-1     2         1  0  1
+
+others     the next best meshes, each as it runs best; the first line is the plan
+  mesh        micro  kept            schedule    step    MFU  memory  slower
+  shard2 tp2  4 x 2  all             -         2.00 s  40.0%  30 GiB
+  shard4      1 x 4  inputs, ZeRO-2  -         2.50 s  32.0%  40 GiB  +25.0%
+
+ruled out  of 3 ways to multiply the degrees to 4 ranks
+  1  tp=4: its groups stay inside a host
+
+- because"""
+    )
+
+
+def test_a_device_has_the_coordinates_that_differ_within_its_host() -> None:
+    inside = replace(PLAN, mesh=Mesh(dp_shard=2, cp=2, tp=2), ranks_per_host=4)
+    text = describe_plan(inside)
+    assert "a device has cp, tp" in text
+    assert "  host-1     4         1  0,0  0,1  1,0  1,1" in text
+    across = replace(PLAN, mesh=Mesh(pp=2, tp=2), ranks_per_host=2)
+    assert "  host    rank  pp  0  1" in describe_plan(across)
+
+
+def test_one_rank_needs_no_coordinates() -> None:
+    alone = replace(PLAN, mesh=Mesh(), hosts=("host-0",), ranks_per_host=1, notes=())
+    assert "mesh       1 rank on 1 host x 1" in describe_plan(alone)
+    assert "  host-0     0  *" in describe_plan(alone)
+
+
+def test_many_hosts_are_drawn_by_the_first_and_the_last() -> None:
+    big = replace(
+        PLAN,
+        mesh=Mesh(pp=4, dp_replicate=2, dp_shard=256, tp=8),
+        hosts=tuple(f"host-{i:04}" for i in range(2048)),
+        ranks_per_host=8,
+    )
+    lines = describe_plan(big).splitlines()
+    assert "  … 2,042 more hosts" in lines
+    assert any(line.startswith("  host-2047  16376   3") for line in lines)
+    assert max(map(len, lines)) <= WIDTH
+    assert len(lines) < 50
+
+
+def test_a_full_rank_fills_its_bar_and_an_overfull_one_too() -> None:
+    for peak, device in ((60, 60), (90, 60)):
+        memory = Memory(
+            peak_bytes=peak * GIB, device_bytes=device * GIB, items={"optimizer": peak * GIB}
+        )
+        assert f"[{'O' * 60}]" in describe_plan(replace(PLAN, memory=memory))
+
+
+def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
+    shown = plan_json(PLAN)
+    assert list(shown) == [
+        "mesh",
+        "world_size",
+        "micro_batch_size",
+        "gradient_accumulation",
+        "activation_checkpointing",
+        "reshard_after_forward",
+        "schedule",
+        "methods",
+        "profile",
+        "hosts",
+        "placement",
+        "ranks",
+        "memory",
+        "time",
+        "communication",
+        "alternatives",
+        "rejected",
+        "notes",
+    ]
+    assert shown["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2}
+    assert shown["ranks"][2] == {
+        "rank": 2,
+        "host": "host-1",
+        "local_rank": 0,
+        "coords": {"pp": 0, "dp_replicate": 0, "dp_shard": 1, "cp": 0, "tp": 0},
+    }
+    assert {"peak_bytes", "device_bytes", "worst_rank", "items"} <= set(shown["memory"])
+    assert {"step_s", "tokens_per_second_per_device", "mfu"} <= set(shown["time"])
+    (sent,) = shown["communication"]
+    assert {"axis", "collective", "bytes_per_step", "level"} <= set(sent)
+    (other,) = shown["alternatives"]
+    assert {"mesh", "step_s", "peak_bytes"} <= set(other)
+    assert shown["rejected"] == [
+        {"family": "tp=4", "constraint": "its groups stay inside a host", "count": 1}
+    ]
+
+
+def test_what_is_offloaded_is_told_below_the_memory() -> None:
+    memory = replace(PLAN.memory, host={"optimizer": 2048, "gradients": 1024})
+    text = describe_plan(replace(PLAN, memory=memory))
+    assert "  and in the host's memory for each rank: optimizer 2 KiB, gradients 1 KiB" in text

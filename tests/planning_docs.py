@@ -1,0 +1,44 @@
+"""The outputs in docs/planning.md: what its commands print.
+
+    python -m tests.planning_docs
+
+writes them anew.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from orchestrator.cli import cli
+from orchestrator.errors import NdctlError
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "planning.md"
+BLOCK = re.compile(r"```console\n\$ ndctl (.+)\n(?:[^`]*\n)??```")
+
+
+def commands(text: str) -> list[str]:
+    return BLOCK.findall(text)
+
+
+def printed(command: str) -> str:
+    """By `ndctl` with these words, from the root of the repository."""
+    done = CliRunner().invoke(cli, command.split())
+    if isinstance(done.exception, NdctlError):
+        return f"error: {done.exception}"
+    assert done.exception is None, done.exception
+    return done.output.rstrip()
+
+
+def with_outputs(text: str) -> str:
+    """`text` with the output of each command below it."""
+    return BLOCK.sub(
+        lambda found: f"```console\n$ ndctl {found[1]}\n{printed(found[1])}\n```", text
+    )
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(with_outputs(DOCUMENT.read_text()))
+    sys.stdout.write(f"{len(commands(DOCUMENT.read_text()))} outputs written\n")
