@@ -390,3 +390,28 @@ def test_status_imports_neither_yaml_nor_what_draws_or_talks(job: Path) -> None:
 @pytest.mark.process
 def test_plan_imports_nothing_that_draws_or_talks_or_trains() -> None:
     assert not imported_by("plan", str(SPEC)) & HEAVY
+
+
+def test_inventory_shows_a_file_as_a_tree(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_text("{profile: cpu, hosts: 4, devices_per_host: 2, hosts_per_leaf: 2}")
+    done = ndctl("inventory", "--inventory", str(path))
+    assert done.exit_code == 0
+    assert "leaf-1 … leaf-2 (2)  2 hosts free each  host-1 … host-4" in done.stdout
+    found = ndctl_json("inventory", "--inventory", str(path))
+    assert isinstance(found, dict)
+    assert found["devices"] == 8
+
+
+def test_inventory_shows_this_machine() -> None:
+    done = ndctl("inventory")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("1 host free")
+
+
+def test_an_inventory_with_a_mistake_is_a_bad_spec(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_text("{profile: h100, hosts: 4, devices_per_host: 2}")
+    done = ndctl("inventory", "--inventory", str(path))
+    assert done.exit_code == exits.BAD_SPEC
+    assert "hosts.yaml:1: profile: must be one of h100-sxm-80gb" in done.stderr

@@ -114,7 +114,7 @@ def _shape(node: _Node, usual: str) -> Any:
 
 def _oddity(host: Host, usual: str) -> str:
     """What is not as usual about a host; empty where all is."""
-    parts = [] if host.state == "free" else [host.state]
+    parts: list[str] = [] if host.state == "free" else [host.state]
     if _kind(host) != usual:
         parts.append(_kind(host))
     return ", ".join(parts)
