@@ -44,11 +44,11 @@ SMALL = 4096
 """Bytes below which a collective is of single values, as a norm's gradient or a loss is."""
 
 
-class Ear(TorchDispatchMode):
+class Ear(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up what is handed to collectives: of a gather the result, else the input."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: Counter[str] = Counter()
 
     def __torch_dispatch__(
@@ -101,7 +101,8 @@ def spoken(config: TrainingConfig) -> Counter[str]:
         shape = (config.micro_batch_size, positions_T.numel())
         ids = torch.zeros(shape, dtype=torch.long)
         batches = [MicroBatch(ids, ids) for _ in range(config.gradient_accumulation)]
-        with Ear() as ear:
+        ear = Ear()
+        with ear:
             passes.train(batches)
             optimizer.step()
     return ear.bytes
