@@ -182,7 +182,7 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
                 gradients=grads.after(done),
                 gathered=gathered,
                 activations=activations,
-                temporary=flying + weights * size,
+                temporary=grads.early + flying + weights * size,
             )
     yield _ends(rank, grads, root)
 
@@ -257,7 +257,7 @@ class _Gradients:
         """There once `done` layers have gone backward."""
         if self.summed:
             return self.summed
-        return (self.head.shard + self.layer.shard * done) * self.each + self.early
+        return (self.head.shard + self.layer.shard * done) * self.each
 
 
 def _copied(rank: _Rank, states: States) -> Iterator[At]:

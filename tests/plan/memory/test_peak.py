@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cluster.profiles import load_profile
 from orchestrator.cluster.profile import Fabric
+from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.mesh import Mesh
 from orchestrator.plan.memory.peak import memory_of, show_bytes
 from orchestrator.plan.memory.reserve import RESERVE
