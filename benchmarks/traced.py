@@ -7,7 +7,7 @@ kernel, and no streams.
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -141,11 +141,11 @@ def _agreed(_: Any, stages: Sequence[Any], *__: Any) -> None:
         stage._inference_mode = InferenceMode.STATIC
 
 
-class Ledger(TorchDispatchMode):
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of every storage that an operation makes, for as long as it is there."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peak = 0
         self._blind = 0
@@ -169,13 +169,13 @@ class Ledger(TorchDispatchMode):
             self._see(storage)
             return done
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
-        super().__enter__()
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
@@ -199,7 +199,7 @@ class Ledger(TorchDispatchMode):
         if known is not None and known[1] == size:
             return
         if known is None:
-            ref = weakref.ref(storage, lambda _, key=key: self._gone(key))
+            ref = weakref.ref(storage, self._forget(key))
         else:
             ref, before = known
             self.now -= before
@@ -207,6 +207,8 @@ class Ledger(TorchDispatchMode):
         self.now += size
         self.peak = max(self.peak, self.now)
 
-    def _gone(self, key: int) -> None:
-        _, size = self._living.pop(key)
-        self.now -= size
+    def _forget(self, key: int) -> Callable[[object], None]:
+        def gone(_: object) -> None:
+            self.now -= self._living.pop(key)[1]
+
+        return gone

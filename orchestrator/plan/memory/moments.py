@@ -172,7 +172,7 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
         if last:
             gathered = root + layer + (units.embedding.whole * size if ahead else 0)
         if stays:
-            gathered = everything - layer * done * (not rank.accumulates)
+            gathered = everything - (head + layer * done) * (not rank.accumulates)
         if last and setup.mesh.pp > 1:
             # Between two backward passes a schedule's stages are left as they are.
             gathered = everything
@@ -182,7 +182,7 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
                 gradients=grads.after(done),
                 gathered=gathered,
                 activations=activations,
-                temporary=flying + weights * size,
+                temporary=grads.early + flying + weights * size,
             )
     yield _ends(rank, grads, root)
 
@@ -205,7 +205,7 @@ def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -
     reduce = COMPUTE_BYTES[setup.reduce_dtype]
     yield At(
         gradients=grads.head.shard * grads.each,
-        gathered=max(gathered - rank.units.head.whole * size, stay),
+        gathered=max(gathered, stay) - rank.units.head.whole * size,
         activations=activations + 2 * width * rank.tokens / setup.mesh.tp,
         temporary=grads.head.whole * (size + reduce),
     )
@@ -218,7 +218,7 @@ def _ends(rank: _Rank, grads: "_Gradients", root: float) -> At:
     reduce = COMPUTE_BYTES[setup.reduce_dtype]
     every_layer = grads.after(rank.units.layers) + unit.shard * grads.each
     return At(
-        gradients=max(every_layer, grads.summed),
+        gradients=grads.summed or every_layer,
         gathered=root if rank.units.embedding.whole else 0,
         activations=rank.others,
         temporary=unit.whole * (size + (0 if rank.accumulates else reduce)),
@@ -257,7 +257,7 @@ class _Gradients:
         """There once `done` layers have gone backward."""
         if self.summed:
             return self.summed
-        return (self.head.shard + self.layer.shard * done) * self.each + self.early
+        return (self.head.shard + self.layer.shard * done) * self.each
 
 
 def _copied(rank: _Rank, states: States) -> Iterator[At]:

@@ -11,6 +11,7 @@ from functools import cache
 from orchestrator.cluster.profile import Fabric
 from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.plan import Memory
+from orchestrator.plan.memory.activations import layer_of
 from orchestrator.plan.memory.moments import At, moments_of
 from orchestrator.plan.memory.reserve import reserve_bytes
 from orchestrator.plan.memory.states import COMPUTE_BYTES, MASTER_BYTES, States, states_of, units_of
@@ -49,6 +50,26 @@ def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
         items={**_items(worst), **reserve},
         host=_host(setup, worst.states),
     )
+
+
+def least_bytes(setup: Setup) -> int:
+    """No more than the peak of `memory_of`, for a fraction of its time: weights, moments and kept
+    activations of the pipeline's first rank, as the last micro batch has gone forward."""
+    mesh = setup.mesh
+    rank = _first(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
+    states = states_of(setup, rank, units_of(setup, rank))
+    kept = 0.0
+    if setup.checkpointing != "every_k":
+        tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
+        kept = (rank.kept * rank.layers - 1) * layer_of(setup).kept * tokens
+    return states.parameters + states.optimizer + int(max(0.0, kept))
+
+
+@cache
+def _first(
+    shape: ModelShape, pp: int, pipeline: PipelineSpec, micro_batches: int, tokens: int
+) -> StageRank:
+    return stage_ranks(shape, pp, pipeline, micro_batches, tokens)[0]
 
 
 @cache

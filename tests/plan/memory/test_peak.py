@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.cluster.profile import Fabric
 from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.mesh import Mesh
-from orchestrator.plan.memory.peak import memory_of, show_bytes
+from orchestrator.plan.memory.peak import least_bytes, memory_of, show_bytes
 from orchestrator.plan.memory.reserve import RESERVE
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup
@@ -39,6 +39,7 @@ def test_no_item_is_more_than_the_peak_and_all_together_are_no_less(one: Setup) 
     memory = memory_of(one, None)
     assert max(memory.items.values()) <= memory.peak_bytes <= sum(memory.items.values())
     assert all(size >= 0 for size in memory.items.values())
+    assert least_bytes(one) <= memory.peak_bytes
 
 
 @settings(deadline=None)

@@ -1,0 +1,44 @@
+"""The planner's memory against what the trainer itself allocates, on ranks that are fake.
+
+A few layers of Llama 3 8B at its real widths; every cell in full is `python -m benchmarks.memory`.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.memory import CELLS, Cell, compare
+
+FEW = [
+    "8b, 8 ranks",
+    "8b, 8 ranks, full",
+    "8b, 8 ranks, selective",
+    "8b, 8 ranks, 2048 tokens",
+    "8b, 8 ranks, float32",
+    "8b, 64 ranks",
+    "8b, 64 ranks, tp 8",
+    "8b, 64 ranks, tp 8, full",
+    "8b, 64 ranks, tp 8, selective",
+    "8b, 8 ranks, tp 8",
+]
+
+
+def check(cell: Cell) -> None:
+    found = compare(cell)
+    items, real = found.planned.items, found.traced
+    assert items["parameters"] == real.parameters
+    assert items["gradients"] == real.gradients
+    assert items["optimizer"] == real.optimizer
+    assert abs(found.error) < 0.05, (found.planned, real)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_states_are_exact_and_the_peak_is_near(name: str) -> None:
+    cell = CELLS[name]
+    check(replace(cell, changed={**cell.changed, "num_hidden_layers": 3}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEW)
+def test_the_same_holds_for_the_whole_model(name: str) -> None:
+    check(CELLS[name])
