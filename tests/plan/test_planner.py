@@ -297,7 +297,7 @@ def test_hosts_that_lack_a_device_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "gptj"}, "one of llama, mistral, qwen2, qwen3, gpt2, got 'gptj'"),
+        ({"model_type": "gptj"}, "qwen3_moe, gpt2, got 'gptj'"),
         ({"model_type": "lama"}, "got 'lama'"),
         ({}, "got 'none'"),
         ({**TINY, "hidden_size": "128"}, "hidden_size must be a whole number, at least 1"),
