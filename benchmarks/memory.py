@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.timing import machine
 from benchmarks.traced import Traced, traced
 from orchestrator.contract.codec import decode
+from orchestrator.contract.mesh import AXES
 from orchestrator.contract.plan import Memory
 from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.spec import JobSpec
@@ -41,8 +42,8 @@ class Cell:
 
     @property
     def spec(self) -> JobSpec:
-        parallel = {"dp_shard": 1, "tp": 1, **self.parallel}
-        ranks = parallel.get("dp_replicate", 1) * parallel["dp_shard"]
+        parallel = {**dict.fromkeys(AXES, 1), **self.parallel}
+        ranks = parallel["dp_replicate"] * parallel["dp_shard"]
         job: JobSpec = decode(
             JobSpec,
             {

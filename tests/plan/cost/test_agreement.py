@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orchestrator.contract.codec import decode
-from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.model.families import shape_of
@@ -31,7 +31,7 @@ RANKS = 4
 def both(
     parallel: dict[str, Any], micro_batches: int, checkpointing: Any
 ) -> tuple[TrainingConfig, Setup]:
-    degrees = {axis: parallel.get(axis, 1) for axis in ("dp_replicate", "dp_shard", "cp", "tp")}
+    degrees = {axis: parallel.get(axis, 1) for axis in AXES}
     mesh = Mesh(**degrees)
     config: TrainingConfig = decode(
         TrainingConfig,
@@ -49,7 +49,6 @@ def both(
             "out": "nowhere",
         },
     )
-    reshard = config.parallel.fsdp.reshard_after_forward
     setup = Setup(
         shape=shape_of(MODEL),
         tokens=TOKENS,
@@ -58,7 +57,7 @@ def both(
         micro_batches=micro_batches,
         checkpointing=checkpointing,
         data=config.parallel.data,
-        reshard=reshard,
+        reshard=config.parallel.fsdp.reshard,
         context=config.parallel.context,
     )
     return config, setup
