@@ -84,11 +84,14 @@ def _sizes(setup: Setup) -> tuple[float, int, int]:
 
 
 def _windows(setup: Setup, machine: Machine, batch: MicroBatch) -> Windows:
-    """What tp ranks say to each other hides weights that travel on other links."""
-    mesh, window = setup.mesh, batch.window
-    if mesh.tp == 1 or machine.wire(mesh.dp_shard * mesh.cp, mesh.tp).group.level == "host":
-        return window
-    forward, backward = batch.talking
+    """What hides weights that travel: the layers' computing, what tp ranks say to each other on
+    other links, and the host, which holds up the device but not what is on its way."""
+    mesh, window, slowest = setup.mesh, batch.window, batch.slowest
+    held_up = slowest.host / slowest.rank.layers
+    # Backward has twice the operations of forward.
+    forward, backward = held_up / 3, held_up * 2 / 3
+    if mesh.tp > 1 and machine.wire(mesh.dp_shard * mesh.cp, mesh.tp).group.level != "host":
+        forward, backward = forward + batch.talking[0], backward + batch.talking[1]
     return Windows(
         forward=window.forward + forward, backward=window.backward + backward, head=window.head
     )
