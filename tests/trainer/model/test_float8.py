@@ -13,6 +13,7 @@ from torch import nn
 
 from orchestrator.contract import exits
 from orchestrator.contract.codec import decode
+from orchestrator.contract.mesh import AXES
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
 from tests.trainer.model.test_build import build
@@ -29,7 +30,7 @@ def config_of(model: dict[str, Any], **parallel: Any) -> TrainingConfig:
         "model": {"config": model},
         "data": {"files": "text/*.txt", "sequence_length": 32},
         "train": {"steps": 1, "global_batch_size": 12, "float8": True},
-        "parallel": {"dp_shard": 1, "tp": 1, **parallel},
+        "parallel": {**dict.fromkeys(AXES, 1), **parallel},
         "micro_batch_size": 1,
         "out": "out",
     }
