@@ -564,6 +564,10 @@ def test_methods_are_told_of_the_axes_in_use() -> None:
         ),
         ({"data": "ddp", "dp_replicate": 4}, "ddp: everything copied"),
         (
+            {"dp_replicate": 4, "dp_shard": 1},
+            "hsdp: everything copied, gradients averaged layer by layer",
+        ),
+        (
             {"data": "zero1", "dp_replicate": 4},
             "zero1: everything copied but the optimizer's state",
         ),

@@ -47,6 +47,8 @@ def _data(setup: Setup) -> str:
 
 def _fsdp(setup: Setup) -> str:
     match setup.reshard:
+        case _ if setup.mesh.dp_shard * setup.mesh.cp == 1:
+            said = "everything copied, gradients averaged layer by layer"
         case _ if setup.mesh.pp > 1 and setup.pipeline.stages > 1:
             said = "weights of whole stages stay gathered within a step"
         case True:
