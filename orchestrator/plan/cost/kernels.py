@@ -52,9 +52,7 @@ def least_matmul_s(machine: Machine, flops: float, inner: int, kind: str) -> flo
     if flops == 0:
         return 0.0
     calibration = machine.calibration
-    tiles = calibration.tiles if calibration.processors > 1 else ()
-    speed = max((speed for _, _, speed in tiles), default=1.0)
-    share = speed * inner / (inner + calibration.depth_half)
+    share = machine.quickest_tile * inner / (inner + calibration.depth_half)
     return flops / (machine.rates[kind] * share) + calibration.gap_s
 
 

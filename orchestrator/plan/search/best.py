@@ -19,6 +19,7 @@ from functools import cached_property
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.plan import Memory, Rejected
+from orchestrator.plan.cost.layers import Slice
 from orchestrator.plan.cost.least import Least, least_of, least_step_s
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.timeline import slice_of, timeline
@@ -63,6 +64,7 @@ class _Node:
     family: Sequence[Mesh]
     pipeline: PipelineSpec
     micro: int
+    micro_batches: int
     smallest: int
     """Micro batch that there is for its pipeline."""
 
@@ -74,11 +76,6 @@ class _Node:
         first, *more = checkpointings(spec, mesh.pp, self.pipeline)
         setup = _setup(self.space, mesh, self.pipeline, self.micro, first)
         return (setup, *(replace(setup, checkpointing=kind) for kind in more))
-
-    @property
-    def micro_batches(self) -> int:
-        each = self.family[0].data_parallel * self.micro
-        return max(1, self.space.spec.train.global_batch_size // each)
 
     @property
     def alike(self) -> tuple[PipelineSpec, bool]:
@@ -159,11 +156,12 @@ def _widest(family: Sequence[Mesh]) -> Mesh:
 def _nodes(space: Space, family: Sequence[Mesh]) -> list[_Node]:
     """Smaller micro batches first."""
     spec, widest = space.spec, _widest(family)
+    share = spec.train.global_batch_size // widest.data_parallel
     found = []
     for pipeline in pipelines(spec, space.shape, widest.pp):
         sizes = micro_sizes(spec, widest, pipeline)
         found += [
-            _Node(space, family, pipeline, micro, sizes[0])
+            _Node(space, family, pipeline, micro, share // micro, sizes[0])
             for micro in sizes
             if not _is_dominated(space, widest, pipeline, micro)
         ]
@@ -268,14 +266,17 @@ def _bounds(space: Space, objective: str, nodes: Sequence[_Node]) -> Iterator[fl
 
 def _least_seconds(space: Space, nodes: Sequence[_Node]) -> Iterator[float]:
     machine = machine_of(space.fabric)
+    parts: dict[tuple[int, int], Slice] = {}
     known: dict[tuple[int, int, int], Least] = {}
     for node in nodes:
         mesh = node.family[0]
-        key = mesh.cp, mesh.tp, node.micro
+        cut, key = (mesh.cp, mesh.tp), (mesh.cp, mesh.tp, node.micro)
+        if cut not in parts:
+            parts[cut] = slice_of(node.setups[0])
         if key not in known:
-            known[key] = least_of(machine, space.shape, slice_of(node.setups[0]))
-        stride = mesh.world_size // mesh.pp
-        count = node.micro_batches
+            part = replace(parts[cut], sequences=node.micro)
+            known[key] = least_of(machine, space.shape, part)
+        stride, count = space.world // mesh.pp, node.micro_batches
         found = least_step_s(machine, known[key], mesh.pp, stride, node.pipeline, count)
         yield found * ROUNDING
 
