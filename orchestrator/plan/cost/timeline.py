@@ -49,6 +49,16 @@ def timeline(setup: Setup, machine: Machine) -> Timeline:
     return Timeline({name: seconds for name, seconds in parts.items() if seconds > 0}, flows)
 
 
+def passes_s(setup: Setup, machine: Machine) -> float:
+    """Of a step, what does not hang on how the data-parallel ranks are arranged: all passes with
+    what is said inside the model, and the bubble."""
+    part = slice_of(setup)
+    batch = micro_batch(machine, setup.shape, part, _how(setup))
+    handed_on, _ = _handed_on(setup, machine, part)
+    one = batch.slowest.seconds + handed_on
+    return setup.micro_batches * one + _bubble(setup, batch, handed_on)
+
+
 def slice_of(setup: Setup) -> Slice:
     return Slice(
         sequences=setup.micro_batch_size,

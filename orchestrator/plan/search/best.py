@@ -22,7 +22,7 @@ from orchestrator.contract.plan import Memory, Rejected
 from orchestrator.plan.cost.layers import Slice
 from orchestrator.plan.cost.least import Least, least_of, least_step_s
 from orchestrator.plan.cost.machine import machine_of
-from orchestrator.plan.cost.timeline import slice_of, timeline
+from orchestrator.plan.cost.timeline import passes_s, slice_of
 from orchestrator.plan.memory.peak import least_bytes
 from orchestrator.plan.search.constraints import (
     Barrier,
@@ -39,10 +39,8 @@ from orchestrator.plan.setup import Checkpointing, Setup, setup_of
 
 SHOWN = 5
 """Alternatives to the best."""
-INNER_AXES = frozenset({"pp", "cp", "tp"})
-INNER_PARTS = ("compute", "recompute", "host", "bubble")
-SHARED = frozenset({"weights", "gradients"})
-"""What goes between ranks that share weights, whatever the axis is called."""
+LEVELS = 2
+"""Of bounds, beyond the first."""
 ROUNDING = 1 - 1e-8
 
 
@@ -224,16 +222,17 @@ def _best_first(
     best: dict[Mesh, tuple[Rank, Option]] = {}
     last = math.inf
     # Bounds that cost little first; who comes up with one gets the next, and waits again.
-    tighter = (_own_bound,) if objective == "memory" else (_seconds_if_all_fits, _own_bound)
-    waiting = [(bound, number, 0) for number, bound in enumerate(_bounds(space, objective, nodes))]
+    level = 1 if objective == "memory" else 0
+    bounds = enumerate(_bounds(space, objective, nodes))
+    waiting = [(bound, number, level) for number, bound in bounds]
     heapq.heapify(waiting)
     while waiting:
         bound, number, level = heapq.heappop(waiting)
         if bound > last:
             break
         node = nodes[number]
-        if level < len(tighter):
-            found = tighter[level](space, objective, node)
+        if level < LEVELS:
+            found = _tighter_bound(space, objective, node, level)
             if found is not None:
                 heapq.heappush(waiting, (max(bound, found), number, level + 1))
             continue
@@ -281,9 +280,9 @@ def _least_seconds(space: Space, nodes: Sequence[_Node]) -> Iterator[float]:
         yield found * ROUNDING
 
 
-def _seconds_if_all_fits(space: Space, objective: str, node: _Node) -> float:
-    del objective
-    return _seconds(space, node.setups[0])
+def _tighter_bound(space: Space, objective: str, node: _Node, level: int) -> float | None:
+    """As if all of it fitted, and then with what fits; None where nothing does."""
+    return _seconds(space, node.setups[0]) if level == 0 else _own_bound(space, objective, node)
 
 
 def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
@@ -300,12 +299,7 @@ def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
 
 def _seconds(space: Space, setup: Setup) -> float:
     """Below all arrangements of the data-parallel ranks."""
-    found = timeline(setup, machine_of(space.fabric))
-    seconds = sum(found.parts.get(part, 0.0) for part in INNER_PARTS)
-    talk = sum(
-        flow.exposed for flow in found.flows if flow.axis in INNER_AXES and flow.what not in SHARED
-    )
-    return (seconds + min(talk, found.parts.get("communication", 0.0))) * ROUNDING
+    return passes_s(setup, machine_of(space.fabric)) * ROUNDING
 
 
 def _options(space: Space, objective: str, node: _Node, mesh: Mesh) -> Iterator[Option]:

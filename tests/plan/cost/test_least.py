@@ -10,7 +10,7 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.plan.cost.least import least_of, least_step_s
 from orchestrator.plan.cost.machine import machine_of
-from orchestrator.plan.cost.timeline import slice_of, timeline
+from orchestrator.plan.cost.timeline import passes_s, slice_of, timeline
 from orchestrator.plan.search.constraints import SCHEDULES
 from orchestrator.plan.setup import Setup
 from tests.plan.cost.setups import LLAMA_8B, LLAMA_70B, QWEN3_4B, fabric, setup
@@ -48,8 +48,10 @@ profiles = st.sampled_from(["h100-sxm-80gb", "rtx4090-24gb", "cpu"])
 
 @settings(deadline=None)
 @given(setups, profiles)
-def test_no_step_is_quicker(one: Setup, profile: str) -> None:
-    assert least_s(one, profile) <= seconds(one, profile) * (1 + 1e-9)
+def test_no_step_is_quicker_and_none_than_its_passes(one: Setup, profile: str) -> None:
+    passes = passes_s(one, machine_of(fabric(profile, 64)))
+    assert least_s(one, profile) <= passes * (1 + 1e-9)
+    assert passes <= seconds(one, profile) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("pp", [1, 4])
