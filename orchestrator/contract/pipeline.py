@@ -5,7 +5,7 @@ The planner counts by it and the trainer builds by it. Demands are those of torc
 `tests/plan/test_stages.py` compares the two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from orchestrator.contract.parallel import PipelineSpec
@@ -76,19 +76,25 @@ def cut(costs: Sequence[int], num_stages: int) -> list[tuple[int, int]]:
     for stage in range(num_stages):
         last_stop = len(costs) - (num_stages - stage - 1)
         best = {
-            stop: min(
-                _with_stage(found, sums[stop] - sums[first], stop)
-                for first, found in best.items()
-                if first < stop
-            )
-            for stop in range(stage + 1, last_stop + 1)
+            stop: _with_stage(best, sums, stage, stop) for stop in range(stage + 1, last_stop + 1)
         }
     stops = best[len(costs)][2]
     return list(zip([0, *stops], stops, strict=False))
 
 
 def _with_stage(
-    found: tuple[int, int, list[int]], cost: int, stop: int
+    best: Mapping[int, tuple[int, int, list[int]]], sums: Sequence[int], stage: int, stop: int
 ) -> tuple[int, int, list[int]]:
-    dearest, squares, stops = found
-    return max(dearest, cost), squares + cost * cost, [*stops, stop]
+    """The best that goes on to `stop` with stage number `stage`."""
+    found: tuple[int, int, list[int]] | None = None
+    for first in reversed(range(stage, stop) if stage else range(1)):
+        cost = sums[stop] - sums[first]
+        if found is not None and cost > found[0]:
+            break  # It only grows, the earlier the stage begins.
+        dearest, squares, stops = best[first]
+        dearest, squares = max(dearest, cost), squares + cost * cost
+        if found is None or (dearest, squares) <= found[:2]:
+            candidate = dearest, squares, [*stops, stop]
+            found = candidate if found is None else min(found, candidate)
+    assert found is not None
+    return found

@@ -54,9 +54,15 @@ class Setup:
 
 
 def setup_of(
-    spec: JobSpec, shape: ModelShape, mesh: Mesh, micro: int, kind: Checkpointing
+    spec: JobSpec,
+    shape: ModelShape,
+    mesh: Mesh,
+    micro: int,
+    kind: Checkpointing,
+    pipeline: PipelineSpec | None = None,
 ) -> Setup:
-    """`spec` with everything that it leaves open decided."""
+    """`spec` with everything that it leaves open decided; where nobody says otherwise, weights are
+    resharded and the pipeline is the one of `spec`."""
     train, parallel, fsdp = spec.train, spec.parallel, spec.parallel.fsdp
     return Setup(
         shape=shape,
@@ -72,7 +78,7 @@ def setup_of(
         backward_prefetch=fsdp.backward_prefetch,
         cpu_offload=fsdp.cpu_offload,
         context=parallel.context,
-        pipeline=parallel.pipeline,
+        pipeline=pipeline or parallel.pipeline,
         dtype=train.dtype,
         reduce_dtype=train.reduce_dtype,
         output_dtype=train.output_dtype,

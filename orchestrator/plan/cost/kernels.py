@@ -1,6 +1,7 @@
 """How long single operations take on one device."""
 
 import math
+from functools import lru_cache
 
 from orchestrator.plan.cost.machine import Machine
 
@@ -11,6 +12,7 @@ NARROW, WIDE = 64, 256
 SIZES = {"float32": 4, "bfloat16": 2, "float8": 1}
 
 
+@lru_cache(maxsize=16384)
 def matmul_s(machine: Machine, rows: int, columns: int, inner: int, kind: str) -> float:
     """[rows, inner] times [inner, columns] in `kind`: the slower of arithmetic and memory.
 
@@ -43,6 +45,15 @@ def _filled(machine: Machine, rows: int, columns: int, inner: int) -> float:
             share *= rounds / math.ceil(rounds)
             best = max(best, share if parts == 1 else share * calibration.split)
     return best
+
+
+def least_matmul_s(machine: Machine, flops: float, inner: int, kind: str) -> float:
+    """No more than `matmul_s` takes: as if tiles of the quickest kind filled all processors."""
+    if flops == 0:
+        return 0.0
+    calibration = machine.calibration
+    share = machine.quickest_tile * inner / (inner + calibration.depth_half)
+    return flops / (machine.rates[kind] * share) + calibration.gap_s
 
 
 def attention_s(

@@ -107,9 +107,9 @@ def layer_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
     """One decoder layer."""
     products = _products(machine, shape, part)
     attention = attention_of(machine, shape, part)
-    cheap = _cheap(machine, shape, part)
+    cheap = cheap_of(machine, shape, part)
     beside = (0.0, 0.0) if part.lora is None else _adapters(machine, shape, part, part.lora)
-    matmuls = len(_linears(shape, part))
+    matmuls = len(linears(shape, part))
     extra = COMPILED.ops if part.compiled else EAGER.ops
     return Passes(
         forward=products[0] + attention[0] + cheap[0] + beside[0],
@@ -142,7 +142,7 @@ class Product(NamedTuple):
     """Of the layers, that have it."""
 
 
-def _linears(shape: ModelShape, part: Slice) -> list[Product]:
+def linears(shape: ModelShape, part: Slice) -> list[Product]:
     """As cut over tp."""
     hidden, tp, rows = shape.hidden_size, part.tp, part.rows
     query, kv = math.ceil(shape.query_size / tp), math.ceil(shape.kv_size / tp)
@@ -171,7 +171,7 @@ def _mlp(shape: ModelShape, inner: int) -> list[tuple[int, int]]:
 def _products(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float, float]:
     kind = "float8" if part.float8 else part.dtype
     forward = inputs = weights = 0.0
-    for rows, into, out, experts, share in _linears(shape, part):
+    for rows, into, out, experts, share in linears(shape, part):
         # Each expert's weights are read, however few rows it has.
         least = move_s(machine, experts * into * out * SIZES[kind]) if experts > 1 else 0.0
         forward += share * max(least, matmul_s(machine, rows, out, into, kind))
@@ -195,7 +195,7 @@ def attention_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[floa
     return attention_s(machine, pairs, width, shape.head_dim, seen)
 
 
-def _cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
+def cheap_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
     """Norms, residuals, rotary embeddings and activations, forward and backward."""
     fusion = COMPILED if part.compiled else EAGER
     scale = SIZES[part.dtype] / 2
@@ -241,11 +241,8 @@ gradient, made in float32 and cast back. The loss is not compiled with the layer
 def head_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
     """The last norm, the head and the loss."""
     vocabulary, rows = math.ceil(shape.vocab_size / part.tp), part.rows
-    norm = EAGER.layer_norm if shape.norm_bias else EAGER.norm
     into = shape.hidden_size
-    logits = rows * vocabulary * SIZES[part.dtype] / 2
-    cheap = move_s(machine, rows * into / part.tp * norm[0] + logits * LOSS_BYTES[0], 12)
-    back = move_s(machine, rows * into / part.tp * norm[1] + logits * LOSS_BYTES[1], 18)
+    cheap, back = head_cheap(machine, shape, part)
     weights = matmul_s(machine, into, vocabulary, rows, part.dtype) if part.lora is None else 0.0
     return Passes(
         forward=matmul_s(machine, rows, vocabulary, into, part.dtype) + cheap,
@@ -255,6 +252,15 @@ def head_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
         backward_ops=18,
         cheap=cheap,
     )
+
+
+def head_cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
+    """Of the norm and the loss, forward and backward."""
+    norm = EAGER.layer_norm if shape.norm_bias else EAGER.norm
+    values = part.rows * shape.hidden_size / part.tp
+    logits = part.rows * math.ceil(shape.vocab_size / part.tp) * SIZES[part.dtype] / 2
+    forward = move_s(machine, values * norm[0] + logits * LOSS_BYTES[0], 12)
+    return forward, move_s(machine, values * norm[1] + logits * LOSS_BYTES[1], 18)
 
 
 @lru_cache(maxsize=4096)

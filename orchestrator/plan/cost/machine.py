@@ -32,6 +32,8 @@ class Machine:
     attention: tuple[float, float]
     """Of the attention kernel forward and backward, on long sequences."""
     memory_bytes_per_s: float
+    quickest_tile: float
+    """Of a matrix product, against the first kind of tiles."""
     host_apart: bool
     """The host that starts operations is not the device that does them."""
     wires: dict[tuple[int, int], Wire] = field(default_factory=dict)
@@ -81,6 +83,7 @@ def _machine(fabric: Fabric) -> Machine:
         # Attention draws less power than matrix products do: half as far from the peak's clock.
         attention=(peak * attention[0] * (1 + slowed) / 2, peak * attention[1] * (1 + slowed) / 2),
         memory_bytes_per_s=profile.memory_bytes_per_s * calibration.memory,
+        quickest_tile=max(speed for _, _, speed in calibration.tiles),
         host_apart=profile.device != "cpu",
     )
 

@@ -11,6 +11,7 @@ from orchestrator.plan.cost.passes import How, MicroBatch, micro_batch
 from orchestrator.plan.cost.sharing import Windows, sharing_of
 from orchestrator.plan.cost.talk import outer_talk
 from orchestrator.plan.cost.units import NF4_BYTES, Units, units_of
+from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
 
 OPTIMIZER_BYTES = {"adamw": 28, "adam": 28, "nadam": 60, "radam": 60, "adafactor": 60, "sgd": 28}
@@ -28,7 +29,7 @@ class Timeline(NamedTuple):
 
 
 def timeline(setup: Setup, machine: Machine) -> Timeline:
-    part = _slice(setup)
+    part = slice_of(setup)
     batch = micro_batch(machine, setup.shape, part, _how(setup))
     slowest, micro = batch.slowest, setup.micro_batches
     units = units_of(setup.shape, setup.mesh.tp, slowest.rank, _sizes(setup), setup.lora)
@@ -48,7 +49,17 @@ def timeline(setup: Setup, machine: Machine) -> Timeline:
     return Timeline({name: seconds for name, seconds in parts.items() if seconds > 0}, flows)
 
 
-def _slice(setup: Setup) -> Slice:
+def passes_s(setup: Setup, machine: Machine) -> float:
+    """Of a step, what does not hang on how the data-parallel ranks are arranged: all passes with
+    what is said inside the model, and the bubble."""
+    part = slice_of(setup)
+    batch = micro_batch(machine, setup.shape, part, _how(setup))
+    handed_on, _ = _handed_on(setup, machine, part)
+    one = batch.slowest.seconds + handed_on
+    return setup.micro_batches * one + _bubble(setup, batch, handed_on)
+
+
+def slice_of(setup: Setup) -> Slice:
     return Slice(
         sequences=setup.micro_batch_size,
         tokens=setup.tokens,
@@ -104,12 +115,17 @@ def _handed_on(setup: Setup, machine: Machine, part: Slice) -> tuple[float, list
     if mesh.pp == 1:
         return 0.0, []
     wire = machine.wire(mesh.pp, mesh.world_size // mesh.pp)
-    size = part.rows * setup.shape.hidden_size / mesh.tp * SIZES[setup.dtype]
+    size = handed_on_bytes(setup.shape, part)
     calls = 2 * setup.pipeline.stages
     each = calls * wire.send_s(size)
     total = micro * each
     where = ("pp", "send", "activations")
     return each, [Flow(*where, micro * calls * size, micro * calls, wire.group, total, total)]
+
+
+def handed_on_bytes(shape: ModelShape, part: Slice) -> float:
+    """Of a rank's hidden states."""
+    return part.rows * shape.hidden_size / part.tp * SIZES[part.dtype]
 
 
 def _bubble(setup: Setup, batch: MicroBatch, handed_on: float) -> float:

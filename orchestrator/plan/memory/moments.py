@@ -8,6 +8,7 @@ trainer's buckets, seen by tracing the trainer (`benchmarks/memory.py`).
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.plan.memory.activations import Layer, layer_of
 from orchestrator.plan.memory.states import (
@@ -29,8 +30,7 @@ LOSS_BACKWARD_BYTES, PARALLEL_LOSS_BACKWARD_BYTES = 8, 12
 input; where logits are cut over tp, torch's loss_parallel has the exponential of the first, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class At:
+class At(NamedTuple):
     """Bytes beside the states that are kept from step to step."""
 
     gradients: float = 0
@@ -41,10 +41,6 @@ class At:
     logits: float = 0
     temporary: float = 0
     """Gradients of whole units, and what they are reduced in."""
-
-    @property
-    def total(self) -> float:
-        return self.gradients + self.gathered + self.activations + self.logits + self.temporary
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,24 +162,21 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
         )
         if head:
             yield from _head_back(rank, grads, kept + ahead * layer, everything if stays else 0)
+    accumulates = rank.accumulates
     for done in rank.turns:
         last = done == units.layers - 1
         gathered = root + layer * (1 + ahead) + parts * (units.layers - done - 1)
         if last:
             gathered = root + layer + (units.embedding.whole * size if ahead else 0)
         if stays:
-            gathered = everything - (head + layer * done) * (not rank.accumulates)
+            gathered = everything - (head + layer * done) * (not accumulates)
         if last and setup.mesh.pp > 1:
             # Between two backward passes a schedule's stages are left as they are.
             gathered = everything
-        flying = 0 if rank.accumulates else (grads.layer if done else grads.head).whole * reduce
+        flying = 0.0 if accumulates else (grads.layer if done else grads.head).whole * reduce
+        reduced, flying = grads.after(done), grads.early + flying
         for activations, weights in rank.layer_back(done):
-            yield At(
-                gradients=grads.after(done),
-                gathered=gathered,
-                activations=activations,
-                temporary=grads.early + flying + weights * size,
-            )
+            yield At(reduced, gathered, activations, temporary=flying + weights * size)
     yield _ends(rank, grads, root)
 
 

@@ -28,13 +28,7 @@ class _Rank:
     states: States
     boundaries: int
     moments: list[At]
-
-    @property
-    def peak(self) -> int:
-        states = self.states
-        kept = states.parameters + states.optimizer + self.boundaries
-        update = 0 if states.host else states.gradients
-        return kept + max(update, *(math.ceil(moment.total) for moment in self.moments))
+    peak: int
 
 
 def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
@@ -97,22 +91,25 @@ def _has_all_of(one: StageRank, other: StageRank) -> bool:
 def _rank(setup: Setup, number: int, rank: StageRank) -> _Rank:
     units = units_of(setup, rank)
     states = states_of(setup, rank, units)
-    return _Rank(
-        number, states, boundary_bytes(setup, rank), moments_of(setup, rank, units, states)
-    )
+    boundaries, moments = boundary_bytes(setup, rank), moments_of(setup, rank, units, states)
+    kept = states.parameters + states.optimizer + boundaries
+    update = 0 if states.host else states.gradients
+    peak = kept + max(update, math.ceil(max(map(sum, moments))))
+    return _Rank(number, states, boundaries, moments, peak)
 
 
 def _items(rank: _Rank) -> dict[str, int]:
     """Each at its own most in the step."""
-    states, moments = rank.states, rank.moments
+    states = rank.states
+    most = At(*map(max, zip(*rank.moments, strict=True)))
     items = {
         "parameters": states.parameters,
-        "gradients": max(states.gradients, *(math.ceil(m.gradients) for m in moments)),
+        "gradients": max(states.gradients, math.ceil(most.gradients)),
         "optimizer": states.optimizer,
-        "gathered": max(math.ceil(m.gathered) for m in moments),
-        "activations": max(math.ceil(m.activations) for m in moments),
-        "logits": max(math.ceil(m.logits) for m in moments),
-        "temporary": max(math.ceil(m.temporary) for m in moments),
+        "gathered": math.ceil(most.gathered),
+        "activations": math.ceil(most.activations),
+        "logits": math.ceil(most.logits),
+        "temporary": math.ceil(most.temporary),
     }
     return items | ({"boundaries": rank.boundaries} if rank.boundaries else {})
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from orchestrator.contract.model import LoraSpec
@@ -110,10 +110,11 @@ class Units:
     """All the rest; stays gathered from the first pass to the last."""
     late_root: Piece
     """Of the root, what is used after the layers, so that its gradient waits for all others."""
+    all: Piece = field(init=False)
 
-    @property
-    def all(self) -> Piece:
-        return self.layer.times(self.layers) + self.embedding + self.head + self.root
+    def __post_init__(self) -> None:
+        every = self.layer.times(self.layers) + self.embedding + self.head + self.root
+        object.__setattr__(self, "all", every)
 
 
 Tensor = tuple[int, int, int | None]

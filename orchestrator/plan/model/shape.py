@@ -1,6 +1,6 @@
 """The shape of a model, as far as its split, memory and speed depend on it, and its exact size."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,15 @@ class ModelShape:
     """What in the config looks like a mistake."""
     untrainable: str | None = None
     """Why the bundled trainer cannot train it, which can be planned all the same."""
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Reckoned once: a search looks its shape up in caches many thousand times."""
+
+    def __post_init__(self) -> None:
+        values = tuple(getattr(self, one.name) for one in fields(self) if one.init)
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def query_size(self) -> int:

@@ -2,22 +2,28 @@
 
 Best first, by lower bounds. What a setup takes does not hang on how its data-parallel ranks are
 arranged but for what these send each other and for the optimizer, so one bound stands for all
-arrangements (`_Node`). Nodes are looked into in the order of their bounds, and once enough meshes
-are better than the next bound, nothing that is left can be among them.
+arrangements (`_Node`). Nodes are looked into in the order of their bounds, of which the first costs
+next to nothing, and once enough meshes are better than the next bound, nothing that is left can be
+among them.
 
 `tests/plan/search/test_best.py` compares it with `every_option`, which leaves nothing out.
 """
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.plan import Memory, Rejected
+from orchestrator.plan.cost.layers import Slice
+from orchestrator.plan.cost.least import Least, least_of, least_step_s
 from orchestrator.plan.cost.machine import machine_of
-from orchestrator.plan.cost.timeline import timeline
+from orchestrator.plan.cost.timeline import passes_s, slice_of
+from orchestrator.plan.memory.peak import least_bytes
 from orchestrator.plan.search.constraints import (
     Barrier,
     barrier,
@@ -28,15 +34,13 @@ from orchestrator.plan.search.constraints import (
 )
 from orchestrator.plan.search.degrees import meshes
 from orchestrator.plan.search.families import rejected_families
-from orchestrator.plan.search.space import RANKS, Option, Space, standing_bytes
+from orchestrator.plan.search.space import RANKS, Option, Rank, Space, standing_bytes
 from orchestrator.plan.setup import Checkpointing, Setup, setup_of
 
 SHOWN = 5
 """Alternatives to the best."""
-INNER_AXES = frozenset({"pp", "cp", "tp"})
-INNER_PARTS = ("compute", "recompute", "host", "bubble")
-SHARED = frozenset({"weights", "gradients"})
-"""What goes between ranks that share weights, whatever the axis is called."""
+LEVELS = 2
+"""Of bounds, beyond the first."""
 ROUNDING = 1 - 1e-8
 
 
@@ -50,21 +54,32 @@ class Found:
     """The least that a mesh needs of those that are too large."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class _Node:
     """One way to run each mesh of a family: those with the same pp, cp and tp."""
 
-    setups: tuple[Setup, ...]
-    """With the mesh that shards most: one for each checkpointing, the quickest first."""
+    space: Space
+    family: Sequence[Mesh]
+    pipeline: PipelineSpec
+    micro: int
+    micro_batches: int
     smallest: int
     """Micro batch that there is for its pipeline."""
-    family: Sequence[Mesh]
+
+    @cached_property
+    def setups(self) -> tuple[Setup, ...]:
+        """With the mesh that shards most: one for each checkpointing, the quickest first. Most
+        nodes are never asked."""
+        spec, mesh = self.space.spec, _widest(self.family)
+        first, *more = checkpointings(spec, mesh.pp, self.pipeline)
+        setup = _setup(self.space, mesh, self.pipeline, self.micro, first)
+        return (setup, *(replace(setup, checkpointing=kind) for kind in more))
 
     @property
     def alike(self) -> tuple[PipelineSpec, bool]:
         """Nodes of a family with the same need more memory, the larger their micro batch is. One
         micro batch a step leaves no gradients to add up."""
-        return self.setups[0].pipeline, self.setups[0].micro_batches > 1
+        return self.pipeline, self.micro_batches > 1
 
 
 def search(space: Space, objective: str) -> Found:
@@ -127,9 +142,8 @@ def every_option(space: Space) -> Iterator[Option]:
 def _setup(
     space: Space, mesh: Mesh, pipeline: PipelineSpec, micro: int, kind: Checkpointing
 ) -> Setup:
-    """Resharded in the way that takes least memory."""
-    setup = setup_of(space.spec, space.shape, mesh, micro, kind)
-    return replace(setup, pipeline=pipeline, reshard=reshardings(space.spec, mesh, pipeline)[-1])
+    """Resharded in the way that takes least memory, as `setup_of` has it."""
+    return setup_of(space.spec, space.shape, mesh, micro, kind, pipeline)
 
 
 def _widest(family: Sequence[Mesh]) -> Mesh:
@@ -140,15 +154,15 @@ def _widest(family: Sequence[Mesh]) -> Mesh:
 def _nodes(space: Space, family: Sequence[Mesh]) -> list[_Node]:
     """Smaller micro batches first."""
     spec, widest = space.spec, _widest(family)
+    share = spec.train.global_batch_size // widest.data_parallel
     found = []
     for pipeline in pipelines(spec, space.shape, widest.pp):
         sizes = micro_sizes(spec, widest, pipeline)
-        kinds = checkpointings(spec, widest.pp, pipeline)
-        for micro in sizes:
-            if not _is_dominated(space, widest, pipeline, micro):
-                first = _setup(space, widest, pipeline, micro, kinds[0])
-                setups = (first, *(replace(first, checkpointing=kind) for kind in kinds[1:]))
-                found.append(_Node(setups, sizes[0], family))
+        found += [
+            _Node(space, family, pipeline, micro, share // micro, sizes[0])
+            for micro in sizes
+            if not _is_dominated(space, widest, pipeline, micro)
+        ]
     return found
 
 
@@ -166,77 +180,109 @@ def _too_large(space: Space, family: Sequence[Mesh], nodes: Sequence[_Node]) -> 
     if least is not None:
         return dict.fromkeys(family, least)
     found = {}
-    for mesh in family:
-        needed = None if mesh is widest else _least_if_none_fits(space, mesh, nodes)
-        if needed is not None:
+    # Among meshes with the same axes in use, those that shard more need less.
+    enough: set[tuple[bool, ...]] = set()
+    for mesh in sorted(family, key=lambda mesh: mesh.dp_shard):
+        axes = tuple(degree > 1 for degree in mesh.degrees)
+        if mesh is widest or axes in enough:
+            continue
+        needed = _least_if_none_fits(space, mesh, nodes)
+        if needed is None:
+            enough.add(axes)
+        else:
             found[mesh] = needed
     return found
 
 
 def _least_if_none_fits(space: Space, mesh: Mesh, nodes: Sequence[_Node]) -> Memory | None:
     """None where something fits. Of nodes that are alike the first needs the least."""
-    needed: list[Memory] = []
-    first = {node.alike: node for node in reversed(nodes)}
+    least: Memory | None = None
+    first: dict[tuple[PipelineSpec, bool], _Node] = {}
+    for node in nodes:
+        first.setdefault(node.alike, node)
     for node in first.values():
-        for setup in reversed(node.setups):
-            memory = space.memory(_on(space, mesh, setup))
+        for widest in reversed(node.setups):
+            setup = widest if mesh is widest.mesh else replace(widest, mesh=mesh)
+            if least is not None and least_bytes(setup) >= max(least.peak_bytes, space.limit):
+                continue
+            memory = space.memory(setup)
             if space.fits(setup, memory, node.smallest):
                 return None
-            needed.append(memory)
+            if least is None or memory.peak_bytes < least.peak_bytes:
+                least = memory
             if space.is_too_large(standing_bytes(memory)):
                 break
-    return min(needed, key=lambda memory: memory.peak_bytes)
-
-
-def _on(space: Space, mesh: Mesh, setup: Setup) -> Setup:
-    """With another arrangement of the data-parallel ranks."""
-    reshard = reshardings(space.spec, mesh, setup.pipeline)[-1]
-    return replace(setup, mesh=mesh, reshard=reshard)
+    return least
 
 
 def _best_first(
     space: Space, objective: str, nodes: Sequence[_Node], too_large: Collection[Mesh]
 ) -> tuple[Option, ...]:
     rank = RANKS[objective]
-    best: dict[Mesh, Option] = {}
-    # A bound that costs little first; who comes up with it gets one of his own, and waits again.
-    waiting = [
-        (bound, number, False) for number, bound in enumerate(_bounds(space, objective, nodes))
-    ]
+    best: dict[Mesh, tuple[Rank, Option]] = {}
+    last = math.inf
+    # Bounds that cost little first; who comes up with one gets the next, and waits again.
+    level = 1 if objective == "memory" else 0
+    bounds = enumerate(_bounds(space, objective, nodes))
+    waiting = [(bound, number, level) for number, bound in bounds]
     heapq.heapify(waiting)
     while waiting:
-        bound, number, is_own = heapq.heappop(waiting)
-        if len(best) > SHOWN:
-            last = heapq.nsmallest(SHOWN + 1, (rank(option) for option in best.values()))[-1]
-            if bound > last[0]:
-                break
+        bound, number, level = heapq.heappop(waiting)
+        if bound > last:
+            break
         node = nodes[number]
-        if not is_own:
-            own = _own_bound(space, objective, node)
-            if own is not None:
-                heapq.heappush(waiting, (max(bound, own), number, True))
+        if level < LEVELS:
+            found = _tighter_bound(space, objective, node, level)
+            if found is not None:
+                heapq.heappush(waiting, (max(bound, found), number, level + 1))
             continue
         for mesh in node.family:
             if mesh in too_large:
                 continue
             for option in _options(space, objective, node, mesh):
-                if mesh not in best or rank(option) < rank(best[mesh]):
-                    best[mesh] = option
-    return tuple(heapq.nsmallest(SHOWN + 1, best.values(), key=rank))
+                place = rank(option)
+                if mesh not in best or place < best[mesh][0]:
+                    best[mesh] = place, option
+        if len(best) > SHOWN:
+            last = heapq.nsmallest(SHOWN + 1, (place for place, _ in best.values()))[-1][0]
+    first = heapq.nsmallest(SHOWN + 1, best.values(), key=lambda found: found[0])
+    return tuple(option for _, option in first)
 
 
 def _bounds(space: Space, objective: str, nodes: Sequence[_Node]) -> Iterator[float]:
     """Below what any setup of each node takes: seconds as if all of it fitted, or the bytes of the
     smallest micro batch."""
+    if objective != "memory":
+        yield from _least_seconds(space, nodes)
+        return
     least: dict[tuple[int, PipelineSpec, bool], float] = {}
     for node in nodes:
-        if objective != "memory":
-            yield _seconds(space, node.setups[0])
-            continue
         alike = (id(node.family), *node.alike)
         if alike not in least:
             least[alike] = min(space.memory(setup).peak_bytes for setup in node.setups)
         yield least[alike]
+
+
+def _least_seconds(space: Space, nodes: Sequence[_Node]) -> Iterator[float]:
+    machine = machine_of(space.fabric)
+    parts: dict[tuple[int, int], Slice] = {}
+    known: dict[tuple[int, int, int], Least] = {}
+    for node in nodes:
+        mesh = node.family[0]
+        cut, key = (mesh.cp, mesh.tp), (mesh.cp, mesh.tp, node.micro)
+        if cut not in parts:
+            parts[cut] = slice_of(node.setups[0])
+        if key not in known:
+            part = replace(parts[cut], sequences=node.micro)
+            known[key] = least_of(machine, space.shape, part)
+        stride, count = space.world // mesh.pp, node.micro_batches
+        found = least_step_s(machine, known[key], mesh.pp, stride, node.pipeline, count)
+        yield found * ROUNDING
+
+
+def _tighter_bound(space: Space, objective: str, node: _Node, level: int) -> float | None:
+    """As if all of it fitted, and then with what fits; None where nothing does."""
+    return _seconds(space, node.setups[0]) if level == 0 else _own_bound(space, objective, node)
 
 
 def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
@@ -253,18 +299,12 @@ def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
 
 def _seconds(space: Space, setup: Setup) -> float:
     """Below all arrangements of the data-parallel ranks."""
-    found = timeline(setup, machine_of(space.fabric))
-    seconds = sum(found.parts.get(part, 0.0) for part in INNER_PARTS)
-    talk = sum(
-        flow.exposed for flow in found.flows if flow.axis in INNER_AXES and flow.what not in SHARED
-    )
-    return (seconds + min(talk, found.parts.get("communication", 0.0))) * ROUNDING
+    return passes_s(setup, machine_of(space.fabric)) * ROUNDING
 
 
 def _options(space: Space, objective: str, node: _Node, mesh: Mesh) -> Iterator[Option]:
     """With each way to reshard, the least checkpointing that fits: more takes longer."""
-    pipeline = node.setups[0].pipeline
-    for reshard in reshardings(space.spec, mesh, pipeline):
+    for reshard in reshardings(space.spec, mesh, node.pipeline):
         for widest in node.setups:
             setup = replace(widest, mesh=mesh, reshard=reshard)
             memory = space.memory(setup)

@@ -6,6 +6,7 @@ thousands.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from orchestrator.contract.codec import Invalid
@@ -41,22 +42,28 @@ def barrier(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Barrier | None:
     )
 
 
-def pipelines(spec: JobSpec, shape: ModelShape, pp: int) -> list[PipelineSpec]:
+def pipelines(spec: JobSpec, shape: ModelShape, pp: int) -> tuple[PipelineSpec, ...]:
     """Those that `auto` may choose from with so many ranks and the model's layers."""
-    wish = spec.parallel.pipeline
+    return _pipelines(spec.parallel.pipeline, _may_split_backward(spec), shape.num_layers, pp)
+
+
+@lru_cache(maxsize=1024)
+def _pipelines(
+    wish: PipelineSpec, may_split: bool, layers: int, pp: int
+) -> tuple[PipelineSpec, ...]:
     if pp == 1:
-        return [replace(wish, schedule="1f1b") if _is_plain(wish) else wish]
+        return (replace(wish, schedule="1f1b") if _is_plain(wish) else wish,)
     found = []
     for schedule in SCHEDULES if wish.schedule == "auto" else (wish.schedule,):
-        if schedule == SPLITS_BACKWARD and not _may_split_backward(spec):
+        if schedule == SPLITS_BACKWARD and not may_split:
             continue
         try:
             pipeline = replace(wish, schedule=schedule)
         except Invalid:
             continue  # It has another number of stages than the spec fixes.
-        if shape.num_layers >= pp * pipeline.stages:
+        if layers >= pp * pipeline.stages:
             found.append(pipeline)
-    return found
+    return tuple(found)
 
 
 def micro_sizes(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> list[int]:
