@@ -1,6 +1,6 @@
 """A lower bound on what any placement of a grid of nodes costs, found without placing one.
 
-For each level of switches two bounds hold, and the greater counts.
+For each level of switches these bounds hold, and the greatest counts.
 
 By axis: a group of n nodes that is not whole below one switch crosses as often as it has pieces (a
 ring), or once less (a chain). Not more than the sum of floor(room / n) groups are whole, and the
@@ -17,6 +17,8 @@ for any price p, p N + sum of min over m of (g(m) - p m).
 
 Chains may be counted in another way: one in k pieces crosses k - 1 times. Then g has 2 L_a for
 them, whole or not, and 2 for each chain is taken off the sum. The greater of both ways counts.
+
+And a quarter of what the heaviest axis sends may be counted by axis, and the rest by switch.
 """
 
 import itertools
@@ -31,6 +33,8 @@ STEPS = 24
 """Towards the best price; each leaves two thirds of the range."""
 SMALL = 16
 """Nodes, for which L are whole numbers."""
+FEW = 100
+"""Nodes, which are shared out over switches in every way."""
 HALVINGS = 20
 """Towards real L; each halves the range of the logarithm."""
 
@@ -52,28 +56,35 @@ class Bound:
         """Bytes that leave switches with room for so many nodes each."""
         if max(rooms) >= self.nodes:
             return 0.0
-        return max(self._by_axis(rooms), self._by_switch(rooms))
+        heavy = max(self.axes, key=lambda axis: axis[1])
+        lighter = [(n, s - s // 4 * ((n, s, r) == heavy), r) for n, s, r in self.axes]
+        mixed = self._by_axis([(heavy[0], heavy[1] // 4, heavy[2])], rooms)
+        mixed += self._by_switch(lighter, rooms)
+        return max(self._by_axis(self.axes, rooms), self._by_switch(self.axes, rooms), mixed)
 
-    def _by_axis(self, rooms: Sequence[int]) -> float:
+    def _by_axis(self, axes: Sequence[Axis], rooms: Sequence[int]) -> float:
         total = 0
-        for size, sent, ring in self.axes:
+        for size, sent, ring in axes:
             groups = self.nodes // size
             torn = max(0, groups - sum(room // size for room in rooms))
             pieces = max(2, math.ceil(size / max(rooms)))
             total += torn * sent * (pieces if ring else pieces - 1)
         return total
 
-    def _by_switch(self, rooms: Sequence[int]) -> float:
-        ends = tuple((size, sent * (2 if ring else 1), True) for size, sent, ring in self.axes)
-        pieces = tuple((size, sent * 2, ring) for size, sent, ring in self.axes)
-        chains = sum(self.nodes // size * sent for size, sent, ring in self.axes if not ring)
+    def _by_switch(self, axes: Sequence[Axis], rooms: Sequence[int]) -> float:
+        ends = tuple((size, sent * (2 if ring else 1), True) for size, sent, ring in axes)
+        pieces = tuple((size, sent * 2, ring) for size, sent, ring in axes)
+        chains = sum(self.nodes // size * sent for size, sent, ring in axes if not ring)
         return max(self._at_least(ends, rooms), self._at_least(pieces, rooms) - chains)
 
     def _at_least(self, lines: tuple[Lines, ...], rooms: Sequence[int]) -> float:
         return self._shared([0.0] + [_cut(lines, m) for m in range(1, max(rooms) + 1)], rooms)
 
     def _shared(self, least: list[float], rooms: Sequence[int]) -> float:
-        """The least sum over switches of which m nodes cost `least[m]`, at the best price."""
+        """The least sum over switches of which m nodes cost `least[m]`: of few by trying all ways
+        to share them out, of more at the best price."""
+        if self.nodes <= FEW:
+            return self._of_few(least, rooms) / 2
         counts = Counter(rooms)
 
         def at(price: float) -> float:
@@ -90,6 +101,16 @@ class Bound:
             else:
                 high -= third
         return max(0.0, at((low + high) / 2)) / 2  # each crossing has two ends
+
+    def _of_few(self, least: list[float], rooms: Sequence[int]) -> float:
+        """By the number of nodes below the switches so far."""
+        sums = [0.0] + [math.inf] * self.nodes
+        for room in rooms:
+            sums = [
+                min(sums[n - m] + least[m] for m in range(min(room, n) + 1))
+                for n in range(self.nodes + 1)
+            ]
+        return sums[-1]
 
 
 @cache

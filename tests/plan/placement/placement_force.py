@@ -1,8 +1,8 @@
 """Every way to place a few nodes on a small tree, weighed one by one.
 
-Two hosts on one switch can be exchanged, and so can two branches of the same shape: of the ways that
-differ by such exchanges alone, one is weighed. 8 nodes on all trees with 8 hosts are 660,032 ways
-(OEIS A000311) instead of 261 x 8!. Nothing is left out for being dear.
+Two hosts on one switch can be exchanged, and so can two branches of the same shape: of the ways
+that differ by such exchanges alone, one is weighed. 8 nodes on all trees with 8 hosts are 660,032
+ways (OEIS A000311) instead of 261 x 8!. Nothing is left out for being dear.
 
 The weight is counted from the other end than `placement/cost.py` does it: not what leaves switches
 but what stays below them, as each switch that two nodes share spares their bytes one level.
