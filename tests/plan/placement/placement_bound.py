@@ -155,7 +155,7 @@ def _by_bisection(lows: Sequence[int], prices: Sequence[int], m: int) -> float:
     def lines(level: float) -> list[float]:
         return [min(m, max(low, level / p)) for low, p in zip(lows, prices, strict=True)]
 
-    low, high = min(prices), m * max(prices)
+    low, high = float(min(prices)), float(m * max(prices))
     for _ in range(HALVINGS):
         level = math.sqrt(low * high)
         if math.prod(lines(level)) < m ** (len(lows) - 1):
