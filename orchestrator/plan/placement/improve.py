@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from orchestrator.plan.placement.edges import Edges
 from orchestrator.plan.placement.tree import Tree
 
-MOST_NODES = 2048
-"""Of more, one pass takes a second or more, and packing alone is near the bound."""
 PASSES = 3
 EMPTY = -1
 
 
 def improved(tree: Tree, edges: Edges, hosts: Sequence[int]) -> list[int]:
     """`hosts` of the nodes after exchanges, each of which lowers the cost."""
-    if len(hosts) > MOST_NODES:
-        return list(hosts)
     exchange = _Exchange.of(tree, edges, hosts)
     for _ in range(PASSES):
         if not sum(exchange.move(node) for node in range(len(hosts))):

@@ -143,18 +143,25 @@ def _promise(grid: Grid, tile: Tile, rooms: Sequence[int]) -> float:
 
 
 def _rows(grid: Grid) -> Iterator[tuple[Tile, ...]]:
-    """One axis after the other whole, in any order of them."""
-    for axes in itertools.permutations(range(len(grid.sizes))):
+    """One axis after the other whole, in any order of them, heavy ones first. The first tile may be
+    of several axes and larger than any leaf: then leaves share it and nothing else."""
+    for axes in itertools.permutations(_heavy_first(grid)):
         tiles, tile = [], [1] * len(grid.sizes)
         for axis in axes:
             tile[axis] = grid.sizes[axis]
             tiles.append(tuple(tile))
-        yield tuple(tiles)
+        for first in range(max(1, len(tiles) - 1)):
+            yield tuple(tiles[first:])
+
+
+def _heavy_first(grid: Grid) -> list[int]:
+    """Axes, those first along which nodes send the most."""
+    weights = [sum(sent for axes, sent in grid.runs if axes[0] == a) for a in range(len(grid.axes))]
+    return sorted(range(len(grid.axes)), key=lambda axis: (-weights[axis], -axis))
 
 
 def _candidate(grid: Grid, tiles: tuple[Tile, ...]) -> Candidate:
-    weights = [sum(sent for axes, sent in grid.runs if axes[0] == a) for a in range(len(grid.axes))]
-    heavy_first = sorted(range(len(grid.axes)), key=lambda axis: (-weights[axis], -axis))
+    heavy_first = _heavy_first(grid)
     steps = [math.prod(grid.sizes[axis + 1 :]) for axis in range(len(grid.axes))]
     order, cuts, have = [0], [1], [1] * len(grid.sizes)
     for tile in (*tiles, grid.sizes):

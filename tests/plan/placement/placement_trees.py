@@ -88,15 +88,9 @@ def large_case(seed: int) -> tuple[Mesh, Switches, Sequence[Traffic]]:
     of the gradients along dp_replicate, and passes activations along pp.
     """
     rng = random.Random(seed)
-    hosts, leaves, spines = rng.choice([4, 8, 16]), rng.choice([2, 4, 8]), rng.choice([2, 3, 4])
-    missing = rng.choice([0.0, 0.02, 0.1, 0.3])
-    switches = {
-        f"h{rng.randrange(10**9)}": (f"spine-{spine}", f"leaf-{leaf}")
-        for spine in range(spines)
-        for leaf in range(leaves)
-        for _ in range(hosts)
-        if rng.random() >= missing
-    }
+    switches: Switches = {}
+    while len(switches) < 10:  # of fewer, no mesh is large and fills more than half
+        switches = _worn(rng)
     while True:
         degrees = [rng.choice(choices) for choices in DEGREES]
         if 9 <= math.prod(degrees) <= len(switches) <= 2 * math.prod(degrees):
@@ -110,3 +104,15 @@ def large_case(seed: int) -> tuple[Mesh, Switches, Sequence[Traffic]]:
         traffic("tp", 10 * weights, "all-reduce"),
     )
     return Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, tp=8), switches, sent
+
+
+def _worn(rng: random.Random) -> Switches:
+    hosts, leaves, spines = rng.choice([4, 8, 16]), rng.choice([2, 4, 8]), rng.choice([2, 3, 4])
+    missing = rng.choice([0.0, 0.02, 0.1, 0.3])
+    return {
+        f"h{rng.randrange(10**9)}": (f"spine-{spine}", f"leaf-{leaf}")
+        for spine in range(spines)
+        for leaf in range(leaves)
+        for _ in range(hosts)
+        if rng.random() >= missing
+    }
