@@ -15,7 +15,7 @@ from orchestrator.agent.whereabouts import announce
 from orchestrator.contract.events import CancelRequested, JobSubmitted
 from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, JobError
+from orchestrator.errors import BackendError, JobError, PlanError
 from orchestrator.jobs import find_job, jobs, run_root_of
 from orchestrator.supervise.step import fold
 from tests.agent.world import TurnedClock
@@ -170,6 +170,19 @@ def test_a_drill_that_can_never_happen_is_refused(
         submit(tmp_path, drills=(drill(text),))
     assert not (tmp_path / JOB).exists()
     submit(tmp_path, drills=(drill("kill:rank=3@step=24"),))
+
+
+def test_a_model_that_the_trainer_cannot_train_is_refused_before_anything_is_made(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    mixtral = (
+        '{"model_type": "mixtral", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,'
+        ' "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}'
+    )
+    with pytest.raises(PlanError, match="the bundled trainer cannot train mixtral"):
+        submit(tmp_path, "model.preset=null", f"model.config={mixtral}")
+    assert not any(tmp_path.iterdir())
+    assert not cluster.submitted
 
 
 def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
