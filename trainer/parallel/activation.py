@@ -4,11 +4,7 @@ from typing import Any, Literal
 
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    create_selective_checkpoint_contexts,
-    noop_context_fn,
-)
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from trainer.model.decoder import Decoder
 from trainer.parallel.context.gather import gathered_attention
@@ -49,11 +45,9 @@ def apply_activation_checkpointing(decoder: Decoder, mode: Mode, every: int | No
     chosen = layers_to_wrap(config.num_hidden_layers, mode, every)
     for name, layer in decoder.layers.items():
         if int(name) in chosen:
-            decoder.layers[name] = checkpoint_wrapper(
-                layer,
-                context_fn=_keep_costly if mode == "selective" else noop_context_fn,
-                preserve_rng_state=random,
-            )
+            # The default named, torch 2.13 does not compile it.
+            kept: dict[str, Any] = {"context_fn": _keep_costly} if mode == "selective" else {}
+            decoder.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=random, **kept)
 
 
 def layers_to_wrap(num_layers: int, mode: Mode, every: int | None) -> set[int]:
