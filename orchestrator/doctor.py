@@ -9,15 +9,13 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
+from orchestrator.contract.findings import Finding, Verdict
 from orchestrator.contract.plan import Plan
 from orchestrator.seams import Clock, Shell
 
-Verdict = Literal["ok", "note", "warns", "stops"]
 NEEDED = {"torch": (2, 11), "transformers": (5, 0), "aiohttp": (3, 10)}
 """Lower bounds of pyproject.toml, for what only a running job imports."""
 RANK_BYTES = 600 << 20
@@ -26,15 +24,6 @@ DISK_BYTES = 1 << 30
 OPEN_FILES = 1024
 EARLIEST = 1_700_000_000
 """A clock before November 2023 has not been set."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    what: str
-    verdict: Verdict
-    """`stops`: a job cannot run; `warns`: it may suffer; `note`: for information."""
-    found: str
-    fix: str = ""
 
 
 def examine(

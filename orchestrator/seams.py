@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.launch import Allocation, LaunchPlan
 
 
 class Clock(Protocol):
@@ -29,8 +29,25 @@ class Shell(Protocol):
         """Run a command to its end. Raises TimeoutError; a missing program is code 127."""
 
 
+Cause = Literal["cancelled", "preempted", "time-limit", "requeued", "unknown"]
+"""Why a scheduler ends, or is about to end, an allocation."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostNotice:
+    """What the scheduler holds against a host of the allocation."""
+
+    host: str
+    state: str
+    """In the scheduler's words, as `DRAINING`."""
+    reason: str
+
+
 class Backend(Protocol):
-    """How a launch becomes agents on hosts."""
+    """How a launch becomes agents on hosts.
+
+    Every method raises BackendError when the scheduler does not answer or refuses.
+    """
 
     def describe(self, launch: LaunchPlan) -> str:
         """Exactly what `submit` would start, for a person to read."""
@@ -38,8 +55,23 @@ class Backend(Protocol):
     def submit(self, launch: LaunchPlan) -> None:
         """Start one agent on each host, having made sure that none of an earlier launch is left."""
 
+    def standing(self, launch: LaunchPlan) -> str | None:
+        """What the scheduler still has of it, in words; None when it has nothing any more."""
+
+    def allocation(self, launch: LaunchPlan) -> Allocation | None:
+        """What the leader was given; None where the hosts are those of `launch`."""
+
+    def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        """Hosts that the scheduler wants back or has given up."""
+
+    def why_ending(self, launch: LaunchPlan) -> Cause:
+        """Why the leader was signalled."""
+
     def replace(self, launch: LaunchPlan, host: str) -> None:
         """Start the agent of one host again; called by the leader."""
+
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
+        """Give the hosts back and queue for others, without those to `exclude`; by the leader."""
 
     def clear(self, launch: LaunchPlan) -> None:
         """End every process of the job; returns when none is left."""

@@ -1,6 +1,9 @@
-"""What a backend is asked to start: one agent on each host."""
+"""What a backend is asked to start: one agent on each host; and what a scheduler gave for it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.contract.slurm import SlurmSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,12 +14,30 @@ class LaunchPlan:
     launch: int
     """Number of this submission of the job, from 1; fences off agents of an earlier one."""
     hosts: tuple[str, ...]
-    """The hosts asked for, spares last."""
+    """The hosts asked for, spares last; of a scheduler, which chooses, only their number counts."""
     devices_per_host: int
     agent_timeout: float
-    """Seconds without a word after which agent and leader give each other up."""
+    slurm: SlurmSpec | None = None
+    """For the backend of that name."""
+    exclude: tuple[str, ...] = ()
+    """Hosts that a scheduler is asked not to give."""
 
     @property
     def leader(self) -> str:
         """The host whose agent carries the supervisor."""
         return self.hosts[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What a scheduler granted, as the leader finds it when it starts."""
+
+    id: str
+    """The scheduler's name of the job."""
+    restarts: int
+    """How often the scheduler has started it again."""
+    hosts: tuple[str, ...]
+    switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Host to its switches from the outermost down, where the scheduler knows them."""
+    ends_at: float | None = None
+    """Unix seconds of the time limit."""

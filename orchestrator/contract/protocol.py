@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from orchestrator.contract.datagrams import DrillFired, RankEnded, Resumed, Saved, SaveFailed
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import RankError, RankEvidence
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.phases import Phase
 
 AGENT_PATH = "/v1/agent"
@@ -28,6 +29,22 @@ class Register:
     incarnation: str
     """Drawn by each agent process at its start: in containers, process ids repeat."""
     launch: int
+    sent_at: float
+    """Unix seconds of the agent's clock."""
+    findings: tuple[Finding, ...] = ()
+    """What its own look at the host found that is not in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """How the small all-reduce over several hosts went, as one of them saw it."""
+
+    check: int
+    host: str
+    seconds: float | None
+    """Of the fastest all-reduce; None when there was none in time."""
+    why: str = ""
+    """What went wrong, with the peer that it waited for where that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +119,7 @@ class Stopped:
     why: str = ""
 
 
-Report = Register | Digest | Told | Exited | Evidence | Port | Stopped
+Report = Register | Digest | Told | Exited | Evidence | Port | Stopped | Checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +134,20 @@ class OfferPort:
     """Find a free port to be torchrun's master of `attempt`, and say it."""
 
     attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckFabric:
+    """Take part in a small all-reduce, one process a host."""
+
+    check: int
+    """Counts the checks of a launch."""
+    rank: int
+    hosts: tuple[str, ...]
+    """In rank order; the first is the leader's own, which chose the port."""
+    master_address: str
+    master_port: int
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,4 +182,4 @@ class Leave:
     reason: str
 
 
-Order = Pulse | OfferPort | Start | Stop | Gather | Leave
+Order = Pulse | OfferPort | CheckFabric | Start | Stop | Gather | Leave

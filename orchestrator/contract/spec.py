@@ -12,19 +12,22 @@ from orchestrator.contract.data import DataSpec
 from orchestrator.contract.limits import AtLeast, Matches
 from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.parallel import ParallelSpec
+from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.contract.train import TrainSpec
 from orchestrator.contract.words import Auto, Count, Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    backend: Literal["local"] = "local"
+    backend: Literal["local", "slurm"] = "local"
     """Where the job runs; `local` plays the hosts as processes of this machine."""
     hosts: Count = 1
     gpus_per_host: Count = 1
     """Ranks per host, one for each device; on a machine without GPUs each is a CPU process."""
     spare_hosts: Annotated[int, AtLeast(0)] = 0
     """Hosts that register and wait, to take the place of one that breaks."""
+    slurm: SlurmSpec = field(default_factory=SlurmSpec)
+    """For `backend: slurm`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,13 @@ class ResilienceSpec:
     """Seconds of silence after which a host's agent counts as lost, and a leader as gone."""
     stop_grace: Seconds = 30.0
     """Seconds between SIGTERM and SIGKILL when a healthy job is stopped; time for a checkpoint."""
+    shrink: bool = False
+    """With hosts gone and no spare left, go on with fewer, at the same global batch."""
+    min_hosts: Count = 1
+    """Fewer than these are not worth it: the job goes back to the queue, or fails."""
+    preflight: bool | Auto = "auto"
+    """Check the hosts together (one small all-reduce) before ranks start on them; `auto`: wherever
+    a scheduler hands out the hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
