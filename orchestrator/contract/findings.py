@@ -1,5 +1,6 @@
 """What a check of a machine found: of `ndctl doctor`, and of each host before ranks start on it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,3 +14,14 @@ class Finding:
     """`stops`: a job cannot run; `warns`: it may suffer; `note`: for information."""
     found: str
     fix: str = ""
+
+
+def why_unfit(findings: Iterable[Finding]) -> str | None:
+    """Why no rank may start on a host that found this of itself; None where one may."""
+    stops = [f"{found.what}: {found.found}" for found in findings if found.verdict == "stops"]
+    return "; ".join(stops) or None
+
+
+def troubles(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Those that somebody has to see."""
+    return tuple(found for found in findings if found.verdict in ("warns", "stops"))

@@ -6,6 +6,7 @@ that either side knows silence from rest. `POST /v1/cancel` with the same header
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from orchestrator.contract.datagrams import DrillFired, RankEnded, Resumed, Saved, SaveFailed
 from orchestrator.contract.drills import Drill
@@ -36,13 +37,29 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A message there and back between two hosts that are neighbours on the ring of all."""
+
+    peer: str
+    seconds: float
+    """The median of a few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """How the small all-reduce over several hosts went, as one of them saw it."""
 
     check: int
     host: str
+    state: Literal["ok", "waited", "broke"]
+    """`waited`: it did its part and the others did not; `broke`: its own process could not."""
     seconds: float | None
     """Of the fastest all-reduce; None when there was none in time."""
+    bytes_per_second: float | None = None
+    """Of the largest all-reduce."""
+    links: tuple[Link, ...] = ()
+    waited_for: tuple[str, ...] = ()
+    """Hosts that gave no sign of life when time was over."""
     why: str = ""
     """What went wrong, with the peer that it waited for where that is known."""
 
