@@ -285,7 +285,7 @@ def test_cancel_ends_a_job_and_a_second_one_is_refused(job: Path, cluster: NoClu
 def test_doctor_says_with_its_code_whether_a_job_could_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from orchestrator.doctor import Finding
+    from orchestrator.contract.findings import Finding
 
     findings = [Finding(what="disk", verdict="ok", found="enough")]
     monkeypatch.setattr("orchestrator.doctor.examine", lambda *_: tuple(findings))

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator import doctor
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.plan import Plan
-from orchestrator.doctor import Finding, describe_findings, examine
+from orchestrator.doctor import describe_findings, examine
 from orchestrator.seams import Completed
 from orchestrator.system import SystemClock, run_command
 from tests.agent.world import TurnedClock, a_plan

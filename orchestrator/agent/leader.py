@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, assert_never
@@ -16,7 +15,7 @@ from typing import Any, assert_never
 from aiohttp import WSCloseCode, web
 
 from orchestrator.agent.connections import Connections, report_in
-from orchestrator.agent.sockets import free_port
+from orchestrator.agent.errands import Errands, Replanner
 from orchestrator.agent.translate import (
     event_of,
     hang_detected,
@@ -40,24 +39,17 @@ from orchestrator.contract.events import (
     AgentLost,
     CancelRequested,
     Event,
-    HostFlagged,
-    HostsChecked,
-    HostUnavailable,
     JobSubmitted,
     LeaderStarted,
     LeaveAsked,
-    Replanned,
-    ReplanRefused,
     Tick,
 )
-from orchestrator.contract.fence import Fence, GivenUp, check_leader, write_fence
+from orchestrator.contract.fence import Fence, GivenUp, check_leader, read_fence, write_fence
 from orchestrator.contract.launch import Allocation
-from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import (
     AGENT_PATH,
     CANCEL_PATH,
     Checked,
-    CheckFabric,
     Digest,
     Evidence,
     Exited,
@@ -73,11 +65,8 @@ from orchestrator.contract.protocol import (
     Told,
 )
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, PlanError
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.fabric import judge
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.supervise.state import JobPlan
 from orchestrator.supervise.watch import Limits, Watch
 
 log = logging.getLogger(__name__)
@@ -87,12 +76,6 @@ FAREWELL_S = 5.0
 JOURNAL_RETRY_S = 1.0
 DETECT_S = 0.25
 """Between two looks at the clock."""
-NOTICES_S = 15.0
-"""Between two questions to the scheduler about the hosts."""
-CHECK_POLL_S = 0.1
-CHECK_SLACK_S = 5.0
-"""For reports of a check to come in after its time is over."""
-REQUEUE_RETRY_S = 5.0
 STALL_S = 1.0
 """A look that comes later than this says more of the leader's machine than of the agents."""
 CLOSE_S = 1.0
@@ -120,8 +103,10 @@ class Granted:
     """Hosts that broke jobs before -> why they are not to be used."""
 
 
-Replanner = Callable[[Plan, int], JobPlan]
-"""Of a plan and a number of hosts: a plan for no more than those. Raises PlanError."""
+def take_over(run_dir: RunDir, name: str) -> None:
+    """Tell a former leader that may still live that its time is over. Raises OSError."""
+    former = read_fence(run_dir.fence)
+    write_fence(run_dir.fence, Fence(leader=name, attempt=former.attempt if former else 0))
 
 
 class Leader:
@@ -134,6 +119,7 @@ class Leader:
         clock: Clock,
         granted: Granted,
         replanner: Replanner,
+        name: str,
     ) -> None:
         job = supervisor.run.job
         assert job is not None
@@ -155,12 +141,19 @@ class Leader:
         """An attempt whose first host is still to offer a port."""
         self.ending: EndJob | Requeue | None = None
         self.granted = granted
-        self.replanner = replanner
-        self.name = secrets.token_hex(8)
+        self.name = name
         """What the fence knows this leader by."""
-        self.checked: dict[str, Checked] = {}
-        """What hosts said of the check that is going on."""
-        self.errands: set[asyncio.Task[None]] = set()
+        self.beside: set[asyncio.Task[None]] = set()
+        self.errands = Errands(
+            job=job,
+            run=lambda: supervisor.run,
+            connections=self.connections,
+            backend=backend,
+            replanner=replanner,
+            clock=clock,
+            happened=self._happened,
+            now=self.steady.now,
+        )
 
     # What the world brings in
 
@@ -170,8 +163,7 @@ class Leader:
         Raises:
             GivenUp: another leader has taken over; nothing was touched since.
         """
-        await self._raise_fence(self.supervisor.run.attempt)
-        self.host, self.address = host, address
+        self.errands.host, self.errands.address = host, address
         runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=CLOSE_S)
         await runner.setup()
         site = web.TCPSite(runner, bind, 0)
@@ -191,7 +183,7 @@ class Leader:
         deciding = asyncio.create_task(self._consume())
         tasks = [deciding, asyncio.create_task(self._tick())]
         if self.granted.allocation is not None:
-            tasks.append(asyncio.create_task(self._hear_notices(self.granted.allocation)))
+            tasks.append(asyncio.create_task(self.errands.hear_notices(self.granted.allocation)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -200,9 +192,9 @@ class Leader:
             await self._farewell(ending)
             return ending
         finally:
-            for task in (*tasks, *self.errands):
+            for task in (*tasks, *self.beside):
                 task.cancel()
-            await asyncio.gather(*self.errands, return_exceptions=True)
+            await asyncio.gather(*self.beside, return_exceptions=True)
             await runner.cleanup()
 
     def application(self) -> web.Application:
@@ -241,38 +233,7 @@ class Leader:
         """The scheduler sent a signal: stop at the next step; then ask it why."""
         if self.ending is None:
             self._happened(LeaveAsked(at=self.steady.now(), cause=None, words=signal_name))
-            self._beside(self._ask_why(signal_name))
-
-    async def _ask_why(self, signal_name: str) -> None:
-        try:
-            cause = await asyncio.to_thread(self.backend.why_ending, self.job.launch)
-        except BackendError as exc:
-            log.error("the scheduler does not say why it sent %s: %s", signal_name, exc)
-            cause = "unknown"
-        self._happened(LeaveAsked(at=self.steady.now(), cause=cause, words=signal_name))
-
-    async def _hear_notices(self, allocation: Allocation) -> None:
-        """Ask now and then what the scheduler holds against the hosts."""
-        while True:
-            await asyncio.sleep(NOTICES_S)
-            try:
-                found = await asyncio.to_thread(
-                    self.backend.notices, self.job.launch, allocation.hosts
-                )
-            except BackendError as exc:
-                log.warning("the scheduler does not answer: %s", exc)
-                continue
-            known = self.supervisor.run.exclude
-            for notice in found:
-                if notice.host not in known:
-                    self._happened(
-                        HostFlagged(
-                            at=self.steady.now(),
-                            host=notice.host,
-                            state=notice.state,
-                            reason=notice.reason,
-                        )
-                    )
+            self._beside(self.errands.ask_why(signal_name))
 
     async def _agent(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(max_msg_size=0)
@@ -317,7 +278,7 @@ class Leader:
             case Told() | Exited() | Evidence() | Stopped():
                 self._happened(event_of(report, self.steady.now()))
             case Checked():
-                self.checked[report.host] = report
+                self.errands.checked[report.host] = report
             case Register():
                 pass
             case _:
@@ -413,12 +374,8 @@ class Leader:
                     self.connections.order(
                         host, Gather(attempt=action.attempt, timeout_s=action.timeout_s)
                     )
-            case ReplaceAgent():
-                self._beside(self._replace_agent(action))
-            case CheckHosts():
-                self._beside(self._check_hosts(action))
-            case Replan():
-                self._beside(self._replan(action))
+            case ReplaceAgent() | CheckHosts() | Replan():
+                self._beside(self.errands.run_errand(action))
             case Requeue():
                 self.watch = None
                 self._beside(self._requeue(action))
@@ -431,11 +388,11 @@ class Leader:
     def _beside(self, errand: Coroutine[Any, Any, None]) -> None:
         """What takes long is done beside the decisions, which must not wait for it."""
         task = asyncio.create_task(errand)
-        self.errands.add(task)
+        self.beside.add(task)
         task.add_done_callback(self._returned)
 
     def _returned(self, task: asyncio.Task[None]) -> None:
-        self.errands.discard(task)
+        self.beside.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.critical("an errand of the leader has a defect", exc_info=task.exception())
 
@@ -470,61 +427,8 @@ class Leader:
                 ),
             )
 
-    async def _replace_agent(self, action: ReplaceAgent) -> None:
-        """Ask the backend; one that fails silently is found out by the agent's absence."""
-        try:
-            await asyncio.to_thread(self.backend.replace, self.job.launch, action.host)
-        except BackendError as exc:
-            log.error("no new agent for %s: %s", action.host, exc)
-            why = f"no agent can be had there: {exc.message}"
-            self._happened(HostUnavailable(at=self.steady.now(), host=action.host, why=why))
-
-    async def _check_hosts(self, action: CheckHosts) -> None:
-        """Have the hosts try a small all-reduce, and judge from what they say."""
-        self.checked.clear()
-        own = [host for host in action.hosts if host == self.host]
-        hosts = (*own, *(host for host in action.hosts if host != self.host))
-        # A free port of this host is likely to be free on another as well, if need be.
-        port = free_port(self.address)
-        first = self.supervisor.run.hosts[hosts[0]].address
-        for rank, host in enumerate(hosts):
-            order = CheckFabric(
-                check=action.check,
-                rank=rank,
-                hosts=hosts,
-                master_address=first,
-                master_port=port,
-                timeout_s=action.timeout_s,
-            )
-            self.connections.order(host, order)
-        deadline = self.clock.monotonic() + action.timeout_s + CHECK_SLACK_S
-        reports: dict[str, Checked] = {}
-        while len(reports) < len(hosts) and self.clock.monotonic() < deadline:
-            await asyncio.sleep(CHECK_POLL_S)
-            reports = {h: r for h, r in self.checked.items() if r.check == action.check}
-        unfit = judge(hosts, reports)
-        self._happened(HostsChecked(at=self.steady.now(), check=action.check, unfit=unfit))
-
-    async def _replan(self, action: Replan) -> None:
-        at = self.steady.now
-        try:
-            found = await asyncio.to_thread(self.replanner, self.job.plan, action.hosts)
-        except (PlanError, OSError) as exc:
-            log.error("no plan for %s hosts: %s", action.hosts, exc)
-            why = str(exc).split("\n")[0]
-            self._happened(ReplanRefused(at=at(), hosts=action.hosts, why=why))
-        else:
-            self._happened(Replanned(at=at(), plan=found.plan, plan_number=found.number))
-
     async def _requeue(self, action: Requeue) -> None:
-        """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs."""
-        while True:
-            try:
-                await asyncio.to_thread(self.backend.requeue, self.job.launch, action.exclude)
-                break
-            except BackendError as exc:
-                log.error("the scheduler does not take the job back, trying again: %s", exc)
-                await asyncio.sleep(REQUEUE_RETRY_S)
+        await self.errands.requeue(action)
         self.ending = action
 
     async def _farewell(self, ending: EndJob | Requeue) -> None:

@@ -81,7 +81,10 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         switches=switches,
         traffic=plan.communication,
     )
-    cost = cost_of(plan.mesh, plan.ranks_per_host, placement, switches, plan.communication)
+    crossing: tuple[int, ...] = ()
+    if plan.communication:
+        cost = cost_of(plan.mesh, plan.ranks_per_host, placement, switches, plan.communication)
+        crossing = cost.crossing
     attempt = run.attempt + 1
     origin = f"checkpoint step-{run.saved}" if run.saved else "the beginning"
     reason = f"attempt {attempt} on {len(placement)} hosts from {origin}"
@@ -100,7 +103,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
     )
     drills = tuple(drill for drill in run.job.drills if drill.id not in run.fired)
     start = StartAttempt(
-        attempt=attempt, hosts=placement, drills=drills, reason=reason, crossing=cost.crossing
+        attempt=attempt, hosts=placement, drills=drills, reason=reason, crossing=crossing
     )
     return after, (start,)
 
