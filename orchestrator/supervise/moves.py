@@ -61,6 +61,8 @@ def start_if_ready(run: Run, at: float) -> Result:
     """
     assert run.job is not None
     there = usable(run)
+    if run.leaving is not None:
+        return run, ()  # why the scheduler wants the hosts back is still to be told
     if len(there) < len(run.plan.hosts):
         return too_few(run, at, there)
     if at < run.settle_until and len(there) < len(hosts_given(run)):

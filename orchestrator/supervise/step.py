@@ -193,8 +193,10 @@ def _interrupted(run: Run, at: float) -> Run:
 
 def _left_behind(run: Run, at: float) -> Findings | None:
     """An attempt without an end means that the leader died under it, whatever had gone wrong."""
-    if run.stage not in (*LIVE, Stage.STOPPING) or run.leaving is not None:
+    if run.stage not in (*LIVE, Stage.STOPPING):
         return None
+    if run.leaving is not None:
+        return run.findings  # of before it was asked to leave
     return replace(
         run.findings or Findings(opened_at=at),
         leader_lost=run.last_at,
