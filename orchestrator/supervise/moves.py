@@ -65,7 +65,7 @@ def start_if_ready(run: Run, at: float) -> Result:
         return run, ()  # why the scheduler wants the hosts back is still to be told
     if len(there) < len(run.plan.hosts):
         return too_few(run, at, there)
-    if at < run.settle_until and len(there) < len(hosts_given(run)):
+    if at < run.settle_until and _coming(run, at):
         return run, ()
     if run.job.preflight and not all(run.hosts[name].checked for name in there):
         return check(run, at, there)
