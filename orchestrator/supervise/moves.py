@@ -76,10 +76,12 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
     assert run.job is not None
     plan = run.plan
     switches = run.allocation.switches if run.allocation else plan.switches
+    # Of a scheduler the plan's names only count hosts: that one of them is real means nothing.
+    planned = plan.hosts if run.allocation is None else ()
     placement = place(
         plan,
         there,
-        run.placement or plan.hosts,
+        run.placement or planned,
         switches=switches,
         traffic=plan.communication,
     )

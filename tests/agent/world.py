@@ -136,6 +136,8 @@ class FakeBackend:
         return self.flagged
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
+        if self.broken:
+            raise BackendError("the scheduler does not answer")
         return self.cause
 
     def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:

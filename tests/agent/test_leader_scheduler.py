@@ -1,0 +1,132 @@
+"""The real leader between a scheduler and agents that the test plays."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.errands import Errands
+from orchestrator.contract.actions import Requeue
+from orchestrator.contract.events import (
+    HostFlagged,
+    HostsChecked,
+    HostUnavailable,
+    LeaveAsked,
+    Replanned,
+)
+from orchestrator.contract.fence import Fence, GivenUp, read_fence, write_fence
+from orchestrator.contract.launch import Allocation
+from orchestrator.contract.protocol import Checked, CheckFabric, Leave, OfferPort, Port, Start, Stop
+from orchestrator.seams import HostNotice
+from orchestrator.supervise.state import JobPlan
+from tests.agent.leader_world import NAME, Led, go, play, stopped
+from tests.agent.world import WAIT_S, a_plan
+
+GRANTED = Allocation(id="7", restarts=0, hosts=("host-0", "host-1"))
+
+
+def test_a_job_that_is_asked_to_leave_is_queued_again_before_its_agents_go(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        job.backend.cause, job.backend.busy = "preempted", 1
+        zero, one = await job.started()
+        job.leader.warned("SIGUSR2")
+        for agent in (zero, one):
+            assert (await agent.hear(Stop)).grace_s == 5.0
+        await zero.say(stopped("host-0"))
+        await one.say(stopped("host-1"))
+        assert "preempted" in (await zero.hear(Leave)).reason
+        assert len(job.backend.requeued) == 2, "asked again when there was no answer"
+        for agent in (zero, one):
+            await agent.ws.close()
+        assert isinstance(await asyncio.wait_for(job.task, WAIT_S), Requeue)
+        assert [event.cause for event in job.events(LeaveAsked)] == [None, "preempted"]
+        assert "over" not in (job.run_dir.leader).read_text(), "the next start has agents too"
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.agent.errands.NOTICES_S", 0.05)
+    monkeypatch.setattr("orchestrator.agent.errands.REQUEUE_RETRY_S", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_the_scheduler_holds_against_a_host_is_told_once(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        job.backend.flagged = (HostNotice("host-1", "DRAINING", "bad fan"),)
+        zero, one = await job.started()
+        for agent in (zero, one):
+            assert (await agent.hear(Stop)).grace_s == 5.0
+        await zero.say(stopped("host-0"))
+        await one.say(stopped("host-1"))
+        await zero.hear(Leave)
+        assert job.backend.requeued == [("host-1",)]
+        assert len(job.events(HostFlagged)) == 1
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+def test_a_host_where_no_agent_can_be_had_makes_the_job_smaller(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        job.backend.broken = True
+        job.backend.smaller = JobPlan(plan=a_plan(1), number=2)
+        zero, one = await job.started()
+        await one.ws.close()
+        await zero.hear(Stop)
+        await zero.say(stopped("host-0"))
+        await zero.hear(OfferPort)
+        await zero.say(Port(attempt=2, port=20_002))
+        start = await zero.hear(Start)
+        assert (start.nodes, start.config) == (1, str(job.run_dir.trainer_config(2)))
+        assert job.events(HostUnavailable)[0].host == "host-1"
+        assert job.events(Replanned)[0].plan_number == 2
+
+    play(tmp_path, script, shrink=True)
+
+
+def test_hosts_try_each_other_and_the_judge_names_who_is_missing(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        agents = [await job.agent(f"host-{n}") for n in range(3)]
+        orders = [await agent.hear(CheckFabric) for agent in agents]
+        assert orders[0].rank == 0, "the leader's own host found the port"
+        assert {order.hosts for order in orders} == {("host-0", "host-1", "host-2")}
+        missing = ("host-1",)
+        for agent in (agents[0], agents[2]):
+            said = Checked(
+                check=1, host=agent.host, state="waited", seconds=None, waited_for=missing
+            )
+            await agent.say(said)
+        broken = Checked(check=1, host="host-1", state="broke", seconds=None, why="no route")
+        await agents[1].say(broken)
+        checked = await job.happens(HostsChecked)
+        assert checked.unfit == {"host-1": "no route"}
+        await go(agents[0], agents[2], 1)
+
+    three = replace(GRANTED, hosts=("host-0", "host-1", "host-2"))
+    play(tmp_path, script, allocation=three, preflight=True)
+
+
+def test_a_leader_that_was_replaced_leaves_the_journal_alone(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        await job.started()
+        fence = read_fence(job.run_dir.fence)
+        assert fence == Fence(leader=NAME, attempt=1), "raised before the attempt began"
+        before = job.run_dir.journal.read_bytes()
+        write_fence(job.run_dir.fence, Fence(leader="another", attempt=1))
+        with pytest.raises(GivenUp):
+            await asyncio.wait_for(job.task, WAIT_S)
+        assert job.run_dir.journal.read_bytes() == before
+
+    play(tmp_path, script)
+
+
+def test_errands_do_not_end_with_the_scheduler_being_down(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        errands: Errands = job.leader.errands
+        job.backend.broken = True
+        await errands.ask_why("SIGTERM")
+        assert (await job.happens(LeaveAsked)).cause == "unknown"
+
+    play(tmp_path, script, allocation=GRANTED)
