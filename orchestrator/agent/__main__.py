@@ -18,12 +18,14 @@ from orchestrator.agent.leader import Leader
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
+from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.rundir import RunDir
 from orchestrator.locks import is_free, try_lock
+from orchestrator.preflight.host import Wanted, examine_host, sight
 from orchestrator.seams import Clock
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.system import SystemClock
+from orchestrator.system import SystemClock, run_command
 
 log = logging.getLogger("orchestrator.agent")
 
@@ -55,6 +57,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         launch=args.launch,
         devices=args.devices,
         agent_timeout=args.agent_timeout,
+        findings=_look_at_host(args, environ),
     )
     try:
         if args.lead:
@@ -62,6 +65,15 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         return asyncio.run(_follow(config, environ, clock))
     finally:
         shutil.rmtree(config.place.socket.parent, ignore_errors=True)
+
+
+def _look_at_host(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    """What of this host is not in order."""
+    wanted = Wanted(devices=args.devices, run_dir=args.run_dir, address=args.address)
+    found = troubles(examine_host(wanted, environ, sight(run_command)))
+    for finding in found:
+        log.warning("%s: %s: %s", finding.verdict, finding.what, finding.found)
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
