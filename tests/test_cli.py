@@ -285,10 +285,10 @@ def test_cancel_ends_a_job_and_a_second_one_is_refused(job: Path, cluster: NoClu
 def test_doctor_says_with_its_code_whether_a_job_could_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from orchestrator.doctor import Finding
+    from orchestrator.contract.findings import Finding
 
     findings = [Finding(what="disk", verdict="ok", found="enough")]
-    monkeypatch.setattr("orchestrator.doctor.examine", lambda *_: tuple(findings))
+    monkeypatch.setattr("orchestrator.doctor.machine.examine", lambda *_: tuple(findings))
     done = ndctl("doctor", str(SPEC))
     assert (done.exit_code, done.output) == (0, "   ok  disk           enough\n")
     findings.append(Finding(what="ports", verdict="stops", found="none", fix="open one"))

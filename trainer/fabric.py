@@ -52,6 +52,8 @@ class Check:
     ends: float
     """Monotonic."""
     stage: str = "meeting the others"
+    server: Store | None = None
+    """Of rank 0, which lives as long as this does."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -65,7 +67,7 @@ class Check:
 def main(argv: Sequence[str]) -> int:
     check = _check(argv)
     if check.rank == 0:
-        server = TCPStore(
+        check.server = TCPStore(
             check.address, check.port, None, True, _seconds(check.left()), wait_for_workers=False
         )
     threading.Thread(target=_beat, args=(check,), daemon=True).start()
@@ -120,11 +122,11 @@ def _take_part(check: Check) -> Checked:
         world_size=len(check.hosts),
         timeout=_seconds(check.left()),
     )
-    check.stage = "the first all-reduce"
+    check.stage = "in the first all-reduce"
     _all_reduce(SIZES[0], device)
-    check.stage = "messages on the ring"
+    check.stage = "sending to its neighbours"
     links = _links(check, device)
-    check.stage = "all-reduces"
+    check.stage = "in an all-reduce"
     took = {size: min(_all_reduce(size, device) for _ in range(TIMES)) for size in SIZES}
     return Checked(
         check=check.number,

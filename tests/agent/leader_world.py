@@ -59,6 +59,7 @@ class FakeAgent:
                 pid=self.pid,
                 incarnation=str(self.pid),
                 launch=launch,
+                sent_at=1_800_000_000.0,
             )
         )
 

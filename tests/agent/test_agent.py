@@ -172,6 +172,7 @@ def test_an_agent_registers_with_the_token_and_leaves_when_told(tmp_path: Path) 
         pid=os.getpid(),
         incarnation=register.incarnation,
         launch=LAUNCH,
+        sent_at=register.sent_at,
     )
     assert len(register.incarnation) == 16
     assert code == exits.OK

@@ -97,7 +97,9 @@ def test_a_report_is_the_event_it_tells_of(
 
 
 def test_what_the_leader_finds_out_itself_is_an_event_as_well() -> None:
-    register = Register(host="h", address="10.0.0.1", devices=8, pid=5, incarnation="a1", launch=1)
+    register = Register(
+        host="h", address="10.0.0.1", devices=8, pid=5, incarnation="a1", launch=1, sent_at=AT
+    )
     assert registered(register, AT) == AgentRegistered(
         at=AT, host="h", address="10.0.0.1", devices=8, pid=5, incarnation="a1"
     )
