@@ -14,18 +14,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract.codec import Invalid, decode, encode, encode_tagged
+from orchestrator.contract.codec import Invalid, decode, encode
 
 FOLDER = ".hosts"
 LOCAL = "local"
-"""The cluster of jobs that play their hosts on one machine: its hosts are names, none is left out."""
+"""The cluster of jobs that play their hosts on one machine: these are names, none is left out."""
 WINDOW_S = 24 * 3600.0
 """Two strikes no further apart exclude a host, for as long after the later one."""
 LIMIT = 2
 HOST_KINDS = frozenset({"host-lost", "hang", "fabric", "preflight"})
 """Kinds of incidents whose culprit is the machine, where they name one."""
 HOST_SIGNALS = frozenset({"SIGKILL", "SIGBUS"})
-"""Of `rank-killed`: from the kernel or its memory. Others a program brings on itself, or a person."""
+"""Of `rank-killed`: from the kernel or the memory. A program or a person causes the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,14 @@ class Cleared:
 
 
 Line = Strike | Cleared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneLine:
+    """What a line of the file holds: one of these."""
+
+    strike: Strike | None = None
+    cleared: Cleared | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +90,8 @@ def counts(kind: str, signal: str | None = None, drill: str | None = None) -> bo
 def record(path: Path, line: Line) -> None:
     """Append; many processes may at once. Raises OSError when the disk does not take it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = json.dumps(encode_tagged(line), separators=(",", ":")).encode() + b"\n"
+    body = {type(line).__name__.lower(): encode(line)}
+    data = json.dumps(body, separators=(",", ":")).encode() + b"\n"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o664)
     try:
         size = os.fstat(fd).st_size
@@ -107,10 +116,10 @@ def recall(path: Path) -> tuple[Line, ...]:
 def _lines(data: bytes) -> Iterator[Line]:
     for text in data.split(b"\n")[:-1]:
         try:
-            line: Line = decode(Line, json.loads(text))
+            found: OneLine = decode(OneLine, json.loads(text))
         except (ValueError, Invalid):
             continue
-        yield line
+        yield from (line for line in (found.strike, found.cleared) if line is not None)
 
 
 def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:
