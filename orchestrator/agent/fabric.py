@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 MARGIN_S = 1.0
 """Before the order's limit, for the child's own verdict to come; after it the child is killed."""
+REAP_S = 0.5
 TAIL = 300
 
 
@@ -56,14 +57,21 @@ async def check_fabric(
         return _broke(order, place, f"its check gave no answer within {order.timeout_s:.0f} s")
     finally:
         if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
+            await _end(child)
     checked = read_checked(out)
     if checked is None:
         said = err.decode(errors="replace").strip()[-TAIL:]
         return _broke(order, place, f"its check ended with {child.returncode}: {said}")
     log.info("check %s: %s %s", order.check, checked.state, checked.why)
     return checked
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Kill it; one that is stuck in the kernel is left to end when it can."""
+    with contextlib.suppress(ProcessLookupError):
+        child.kill()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(child.communicate(), REAP_S)
 
 
 def read_checked(out: bytes) -> Checked | None:
