@@ -102,7 +102,7 @@ def test_three_hosts_that_are_well_reduce_and_name_nobody(tmp_path: Path) -> Non
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("stopped", [0, 2])
+@pytest.mark.parametrize("stopped", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_the_one_that_is_stopped_is_named(tmp_path: Path, stopped: int) -> None:
     reports = check(tmp_path, timeout_s=25.0, stopped=stopped)
     bad = HOSTS[stopped]
