@@ -12,6 +12,7 @@ from orchestrator.strikes import (
     LOCAL,
     WINDOW_S,
     Cleared,
+    Line,
     Strike,
     counts,
     excluded,
@@ -59,7 +60,7 @@ def test_a_strike_that_is_told_twice_counts_once() -> None:
 
 def test_a_host_that_was_cleared_begins_anew() -> None:
     cleared = Cleared(at=NOW + 2, host="node1", by="ada")
-    lines = [strike(), strike(at=NOW + 1, attempt=2), cleared]
+    lines: list[Line] = [strike(), strike(at=NOW + 1, attempt=2), cleared]
     assert fold(lines, NOW + 3) == ()
     (found,) = fold([*lines, strike(at=NOW + 4, attempt=3)], NOW + 5)
     assert (len(found.strikes), found.excluded_until) == (1, None)

@@ -167,6 +167,8 @@ def judge_config(config: Config, spec: SlurmSpec) -> Iterator[Finding]:
     yield _requeue(config)
     yield _preemption(config, spec)
     yield _kill_wait(config)
+    if "Prolog" in config:
+        yield _prolog(config)
     timeout = config.get("SlurmdTimeout", "unknown")
     yield Finding(
         what="dead nodes",
@@ -215,6 +217,19 @@ def _kill_wait(config: Config) -> Finding:
         return Finding(what="kill wait", verdict="ok", found=found)
     fix = f"ask for KillWait={KILL_WAIT_S}; a checkpoint that takes longer stays incomplete"
     return Finding(what="kill wait", verdict="warns", found=found, fix=fix)
+
+
+def _prolog(config: Config) -> Finding:
+    """By default Slurm holds a batch job whose Prolog failed, until somebody releases it."""
+    found = f"{config['Prolog']} looks at nodes first"
+    if "nohold_on_prolog_fail" in config.get("SchedulerParameters", ""):
+        return Finding(what="prolog", verdict="ok", found=found)
+    return Finding(
+        what="prolog",
+        verdict="warns",
+        found=f"{found}; a job that it refuses a node is held",
+        fix="ask for SchedulerParameters=nohold_on_prolog_fail; until then `scontrol release JOB`",
+    )
 
 
 def _number(text: str) -> int | None:

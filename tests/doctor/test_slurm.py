@@ -168,6 +168,15 @@ def test_times_and_requeues() -> None:
     assert (found.verdict, found.found) == ("note", "JobRequeue=0, RequeueExit=211")
 
 
+def test_a_prolog_that_fails_must_not_hold_the_job() -> None:
+    assert "prolog" not in settle()
+    held = settle(Prolog="/etc/slurm/prolog.sh")["prolog"]
+    assert (held.verdict, "scontrol release" in held.fix) == ("warns", True)
+    parameters = "bf_interval=1,nohold_on_prolog_fail"
+    settings = {"Prolog": "/etc/slurm/prolog.sh", "SchedulerParameters": parameters}
+    assert settle(**settings)["prolog"].verdict == "ok"
+
+
 def test_a_run_root_on_a_local_disk_is_told() -> None:
     assert look("shared root").found == "/home/ada/runs is on nfs4"
     local = look("shared root", root="/tmp/runs")
