@@ -288,7 +288,7 @@ def test_doctor_says_with_its_code_whether_a_job_could_run(
     from orchestrator.contract.findings import Finding
 
     findings = [Finding(what="disk", verdict="ok", found="enough")]
-    monkeypatch.setattr("orchestrator.doctor.examine", lambda *_: tuple(findings))
+    monkeypatch.setattr("orchestrator.doctor.machine.examine", lambda *_: tuple(findings))
     done = ndctl("doctor", str(SPEC))
     assert (done.exit_code, done.output) == (0, "   ok  disk           enough\n")
     findings.append(Finding(what="ports", verdict="stops", found="none", fix="open one"))

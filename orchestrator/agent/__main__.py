@@ -23,15 +23,17 @@ from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
 from orchestrator.contract.actions import EndJob, Requeue
 from orchestrator.contract.fence import GivenUp
+from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
 from orchestrator.locks import is_free, try_lock
+from orchestrator.preflight.host import Wanted, examine_host, sight
 from orchestrator.replan import replan
 from orchestrator.seams import Clock
 from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal, read
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.step import fold
-from orchestrator.system import SystemClock
+from orchestrator.system import SystemClock, run_command
 
 log = logging.getLogger("orchestrator.agent")
 
@@ -66,6 +68,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         term=Term(args.launch, args.restarts or 0),
         devices=args.devices,
         agent_timeout=args.agent_timeout,
+        findings=_look_at_host(args, environ),
     )
     try:
         scheduled = args.restarts is not None
@@ -77,6 +80,15 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         return code
     finally:
         shutil.rmtree(config.place.socket.parent, ignore_errors=True)
+
+
+def _look_at_host(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    """What of this host is not in order."""
+    wanted = Wanted(devices=args.devices, run_dir=args.run_dir, address=args.address)
+    found = troubles(examine_host(wanted, environ, sight(run_command)))
+    for finding in found:
+        log.warning("%s: %s: %s", finding.verdict, finding.what, finding.found)
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:

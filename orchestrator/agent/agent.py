@@ -20,6 +20,7 @@ from typing import Any, assert_never
 import aiohttp
 
 from orchestrator.agent.attempt import Attempt
+from orchestrator.agent.fabric import check_fabric
 from orchestrator.agent.sockets import free_port, listen
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term, leader_of
@@ -33,9 +34,12 @@ from orchestrator.contract.datagrams import (
     Saved,
     SaveFailed,
 )
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.protocol import (
     AGENT_PATH,
     PULSE_S,
+    Checked,
+    CheckFabric,
     Digest,
     Evidence,
     Gather,
@@ -72,6 +76,8 @@ class AgentConfig:
     term: Term
     devices: int
     agent_timeout: float
+    findings: tuple[Finding, ...] = ()
+    """What is not in order here, found before it registered."""
 
 
 class Agent:
@@ -89,6 +95,8 @@ class Agent:
         self.last_heard = clock.monotonic()
         self.exit_code: int | None = None
         self.tasks: set[asyncio.Task[None]] = set()
+        self.checks: dict[int, Checked | None] = {}
+        """What came of each check of the fabric; None while it is under way."""
 
     async def run(self) -> int:
         """Serve the leader until it lets go, or is gone; the exit code."""
@@ -166,6 +174,7 @@ class Agent:
             incarnation=self.incarnation,
             launch=self.config.term.launch,
             sent_at=self.clock.now(),
+            findings=self.config.findings,
         )
 
     def _repeat_ends(self) -> None:
@@ -214,6 +223,8 @@ class Agent:
             case OfferPort():
                 port = free_port(self.config.place.address)
                 self._report(Port(attempt=order.attempt, port=port))
+            case CheckFabric():
+                self._spawn(self._check(order))
             case Start():
                 self._spawn(self._start(order))
             case Stop():
@@ -241,6 +252,21 @@ class Agent:
     def _report(self, report: Report) -> None:
         self.outbox.append(report)
         self.wake.set()
+
+    async def _check(self, order: CheckFabric) -> None:
+        """Once for each order, which is said again after a reconnection."""
+        if order.check in self.checks:
+            self._report_check(self.checks[order.check])
+            return
+        self.checks[order.check] = None
+        self.checks[order.check] = await check_fabric(
+            order, self.config.place, self.environ, self.clock
+        )
+        self._report_check(self.checks[order.check])
+
+    def _report_check(self, checked: Checked | None) -> None:
+        if checked is not None:
+            self._report(checked)
 
     async def _start(self, order: Start) -> None:
         if self.attempt is not None and self.attempt.start.attempt < order.attempt:

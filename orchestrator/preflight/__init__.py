@@ -1,5 +1,6 @@
-"""Is a host fit to run ranks? Asked by its agent before it registers, and by the leader when it does.
+"""Is a host fit to run ranks? Asked by its agent before it registers, and by the leader then.
 
-`host.py` puts the question; `devices.py` and `links.py` know what to look at; `together.py` is what
-only two hosts can tell. Milliseconds and no torch; commands go through a Shell, files below a root.
+`host.py` puts the question; `devices.py` and `links.py` know what to look at; `together.py` is
+what only two hosts can tell. Milliseconds and no torch; commands go through a Shell, and files lie
+below a root.
 """

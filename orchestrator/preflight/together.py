@@ -1,5 +1,6 @@
 """What takes two hosts to see: the leader's look at a host whose agent registers."""
 
+import socket
 from collections.abc import Callable
 
 from orchestrator.contract.findings import Finding
@@ -32,3 +33,31 @@ def clock_skew(
 
 def name_resolves(host: str, address: str, resolve: Resolve) -> Finding | None:
     """Whether the leader's host finds `host` by its name, at an address that may be its own."""
+    fix = f"let {host} resolve on the leader's host too (DNS, /etc/hosts)"
+    try:
+        found = resolve(host)
+    except OSError as exc:
+        return Finding(
+            what="name",
+            verdict="warns",
+            found=f"the leader's host does not know {host}: {exc}",
+            fix=fix,
+        )
+    if address in found or _is_loopback(address) or not all(map(_is_loopback, found)):
+        return None  # another address of the host may be the one that it gave itself
+    return Finding(
+        what="name",
+        verdict="warns",
+        found=f"on the leader's host {host} is {', '.join(found)}; it says it is at {address}",
+        fix=fix,
+    )
+
+
+def addresses_of(name: str) -> tuple[str, ...]:
+    """The real `Resolve`; may take as long as the name servers."""
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +18,11 @@ from orchestrator.agent.whereabouts import Term, announce, announce_end
 from orchestrator.contract import exits
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.datagrams import RankEnded, RankStarted, Saved, SaveFailed, to_bytes
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.protocol import (
     AGENT_PATH,
+    Checked,
+    CheckFabric,
     Digest,
     Evidence,
     Exited,
@@ -410,3 +413,41 @@ def test_a_defect_in_a_task_makes_the_agent_leave(
         return await here.ends()
 
     assert play(tmp_path, script) == exits.FAILED
+
+
+def test_an_agent_says_what_is_not_in_order_on_its_host(tmp_path: Path) -> None:
+    full = Finding(what="scratch", verdict="stops", found="1 MiB free in /tmp")
+
+    async def script(here: World) -> Register:
+        here.agent.config = replace(here.agent.config, findings=(full,))
+        return await here.leader.hear(Register)
+
+    assert play(tmp_path, script).findings == (full,)
+
+
+@pytest.mark.process
+def test_an_agent_takes_part_in_a_check_of_the_fabric_once(tmp_path: Path) -> None:
+    verdict = Checked(check=1, host="host-0", state="ok", seconds=0.25)
+    order = CheckFabric(
+        check=1,
+        rank=0,
+        hosts=("host-0",),
+        master_address="127.0.0.1",
+        master_port=1,
+        timeout_s=20.0,
+    )
+
+    async def script(here: World) -> list[Checked]:
+        said = json.dumps({key: getattr(verdict, key) for key in ("check", "host", "state")})
+        child = Path(here.agent.config.place.python)
+        line = said[:-1] + ', "seconds": 0.25}'
+        child.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\necho '{line}'\n")
+        await here.leader.hear(Register)
+        await here.leader.say(order)
+        await here.leader.hear(Checked)
+        await here.leader.say(order)  # as after a reconnection
+        await here.leader.hear(Checked, 2)
+        return here.leader.of(Checked)
+
+    assert play(tmp_path, script) == [verdict, verdict]
+    assert (tmp_path / "runs").read_text() == "run\n"

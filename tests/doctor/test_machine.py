@@ -10,10 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator import doctor
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.plan import Plan
-from orchestrator.doctor import describe_findings, examine
+from orchestrator.doctor.machine import EARLIEST, describe_findings, examine
 from orchestrator.seams import Completed
 from orchestrator.system import SystemClock, run_command
 from tests.agent.world import TurnedClock, a_plan
@@ -250,4 +249,4 @@ def test_the_clock_goes_forward() -> None:
     before, now = clock.monotonic(), clock.now()
     clock.sleep(0.001)
     assert clock.monotonic() > before
-    assert now > doctor.EARLIEST
+    assert now > EARLIEST

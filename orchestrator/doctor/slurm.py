@@ -1,0 +1,264 @@
+"""What of this login node and its Slurm would stop a job, or its recovery. Only asks."""
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from orchestrator.contract.findings import Finding, Verdict
+from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.seams import Completed, Shell
+
+TIMEOUT_S = 15.0
+"""A controller that is down is found out after 4 to 8 s by the commands themselves."""
+COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
+OLDEST = (22, 5)
+"""The oldest version that all of this was tried on."""
+SUBMITIT = (1, 5)
+KILL_WAIT_S = 30
+"""Slurm's default; ranks that get less cannot end a write that they have begun."""
+LOCAL_FILE_SYSTEMS = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs"}
+)
+
+Config = Mapping[str, str]
+
+
+def examine_slurm(
+    run_root: Path, spec: SlurmSpec, shell: Shell, mounts: str
+) -> tuple[Finding, ...]:
+    """Every check; `mounts` is the text of /proc/mounts."""
+    return (
+        *_commands(shell),
+        _submitit(),
+        *_cluster(spec, shell),
+        _shared(run_root, mounts),
+    )
+
+
+def ask(shell: Shell, *argv: str) -> Completed:
+    """A command that does not answer is one that failed."""
+    try:
+        return shell(argv, timeout=TIMEOUT_S)
+    except TimeoutError:
+        return Completed(124, "", f"no answer within {TIMEOUT_S:.0f} s")
+
+
+def _commands(shell: Shell) -> Iterator[Finding]:
+    asked = {command: ask(shell, command, "--version") for command in COMMANDS}
+    missing = [command for command, done in asked.items() if done.code != 0]
+    if missing:
+        yield Finding(
+            what="commands",
+            verdict="stops",
+            found=f"{', '.join(missing)} cannot be run: {_said(asked[missing[0]])}",
+            fix="log in to a login node of the cluster, or put Slurm's commands on PATH",
+        )
+        return
+    text = asked["sbatch"].out.strip()
+    version = parse_version(text)
+    wanted = ".".join(f"{part:02}" for part in OLDEST)
+    if version is None or version < OLDEST:
+        fix = f"ndctl was tried on Slurm {wanted} and newer"
+        yield Finding(what="commands", verdict="warns", found=text, fix=fix)
+        return
+    yield Finding(what="commands", verdict="ok", found=text)
+
+
+def parse_version(text: str) -> tuple[int, int] | None:
+    """`slurm-wlm 22.05.8` or `slurm 24.11.1` as (22, 5) or (24, 11)."""
+    found = re.search(r"\b(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _said(done: Completed) -> str:
+    return (done.err or done.out).strip().partition("\n")[0] or f"exit code {done.code}"
+
+
+def _submitit() -> Finding:
+    bound = ".".join(map(str, SUBMITIT))
+    fix = f"pip install 'submitit>={bound}'"
+    try:
+        version = metadata.version("submitit")
+    except metadata.PackageNotFoundError:
+        return Finding(what="submitit", verdict="stops", found="not installed", fix=fix)
+    good = (parse_version(version) or (0, 0)) >= SUBMITIT
+    return Finding(
+        what="submitit",
+        verdict="ok" if good else "stops",
+        found=f"{version}, needs {bound}",
+        fix=fix,
+    )
+
+
+def _cluster(spec: SlurmSpec, shell: Shell) -> Iterator[Finding]:
+    shown = ask(shell, "scontrol", "show", "config")
+    if shown.code != 0:
+        yield Finding(
+            what="controller",
+            verdict="stops",
+            found=_said(shown),
+            fix="wait until slurmctld is back (`scontrol ping`), or check SLURM_CONF",
+        )
+        return
+    config = parse_config(shown.out)
+    name = config.get("ClusterName", "unknown")
+    found = f"cluster {name}, Slurm {config.get('SLURM_VERSION', 'of unknown version')}"
+    yield Finding(what="controller", verdict="ok", found=found)
+    partitions = ask(shell, "scontrol", "-o", "show", "partition")
+    yield judge_partition(spec.partition, parse_partitions(partitions.out))
+    yield _accounting(config, shell)
+    yield from judge_config(config, spec)
+
+
+def parse_config(text: str) -> Config:
+    """`scontrol show config`, without what it says `(null)` of."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs if value.strip() != "(null)"}
+
+
+def parse_partitions(text: str) -> Mapping[str, Config]:
+    """`scontrol -o show partition` by name."""
+    found = {}
+    for line in text.splitlines():
+        keys = dict(re.findall(r"(\w+)=(\S*)", line))
+        if "PartitionName" in keys:
+            found[keys["PartitionName"]] = keys
+    return found
+
+
+def judge_partition(name: str | None, partitions: Mapping[str, Config]) -> Finding:
+    names = ", ".join(partitions) or "none"
+    fix = "set cluster.slurm.partition to one of them"
+    if name is None:
+        name = next((n for n, keys in partitions.items() if keys.get("Default") == "YES"), None)
+        if name is None:
+            found = f"no default among {names}"
+            return Finding(what="partition", verdict="stops", found=found, fix=fix)
+    keys = partitions.get(name)
+    if keys is None:
+        found = f"there is no {name}; there are {names}"
+        return Finding(what="partition", verdict="stops", found=found, fix=fix)
+    state = keys.get("State", "UNKNOWN")
+    found = f"{name} is {state}, time limit {keys.get('MaxTime', 'unknown')}"
+    if state != "UP":
+        fix = f"another partition, or ask your admins when {name} is up again"
+        verdict: Verdict = "warns" if state == "DOWN" else "stops"
+        return Finding(what="partition", verdict=verdict, found=found, fix=fix)
+    return Finding(what="partition", verdict="ok", found=found)
+
+
+def _accounting(config: Config, shell: Shell) -> Finding:
+    """ndctl does not need it; without it a job's end is known while Slurm remembers the job."""
+    kind = config.get("AccountingStorageType", "accounting_storage/none")
+    if kind.endswith("/none"):
+        kept = config.get("MinJobAge", "unknown")
+        found = f"none; squeue remembers a job for {kept}"
+        return Finding(what="accounting", verdict="note", found=found)
+    done = ask(shell, "sacct", "-n", "-X", "--starttime", "now-1minutes")
+    if done.code == 0:
+        return Finding(what="accounting", verdict="ok", found="sacct answers")
+    fix = "jobs run without it; tell your admins: slurmdbd"
+    return Finding(what="accounting", verdict="warns", found=_said(done), fix=fix)
+
+
+def judge_config(config: Config, spec: SlurmSpec) -> Iterator[Finding]:
+    """What the site's settings mean for recovery. Pure."""
+    yield _requeue(config)
+    yield _preemption(config, spec)
+    yield _kill_wait(config)
+    if "Prolog" in config:
+        yield _prolog(config)
+    timeout = config.get("SlurmdTimeout", "unknown")
+    yield Finding(
+        what="dead nodes",
+        verdict="note",
+        found=f"Slurm notices one after {timeout}; ndctl after resilience.agent_timeout",
+    )
+    wait = _number(config.get("WaitTime", "0"))
+    if wait:
+        found = f"WaitTime={wait} s: srun ends a step so long after its first task ended"
+        yield Finding(what="wait time", verdict="note", found=f"{found}; ndctl asks for --wait=0")
+
+
+def _requeue(config: Config) -> Finding:
+    codes = config.get("RequeueExit")
+    found = f"JobRequeue={config.get('JobRequeue', '0')}"
+    if codes:
+        found += f", RequeueExit={codes}"
+    if config.get("JobRequeue") == "1":
+        return Finding(what="requeue", verdict="ok", found=found)
+    fix = "nothing if the site lets jobs ask for --requeue, as ndctl does; else JobRequeue=1"
+    return Finding(what="requeue", verdict="note", found=found, fix=fix)
+
+
+def _preemption(config: Config, spec: SlurmSpec) -> Finding:
+    mode, kind = config.get("PreemptMode", "OFF"), config.get("PreemptType", "preempt/none")
+    found = f"PreemptMode={mode}, {kind}"
+    if mode == "OFF" or kind.endswith("/none"):
+        return Finding(what="preemption", verdict="ok", found=found)
+    if "SUSPEND" in mode or "GANG" in mode:
+        fix = "a suspended rank looks like one that hangs: use a partition that is not suspended"
+        return Finding(what="preemption", verdict="warns", found=found, fix=fix)
+    if "preempt_send_user_signal" in config.get("SlurmctldParameters", ""):
+        found += f"; ranks are warned {spec.notice_s:.0f} s before where GraceTime allows"
+        return Finding(what="preemption", verdict="ok", found=found)
+    fix = "ask for SlurmctldParameters=preempt_send_user_signal and a GraceTime; until then the"
+    fix += " last checkpoint is what a preempted job goes on from: checkpoint.every_steps"
+    return Finding(what="preemption", verdict="warns", found=found, fix=fix)
+
+
+def _kill_wait(config: Config) -> Finding:
+    wait = _number(config.get("KillWait", ""))
+    if wait is None:
+        return Finding(what="kill wait", verdict="note", found="unknown")
+    found = f"{wait} s between SIGTERM and SIGKILL"
+    if wait >= KILL_WAIT_S:
+        return Finding(what="kill wait", verdict="ok", found=found)
+    fix = f"ask for KillWait={KILL_WAIT_S}; a checkpoint that takes longer stays incomplete"
+    return Finding(what="kill wait", verdict="warns", found=found, fix=fix)
+
+
+def _prolog(config: Config) -> Finding:
+    """By default Slurm holds a batch job whose Prolog failed, until somebody releases it."""
+    found = f"{config['Prolog']} looks at nodes first"
+    if "nohold_on_prolog_fail" in config.get("SchedulerParameters", ""):
+        return Finding(what="prolog", verdict="ok", found=found)
+    return Finding(
+        what="prolog",
+        verdict="warns",
+        found=f"{found}; a job that it refuses a node is held",
+        fix="ask for SchedulerParameters=nohold_on_prolog_fail; until then `scontrol release JOB`",
+    )
+
+
+def _number(text: str) -> int | None:
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else None
+
+
+def _shared(run_root: Path, mounts: str) -> Finding:
+    """Leader, agents and login nodes all read the run directory."""
+    place = run_root.absolute()
+    kind = file_system(place, mounts)
+    if kind not in LOCAL_FILE_SYSTEMS:
+        return Finding(what="shared root", verdict="ok", found=f"{place} is on {kind}")
+    return Finding(
+        what="shared root",
+        verdict="warns",
+        found=f"{place} is on {kind}, which looks local to this node",
+        fix="give --run-root (or run_root) a directory on the file system that all nodes share",
+    )
+
+
+def file_system(place: Path, mounts: str) -> str:
+    """The type of the file system that `place` is on, by the text of /proc/mounts. Pure."""
+    best, kind = -1, "unknown"
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = Path(re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), fields[1]))
+        if place.is_relative_to(point) and len(point.parts) >= best:  # later mounts cover earlier
+            best, kind = len(point.parts), fields[2]
+    return kind

@@ -1,0 +1,89 @@
+# Sourced by prolog.sh, epilog.sh and healthcheck.sh: is this node fit to run ranks?
+# The limits are those of orchestrator/preflight (a test compares them). A site may set, in
+# /etc/ndctl-host-checks.conf: NDCTL_GPUS (how many there must be), NDCTL_SCRATCH (default /tmp).
+# NDCTL_ROOT is for tests: where /proc, /dev and /tmp lie.
+
+PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+SMI_TIMEOUT_S=20
+SCONTROL_TIMEOUT_S=10
+SHM_LEAST_MIB=64
+SCRATCH_LEAST_MIB=64
+QUERY=pci.bus_id,name,ecc.errors.uncorrected.volatile.total,retired_pages.pending
+REMAP_QUERY=gpu_bus_id,remapped_rows.pending,remapped_rows.failure
+
+root=${NDCTL_ROOT:-}
+if [ -r "$root/etc/ndctl-host-checks.conf" ]; then
+  # shellcheck source=/dev/null
+  . "$root/etc/ndctl-host-checks.conf"
+fi
+answer=
+
+# within SECONDS COMMAND...: its output in $answer; 124 when it does not end. It is killed but not
+# waited for, as one that waits in the kernel (a broken GPU's driver) cannot be.
+within() {
+  local limit=$1 file pid code i
+  shift
+  answer=
+  file=$(mktemp "${root:-}/dev/shm/ndctl-XXXXXX" 2>/dev/null || mktemp 2>/dev/null) || return 125
+  "$@" >"$file" 2>&1 </dev/null &
+  pid=$!
+  code=124
+  for ((i = 0; i < limit * 10; i++)); do
+    if ! kill -0 "$pid" 2>/dev/null; then
+      code=0
+      wait "$pid" || code=$?
+      break
+    fi
+    sleep 0.1
+  done
+  [ "$code" -ne 124 ] || kill -KILL "$pid" 2>/dev/null
+  answer=$(cat "$file")
+  rm -f "$file"
+  return "$code"
+}
+
+# Each check prints one line for what is wrong, and nothing when all is well.
+
+check_gpus() {
+  local wanted=${NDCTL_GPUS:-0} known seen bad
+  known=$(find "$root/proc/driver/nvidia/gpus" -mindepth 1 -maxdepth 1 2>/dev/null | wc -l)
+  [ "$wanted" -gt 0 ] || wanted=$known
+  [ "$wanted" -gt 0 ] || return 0
+  within "$SMI_TIMEOUT_S" nvidia-smi "--query-gpu=$QUERY" --format=csv,noheader,nounits || {
+    echo "nvidia-smi failed or hangs ($?): $(tail -n 1 <<<"$answer")"
+    return 0
+  }
+  seen=$(grep -cE '^[0-9A-Fa-f]+:[0-9A-Fa-f]{2}:' <<<"$answer")
+  [ "$seen" -ge "$wanted" ] || echo "$seen of $wanted GPUs"
+  bad=$(awk -F', *' '$3 ~ /^[0-9]+$/ && $3 > 0 { printf "%s uncorrected ECC errors on GPU %s; ", $3, $1 }
+    tolower($4) == "yes" || $4 == "1" { printf "memory pages to retire on GPU %s; ", $1 }' <<<"$answer")
+  [ -z "$bad" ] || echo "${bad%; }"
+  within "$SMI_TIMEOUT_S" nvidia-smi "--query-remapped-rows=$REMAP_QUERY" --format=csv,noheader,nounits || return 0
+  bad=$(awk -F', *' 'tolower($3) == "yes" || $3 == "1" { printf "row remapping failed on GPU %s; ", $1; next }
+    tolower($2) == "yes" || $2 == "1" { printf "rows to remap on GPU %s; ", $1 }' <<<"$answer")
+  [ -z "$bad" ] || echo "${bad%; }"
+}
+
+# check_room DIRECTORY MIB: is there so much room, and may it be written to?
+check_room() {
+  local free file
+  within 5 df -Pm "$1" || { echo "$1 cannot be looked at"; return 0; }
+  free=$(awk 'END { print $4 }' <<<"$answer")
+  [ "$free" -ge "$2" ] || { echo "$1 has $free MiB left, $2 needed"; return 0; }
+  file=$(mktemp "$1/.ndctl-XXXXXX" 2>/dev/null) || { echo "$1 cannot be written to"; return 0; }
+  rm -f "$file"
+}
+
+troubles() {
+  {
+    check_gpus
+    check_room "$root/dev/shm" "$SHM_LEAST_MIB"
+    check_room "${NDCTL_SCRATCH:-$root/tmp}" "$SCRATCH_LEAST_MIB"
+  } | paste -sd ';' | sed 's/;/; /g'
+}
+
+drain() {
+  local node=${SLURMD_NODENAME:-$(hostname -s)}
+  within "$SCONTROL_TIMEOUT_S" scontrol update "NodeName=$node" State=DRAIN "Reason=ndctl: $1" ||
+    echo "$node could not be drained: $answer" >&2
+}

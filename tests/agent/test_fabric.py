@@ -1,0 +1,186 @@
+"""The small all-reduce, with real processes and torch on loopback."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.evidence import process_state
+from orchestrator.agent.fabric import check_fabric, read_checked, render
+from orchestrator.agent.sockets import free_port
+from orchestrator.agent.torchrun import HostPlace
+from orchestrator.contract.protocol import Checked, CheckFabric
+from orchestrator.contract.rundir import RunDir
+from orchestrator.locks import is_free
+from orchestrator.supervise.fabric import judge
+from orchestrator.system import SystemClock
+from trainer.fabric import turns
+
+HOSTS = ("node1", "node2", "node3")
+
+
+def a_place(folder: Path, host: str, python: str = sys.executable) -> HostPlace:
+    run_dir = RunDir(folder / "job")
+    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    return HostPlace(
+        python=python,
+        run_dir=run_dir,
+        host=host,
+        address="127.0.0.1",
+        socket=folder / "sock",
+        parent=os.getpid(),
+    )
+
+
+def an_order(rank: int, port: int, timeout_s: float) -> CheckFabric:
+    return CheckFabric(
+        check=7,
+        rank=rank,
+        hosts=HOSTS,
+        master_address="127.0.0.1",
+        master_port=port,
+        timeout_s=timeout_s,
+    )
+
+
+def child_of(rank: int) -> int | None:
+    """The process of a rank of ours, once it is the check itself."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            ours = b"trainer.fabric" in words and f"--rank={rank}".encode() in words
+            if ours and int(parent) == os.getpid():
+                return int(folder.name)
+    return None
+
+
+def check(folder: Path, timeout_s: float, stopped: int | None = None) -> dict[str, Checked]:
+    """Three hosts check one another; one of them may be stopped soon after its start."""
+    port = free_port("127.0.0.1")
+
+    async def stop(rank: int) -> None:
+        while (pid := child_of(rank)) is None:
+            await asyncio.sleep(0.02)
+        os.kill(pid, signal.SIGSTOP)
+
+    async def all_hosts() -> list[Checked]:
+        clock = SystemClock()
+        checks = [
+            check_fabric(an_order(rank, port, timeout_s), a_place(folder, host), os.environ, clock)
+            for rank, host in enumerate(HOSTS)
+        ]
+        if stopped is None:
+            return list(await asyncio.gather(*checks))
+        *reports, _ = await asyncio.gather(*checks, stop(stopped))
+        return [report for report in reports if report is not None]
+
+    reports = {report.host: report for report in asyncio.run(all_hosts())}
+    for host in HOSTS:
+        deadline = time.monotonic() + 20
+        while not is_free(RunDir(folder / "job").ranks_lock(host)):
+            assert time.monotonic() < deadline, f"a process of {host} is left"
+            time.sleep(0.02)
+    return reports
+
+
+@pytest.mark.process
+def test_three_hosts_that_are_well_reduce_and_name_nobody(tmp_path: Path) -> None:
+    reports = check(tmp_path, timeout_s=100.0)
+    assert [report.state for report in reports.values()] == ["ok"] * 3
+    for host, report in reports.items():
+        assert {link.peer for link in report.links} == set(HOSTS) - {host}
+        assert report.seconds is not None
+        assert report.seconds > 0
+    assert judge(HOSTS, reports, limit=1e9) == {}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("stopped", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_the_one_that_is_stopped_is_named(tmp_path: Path, stopped: int) -> None:
+    reports = check(tmp_path, timeout_s=25.0, stopped=stopped)
+    bad = HOSTS[stopped]
+    named = judge(HOSTS, reports)
+    assert named == {bad: "its check gave no answer within 25 s"}
+    for host in set(HOSTS) - {bad}:
+        assert reports[host].state == "waited"
+        assert reports[host].waited_for == (bad,)
+
+
+def ask(place: HostPlace, timeout_s: float) -> Checked:
+    return asyncio.run(check_fabric(an_order(0, 1, timeout_s), place, os.environ, SystemClock()))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("program", "state", "why"),
+    [
+        ("echo torch is broken >&2; exit 3", "broke", "its check ended with 3: torch is broken"),
+        ("kill -9 $$", "broke", "its check ended with -9: "),
+        ("echo nonsense", "broke", "its check ended with 0: "),
+        ('echo \'{"check":7,"host":"node1","state":"waited","seconds":null}\'', "waited", ""),
+    ],
+)
+def test_whatever_the_child_does_there_is_an_answer(
+    tmp_path: Path, program: str, state: str, why: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o755)
+    report = ask(a_place(tmp_path, "node1", str(python)), timeout_s=20.0)
+    assert (report.host, report.state, report.why) == ("node1", state, why)
+
+
+@pytest.mark.process
+def test_a_child_that_gives_no_answer_is_killed(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    python.chmod(0o755)
+    report = ask(a_place(tmp_path, "node1", str(python)), timeout_s=0.5)
+    assert (report.state, report.why) == ("broke", "its check gave no answer within 0 s")
+    assert process_state(int((tmp_path / "pid").read_text())) in ("gone", "Z")
+
+
+def test_a_python_that_is_not_there_is_an_answer_too(tmp_path: Path) -> None:
+    report = ask(a_place(tmp_path, "node1", str(tmp_path / "none")), timeout_s=20.0)
+    assert report.state == "broke"
+    assert report.why.startswith("the check could not be started")
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    words = render(an_order(2, 23_456, 30.0), a_place(tmp_path, "node3"), until=1234.5)
+    assert words[words.index("trainer.fabric") :] == [
+        "trainer.fabric",
+        "--check=7",
+        "--rank=2",
+        "--hosts=node1,node2,node3",
+        "--address=127.0.0.1",
+        "--port=23456",
+        "--until=1234.500",
+    ]
+    assert words[1:4] == ["-m", "orchestrator.agent.keeper", "bind"]
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff\n", b"{}\n", b"3\n"])
+def test_what_is_no_verdict(text: bytes) -> None:
+    assert read_checked(text) is None
+
+
+@pytest.mark.parametrize("count", range(2, 20))
+def test_links_of_one_turn_share_no_host(count: int) -> None:
+    """Each link once; a host takes part in one at a time, and never waits in a circle."""
+    order = turns(count)
+    assert len(order) == len(set(order)) == (count if count > 2 else 1)
+    key: Callable[[tuple[int, int]], tuple[bool, int]] = lambda pair: (  # noqa: E731
+        count % 2 == 1 and pair[0] == count - 1,
+        pair[0] % 2,
+    )
+    for turn in {key(pair) for pair in order}:
+        hosts = [host for pair in order if key(pair) == turn for host in pair]
+        assert len(hosts) == len(set(hosts))

@@ -1,0 +1,163 @@
+"""The scripts that a Slurm site installs, on hosts made up as trees of files."""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator.preflight import devices, host
+
+pytestmark = pytest.mark.process
+
+SLURM = Path(__file__).parent.parent.parent / "slurm"
+SCRIPTS = ("prolog.sh", "epilog.sh", "healthcheck.sh")
+
+
+@dataclass
+class Node:
+    """A node below `root`, with an nvidia-smi and an scontrol that remembers."""
+
+    root: Path
+
+    def program(self, name: str, text: str) -> None:
+        path = self.root / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def has_gpus(self, count: int, listed: str, rows: str = "") -> None:
+        for bus in range(count):
+            (self.root / f"proc/driver/nvidia/gpus/0000:{bus:02x}:00.0").mkdir(parents=True)
+        self.program(
+            "nvidia-smi",
+            f"case $1 in --query-gpu=*) printf '{listed}' ;; *) printf '{rows}' ;; esac",
+        )
+
+    def run(self, script: str, **environ: str) -> int:
+        done = subprocess.run(
+            [str(SLURM / script)],
+            env={
+                "PATH": f"{self.root}/bin:{os.environ['PATH']}",
+                "NDCTL_ROOT": str(self.root),
+                "SLURMD_NODENAME": "node7",
+                **environ,
+            },
+            timeout=60,
+            check=False,
+        )
+        return done.returncode
+
+    @property
+    def drained(self) -> str:
+        """What scontrol was asked for, if it was."""
+        asked = self.root / "asked"
+        return asked.read_text().strip() if asked.exists() else ""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    for folder in ("bin", "dev/shm", "tmp", "etc", "proc"):
+        (tmp_path / folder).mkdir(parents=True)
+    made = Node(tmp_path)
+    made.program("scontrol", f'echo "$@" >> {tmp_path}/asked')
+    return made
+
+
+GOOD = r"00000000:00:00.0, NVIDIA H100, 0, [N/A]\n00000000:01:00.0, NVIDIA H100, 0, [N/A]\n"
+ECC = GOOD.replace("H100, 0, [N/A]", "H100, 3, [N/A]", 1)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_sound_node_is_left_alone(node: Node, script: str) -> None:
+    assert node.run(script) == 0, "one without GPUs"
+    node.has_gpus(2, GOOD, r"00000000:00:00.0, 0, 0\n00000000:01:00.0, No, No\n")
+    assert node.run(script) == 0
+    assert node.drained == ""
+
+
+@pytest.mark.parametrize(
+    ("listed", "rows", "why"),
+    [
+        (GOOD, r"00000000:01:00.0, 1, 0\n", "rows to remap on GPU 00000000:01:00.0"),
+        (GOOD, r"00000000:01:00.0, No, Yes\n", "row remapping failed on GPU 00000000:01:00.0"),
+        (ECC, "", "3 uncorrected ECC errors on GPU 00000000:00:00.0"),
+        (GOOD.split(r"\n")[0], "", "1 of 2 GPUs"),
+    ],
+)
+def test_a_broken_gpu_drains_the_node(node: Node, listed: str, rows: str, why: str) -> None:
+    node.has_gpus(2, listed, rows)
+    assert node.run("healthcheck.sh") == 0
+    reason = f"Reason=ndctl: health check: {why}"
+    assert node.drained == f"update NodeName=node7 State=DRAIN {reason}"
+
+
+def test_only_the_prolog_sends_the_job_back(node: Node) -> None:
+    node.has_gpus(2, GOOD.split(r"\n")[0])
+    assert node.run("prolog.sh") == 1
+    assert node.run("epilog.sh", SLURM_JOB_ID="17") == 0
+    first, second = node.drained.splitlines()
+    assert first.endswith("ndctl: prolog: 1 of 2 GPUs")
+    assert second.endswith("ndctl: epilog of job 17: 1 of 2 GPUs")
+
+
+def test_a_driver_that_hangs_is_not_waited_for(node: Node) -> None:
+    node.has_gpus(1, GOOD)
+    node.program("nvidia-smi", "exec sleep 600")
+    script = (SLURM / "host_checks.sh").read_text()
+    short = script.replace("SMI_TIMEOUT_S=20", "SMI_TIMEOUT_S=1")
+    (node.root / "host_checks.sh").write_text(short)
+    (node.root / "healthcheck.sh").write_text((SLURM / "healthcheck.sh").read_text())
+    (node.root / "healthcheck.sh").chmod(0o755)
+    assert node.run(str(node.root / "healthcheck.sh")) == 0
+    assert "nvidia-smi failed or hangs (124)" in node.drained
+
+
+def test_a_site_says_how_many_gpus_there_must_be(node: Node) -> None:
+    (node.root / "etc/ndctl-host-checks.conf").write_text("NDCTL_GPUS=8\n")
+    node.has_gpus(0, GOOD)
+    assert node.run("healthcheck.sh") == 0
+    assert node.drained.endswith("2 of 8 GPUs")
+
+
+def test_a_full_or_missing_place_drains_the_node(node: Node) -> None:
+    full = "Filesystem 1M Used Available Use% Mounted"
+    node.program("df", f'echo "{full}"; echo "x 100 97 3 97% $2"')
+    assert node.run("healthcheck.sh") == 0
+    shm, tmp = f"{node.root}/dev/shm", f"{node.root}/tmp"
+    assert node.drained.endswith(
+        f"{shm} has 3 MiB left, 64 needed; {tmp} has 3 MiB left, 64 needed"
+    )
+    (node.root / "bin/df").unlink()
+    assert node.run("healthcheck.sh", NDCTL_SCRATCH=f"{node.root}/gone") == 0
+    assert node.drained.endswith(f"{node.root}/gone cannot be looked at")
+
+
+def test_an_scontrol_that_fails_changes_no_exit_code(node: Node) -> None:
+    node.has_gpus(2, GOOD.split(r"\n")[0])
+    node.program("scontrol", "exit 1")
+    assert node.run("healthcheck.sh") == 0
+    assert node.run("prolog.sh") == 1
+
+
+def test_the_epilog_removes_what_dead_ranks_left_of_a_user_who_is_gone(node: Node) -> None:
+    shm = node.root / "dev/shm"
+    for name in ("nccl-abc", "torch_1", "mine"):
+        (shm / name).write_text("")
+    uid = str(os.getuid())
+    assert node.run("epilog.sh", SLURM_JOB_UID=uid) == 0
+    assert len(list(shm.iterdir())) == 3, "this test runs as that user"
+    node.program("pgrep", "exit 1")
+    assert node.run("epilog.sh", SLURM_JOB_UID=uid) == 0
+    assert [path.name for path in shm.iterdir()] == ["mine"]
+
+
+def test_scripts_and_agents_have_the_same_limits() -> None:
+    text = (SLURM / "host_checks.sh").read_text()
+    said = dict(re.findall(r"^([A-Z_]+)=(\S+)$", text, re.MULTILINE))
+    assert float(said["SMI_TIMEOUT_S"]) == devices.SMI_TIMEOUT_S
+    assert int(said["SHM_LEAST_MIB"]) << 20 == host.SHM_LEAST
+    assert int(said["SCRATCH_LEAST_MIB"]) << 20 == host.SCRATCH_BYTES
+    assert said["QUERY"] == devices.QUERY
+    assert said["REMAP_QUERY"] == devices.REMAP_QUERY

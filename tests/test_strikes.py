@@ -1,0 +1,180 @@
+import json
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.cli import cli
+from orchestrator.strikes import (
+    LOCAL,
+    WINDOW_S,
+    Cleared,
+    Line,
+    Strike,
+    counts,
+    excluded,
+    fold,
+    path_of,
+    recall,
+    record,
+)
+
+NOW = 1_800_000_000.0
+
+
+def strike(host: str = "node1", at: float = NOW, attempt: int = 1, job: str = "llama") -> Strike:
+    return Strike(
+        at=at, host=host, job=job, attempt=attempt, kind="host-lost", cause="it said nothing"
+    )
+
+
+def test_a_host_that_was_culprit_twice_in_a_day_is_left_out_for_a_day(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, strike(at=NOW - 3600))
+    assert excluded(path, NOW) == {}
+    record(path, strike(at=NOW, attempt=2))
+    why = excluded(path, NOW + 1)
+    assert list(why) == ["node1"]
+    assert why["node1"].startswith("excluded until 2027-01-16 08:00:00 UTC: 2 strikes, last host")
+    assert "in llama: it said nothing" in why["node1"]
+    assert excluded(path, NOW + WINDOW_S) == {}
+
+
+def test_two_strikes_further_apart_than_a_day_exclude_nobody(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, strike(at=NOW - WINDOW_S - 1))
+    record(path, strike(at=NOW, attempt=2))
+    assert excluded(path, NOW) == {}
+
+
+def test_a_strike_that_is_told_twice_counts_once() -> None:
+    (found,) = fold([strike(), strike(at=NOW + 5)], NOW + 6)
+    assert found.strikes == (strike(),)
+    assert found.excluded_until is None
+    (found,) = fold([strike(), strike(job="other")], NOW)
+    assert found.excluded_until == NOW + WINDOW_S
+
+
+def test_a_host_that_was_cleared_begins_anew() -> None:
+    cleared = Cleared(at=NOW + 2, host="node1", by="ada")
+    lines: list[Line] = [strike(), strike(at=NOW + 1, attempt=2), cleared]
+    assert fold(lines, NOW + 3) == ()
+    (found,) = fold([*lines, strike(at=NOW + 4, attempt=3)], NOW + 5)
+    assert (len(found.strikes), found.excluded_until) == (1, None)
+
+
+@given(st.permutations([strike(at=NOW + i, attempt=i, host=f"n{i % 3}") for i in range(7)]))
+def test_the_order_of_the_lines_does_not_matter(lines: list[Strike]) -> None:
+    assert fold(lines, NOW + 9) == fold(sorted(lines, key=lambda line: line.at), NOW + 9)
+
+
+def test_local_hosts_are_only_names(tmp_path: Path) -> None:
+    path = path_of(tmp_path, LOCAL)
+    for attempt in range(3):
+        record(path, strike(host="host-0", attempt=attempt))
+    assert excluded(path, NOW) == {}
+
+
+def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "tb")
+    assert recall(path) == ()
+    record(path, strike())
+    with path.open("ab") as file:
+        file.write(b'{"strike":{"at":18')  # its writer's node lost power
+    assert recall(path) == (strike(),)
+    record(path, strike(attempt=2))
+    assert recall(path) == (strike(), strike(attempt=2))
+
+
+def _append(path: Path, job: str) -> None:
+    for attempt in range(50):
+        record(path, strike(job=job, attempt=attempt))
+
+
+@pytest.mark.process
+def test_many_jobs_append_at_once(tmp_path: Path) -> None:
+    path, context = path_of(tmp_path, "tb"), get_context("fork")
+    writers = [context.Process(target=_append, args=(path, f"job-{i}")) for i in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(20)
+        assert writer.exitcode == 0
+    expected = {(f"job-{i}", attempt) for i in range(4) for attempt in range(50)}
+    found = [(line.job, line.attempt) for line in recall(path) if isinstance(line, Strike)]
+    assert len(found) == 200
+    assert set(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "signal", "drill", "expected"),
+    [
+        ("host-lost", None, None, True),
+        ("hang", None, None, True),
+        ("fabric", None, None, True),
+        ("preflight", None, None, True),
+        ("rank-killed", "SIGKILL", None, True),
+        ("rank-killed", "SIGBUS", None, True),
+        ("rank-killed", "SIGSEGV", None, False),
+        ("rank-killed", "SIGTERM", None, False),
+        ("rank-killed", "SIGKILL", "kill:rank=0@step=2", False),
+        ("exception", None, None, False),
+        ("rank-exited", None, None, False),
+        ("rank-stopped", None, None, False),
+        ("leader-lost", None, None, False),
+        ("preempted", None, None, False),
+    ],
+)
+def test_what_counts_against_a_host(
+    kind: str, signal: str | None, drill: str | None, expected: bool
+) -> None:
+    assert counts(kind, signal, drill) is expected
+
+
+# ndctl hosts
+
+
+def ndctl(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, words)
+    return done.exit_code, done.output if done.exception is None else str(done.exception)
+
+
+def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> None:
+    from orchestrator.system import SystemClock
+
+    now = SystemClock().now()
+    root = ["--run-root", str(tmp_path)]
+    assert ndctl("hosts", *root) == (0, f"no strikes in {tmp_path}\n")
+    for attempt in (1, 2):
+        record(path_of(tmp_path, "tb"), strike(at=now - 60, attempt=attempt))
+        record(path_of(tmp_path, LOCAL), strike(host="host-0", at=now - 60, attempt=attempt))
+    code, said = ndctl("hosts", *root)
+    assert code == 0
+    first, _, _, local, *strikes = said.splitlines()
+    assert first.startswith("local/host-0  2 strikes, may be used: the hosts of local jobs")
+    assert local.startswith("tb/node1  2 strikes, excluded until 20")
+    assert strikes[0].endswith("host-lost in llama, attempt 1: it said nothing")
+    body = json.loads(ndctl("hosts", *root, "--json")[1])
+    assert [(row["cluster"], row["host"], row["excluded"]) for row in body] == [
+        ("local", "host-0", False),
+        ("tb", "node1", True),
+    ]
+    assert body[1]["strikes"][0]["cause"] == "it said nothing"
+    assert ndctl("hosts", *root, "clear", "node1") == (0, "node1 has no strikes any more in tb\n")
+    assert "tb/" not in ndctl("hosts", *root)[1]
+
+
+def test_clearing_a_host_that_nothing_is_held_against_is_an_error(tmp_path: Path) -> None:
+    code, said = ndctl("hosts", "--run-root", str(tmp_path), "clear", "node1")
+    assert code == 1
+    assert "nothing is held against node1" in said
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / ".hosts").write_text("")
+    with pytest.raises(OSError, match="exists"):
+        record(path_of(tmp_path, "tb"), strike())
+    assert list(tmp_path.iterdir()) == [tmp_path / ".hosts"]
