@@ -276,12 +276,13 @@ def submitted_event(submission: Submission, past: Run, at: float) -> JobSubmitte
     spec = submission.planned.spec
     resilience = spec.resilience
     number = past.job.launch.launch + 1 if past.job else 1
+    plans = max(past.current.number + 1, number) if past.job else number
     return JobSubmitted(
         at=at,
         backend=spec.cluster.backend,
         steps=spec.train.steps,
         plan=submission.planned.plan,
-        plan_number=number,
+        plan_number=plans,
         launch=launch_of(submission, number),
         max_restarts=resilience.max_restarts,
         hang_timeout=None if resilience.hang_timeout == "auto" else resilience.hang_timeout,
@@ -291,7 +292,15 @@ def submitted_event(submission: Submission, past: Run, at: float) -> JobSubmitte
         stop_grace=resilience.stop_grace,
         drills=submission.drills,
         resume=past.job is not None,
+        shrink=resilience.shrink,
+        min_hosts=resilience.min_hosts,
+        preflight=_preflight(spec),
     )
+
+
+def _preflight(spec: JobSpec) -> bool:
+    wanted = spec.resilience.preflight
+    return spec.cluster.backend != "local" if wanted == "auto" else wanted
 
 
 def _trainer_config(submission: Submission) -> TrainingConfig:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-from orchestrator.contract.launch import Allocation, LaunchPlan
+from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 
 
 class Clock(Protocol):
@@ -27,10 +27,6 @@ class Completed:
 class Shell(Protocol):
     def __call__(self, argv: Sequence[str], /, *, timeout: float) -> Completed:
         """Run a command to its end. Raises TimeoutError; a missing program is code 127."""
-
-
-Cause = Literal["cancelled", "preempted", "time-limit", "requeued", "unknown"]
-"""Why a scheduler ends, or is about to end, an allocation."""
 
 
 @dataclass(frozen=True, slots=True)

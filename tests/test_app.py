@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from orchestrator import app
-from orchestrator.agent.whereabouts import announce
+from orchestrator.agent.whereabouts import Term, announce
 from orchestrator.contract.events import CancelRequested, JobSubmitted
 from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
@@ -241,7 +241,7 @@ def leader(run_dir: RunDir, status: int, launch: int = 1) -> Iterator[list[str]]
         runner = web.AppRunner(application, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        announce(run_dir, launch, "127.0.0.1", runner.addresses[0][1])
+        announce(run_dir, Term(launch), "127.0.0.1", runner.addresses[0][1])
         ready.set()
         await over.wait()
         await runner.cleanup()

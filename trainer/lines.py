@@ -4,13 +4,16 @@ import logging
 import os
 from pathlib import Path
 
+from trainer.fence import Admit, everybody
+
 LOG = logging.getLogger("trainer")
 
 
 class LineFile:
     """Appends; what a crash or a full disk cut off is closed with a newline first."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, admit: Admit = everybody) -> None:
+        self._admit = admit
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -18,7 +21,12 @@ class LineFile:
         self._torn = bool(size) and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def append(self, line: bytes) -> None:
-        """Write a line, its newline included; a full disk costs lines, never the training."""
+        """Write a line, its newline included; a full disk costs lines, never the training.
+
+        Raises:
+            GivenUp: a later attempt has begun; nothing was written.
+        """
+        self._admit()
         data = b"\n" + line if self._torn else line
         try:
             written = os.write(self._fd, data)

@@ -18,6 +18,7 @@ from trainer.data.ledger import SampleLedger, Start
 from trainer.data.loader import Loader
 from trainer.data.opening import open_sequences
 from trainer.evaluate import Evaluator
+from trainer.fence import Admit, admit_of
 from trainer.flops import flops_per_token, job_peak
 from trainer.loop import Training, train
 from trainer.loss import TokenLoss
@@ -55,6 +56,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     """All that trains, and how many steps were done before."""
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
+    admit = admit_of(run, outside.env)
     batches = open_data(config, ranks, outside)
     found = find_checkpoint(run.checkpoints, ranks, config.checkpoint.verify)
     stages = build_model(config, ranks, batches.positions_T, resumed=found.folder is not None)
@@ -82,7 +84,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
         tokens_per_step=tokens_per_step(config),
         grad_clip=config.train.grad_clip,
         watch=watch,
-        ledger=open_ledger(run, batches, ranks.env) if ranks.env.rank == 0 else None,
+        ledger=open_ledger(run, batches, ranks.env, admit) if ranks.env.rank == 0 else None,
     )
     job = Training(
         config=config,
@@ -93,7 +95,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
         evaluator=evaluator_of(config, batches, passes, stages, outside),
         profiling=profiling_of(config, ranks, outside),
         # One writer: the totals are the same on every rank.
-        report=open_report(run, config.train, done) if ranks.env.rank == 0 else None,
+        report=open_report(run, config.train, done, admit) if ranks.env.rank == 0 else None,
         peak_tokens_per_second=peak_tokens_per_second(config, stages, ranks),
         outside=outside,
     )
@@ -174,7 +176,7 @@ def wherever(source: str) -> str:
     return str(Path(source).resolve()) if Path(source).is_dir() else source
 
 
-def open_ledger(run: RunDir, batches: Batches, env: RankEnv) -> SampleLedger:
+def open_ledger(run: RunDir, batches: Batches, env: RankEnv, admit: Admit) -> SampleLedger:
     start = Start(
         attempt=env.attempt,
         seed=batches.seed,
@@ -182,7 +184,7 @@ def open_ledger(run: RunDir, batches: Batches, env: RankEnv) -> SampleLedger:
         global_batch_size=batches.global_batch_size,
         data=batches.fingerprint,
     )
-    return SampleLedger(run.samples, start)
+    return SampleLedger(run.samples, start, admit)
 
 
 def evaluator_of(

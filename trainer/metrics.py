@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.fence import Admit, everybody
 from trainer.lines import LineFile
 
 
@@ -60,8 +61,8 @@ class StepMetrics:
 
 
 class MetricsFile:
-    def __init__(self, path: Path) -> None:
-        self._lines = LineFile(path)
+    def __init__(self, path: Path, admit: Admit = everybody) -> None:
+        self._lines = LineFile(path, admit)
 
     def append(self, metrics: StepMetrics) -> None:
         self._lines.append(to_line(metrics))

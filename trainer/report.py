@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.train import TrainSpec
 from orchestrator.errors import TrainingError
+from trainer.fence import Admit, everybody
 from trainer.metrics import MetricsFile, StepMetrics
 
 LOG = logging.getLogger("trainer")
@@ -68,7 +69,7 @@ def check_writers(train: TrainSpec) -> None:
             )
 
 
-def open_report(run: RunDir, train: TrainSpec, done: int) -> Report:
+def open_report(run: RunDir, train: TrainSpec, done: int, admit: Admit = everybody) -> Report:
     """The report of a job that goes on after `done` steps; the network being down does not stop
     it."""
     makers: dict[str, Callable[[], Writer]] = {}
@@ -82,7 +83,7 @@ def open_report(run: RunDir, train: TrainSpec, done: int) -> Report:
             writers[name] = make()
         except Exception as exc:  # noqa: BLE001 (another's code: whatever it raises)
             LOG.warning("%s could not be started and gets no metrics: %s", name, exc)
-    return Report(MetricsFile(run.metrics), writers)
+    return Report(MetricsFile(run.metrics, admit), writers)
 
 
 class TensorBoard:

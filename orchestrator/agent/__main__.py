@@ -5,26 +5,34 @@ import asyncio
 import hashlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from orchestrator.agent.agent import Agent, AgentConfig
 from orchestrator.agent.evidence import holders, send_signal
-from orchestrator.agent.leader import Leader
+from orchestrator.agent.leader import Granted, Leader, take_over
 from orchestrator.agent.torchrun import HostPlace
+from orchestrator.agent.whereabouts import Term
 from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
+from orchestrator.contract.actions import EndJob, Requeue
+from orchestrator.contract.fence import GivenUp
 from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import BackendError
 from orchestrator.locks import is_free, try_lock
 from orchestrator.preflight.host import Wanted, examine_host, sight
+from orchestrator.replan import replan
 from orchestrator.seams import Clock
-from orchestrator.supervise.log import Journal
+from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal, read
 from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock, run_command
 
 log = logging.getLogger("orchestrator.agent")
@@ -32,6 +40,9 @@ log = logging.getLogger("orchestrator.agent")
 LOCK_WAIT_S = 60.0
 """For a former agent of this host, or what it left running, to be gone."""
 LOCK_POLL_S = 0.1
+TAKE_OVER_S = 120.0
+"""For a former leader, cut off on its host, to see that it was replaced and to let go of the
+journal, or for a file server to take the lock from a host that is gone."""
 ORPHANS_S = 5.0
 """The kernel ends what a former agent left running; what then still runs, a rank left itself."""
 
@@ -54,15 +65,19 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
             parent=os.getpid(),
         ),
         token=environ.get(env.TOKEN) or run_dir.token.read_text().strip(),
-        launch=args.launch,
+        term=Term(args.launch, args.restarts or 0),
         devices=args.devices,
         agent_timeout=args.agent_timeout,
         findings=_look_at_host(args, environ),
     )
     try:
+        scheduled = args.restarts is not None
         if args.lead:
-            return asyncio.run(_lead(config, args.bind, environ, clock))
-        return asyncio.run(_follow(config, environ, clock))
+            return asyncio.run(_lead(config, args.bind, scheduled, environ, clock))
+        code = asyncio.run(_follow(config, scheduled, environ, clock))
+        if scheduled and code == exits.LEADER_LOST:
+            _requeue(run_dir, environ, clock)
+        return code
     finally:
         shutil.rmtree(config.place.socket.parent, ignore_errors=True)
 
@@ -83,31 +98,62 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--address", required=True, help="where other hosts reach this one")
     parser.add_argument("--bind", default="0.0.0.0", help="where the leader listens")
     parser.add_argument("--launch", type=int, required=True)
+    parser.add_argument(
+        "--restarts", type=int, help="how often the scheduler, if there is one, started it again"
+    )
     parser.add_argument("--devices", type=int, required=True)
     parser.add_argument("--agent-timeout", type=float, required=True)
     parser.add_argument("--lead", action="store_true")
     return parser
 
 
-async def _follow(config: AgentConfig, environ: Mapping[str, str], clock: Clock) -> int:
-    """Run a mere agent; SIGTERM ends its ranks and it."""
+WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What a scheduler sends, to ranks and agents alike, before it takes hosts back."""
+
+
+async def _follow(
+    config: AgentConfig, scheduled: bool, environ: Mapping[str, str], clock: Clock
+) -> int:
+    """Run a mere agent; SIGTERM ends its ranks and it.
+
+    Where a scheduler sends it, the leader has it as well and says what is to be done: ranks have
+    until SIGKILL to write a checkpoint.
+    """
     agent = Agent(config, environ, clock)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, agent.leave, exits.LEADER_LOST)
+    if scheduled:
+        for number in WARNINGS:
+            loop.add_signal_handler(number, log.info, "%s: the leader decides", number.name)
+    else:
+        loop.add_signal_handler(signal.SIGTERM, agent.leave, exits.LEADER_LOST)
     return await agent.run()
 
 
-async def _lead(config: AgentConfig, bind: str, environ: Mapping[str, str], clock: Clock) -> int:
+async def _lead(
+    config: AgentConfig, bind: str, scheduled: bool, environ: Mapping[str, str], clock: Clock
+) -> int:
     """Run the leader, and beside it the agent of its own host."""
     place = config.place
-    with Journal(place.run_dir.journal, clock) as journal:
+    patience_s = TAKE_OVER_S if scheduled else LOCK_PATIENCE_S
+    name = secrets.token_hex(8)
+    take_over(place.run_dir, name)
+    with Journal(place.run_dir.journal, clock, patience_s) as journal:
         supervisor = Supervisor(journal)
-        assert supervisor.run.job is not None
-        backend = backend_named(supervisor.run.job.backend, environ, clock)
-        leader = Leader(supervisor, place.run_dir, config.token, backend, clock)
+        job = supervisor.run.job
+        assert job is not None
+        backend = backend_named(job.backend, environ, clock)
+        granted = Granted(term=config.term, allocation=backend.allocation(job.launch))
+        planner = partial(replan, place.run_dir, environ=environ)
+        leader = Leader(
+            supervisor, place.run_dir, config.token, backend, clock, granted, planner, name
+        )
         agent = Agent(config, environ, clock)
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, leader.cancel, "SIGTERM to the leader")
+        if scheduled:
+            for number in WARNINGS:
+                loop.add_signal_handler(number, leader.warned, number.name)
+        else:
+            loop.add_signal_handler(signal.SIGTERM, leader.cancel, "SIGTERM to the leader")
         following = asyncio.create_task(agent.run())
         leading = asyncio.create_task(leader.serve(place.host, bind, place.address, os.getpid()))
         try:
@@ -115,12 +161,35 @@ async def _lead(config: AgentConfig, bind: str, environ: Mapping[str, str], cloc
             if not leading.done() and following.result() != exits.OK:
                 log.critical("the leader's own agent left: so does the leader")
                 return exits.FAILED
-            ending = await leading
+            return _exit_code(await leading)
+        except GivenUp as exc:
+            log.error("leaving: %s", exc)
+            return exits.LEADER_LOST
         finally:
             leading.cancel()
             agent.leave(exits.LEADER_LOST)
             await asyncio.gather(leading, following, return_exceptions=True)
+
+
+def _exit_code(ending: EndJob | Requeue) -> int:
+    if isinstance(ending, Requeue):
+        return exits.REQUEUED
     return exits.FAILED if ending.state == "FAILED" else exits.OK
+
+
+def _requeue(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> None:
+    """The leader is gone and its host perhaps with it: ask for another allocation without it.
+
+    Every agent that is left asks; the scheduler takes the first one.
+    """
+    run = fold(entry.event for entry in read(run_dir.journal))
+    if run.job is None or run.ending is not None:
+        return
+    backend = backend_named(run.job.backend, environ, clock)
+    try:
+        backend.requeue(run.job.launch, (run.leader,))
+    except BackendError as exc:
+        log.error("the job could not be queued again: %s", exc)
 
 
 def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:

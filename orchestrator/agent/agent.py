@@ -23,7 +23,7 @@ from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.fabric import check_fabric
 from orchestrator.agent.sockets import free_port, listen
 from orchestrator.agent.torchrun import HostPlace
-from orchestrator.agent.whereabouts import leader_of
+from orchestrator.agent.whereabouts import Term, leader_of
 from orchestrator.contract import exits
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.datagrams import (
@@ -73,7 +73,7 @@ HOST_DRILL_S = 0.5
 class AgentConfig:
     place: HostPlace
     token: str
-    launch: int
+    term: Term
     devices: int
     agent_timeout: float
     findings: tuple[Finding, ...] = ()
@@ -120,7 +120,7 @@ class Agent:
         patience = max(FIND_LEADER_S, self.config.agent_timeout)
         async with aiohttp.ClientSession() as session:
             while self.exit_code is None:
-                leader = leader_of(self.config.place.run_dir, self.config.launch)
+                leader = leader_of(self.config.place.run_dir, self.config.term)
                 if leader.get("over"):
                     log.info("the leader has gone: the job is over")
                     self.exit_code = exits.OK
@@ -172,7 +172,7 @@ class Agent:
             devices=self.config.devices,
             pid=os.getpid(),
             incarnation=self.incarnation,
-            launch=self.config.launch,
+            launch=self.config.term.launch,
             sent_at=self.clock.now(),
             findings=self.config.findings,
         )

@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
-from typing import assert_never
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, assert_never
 
 from aiohttp import WSCloseCode, web
 
 from orchestrator.agent.connections import Connections, report_in
+from orchestrator.agent.errands import Errands, Replanner
 from orchestrator.agent.translate import (
     event_of,
     hang_detected,
@@ -21,12 +23,15 @@ from orchestrator.agent.translate import (
     registered,
     step_reached,
 )
-from orchestrator.agent.whereabouts import announce, announce_end
+from orchestrator.agent.whereabouts import Term, announce, announce_end
 from orchestrator.contract.actions import (
     Action,
+    CheckHosts,
     EndJob,
     GatherEvidence,
     ReplaceAgent,
+    Replan,
+    Requeue,
     StartAttempt,
     StopAttempt,
 )
@@ -36,11 +41,15 @@ from orchestrator.contract.events import (
     Event,
     JobSubmitted,
     LeaderStarted,
+    LeaveAsked,
     Tick,
 )
+from orchestrator.contract.fence import Fence, GivenUp, check_leader, read_fence, write_fence
+from orchestrator.contract.launch import Allocation
 from orchestrator.contract.protocol import (
     AGENT_PATH,
     CANCEL_PATH,
+    Checked,
     Digest,
     Evidence,
     Exited,
@@ -56,7 +65,6 @@ from orchestrator.contract.protocol import (
     Told,
 )
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.watch import Limits, Watch
@@ -85,9 +93,33 @@ class SteadyClock:
         return self.offset + self.clock.monotonic()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """What the leader finds when it starts."""
+
+    term: Term
+    allocation: Allocation | None = None
+    exclude: Mapping[str, str] = field(default_factory=dict)
+    """Hosts that broke jobs before -> why they are not to be used."""
+
+
+def take_over(run_dir: RunDir, name: str) -> None:
+    """Tell a former leader that may still live that its time is over. Raises OSError."""
+    former = read_fence(run_dir.fence)
+    write_fence(run_dir.fence, Fence(leader=name, attempt=former.attempt if former else 0))
+
+
 class Leader:
-    def __init__(
-        self, supervisor: Supervisor, run_dir: RunDir, token: str, backend: Backend, clock: Clock
+    def __init__(  # noqa: PLR0913 - the world outside, piece by piece
+        self,
+        supervisor: Supervisor,
+        run_dir: RunDir,
+        token: str,
+        backend: Backend,
+        clock: Clock,
+        granted: Granted,
+        replanner: Replanner,
+        name: str,
     ) -> None:
         job = supervisor.run.job
         assert job is not None
@@ -107,23 +139,51 @@ class Leader:
         self.hung = False
         self.pending: StartAttempt | None = None
         """An attempt whose first host is still to offer a port."""
-        self.ending: EndJob | None = None
-        self.replacing: set[asyncio.Task[None]] = set()
+        self.ending: EndJob | Requeue | None = None
+        self.granted = granted
+        self.name = name
+        """What the fence knows this leader by."""
+        self.beside: set[asyncio.Task[None]] = set()
+        self.errands = Errands(
+            job=job,
+            run=lambda: supervisor.run,
+            connections=self.connections,
+            backend=backend,
+            replanner=replanner,
+            clock=clock,
+            happened=self._happened,
+            now=self.steady.now,
+        )
 
     # What the world brings in
 
-    async def serve(self, host: str, bind: str, address: str, pid: int) -> EndJob:
-        """Lead the job to its end."""
+    async def serve(self, host: str, bind: str, address: str, pid: int) -> EndJob | Requeue:
+        """Lead the job to its end, or until it is back in the scheduler's queue.
+
+        Raises:
+            GivenUp: another leader has taken over; nothing was touched since.
+        """
+        self.errands.host, self.errands.address = host, address
         runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=CLOSE_S)
         await runner.setup()
         site = web.TCPSite(runner, bind, 0)
         await site.start()
         port = runner.addresses[0][1]
-        announce(self.run_dir, self.job.launch.launch, address, port)
+        announce(self.run_dir, self.granted.term, address, port)
         log.info("leading %s at %s:%s", self.job.launch.job, address, port)
-        self._happened(LeaderStarted(at=self.steady.now(), host=host, pid=pid))
+        self._happened(
+            LeaderStarted(
+                at=self.steady.now(),
+                host=host,
+                pid=pid,
+                allocation=self.granted.allocation,
+                exclude=self.granted.exclude,
+            )
+        )
         deciding = asyncio.create_task(self._consume())
         tasks = [deciding, asyncio.create_task(self._tick())]
+        if self.granted.allocation is not None:
+            tasks.append(asyncio.create_task(self.errands.hear_notices(self.granted.allocation)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -132,9 +192,9 @@ class Leader:
             await self._farewell(ending)
             return ending
         finally:
-            for task in tasks:
+            for task in (*tasks, *self.beside):
                 task.cancel()
-            await asyncio.gather(*self.replacing, return_exceptions=True)
+            await asyncio.gather(*self.beside, return_exceptions=True)
             await runner.cleanup()
 
     def application(self) -> web.Application:
@@ -168,6 +228,12 @@ class Leader:
     def cancel(self, by: str) -> None:
         """Stop the ranks at their next checkpoint, and end the job."""
         self._happened(CancelRequested(at=self.steady.now(), by=by))
+
+    def warned(self, signal_name: str) -> None:
+        """The scheduler sent a signal: stop at the next step; then ask it why."""
+        if self.ending is None:
+            self._happened(LeaveAsked(at=self.steady.now(), cause=None, words=signal_name))
+            self._beside(self.errands.ask_why(signal_name))
 
     async def _agent(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(max_msg_size=0)
@@ -211,6 +277,8 @@ class Leader:
                 self._port_offered(report)
             case Told() | Exited() | Evidence() | Stopped():
                 self._happened(event_of(report, self.steady.now()))
+            case Checked():
+                self.errands.checked[report.host] = report
             case Register():
                 pass
             case _:
@@ -234,6 +302,7 @@ class Leader:
                 log.warning("the leader itself stood still for %.1f s", late)
                 self.connections.excuse(late)
                 continue  # first hear what was said meanwhile
+            await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
             at = self.steady.now()
             for silence in self.connections.forget_silent():
                 lost = AgentLost(
@@ -258,19 +327,34 @@ class Leader:
     def _happened(self, event: Event) -> None:
         self.events.put_nowait(event)
 
-    async def _consume(self) -> EndJob:
+    async def _consume(self) -> EndJob | Requeue:
         while self.ending is None:
             event = await self.events.get()
             for action in await self._decide(event):
                 log.info("%s: %s", type(action).__name__, action.reason)
+                if isinstance(action, StartAttempt):
+                    await self._raise_fence(action.attempt)
                 self._perform(action)
         return self.ending
+
+    async def _raise_fence(self, attempt: int) -> None:
+        """Keep out whoever still works for an earlier attempt or leader; on disk on return."""
+        fence = Fence(leader=self.name, attempt=attempt)
+        while True:
+            try:
+                return await asyncio.to_thread(write_fence, self.run_dir.fence, fence)
+            except OSError as exc:
+                log.error("the fence cannot be written, trying again: %s", exc)
+                await asyncio.sleep(JOURNAL_RETRY_S)
 
     async def _decide(self, event: Event) -> tuple[Action, ...]:
         """Journal and step. A disk that is slow or full stops no training: pulses go on."""
         while True:
             try:
+                await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
                 return await asyncio.to_thread(self.supervisor.feed, event)
+            except GivenUp:
+                raise
             except OSError as exc:
                 log.error("the journal cannot be written, trying again: %s", exc)
                 await asyncio.sleep(JOURNAL_RETRY_S)
@@ -290,21 +374,32 @@ class Leader:
                     self.connections.order(
                         host, Gather(attempt=action.attempt, timeout_s=action.timeout_s)
                     )
-            case ReplaceAgent():
-                # Beside the decisions, which must not wait for an old agent to end.
-                task = asyncio.create_task(self._replace_agent(action))
-                self.replacing.add(task)
-                task.add_done_callback(self.replacing.discard)
+            case ReplaceAgent() | CheckHosts() | Replan():
+                self._beside(self.errands.run_errand(action))
+            case Requeue():
+                self.watch = None
+                self._beside(self._requeue(action))
             case EndJob():
                 self.watch = None
                 self.ending = action
             case _:
                 assert_never(action)
 
+    def _beside(self, errand: Coroutine[Any, Any, None]) -> None:
+        """What takes long is done beside the decisions, which must not wait for it."""
+        task = asyncio.create_task(errand)
+        self.beside.add(task)
+        task.add_done_callback(self._returned)
+
+    def _returned(self, task: asyncio.Task[None]) -> None:
+        self.beside.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("an errand of the leader has a defect", exc_info=task.exception())
+
     def _start_attempt(self, action: StartAttempt) -> None:
         """Watch from the order on: whatever of it is lost ends as a hang of the start."""
         limits = Limits(hang=self.job.hang_timeout, init=self.job.init_timeout)
-        ranks = range(self.job.plan.world_size)
+        ranks = range(self.supervisor.run.plan.world_size)
         self.watch = Watch(ranks, limits, self.clock.monotonic())
         self.watched, self.hung, self.pending = action.attempt, False, action
         self.connections.order(action.hosts[0], OfferPort(attempt=action.attempt))
@@ -315,7 +410,7 @@ class Leader:
         if action is None or action.attempt != offer.attempt:
             return
         self.pending = None
-        plan = self.job.plan
+        current = self.supervisor.run.current
         first = self.supervisor.run.hosts[action.hosts[0]]
         for node_rank, host in enumerate(action.hosts):
             self.connections.order(
@@ -324,26 +419,23 @@ class Leader:
                     attempt=action.attempt,
                     node_rank=node_rank,
                     nodes=len(action.hosts),
-                    ranks_per_host=plan.ranks_per_host,
+                    ranks_per_host=current.plan.ranks_per_host,
                     master_address=first.address,
                     master_port=offer.port,
-                    config=str(self.run_dir.trainer_config(self.job.plan_number)),
+                    config=str(self.run_dir.trainer_config(current.number)),
                     drills=action.drills,
                 ),
             )
 
-    async def _replace_agent(self, action: ReplaceAgent) -> None:
-        """Ask the backend; that it cannot is found out by the agent's absence."""
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(None, self.backend.replace, self.job.launch, action.host)
-        except BackendError as exc:
-            log.error("no new agent for %s: %s", action.host, exc)
+    async def _requeue(self, action: Requeue) -> None:
+        await self.errands.requeue(action)
+        self.ending = action
 
-    async def _farewell(self, ending: EndJob) -> None:
+    async def _farewell(self, ending: EndJob | Requeue) -> None:
         """Let every agent go, also one that comes late, and wait a while until they have."""
-        with contextlib.suppress(OSError):
-            announce_end(self.run_dir, self.job.launch.launch)
+        if isinstance(ending, EndJob):  # else the next start has agents of its own
+            with contextlib.suppress(OSError):
+                announce_end(self.run_dir, self.granted.term)
         for host in list(self.connections.by_host):
             self.connections.order(host, Leave(reason=ending.reason))
         deadline = self.clock.monotonic() + FAREWELL_S

@@ -2,19 +2,30 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.contract.rundir import RunDir
 
 
-def announce(run_dir: RunDir, launch: int, address: str, port: int) -> None:
-    """Say where the leader of `launch` listens."""
-    _write(run_dir, {"launch": launch, "address": address, "port": port})
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Agents and leader that belong together."""
+
+    launch: int
+    """Number of the submission."""
+    restarts: int = 0
+    """How often the scheduler has started it again: what an earlier start left says nothing."""
 
 
-def announce_end(run_dir: RunDir, launch: int) -> None:
+def announce(run_dir: RunDir, term: Term, address: str, port: int) -> None:
+    """Say where the leader of `term` listens."""
+    _write(run_dir, {**asdict(term), "address": address, "port": port})
+
+
+def announce_end(run_dir: RunDir, term: Term) -> None:
     """Agents that have not come yet need not look for a leader any more."""
-    _write(run_dir, {"launch": launch, "over": True})
+    _write(run_dir, {**asdict(term), "over": True})
 
 
 def _write(run_dir: RunDir, body: Mapping[str, object]) -> None:
@@ -23,11 +34,11 @@ def _write(run_dir: RunDir, body: Mapping[str, object]) -> None:
     fresh.replace(run_dir.leader)
 
 
-def leader_of(run_dir: RunDir, launch: int) -> dict[str, Any]:
-    """What the leader of `launch` said: `address` and `port`, or `over`; empty before it has."""
+def leader_of(run_dir: RunDir, term: Term) -> dict[str, Any]:
+    """What the leader of `term` said: `address` and `port`, or `over`; empty before it has."""
     try:
         leader = json.loads(run_dir.leader.read_text())
     except (OSError, ValueError):
         return {}
-    ours = isinstance(leader, dict) and leader.get("launch") == launch
+    ours = isinstance(leader, dict) and leader.items() >= asdict(term).items()
     return leader if ours else {}

@@ -15,6 +15,8 @@ class StartAttempt:
     """In node-rank order."""
     drills: tuple[Drill, ...]
     reason: str
+    crossing: tuple[int, ...] = ()
+    """What these hosts cost: bytes of a step that leave a host, a leaf, a spine, and so on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,4 +51,39 @@ class EndJob:
     reason: str
 
 
-Action = StartAttempt | StopAttempt | GatherEvidence | ReplaceAgent | EndJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckHosts:
+    """Try the hosts together: one small all-reduce."""
+
+    check: int
+    hosts: tuple[str, ...]
+    timeout_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replan:
+    """Look for a plan for fewer hosts, at the same global batch."""
+
+    hosts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requeue:
+    """Every agent leaves; the scheduler is asked for other hosts."""
+
+    exclude: tuple[str, ...]
+    reason: str
+
+
+Action = (
+    StartAttempt
+    | StopAttempt
+    | GatherEvidence
+    | ReplaceAgent
+    | CheckHosts
+    | Replan
+    | Requeue
+    | EndJob
+)

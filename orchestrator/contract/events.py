@@ -4,12 +4,14 @@
 event that no decision depends on is journalled all the same when a person would want to see it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.drills import Drill
-from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.findings import Finding
+from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.plan import Plan
 
@@ -33,6 +35,9 @@ class JobSubmitted:
     stop_grace: float
     drills: tuple[Drill, ...] = ()
     resume: bool = False
+    shrink: bool = False
+    min_hosts: int = 1
+    preflight: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,10 @@ class LeaderStarted:
     at: float
     host: str
     pid: int
+    allocation: Allocation | None = None
+    """What the scheduler granted; None where hosts are those of the launch."""
+    exclude: Mapping[str, str] = field(default_factory=dict)
+    """Hosts that broke jobs before -> why they are not to be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +60,8 @@ class AgentRegistered:
     pid: int
     incarnation: str
     """Drawn by each agent process at its start: in containers, process ids repeat."""
+    findings: tuple[Finding, ...] = ()
+    """What is not in order on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +219,63 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveAsked:
+    """The scheduler takes the allocation back, or is about to: told when the signal comes, and
+    again when the scheduler has been asked why."""
+
+    at: float
+    cause: Cause | None
+    """None at first."""
+    words: str
+    """The signal, or what the scheduler answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFlagged:
+    """The scheduler holds something against a host of the allocation."""
+
+    at: float
+    host: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUnavailable:
+    """No agent can be had on a host any more."""
+
+    at: float
+    host: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsChecked:
+    """The hosts were tried together before ranks start on them."""
+
+    at: float
+    check: int
+    unfit: Mapping[str, str]
+    """Host -> what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """There is a plan for as many hosts as were asked for."""
+
+    at: float
+    plan: Plan
+    plan_number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplanRefused:
+    at: float
+    hosts: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed. Journalled only when a deadline was reached."""
 
@@ -230,5 +298,11 @@ Event = (
     | EvidenceGathered
     | HostStopped
     | CancelRequested
+    | LeaveAsked
+    | HostFlagged
+    | HostUnavailable
+    | HostsChecked
+    | Replanned
+    | ReplanRefused
     | Tick
 )

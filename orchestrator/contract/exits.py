@@ -25,5 +25,7 @@ INTERRUPTED = 130
 """^C in a command that follows a job; the job itself runs on."""
 CHECKPOINTED = 210
 """A rank that was asked to leave (SIGTERM, SIGUSR1), wrote its checkpoint and left."""
+REQUEUED = 212
+"""A leader that gave the job back to its scheduler's queue."""
 LEADER_LOST = 211
 """An agent that lost its leader, stopped its ranks and left: requeue it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from orchestrator.contract.slurm import SlurmSpec
 
@@ -26,6 +27,10 @@ class LaunchPlan:
     def leader(self) -> str:
         """The host whose agent carries the supervisor."""
         return self.hosts[0]
+
+
+Cause = Literal["cancelled", "preempted", "time-limit", "requeued", "drained", "unknown"]
+"""Why a scheduler ends, or is about to end, an allocation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@
   tensorboard/, wandb/    the same, where asked for
   token                   the job's secret, mode 0600
   leader.json             where the present leader listens
+  fence.json              which leader and which attempt may write
   logs/agent-<host>.log   what the agent of a host said
   logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
   traces/attempt-<a>/     stacks taken at a hang
@@ -54,6 +55,10 @@ class RunDir:
     @property
     def leader(self) -> Path:
         return self.path / "leader.json"
+
+    @property
+    def fence(self) -> Path:
+        return self.path / "fence.json"
 
     @property
     def logs(self) -> Path:

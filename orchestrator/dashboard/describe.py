@@ -41,16 +41,15 @@ def describe_text(
 
 
 def _plan(snapshot: Snapshot) -> Iterator[str]:
-    job = snapshot.seen.run.job
-    assert job is not None
-    plan = job.plan
+    current = snapshot.seen.run.current
+    plan = current.plan
     yield row("mesh", f"{plan.mesh} ({words.count(plan.world_size, 'rank')})")
     accumulation = f"gradient accumulation {plan.gradient_accumulation}"
     yield row("batch", f"micro batch {plan.micro_batch_size}, {accumulation}")
     yield row("memory", f"about {words.size(plan.memory.peak_bytes)} on the fullest rank")
     for note in plan.notes:
         yield row("note", note)
-    yield row("file", str(snapshot.run_dir.plan(job.plan_number)))
+    yield row("file", str(snapshot.run_dir.plan(current.number)))
 
 
 def _hosts(snapshot: Snapshot) -> Iterator[str]:

@@ -1,13 +1,17 @@
 """The journal as a person reads it: one line for each event, with what was decided and why."""
 
+from collections.abc import Mapping
 from datetime import tzinfo
 from typing import assert_never
 
 from orchestrator.contract.actions import (
     Action,
+    CheckHosts,
     EndJob,
     GatherEvidence,
     ReplaceAgent,
+    Replan,
+    Requeue,
     StartAttempt,
     StopAttempt,
 )
@@ -22,10 +26,16 @@ from orchestrator.contract.events import (
     EvidenceGathered,
     HangDetected,
     HealthChanged,
+    HostFlagged,
+    HostsChecked,
     HostStopped,
+    HostUnavailable,
     JobSubmitted,
     LeaderStarted,
+    LeaveAsked,
     RankExited,
+    Replanned,
+    ReplanRefused,
     StepReached,
     Tick,
     TrainingResumed,
@@ -52,18 +62,26 @@ def action_words(action: Action) -> str:
             return f"gather stacks of attempt {attempt} ({reason})"
         case ReplaceAgent(host=host, reason=reason):
             return f"ask for a new agent on {host} ({reason})"
+        case CheckHosts(reason=reason) | Replan(reason=reason):
+            return f"{_VERBS[type(action)]} ({reason})"
+        case Requeue(exclude=exclude, reason=reason):
+            without = f" without {', '.join(exclude)}" if exclude else ""
+            return f"back to the queue{without} ({reason})"
         case EndJob(state=state, reason=reason):
             return f"end the job: {state} ({reason})"
         case _:
             assert_never(action)
 
 
+_VERBS = {CheckHosts: "check the hosts", Replan: "look for a smaller plan"}
+
+
 def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
     match event:
         case JobSubmitted():
             return _submitted(event)
-        case LeaderStarted(host=host, pid=pid):
-            return f"leader started on {host} (pid {pid})"
+        case LeaderStarted():
+            return _leader(event)
         case AgentRegistered(host=host, address=address, devices=devices, pid=pid):
             many = words.count(devices, "device")
             return f"agent of {host} registered from {address} with {many} (pid {pid})"
@@ -93,10 +111,38 @@ def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
             return f"all ranks on {host} {how}{f': {why}' if why else ''}"
         case CancelRequested(by=by):
             return f"cancel requested by {by}"
+        case LeaveAsked(cause=cause, words=said):
+            return f"the scheduler asks the job to leave: {cause or 'why is being asked'} ({said})"
+        case HostFlagged(host=host, state=state, reason=reason):
+            return f"{host} is {state}{f': {reason}' if reason else ''}"
+        case HostUnavailable(host=host, why=why):
+            return f"{host} is given up: {why}"
+        case HostsChecked(unfit=unfit):
+            return "the hosts were tried together: " + (_unfit(unfit) or "all are in order")
+        case Replanned(plan=plan, plan_number=number):
+            many = words.count(len(plan.hosts), "host")
+            return f"plan {number} for {many}: {plan.mesh}"
+        case ReplanRefused(hosts=hosts, why=why):
+            return f"no plan for {words.count(hosts, 'host')} or fewer: {why}"
         case Tick():
             return "a deadline passed"
         case _:
             assert_never(event)
+
+
+def _leader(event: LeaderStarted) -> str:
+    line = f"leader started on {event.host} (pid {event.pid})"
+    if event.allocation is None:
+        return line
+    given = event.allocation
+    again = f", restart {given.restarts}" if given.restarts else ""
+    left_out = f"; not used: {_unfit(event.exclude)}" if event.exclude else ""
+    many = words.count(len(given.hosts), "host")
+    return f"{line} in allocation {given.id}{again} of {many}{left_out}"
+
+
+def _unfit(hosts: Mapping[str, str]) -> str:
+    return ", ".join(f"{host} ({why})" for host, why in sorted(hosts.items()))
 
 
 def _submitted(event: JobSubmitted) -> str:

@@ -77,9 +77,9 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "loss": last.loss if last else None,
         "tokens_per_second": last.tokens_per_second if last else None,
         "eta_s": shown.eta_s,
-        "hosts": list(run.placement or job.plan.hosts),
-        "world_size": job.plan.world_size,
-        "mesh": dict(zip(AXES, job.plan.mesh.degrees, strict=True)),
+        "hosts": list(run.placement or run.plan.hosts),
+        "world_size": run.plan.world_size,
+        "mesh": dict(zip(AXES, run.plan.mesh.degrees, strict=True)),
         "incidents": [incident_json(incident) for incident in run.incidents],
         "checkpoint": _checkpoint_json(snapshot),
         "drills": [{"drill": text, "fired": fired} for text, fired in shown.drills],
@@ -153,10 +153,10 @@ def _progress(shown: View) -> str:
 def where(snapshot: Snapshot) -> str:
     run, job = snapshot.seen.run, snapshot.seen.run.job
     assert job is not None
-    names = run.placement or job.plan.hosts
+    names = run.placement or run.plan.hosts
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
-    ranks, hosts = words.count(job.plan.world_size, "rank"), words.count(len(names), "host")
-    return f"{ranks} on {hosts} ({shown}), {job.plan.mesh}, backend {job.backend}"
+    ranks, hosts = words.count(run.plan.world_size, "rank"), words.count(len(names), "host")
+    return f"{ranks} on {hosts} ({shown}), {run.plan.mesh}, backend {job.backend}"
 
 
 def restarts(snapshot: Snapshot) -> str:
@@ -221,7 +221,7 @@ def next_step(snapshot: Snapshot) -> str:
             return f"wait for the leader; if it does not come: ndctl logs {name}"
         case "PENDING":
             here = sum(host.alive for host in run.hosts.values())
-            return f"wait: {here} of {words.count(len(job.plan.hosts), 'host')} registered"
+            return f"wait: {here} of {words.count(len(run.plan.hosts), 'host')} registered"
         case "STARTING" | "RUNNING":
             return f"nothing; to watch it: ndctl dashboard {name}"
         case "RECOVERING":

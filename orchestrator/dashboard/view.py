@@ -237,7 +237,7 @@ def view(seen: Seen, progress: Progress = NOTHING, *, leader_alive: bool, now: f
         quiet_s=None if last is None or last.time is None else max(0.0, now - last.time),
         eta_s=_eta(standing.state, run.job.steps - done, progress, now),
         elapsed_s=max(0.0, (_ended_at(run, progress) if over else now) - run.job.at),
-        mesh=run.job.plan.mesh,
+        mesh=run.plan.mesh,
         hosts=tuple(_rows(seen, standing.state)),
         spares=_spares(run),
         incidents=run.incidents,
@@ -277,10 +277,8 @@ def _eta(state: State, left: int, progress: Progress, now: float) -> float | Non
 
 
 def _rows(seen: Seen, state: State) -> Iterable[HostRow]:
-    job = seen.run.job
-    assert job is not None
-    each = job.plan.ranks_per_host
-    for node, host in enumerate(seen.run.placement or job.plan.hosts):
+    each = seen.run.plan.ranks_per_host
+    for node, host in enumerate(seen.run.placement or seen.run.plan.hosts):
         rest = _rest(seen, state, host)
         if state == "SUCCEEDED" or host in seen.lost:
             ranks: tuple[Health, ...] = (rest,) * each

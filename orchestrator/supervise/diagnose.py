@@ -74,7 +74,7 @@ def _signs(findings: Findings) -> Iterator[Sign]:
     if findings.hang is not None:
         yield Weight.HANG, findings.hang.at - findings.hang.stalled_s, _hang(findings)
     if findings.leader_lost is not None:
-        verdict = _leader_lost(findings.leader_lost, findings.noticed_at)
+        verdict = _leader_lost(findings.leader_lost, findings)
         yield Weight.LEADER, findings.leader_lost, verdict
 
 
@@ -164,13 +164,14 @@ def _host_lost(lost: AgentLost) -> Verdict:
     )
 
 
-def _leader_lost(last_heard: float, noticed: float) -> Verdict:
+def _leader_lost(last_heard: float, findings: Findings) -> Verdict:
+    where = f", and with it the agent of {findings.leader_host}" if findings.leader_host else ""
     return Verdict(
         kind="leader-lost",
-        cause="the leader went away without a word",
-        culprit=NOBODY,
+        cause=f"the leader went away without a word{where}",
+        culprit=Culprit(host=findings.leader_host),
         at=last_heard,
-        detected_after_s=max(0.0, noticed - last_heard),
+        detected_after_s=max(0.0, findings.noticed_at - last_heard),
         evidence=Evidence(
             notes=("a new leader took over from the journal; `at` is the former one's last line",)
         ),

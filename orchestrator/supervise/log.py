@@ -103,10 +103,10 @@ def has_writer(path: Path) -> bool:
     return is_held_alone(path)
 
 
-def _open_alone(path: Path, clock: Clock) -> int:
+def _open_alone(path: Path, clock: Clock, patience_s: float) -> int:
     """A descriptor that alone may write; patient, as `has_writer` holds the lock for a moment."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    deadline = clock.monotonic() + LOCK_PATIENCE_S
+    deadline = clock.monotonic() + patience_s
     while not try_lock(fd):
         if clock.monotonic() < deadline:
             clock.sleep(LOCK_POLL_S)
@@ -122,10 +122,10 @@ def _open_alone(path: Path, clock: Clock) -> int:
 class Journal:
     """The one writer; holds a lock on the file for as long as it is open."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
-        """Raises JobError when another process writes to it."""
+    def __init__(self, path: Path, clock: Clock, patience_s: float = LOCK_PATIENCE_S) -> None:
+        """Raises JobError when another process still writes to it after `patience_s`."""
         self.path = path
-        self.fd = _open_alone(path, clock)
+        self.fd = _open_alone(path, clock, patience_s)
         try:
             self.entries = self._recall()
         except JobError:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from orchestrator.contract.actions import Action, ReplaceAgent, StopAttempt
-from orchestrator.contract.events import AgentLost, AgentRegistered
+from orchestrator.contract.events import AgentLost, AgentRegistered, HostUnavailable
 from orchestrator.supervise.moves import (
     FAILED_GRACE_S,
     Result,
@@ -13,9 +13,12 @@ from orchestrator.supervise.moves import (
 )
 from orchestrator.supervise.state import Findings, HostState, Run, Stage
 
+OUTSIDE = (Stage.SUBMITTED, Stage.QUEUED, Stage.ENDED)
+"""No agent belongs to the job then."""
+
 
 def registered(run: Run, event: AgentRegistered) -> Result:
-    if run.stage in (Stage.SUBMITTED, Stage.ENDED):
+    if run.stage in OUTSIDE:
         return run, ()
     known = run.hosts.get(event.host)
     if known is not None and known.alive and known.incarnation == event.incarnation:
@@ -41,6 +44,7 @@ def registered(run: Run, event: AgentRegistered) -> Result:
         devices=event.devices,
         pid=event.pid,
         incarnation=event.incarnation,
+        unfit="; ".join(f.found for f in event.findings if f.verdict == "stops"),
     )
     run = replace(run, hosts={**run.hosts, event.host: host})
     if run.stage is Stage.WAITING:
@@ -67,12 +71,14 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     known = run.hosts.get(event.host)
     if known is None or not (known.alive or known.back):
         return run, ()
-    if run.stage in (Stage.SUBMITTED, Stage.ENDED):
+    if run.stage in OUTSIDE:
         return run, ()
-    gone = replace(known, alive=False, back=False)
+    gone = replace(known, alive=False, back=False, lost_at=event.at)
     run = replace(run, hosts={**run.hosts, event.host: gone})
+    if run.leaving is not None:
+        return _lost_while_leaving(run, event)
     again = ReplaceAgent(host=event.host, reason=f"the agent of {event.host} is gone: {event.why}")
-    if run.stage is Stage.WAITING:
+    if run.stage in (Stage.WAITING, Stage.CHECKING):
         return _lost_while_waiting(run, event, again)
     if event.host not in run.placement or event.host in run.done:
         return run, (again,)
@@ -85,6 +91,23 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     run, actions = stop_or_conclude(run, event.at, again.reason)
     asked = any(isinstance(a, ReplaceAgent) and a.host == event.host for a in actions)
     return run, actions if asked or run.ending is not None else (*actions, again)
+
+
+def _lost_while_leaving(run: Run, event: AgentLost) -> Result:
+    """Agents go when their hosts are given back; nobody is to blame."""
+    if event.host not in run.placement or event.host in run.done:
+        return run, ()
+    run = replace(run, done={**run.done, event.host: False})
+    return stop_or_conclude(run, event.at, f"the agent of {event.host} has left")
+
+
+def unavailable(run: Run, event: HostUnavailable) -> Result:
+    """No agent can be had there: do not wait for one."""
+    known = run.hosts.get(event.host)
+    if known is None or known.alive or run.stage in OUTSIDE:
+        return run, ()
+    run = replace(run, hosts={**run.hosts, event.host: replace(known, unfit=event.why)})
+    return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
 
 
 def _lost_while_waiting(run: Run, event: AgentLost, again: ReplaceAgent) -> Result:

@@ -1,24 +1,43 @@
 """The moves of a job: from one stage to the next, with the orders that belong to each."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.contract.actions import (
     Action,
+    CheckHosts,
     Ending,
     EndJob,
     ReplaceAgent,
+    Replan,
+    Requeue,
     StartAttempt,
     StopAttempt,
 )
+from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place
 from orchestrator.supervise.diagnose import Verdict, diagnose
-from orchestrator.supervise.policy import decide
-from orchestrator.supervise.state import Findings, Incident, Run, Stage
+from orchestrator.supervise.policy import decide, repeated_culprits
+from orchestrator.supervise.state import (
+    Culprit,
+    Evidence,
+    Findings,
+    HostState,
+    Incident,
+    Leaving,
+    Run,
+    Stage,
+)
 
 FAILED_GRACE_S = 3.0
 """SIGTERM to SIGKILL when a peer is already dead: no checkpoint can come of it any more."""
 STOP_SLACK_S = 15.0
 """After SIGKILL is due, for every agent to say that no process is left."""
+
+REPLACE_S = 30.0
+"""After an agent was lost, for another one of its host to register."""
+CHECK_S = 60.0
+"""For the check of all hosts together, imports on a cold file system included."""
 
 Result = tuple[Run, tuple[Action, ...]]
 
@@ -41,19 +60,33 @@ def start_if_ready(run: Run, at: float) -> Result:
     The first hosts to come are not the best ones to take.
     """
     assert run.job is not None
-    plan = run.job.plan
     there = usable(run)
-    if len(there) < len(plan.hosts):
+    if run.leaving is not None:
+        return run, ()  # why the scheduler wants the hosts back is still to be told
+    if len(there) < len(run.plan.hosts):
+        return too_few(run, at, there)
+    if at < run.settle_until and _coming(run, at):
         return run, ()
-    if at < run.settle_until and len(there) < len(run.job.launch.hosts):
-        return run, ()
+    if run.job.preflight and not all(run.hosts[name].checked for name in there):
+        return check(run, at, there)
+    return _start(run, at, there)
+
+
+def _start(run: Run, at: float, there: list[str]) -> Result:
+    assert run.job is not None
+    plan = run.plan
+    switches = run.allocation.switches if run.allocation else plan.switches
     placement = place(
         plan,
         there,
         run.placement or plan.hosts,
-        switches=plan.switches,
+        switches=switches,
         traffic=plan.communication,
     )
+    crossing: tuple[int, ...] = ()
+    if plan.communication:
+        cost = cost_of(plan.mesh, plan.ranks_per_host, placement, switches, plan.communication)
+        crossing = cost.crossing
     attempt = run.attempt + 1
     origin = f"checkpoint step-{run.saved}" if run.saved else "the beginning"
     reason = f"attempt {attempt} on {len(placement)} hosts from {origin}"
@@ -68,16 +101,166 @@ def start_if_ready(run: Run, at: float) -> Result:
         done={},
         fired_now=(),
         findings=None,
+        leaving=None,
     )
     drills = tuple(drill for drill in run.job.drills if drill.id not in run.fired)
-    return after, (StartAttempt(attempt=attempt, hosts=placement, drills=drills, reason=reason),)
+    start = StartAttempt(
+        attempt=attempt, hosts=placement, drills=drills, reason=reason, crossing=crossing
+    )
+    return after, (start,)
+
+
+def hosts_given(run: Run) -> tuple[str, ...]:
+    """All hosts that the job has, spares included, whether their agents have come or not."""
+    assert run.job is not None
+    return run.allocation.hosts if run.allocation else run.job.launch.hosts
 
 
 def usable(run: Run) -> list[str]:
     """Hosts that can carry their part of the plan."""
+    need = run.plan.ranks_per_host
+    return [
+        host.name
+        for host in run.hosts.values()
+        if host.alive and host.devices >= need and not host.unfit and host.name not in run.exclude
+    ]
+
+
+# Too few hosts
+
+
+def too_few(run: Run, at: float, there: list[str]) -> Result:
+    """Wait for those that may still come; else shrink, or queue for others, or wait to the end."""
     assert run.job is not None
-    need = run.job.plan.ranks_per_host
-    return [host.name for host in run.hosts.values() if host.alive and host.devices >= need]
+    need = len(run.plan.hosts)
+    if run.replanning is not None:
+        return run, ()
+    overdue = run.deadline is not None and at >= run.deadline
+    if not overdue and len(there) + len(_coming(run, at)) >= need:
+        return run, ()
+    reason = f"{len(there)} of {need} hosts are left, and no spare"
+    if _may_shrink(run, len(there)):
+        return replace(run, replanning=len(there)), (Replan(hosts=len(there), reason=reason),)
+    if run.allocation is not None:
+        return requeue(run, at, f"{reason}{_refusal(run)}")
+    if overdue:
+        return end(run, at, "FAILED", _who_came(run, there))
+    return run, ()
+
+
+def _coming(run: Run, at: float) -> list[str]:
+    """Hosts without an agent that may have one soon."""
+    return [
+        name
+        for name in hosts_given(run)
+        if name not in run.exclude and _may_come(run.hosts.get(name), at)
+    ]
+
+
+def _may_come(host: HostState | None, at: float) -> bool:
+    if host is None:
+        return True  # its agent is starting
+    return not host.alive and not host.unfit and (host.back or at < host.lost_at + REPLACE_S)
+
+
+def _may_shrink(run: Run, there: int) -> bool:
+    assert run.job is not None
+    tried = run.refused is not None and there >= run.refused
+    return run.job.shrink and there >= run.job.min_hosts and not tried
+
+
+def _refusal(run: Run) -> str:
+    assert run.job is not None
+    if not run.job.shrink:
+        return "; resilience.shrink does not allow to go on with fewer"
+    if run.refused is not None:
+        return f"; there is no plan for {run.refused} hosts or fewer"
+    return f"; resilience.min_hosts is {run.job.min_hosts}"
+
+
+def _who_came(run: Run, fit: list[str]) -> str:
+    assert run.job is not None
+    plan, limit = run.plan, run.job.init_timeout
+    missing = {
+        host.name: _against(run, host) for host in run.hosts.values() if host.name not in fit
+    }
+    words = "".join(f"; {name}: {why}" for name, why in sorted(missing.items()) if why)
+    return (
+        f"{len(fit)} of {len(plan.hosts)} hosts registered within {limit:.0f} s"
+        f" ({', '.join(sorted(fit)) or 'none'}){words}; see logs/agent-<host>.log of the others"
+    )
+
+
+def _against(run: Run, host: HostState) -> str:
+    """Why a host that registered is not used."""
+    if host.name in run.exclude:
+        return run.exclude[host.name]
+    if host.unfit:
+        return host.unfit
+    need = run.plan.ranks_per_host
+    return f"fewer than {need} devices" if host.alive and host.devices < need else ""
+
+
+def requeue(run: Run, at: float, reason: str) -> Result:
+    """Give the allocation back and queue for another one, without the hosts that are no good."""
+    bad = {host.name for host in run.hosts.values() if host.unfit or not host.alive}
+    after = replace(
+        run,
+        stage=Stage.QUEUED,
+        since=at,
+        deadline=None,
+        reason=reason,
+        leaving=None,
+        replanning=None,
+    )
+    return after, (Requeue(exclude=tuple(sorted(bad | set(run.exclude))), reason=reason),)
+
+
+# Hosts are tried together
+
+
+def check(run: Run, at: float, there: list[str]) -> Result:
+    number = run.checks + 1
+    reason = f"trying {len(there)} hosts together before ranks start on them"
+    after = replace(
+        run,
+        stage=Stage.CHECKING,
+        since=at,
+        deadline=at + CHECK_S + STOP_SLACK_S,
+        reason=reason,
+        checks=number,
+        checking=tuple(there),
+    )
+    return after, (CheckHosts(check=number, hosts=tuple(there), timeout_s=CHECK_S, reason=reason),)
+
+
+def checked(run: Run, at: float, unfit: Mapping[str, str]) -> Result:
+    """Leave out the hosts that were found wanting; each is an incident of its own."""
+    hosts = dict(run.hosts)
+    for name in run.checking:
+        hosts[name] = replace(hosts[name], checked=True, unfit=unfit.get(name, ""))
+    for name, why in sorted(unfit.items()):
+        run = replace(run, incidents=(*run.incidents, _preflight_incident(run, at, name, why)))
+    run = replace(wait(run, at, "the hosts were tried"), hosts=hosts, checking=())
+    return start_if_ready(run, at)
+
+
+def _preflight_incident(run: Run, at: float, host: str, why: str) -> Incident:
+    return Incident(
+        id=len(run.incidents) + 1,
+        attempt=run.attempt,
+        at=at,
+        kind="preflight",
+        cause=f"{host} failed the check before the start: {why}",
+        culprit=Culprit(host=host),
+        evidence=Evidence(notes=(why,)),
+        action=f"{host} is left out",
+        step=run.step,
+        detected_after_s=0.0,
+    )
+
+
+# An attempt ends
 
 
 def stop(run: Run, at: float, reason: str, grace_s: float) -> Result:
@@ -109,8 +292,19 @@ def conclude(run: Run, at: float) -> Result:
         return end(run, at, "SUCCEEDED", f"all ranks finished in attempt {run.attempt}")
     if run.cancelled_by is not None:
         return end(run, at, "CANCELLED", f"cancelled by {run.cancelled_by}")
-    assert run.findings is not None
-    return recover(run, run.findings, at)
+    if run.leaving is not None and run.leaving.cause is None:
+        return run, ()  # why is still to be told: a cancelled job must not be queued again
+    if run.findings is not None:
+        return recover(run, run.findings, at)
+    assert run.leaving is not None
+    return _leave(run, run.leaving, at)
+
+
+def _leave(run: Run, leaving: Leaving, at: float) -> Result:
+    """The ranks wrote a checkpoint and left; go on elsewhere."""
+    if leaving.requeue:
+        return requeue(run, at, leaving.words)
+    return start_if_ready(replace(wait(run, at, leaving.words), leaving=None), at)
 
 
 def recover(run: Run, findings: Findings, at: float) -> Result:
@@ -119,16 +313,19 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
     decision = decide(run, verdict)
     incident = incident_of(run, findings, verdict, decision.reason)
     run = replace(run, incidents=(*run.incidents, incident), findings=None)
+    run = replace(run, exclude={**run.exclude, **repeated_culprits(run, at)})
     if not decision.restart:
         return end(run, at, "FAILED", decision.reason)
     run = replace(
         wait(run, at, decision.reason), restarts=run.restarts + 1, fruitless=run.fruitless + 1
     )
+    if run.leaving is not None:
+        return _leave(run, run.leaving, at)
     ordered = {lost.host for lost in findings.lost}
     missing = tuple(
         ReplaceAgent(host=host.name, reason=decision.reason)
         for host in run.hosts.values()
-        if not host.alive and host.name not in ordered
+        if not (host.alive or host.unfit or host.name in ordered or host.name in run.exclude)
     )
     run, actions = start_if_ready(run, at)
     return run, (*missing, *actions)

@@ -1,5 +1,6 @@
 """What to do about a verdict: restart, or end the job."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from orchestrator.supervise.diagnose import Verdict
@@ -29,6 +30,32 @@ def decide(run: Run, verdict: Verdict) -> Decision:
         )
     origin = f"checkpoint step-{run.saved}" if run.saved else "the beginning: no checkpoint yet"
     return Decision(True, f"restart as attempt {run.attempt + 1} from {origin}")
+
+
+STRIKES = 2
+WINDOW_S = 86_400.0
+"""A host that was the culprit so often within so long is not used any more."""
+HOST_FAULTS = frozenset({"host-lost", "hang", "rank-killed", "rank-lost", "preflight"})
+"""Kinds of incidents that speak against the host of the culprit; a program's own errors do not."""
+
+
+def repeated_culprits(run: Run, at: float) -> dict[str, str]:
+    """Hosts that have broken the job too often -> why they are not to be used.
+
+    Never without a scheduler: its hosts would be all there are.
+    """
+    if run.allocation is None:
+        return {}
+    blamed = Counter(
+        incident.culprit.host
+        for incident in run.incidents[run.forgiven :]
+        if incident.kind in HOST_FAULTS and at - incident.at <= WINDOW_S
+    )
+    return {
+        host: f"it was the culprit of {times} incidents"
+        for host, times in blamed.items()
+        if host is not None and times >= STRIKES
+    }
 
 
 def _signatures(run: Run) -> set[str]:

@@ -14,6 +14,8 @@ from orchestrator.contract.events import (
     JobSubmitted,
     RankExited,
 )
+from orchestrator.contract.launch import Allocation, Cause
+from orchestrator.contract.plan import Plan
 
 State = Literal[
     "SUBMITTED",
@@ -33,10 +35,12 @@ class Stage(Enum):
 
     SUBMITTED = "submitted"
     WAITING = "waiting for agents"
+    CHECKING = "checking hosts"
     STARTING = "starting ranks"
     RUNNING = "training"
     DIAGNOSING = "gathering evidence"
     STOPPING = "stopping ranks"
+    QUEUED = "back in the scheduler's queue"
     ENDED = "ended"
 
 
@@ -55,6 +59,12 @@ class HostState:
     alive: bool = True
     back: bool = False
     """Its agent was given up and came back, and may still run ranks of the present attempt."""
+    lost_at: float = 0.0
+    """When its agent was last lost."""
+    unfit: str = ""
+    """What is wrong with the host, of what its agent found on it."""
+    checked: bool = False
+    """It was tried together with others, and found in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +134,29 @@ class Findings:
     """Hosts given up because their ranks did not end: seldom the cause."""
     leader_lost: float | None = None
     """When the former leader was last heard, where the attempt has no end."""
+    leader_host: str | None = None
+    """Where it ran, if that host is not the only one there is."""
     noticed_at: float = 0.0
     """When that was noticed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """A plan and the number under which the run directory has it."""
+
+    plan: Plan
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """An orderly stop that is nobody's fault: what ends during it is expected to."""
+
+    cause: Cause | None
+    """None while the scheduler has not been asked."""
+    words: str
+    requeue: bool = True
+    """Or else the job goes on within its allocation, on other hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +186,24 @@ class Run:
     done: Mapping[str, bool] = field(default_factory=dict)
     """Host of the attempt that has no process left -> did all its ranks return 0."""
 
+    leader: str = ""
+    """Host of the present leader, or the last one."""
+    allocation: Allocation | None = None
+    """What the scheduler granted; None without one."""
+    exclude: Mapping[str, str] = field(default_factory=dict)
+    """Hosts that are not to be used -> why."""
+    replanned: JobPlan | None = None
+    """For fewer hosts than were asked for."""
+    replanning: int | None = None
+    """For how many hosts a plan is being looked for."""
+    refused: int | None = None
+    """The fewest hosts for which there is none, since the number of hosts last changed."""
+    checks: int = 0
+    """How often hosts were tried together."""
+    checking: tuple[str, ...] = ()
+    """The hosts that are being tried."""
+    leaving: Leaving | None = None
+
     attempt: int = 0
     restarts: int = 0
     fruitless: int = 0
@@ -173,17 +222,29 @@ class Run:
     """Incidents before a person last submitted the job: a fix may have come with that."""
 
     @property
+    def current(self) -> JobPlan:
+        """What the ranks run by; only of a job that was submitted."""
+        assert self.job is not None
+        return self.replanned or JobPlan(plan=self.job.plan, number=self.job.plan_number)
+
+    @property
+    def plan(self) -> Plan:
+        return self.current.plan
+
+    @property
     def state(self) -> State:
         match self.stage:
             case Stage.ENDED:
                 return self.ending or "FAILED"
             case Stage.SUBMITTED:
                 return "SUBMITTED"
+            case Stage.QUEUED:
+                return "PENDING"
             case _ if self.recovering:
                 return "RECOVERING"
             case Stage.WAITING:
                 return "PENDING"
-            case Stage.STARTING:
+            case Stage.STARTING | Stage.CHECKING:
                 return "STARTING"
             case _:
                 return "RUNNING"

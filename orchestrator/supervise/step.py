@@ -28,20 +28,27 @@ from orchestrator.contract.events import (
     EvidenceGathered,
     HangDetected,
     HealthChanged,
+    HostFlagged,
+    HostsChecked,
     HostStopped,
+    HostUnavailable,
     JobSubmitted,
     LeaderStarted,
+    LeaveAsked,
     RankExited,
+    Replanned,
+    ReplanRefused,
     StepReached,
     Tick,
     TrainingResumed,
 )
 from orchestrator.supervise.diagnose import Weight, diagnose, weigh
-from orchestrator.supervise.members import agent_lost, registered
+from orchestrator.supervise.members import agent_lost, registered, unavailable
 from orchestrator.supervise.moves import (
     FAILED_GRACE_S,
     Result,
     all_done,
+    checked,
     conclude,
     end,
     incident_of,
@@ -49,8 +56,15 @@ from orchestrator.supervise.moves import (
     start_if_ready,
     stop,
     stop_or_conclude,
-    usable,
     wait,
+)
+from orchestrator.supervise.policy import repeated_culprits
+from orchestrator.supervise.scheduler import (
+    host_flagged,
+    hosts_checked,
+    leave_asked,
+    replan_refused,
+    replanned,
 )
 from orchestrator.supervise.state import LIVE, Findings, HostState, Run, Stage
 
@@ -116,6 +130,18 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return _host_stopped(run, event)
         case CancelRequested():
             return _cancel_requested(run, event)
+        case LeaveAsked():
+            return leave_asked(run, event)
+        case HostFlagged():
+            return host_flagged(run, event)
+        case HostUnavailable():
+            return unavailable(run, event)
+        case HostsChecked():
+            return hosts_checked(run, event)
+        case Replanned():
+            return replanned(run, event)
+        case ReplanRefused():
+            return replan_refused(run, event)
         case CheckpointFailed() | HealthChanged():
             return run, ()
         case Tick():
@@ -137,6 +163,13 @@ def _submitted(run: Run, event: JobSubmitted) -> Result:
         ending=None,
         cancelled_by=None,
         hosts={},
+        leader="",
+        allocation=None,
+        exclude={},
+        replanned=None,
+        replanning=None,
+        refused=None,
+        leaving=None,
         placement=(),
         done={},
         fruitless=0,
@@ -162,7 +195,14 @@ def _left_behind(run: Run, at: float) -> Findings | None:
     """An attempt without an end means that the leader died under it, whatever had gone wrong."""
     if run.stage not in (*LIVE, Stage.STOPPING):
         return None
-    return replace(run.findings or Findings(opened_at=at), leader_lost=run.last_at, noticed_at=at)
+    if run.leaving is not None:
+        return run.findings  # of before it was asked to leave
+    return replace(
+        run.findings or Findings(opened_at=at),
+        leader_lost=run.last_at,
+        leader_host=run.leader if run.allocation is not None else None,
+        noticed_at=at,
+    )
 
 
 def _leader_started(run: Run, event: LeaderStarted) -> Result:
@@ -177,7 +217,15 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
         hosts={},
         findings=None,
         settle_until=event.at + SETTLE_S,
+        leader=event.host,
+        allocation=event.allocation,
+        exclude=event.exclude,
+        replanned=None,
+        replanning=None,
+        refused=None,
+        leaving=None,
     )
+    waiting = replace(waiting, exclude={**event.exclude, **repeated_culprits(waiting, event.at)})
     if findings is None:
         return waiting, ()
     return recover(waiting, findings, event.at)
@@ -212,7 +260,7 @@ def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
 
 
 def _rank_exited(run: Run, event: RankExited) -> Result:
-    if run.stage not in (*LIVE, Stage.STOPPING):
+    if run.stage not in (*LIVE, Stage.STOPPING) or run.leaving is not None:
         return run, ()
     seen_at = _seen_at(event)
     found = run.findings or Findings(opened_at=seen_at)
@@ -274,7 +322,7 @@ def _host_stopped(run: Run, event: HostStopped) -> Result:
     if run.stage not in (*LIVE, Stage.STOPPING) or event.host not in run.placement:
         return run, ()
     run = replace(run, done={**run.done, event.host: event.finished})
-    failed = not event.finished and run.cancelled_by is None
+    failed = not event.finished and run.cancelled_by is None and run.leaving is None
     if failed:
         found = run.findings or Findings(opened_at=event.at)
         run = replace(run, findings=replace(found, stopped=(*found.stopped, event)))
@@ -290,7 +338,7 @@ def _cancel_requested(run: Run, event: CancelRequested) -> Result:
     assert run.job is not None
     reason = f"cancelled by {event.by}"
     if run.stage is Stage.STOPPING:
-        return run, ()
+        return conclude(run, event.at) if all_done(run) else (run, ())
     if run.stage in LIVE:
         return stop(run, event.at, reason, run.job.stop_grace)
     return end(run, event.at, "CANCELLED", reason)
@@ -304,21 +352,12 @@ def _tick(run: Run, event: Tick) -> Result:
     if run.deadline is None or event.at < run.deadline:
         return run, ()
     if run.stage is Stage.WAITING:
-        return end(run, event.at, "FAILED", _too_few(run))
+        return run, ()  # `start_if_ready` has looked at the deadline
+    if run.stage is Stage.CHECKING:
+        return checked(run, event.at, {})
     if run.stage is Stage.DIAGNOSING:
         return stop(run, event.at, run.reason, FAILED_GRACE_S)
     return _stop_overdue(run, event.at)
-
-
-def _too_few(run: Run) -> str:
-    assert run.job is not None
-    plan, limit, fit = run.job.plan, run.job.init_timeout, sorted(usable(run))
-    small = sorted(h.name for h in run.hosts.values() if h.alive and h.name not in fit)
-    short = f"; fewer than {plan.ranks_per_host} devices on {', '.join(small)}" if small else ""
-    return (
-        f"{len(fit)} of {len(plan.hosts)} hosts registered within {limit:.0f} s"
-        f" ({', '.join(fit) or 'none'}){short}; see logs/agent-<host>.log of the others"
-    )
 
 
 def _stop_overdue(run: Run, at: float) -> Result:
@@ -328,13 +367,11 @@ def _stop_overdue(run: Run, at: float) -> Result:
     found = run.findings or Findings(opened_at=at)
     lost = tuple(AgentLost(at=at, host=host, why=why, silent_s=0.0) for host in stuck)
     hosts: Mapping[str, HostState] = {
-        name: replace(host, alive=False, back=False) if name in stuck else host
+        name: replace(host, alive=False, back=False, lost_at=at) if name in stuck else host
         for name, host in run.hosts.items()
     }
-    run = replace(
-        run,
-        hosts=hosts,
-        done={**run.done, **dict.fromkeys(stuck, False)},
-        findings=replace(found, stuck=lost),
-    )
-    return conclude(run, at)
+    run = replace(run, hosts=hosts, done={**run.done, **dict.fromkeys(stuck, False)})
+    if run.leaving is None:
+        return conclude(replace(run, findings=replace(found, stuck=lost)), at)
+    why_known = run.leaving.cause or "unknown"  # it had long enough to be told
+    return conclude(replace(run, leaving=replace(run.leaving, cause=why_known)), at)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from orchestrator.agent.leader import Leader
-from orchestrator.agent.whereabouts import leader_of
-from orchestrator.contract.actions import EndJob
+from orchestrator.agent.leader import Granted, Leader, take_over
+from orchestrator.agent.whereabouts import Term, leader_of
+from orchestrator.contract.actions import EndJob, Requeue
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.datagrams import RankEnded
+from orchestrator.contract.launch import Allocation
 from orchestrator.contract.protocol import (
     AGENT_PATH,
     CANCEL_PATH,
@@ -36,6 +38,7 @@ from orchestrator.system import SystemClock
 from tests.agent.world import LAUNCH, TOKEN, WAIT_S, FakeBackend, a_job, until
 
 T = TypeVar("T")
+NAME = "the-leader"
 
 
 @dataclass
@@ -59,7 +62,7 @@ class FakeAgent:
                 pid=self.pid,
                 incarnation=str(self.pid),
                 launch=launch,
-                sent_at=1_800_000_000.0,
+                sent_at=time.time(),
             )
         )
 
@@ -89,7 +92,7 @@ class Led:
     session: aiohttp.ClientSession
     url: str
     backend: FakeBackend
-    task: "asyncio.Task[EndJob]"
+    task: "asyncio.Task[EndJob | Requeue]"
     pids: dict[str, int] = field(default_factory=dict)
 
     def events(self, kind: type[T]) -> list[T]:
@@ -121,7 +124,9 @@ class Led:
             return answer.status
 
     async def end(self) -> EndJob:
-        return await asyncio.wait_for(self.task, WAIT_S)
+        ending = await asyncio.wait_for(self.task, WAIT_S)
+        assert isinstance(ending, EndJob)
+        return ending
 
 
 async def go(first: FakeAgent, second: FakeAgent, attempt: int) -> tuple[Start, Start]:
@@ -131,17 +136,21 @@ async def go(first: FakeAgent, second: FakeAgent, attempt: int) -> tuple[Start, 
 
 
 @contextlib.asynccontextmanager
-async def led(folder: Path, **more: Any) -> AsyncIterator[Led]:
+async def led(
+    folder: Path, allocation: Allocation | None = None, **more: Any
+) -> AsyncIterator[Led]:
     run_dir, clock = RunDir(folder), SystemClock()
     with Journal(run_dir.journal, clock) as journal:
         supervisor = Supervisor(journal)
         supervisor.feed(a_job(folder, **more))
         backend = FakeBackend()
-        leader = Leader(supervisor, run_dir, TOKEN, backend, clock)
+        take_over(run_dir, NAME)
+        granted = Granted(term=Term(LAUNCH), allocation=allocation)
+        leader = Leader(supervisor, run_dir, TOKEN, backend, clock, granted, backend.replan, NAME)
         task = asyncio.create_task(leader.serve("host-0", "127.0.0.1", "127.0.0.1", os.getpid()))
         async with aiohttp.ClientSession() as session:
             try:
-                where = await until(lambda: leader_of(run_dir, LAUNCH), "leader.json")
+                where = await until(lambda: leader_of(run_dir, Term(LAUNCH)), "leader.json")
                 url = f"http://{where['address']}:{where['port']}"
                 yield Led(leader, run_dir, session, url, backend, task)
             finally:

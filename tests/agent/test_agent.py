@@ -14,7 +14,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from orchestrator.agent.agent import Agent, AgentConfig
-from orchestrator.agent.whereabouts import announce, announce_end
+from orchestrator.agent.whereabouts import Term, announce, announce_end
 from orchestrator.contract import exits
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.datagrams import RankEnded, RankStarted, Saved, SaveFailed, to_bytes
@@ -123,10 +123,10 @@ async def world(folder: Path, agent_timeout: float, pulses: bool) -> AsyncIterat
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     config = AgentConfig(
-        place=place, token=TOKEN, launch=LAUNCH, devices=2, agent_timeout=agent_timeout
+        place=place, token=TOKEN, term=Term(LAUNCH), devices=2, agent_timeout=agent_timeout
     )
     agent = Agent(config, os.environ, SystemClock())
-    announce(place.run_dir, LAUNCH, "127.0.0.1", runner.addresses[0][1])
+    announce(place.run_dir, Term(LAUNCH), "127.0.0.1", runner.addresses[0][1])
 
     async def pulse() -> None:
         while True:
@@ -210,7 +210,7 @@ def test_a_leader_that_is_not_ready_is_asked_again(tmp_path: Path) -> None:
 def test_an_agent_that_comes_after_the_end_does_not_look_for_a_leader(tmp_path: Path) -> None:
     async def script(here: World) -> int:
         run_dir = here.agent.config.place.run_dir
-        announce_end(run_dir, LAUNCH)
+        announce_end(run_dir, Term(LAUNCH))
         return await here.ends()
 
     assert play(tmp_path, script) == exits.OK

@@ -51,7 +51,7 @@ def ws() -> web.WebSocketResponse:
 
 def register(host: str = "host-0", pid: int = 1) -> Register:
     return Register(
-        host=host, address="a", devices=1, pid=pid, incarnation=str(pid), launch=1, sent_at=1.0
+        host=host, address="a", devices=1, pid=pid, incarnation=str(pid), launch=1, sent_at=0.0
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.agent.__main__ import _hold_host, _lead, _socket_path, main
 from orchestrator.agent.agent import AgentConfig
+from orchestrator.agent.whereabouts import Term
 from orchestrator.contract import exits
 from orchestrator.contract.events import AgentRegistered
 from orchestrator.contract.rundir import RunDir
@@ -99,10 +100,10 @@ def lead(folder: Path, script: Callable[[RunDir], Awaitable[None]] | None, socke
         place = replace(place, socket=Path(socket))
     with Journal(place.run_dir.journal, SystemClock()) as journal:
         journal.append(a_job(place.run_dir.path))
-    config = AgentConfig(place=place, token=TOKEN, launch=LAUNCH, devices=1, agent_timeout=10.0)
+    config = AgentConfig(place=place, token=TOKEN, term=Term(LAUNCH), devices=1, agent_timeout=10.0)
 
     async def run() -> int:
-        leading = asyncio.create_task(_lead(config, "127.0.0.1", os.environ, SystemClock()))
+        leading = asyncio.create_task(_lead(config, "127.0.0.1", False, os.environ, SystemClock()))
         if script is not None:
             await script(place.run_dir)
         return await asyncio.wait_for(leading, WAIT_S)

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ from orchestrator.agent.evidence import process_state
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import JobSubmitted
-from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError
+from orchestrator.errors import BackendError, PlanError
+from orchestrator.seams import HostNotice
+from orchestrator.supervise.state import JobPlan
 
 TOKEN = "the-token"
 WAIT_S = 20.0
@@ -111,12 +113,40 @@ class FakeBackend:
 
     replaced: list[str] = field(default_factory=list)
     broken: bool = False
+    flagged: tuple[HostNotice, ...] = ()
+    cause: Cause = "unknown"
+    requeued: list[tuple[str, ...]] = field(default_factory=list)
+    busy: int = 0
+    """How often a scheduler does not answer before it does."""
+    smaller: JobPlan | None = None
 
     def describe(self, launch: LaunchPlan) -> str:
         return "nothing"
 
     def submit(self, launch: LaunchPlan) -> None:
         raise AssertionError("a leader submits nothing")
+
+    def standing(self, launch: LaunchPlan) -> str | None:
+        return None
+
+    def allocation(self, launch: LaunchPlan) -> Allocation | None:
+        raise AssertionError("whoever starts the leader asks for it")
+
+    def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        return self.flagged
+
+    def why_ending(self, launch: LaunchPlan) -> Cause:
+        return self.cause
+
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
+        self.requeued.append(tuple(exclude))
+        if len(self.requeued) <= self.busy:
+            raise BackendError("the scheduler does not answer")
+
+    def replan(self, former: Plan, hosts: int) -> JobPlan:
+        if self.smaller is None:
+            raise PlanError("no plan")
+        return self.smaller
 
     def replace(self, launch: LaunchPlan, host: str) -> None:
         self.replaced.append(host)

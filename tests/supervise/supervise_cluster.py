@@ -6,9 +6,12 @@ from typing import Any, assert_never, get_args
 
 from orchestrator.contract.actions import (
     Action,
+    CheckHosts,
     EndJob,
     GatherEvidence,
     ReplaceAgent,
+    Replan,
+    Requeue,
     StartAttempt,
     StopAttempt,
 )
@@ -20,17 +23,24 @@ from orchestrator.contract.events import (
     Event,
     EvidenceGathered,
     HangDetected,
+    HostFlagged,
+    HostsChecked,
     HostStopped,
+    HostUnavailable,
     JobSubmitted,
     LeaderStarted,
+    LeaveAsked,
+    Replanned,
+    ReplanRefused,
     StepReached,
     Tick,
     TrainingResumed,
 )
+from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.supervise.log import Entry, from_line, to_line
-from orchestrator.supervise.state import Run, Stage, State
+from orchestrator.supervise.state import LIVE, Run, Stage, State
 from orchestrator.supervise.step import step
-from tests.supervise.supervise_stage import START, error, exited, found, host, submitted
+from tests.supervise.supervise_stage import START, error, exited, found, host, plan, submitted
 
 
 @dataclass
@@ -79,6 +89,8 @@ class Witness:
                 pass
 
     def _counts(self, event: Event, before: Run) -> None:
+        if self.run.leaving and not before.leaving and before.stage in LIVE:
+            self.starts -= 1  # to leave when a scheduler asks is no failure
         match event:
             case JobSubmitted():
                 self.starts = 0
@@ -97,8 +109,14 @@ class Witness:
             assert action.attempt == self.started + 1
             assert all(self.run.hosts[name].alive for name in action.hosts)
             assert len(set(action.hosts)) == len(action.hosts)
+            assert not set(action.hosts) & set(self.run.exclude), "a host that is left out"
+            assert not any(self.run.hosts[name].unfit for name in action.hosts)
+            assert len(action.hosts) == len(self.run.plan.hosts)
             self.started, self.open = action.attempt, set(action.hosts)
             self.starts += 1
+        if isinstance(action, Requeue):
+            assert not self.open, f"given back while ranks may be left on {self.open}"
+            assert self.run.allocation is not None
         if isinstance(action, ReplaceAgent) and isinstance(event, AgentLost):
             replaced = [a.host for a in self.entries[-1].actions if isinstance(a, ReplaceAgent)]
             assert replaced.count(action.host) == 1
@@ -119,7 +137,15 @@ class Witness:
 class Cluster:
     """Hosts, agents and ranks; `calm` once nothing breaks any more."""
 
-    def __init__(self, random: Random, hosts: int = 2, spares: int = 0, **more: Any) -> None:
+    def __init__(
+        self,
+        random: Random,
+        hosts: int = 2,
+        spares: int = 0,
+        *,
+        scheduled: bool = False,
+        **more: Any,
+    ) -> None:
         self.random, self.at, self.calm = random, START, False
         self.witness = Witness()
         self.names = tuple(host(n) for n in range(hosts + spares))
@@ -129,6 +155,7 @@ class Cluster:
         self.stuck: set[str] = set()
         self.mail: list[Event] = []
         self.more = {"hosts": hosts, "spares": spares, **more}
+        self.scheduled, self.restarts, self.queued = scheduled, 0, False
         self.submits()
 
     @property
@@ -150,9 +177,29 @@ class Cluster:
         """A new leader; the ranks and the agents of the former one are gone."""
         self.mail, self.ranks, self.stuck = [], {}, set()
         self.pids = {name: pid + 1 for name, pid in self.pids.items()}
-        self.tell(LeaderStarted(at=self.at, host="host-0", pid=self.pids["host-0"]))
+        allocation = None
+        if self.scheduled:
+            allocation = Allocation(id="7", restarts=self.restarts, hosts=self.names)
+        self.queued = False
+        pid = self.pids[self.names[0]]
+        self.tell(LeaderStarted(at=self.at, host=self.names[0], pid=pid, allocation=allocation))
         for name in self.names:
             self.appears(name)
+
+    def runs_again(self) -> None:
+        """The scheduler found hosts for a job in its queue: others than those it was without."""
+        self.restarts += 1
+        unwanted = set(self.run.exclude)
+        unwanted |= {name for name, known in self.run.hosts.items() if known.unfit}
+        fresh = (host(n) for n in range(100 * self.restarts, 100 * self.restarts + 100))
+        self.names = tuple(next(fresh) if name in unwanted else name for name in self.names)
+        self.pids = {name: self.pids.get(name, 1) for name in self.names}
+        self.leads()
+
+    def replanned(self, hosts: int) -> Event:
+        if self.chance(30):
+            return ReplanRefused(at=self.at, hosts=hosts, why="the batch does not divide")
+        return Replanned(at=self.at, plan=plan(hosts), plan_number=2)
 
     def appears(self, name: str) -> None:
         self.mail.append(
@@ -181,15 +228,32 @@ class Cluster:
             case GatherEvidence(attempt=attempt):
                 self.shows(attempt)
             case ReplaceAgent(host=name):
-                self.ranks.pop(name, None)
-                self.stuck.discard(name)
-                if not self.chance(20):
-                    self.pids[name] += 1
-                    self.appears(name)
+                self.replaces(name)
+            case CheckHosts() | Replan() | Requeue():
+                self.arranges(action)
             case EndJob():
                 self.ranks = {}
             case _:
                 assert_never(action)
+
+    def replaces(self, name: str) -> None:
+        self.ranks.pop(name, None)
+        self.stuck.discard(name)
+        if name in self.names and not self.chance(20):
+            self.pids[name] += 1
+            self.appears(name)
+        elif self.chance(50):
+            gone = "the scheduler says that it is down"
+            self.mail.append(HostUnavailable(at=self.at, host=name, why=gone))
+
+    def arranges(self, action: CheckHosts | Replan | Requeue) -> None:
+        match action:
+            case CheckHosts(check=check):
+                self.mail.append(HostsChecked(at=self.at, check=check, unfit={}))
+            case Replan(hosts=hosts):
+                self.mail.append(self.replanned(hosts))
+            case Requeue():
+                self.ranks, self.queued = {}, True
 
     def stops(self, name: str, attempt: int, *, finished: bool) -> None:
         self.ranks.pop(name, None)
@@ -212,8 +276,11 @@ class Cluster:
 
     # What breaks
 
-    def break_something(self) -> None:
+    def break_something(self) -> None:  # noqa: C901 - one line or two for each fault
         attempt, name = self.run.attempt, self.random.choice(self.names)
+        if self.scheduled and self.chance(25):
+            self.interfere(name)
+            return
         match self.random.randrange(9):
             case 0:  # a rank dies
                 self.mail.append(exited(self.random.randrange(4), attempt))
@@ -242,6 +309,21 @@ class Cluster:
                 self.mail.append(CancelRequested(at=self.at, by="ann"))
             case _:
                 self.passes(self.random.choice([1.0, 10.0, 50.0]))
+
+    def interfere(self, name: str) -> None:
+        """What a scheduler does to a job."""
+        match self.random.randrange(3):
+            case 0:
+                causes: tuple[Cause, ...] = ("preempted", "time-limit", "requeued", "unknown")
+                self.tell(LeaveAsked(at=self.at, cause=None, words="SIGTERM"))
+                cause = "cancelled" if self.chance(10) else self.random.choice(causes)
+                self.mail.append(LeaveAsked(at=self.at, cause=cause, words="SIGTERM"))
+            case 1:
+                flagged = HostFlagged(at=self.at, host=name, state="DRAINING", reason="a fan")
+                self.mail.append(flagged)
+            case _:
+                unfit = {name: "slow"} if self.chance(50) else {}
+                self.mail.append(HostsChecked(at=self.at, check=self.run.checks, unfit=unfit))
 
     def _lost(self, name: str) -> AgentLost:
         return AgentLost(at=self.at, host=name, why="it said nothing", silent_s=2.0)
@@ -274,7 +356,9 @@ class Cluster:
     def finishes(self) -> None:
         """No trouble any more: what still runs comes to its end, one way or another."""
         attempt = self.run.attempt
-        if self.mail:
+        if self.queued:
+            self.runs_again()
+        elif self.mail:
             self.deliver()
         elif self.run.stage in (Stage.STARTING, Stage.RUNNING):
             if self.stuck & set(self.run.placement):
@@ -291,7 +375,9 @@ class Cluster:
             if self.over:
                 return
             self.at += self.random.random()
-            if self.mail and self.random.randrange(3):
+            if self.queued:
+                self.runs_again()
+            elif self.mail and self.random.randrange(3):
                 self.deliver()
             elif self.run.stage in (Stage.STARTING, Stage.RUNNING) and self.random.randrange(2):
                 self.trains()

@@ -23,7 +23,8 @@ from orchestrator.contract.events import (
     Tick,
     TrainingResumed,
 )
-from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.findings import Finding
+from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.supervise.state import Run
@@ -127,6 +128,8 @@ class Job:
 
     def __init__(self, hosts: int = 2, each: int = 2, spares: int = 0, **more: Any) -> None:
         self.run, self.at = Run(), START
+        self.allocation: Allocation | None = None
+        self.exclude: dict[str, str] = {}
         self.all: list[tuple[Event, tuple[Action, ...]]] = []
         self.hosts = tuple(host(n) for n in range(hosts))
         self.everywhere = tuple(host(n) for n in range(hosts + spares))
@@ -138,14 +141,29 @@ class Job:
         self.all.append((event, actions))
         return actions
 
+    def granted(self, restarts: int = 0) -> "Job":
+        """A scheduler gave its hosts."""
+        self.allocation = Allocation(id="7", restarts=restarts, hosts=self.everywhere)
+        return self
+
     def now(self) -> float:
         self.at += 1
         return self.at
 
     def leads(self) -> tuple[Action, ...]:
-        return self.tell(LeaderStarted(at=self.now(), host="host-0", pid=99))
+        """A leader of this allocation, where there is one."""
+        started = LeaderStarted(
+            at=self.now(), host="host-0", pid=99, allocation=self.allocation, exclude=self.exclude
+        )
+        return self.tell(started)
 
-    def registers(self, name: str, pid: int = 1, devices: int | None = None) -> tuple[Action, ...]:
+    def registers(
+        self,
+        name: str,
+        pid: int = 1,
+        devices: int | None = None,
+        findings: tuple[Finding, ...] = (),
+    ) -> tuple[Action, ...]:
         devices = self.each if devices is None else devices
         return self.tell(
             AgentRegistered(
@@ -155,6 +173,7 @@ class Job:
                 devices=devices,
                 pid=pid,
                 incarnation=str(pid),
+                findings=findings,
             )
         )
 

@@ -77,7 +77,7 @@ def test_a_host_with_too_few_devices_is_not_used() -> None:
     (end,) = job.waits(600)
     assert end == EndJob(
         state="FAILED",
-        reason="1 of 2 hosts registered within 600 s (host-1); fewer than 2 devices on host-0;"
+        reason="1 of 2 hosts registered within 600 s (host-1); host-0: fewer than 2 devices;"
         " see logs/agent-<host>.log of the others",
     )
 

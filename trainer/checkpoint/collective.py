@@ -11,8 +11,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.contract.checkpoints import partial_name
 from orchestrator.contract.env import RankEnv
+from orchestrator.contract.rundir import RunDir
 from trainer.checkpoint.commit import Written, commit
 from trainer.checkpoint.writer import Writer, why_of
+from trainer.fence import admit_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ def _complete(
     if everyones is not None:
         files = {name: file for each in everyones for name, file in each.items()}
         try:
+            admit_of(RunDir(partial.parent.parent), env)()
             commit(partial, files, step=step, attempt=env.attempt, world_size=env.world_size)
             answer = [Outcome(num_bytes=sum(file.size for file in files.values()))]
         except OSError as exc:

@@ -16,6 +16,7 @@ import numpy as np
 
 from orchestrator.contract.limits import AtLeast
 from trainer.data.order import Words, mix, samples_at
+from trainer.fence import Admit, everybody
 from trainer.lines import LineFile
 
 WORD = (1 << 32) - 1
@@ -68,8 +69,8 @@ class Line:
 class SampleLedger:
     """Written by the first rank."""
 
-    def __init__(self, path: Path, start: Start) -> None:
-        self._file = LineFile(path)
+    def __init__(self, path: Path, start: Start, admit: Admit = everybody) -> None:
+        self._file = LineFile(path, admit)
         self._start = start
         self._begun = False
 

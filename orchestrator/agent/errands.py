@@ -1,0 +1,158 @@
+"""What a leader has done beside its decisions, for each may take long: it asks a scheduler, has the
+hosts try each other, or looks for a smaller plan. What comes of an errand is an event like others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from orchestrator.agent.connections import Connections
+from orchestrator.agent.sockets import free_port
+from orchestrator.contract.actions import CheckHosts, ReplaceAgent, Replan, Requeue
+from orchestrator.contract.events import (
+    Event,
+    HostFlagged,
+    HostsChecked,
+    HostUnavailable,
+    JobSubmitted,
+    LeaveAsked,
+    Replanned,
+    ReplanRefused,
+)
+from orchestrator.contract.launch import Allocation, Cause
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.protocol import Checked, CheckFabric
+from orchestrator.errors import BackendError, PlanError
+from orchestrator.seams import Backend, Clock
+from orchestrator.supervise.fabric import judge
+from orchestrator.supervise.state import JobPlan, Run
+
+log = logging.getLogger(__name__)
+
+NOTICES_S = 15.0
+"""Between two questions to the scheduler about the hosts."""
+CHECK_POLL_S = 0.1
+CHECK_SLACK_S = 5.0
+"""For reports of a check to come in after its time is over."""
+REQUEUE_RETRY_S = 5.0
+
+Replanner = Callable[[Plan, int], JobPlan]
+"""Of a plan and a number of hosts: a plan for no more than those. Raises PlanError."""
+
+
+class Errands:
+    def __init__(  # noqa: PLR0913 - the world outside, piece by piece
+        self,
+        *,
+        job: JobSubmitted,
+        run: Callable[[], Run],
+        connections: Connections,
+        backend: Backend,
+        replanner: Replanner,
+        clock: Clock,
+        happened: Callable[[Event], None],
+        now: Callable[[], float],
+    ) -> None:
+        self.job = job
+        self.run = run
+        self.connections = connections
+        self.backend = backend
+        self.replanner = replanner
+        self.clock = clock
+        self.happened = happened
+        self.now = now
+        self.host = self.address = ""
+        """The leader's own, once it serves."""
+        self.checked: dict[str, Checked] = {}
+        """What hosts have said of the check that is going on."""
+
+    async def run_errand(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
+        match action:
+            case ReplaceAgent():
+                await self._replace_agent(action)
+            case CheckHosts():
+                await self._check_hosts(action)
+            case Replan():
+                await self._replan(action)
+
+    async def ask_why(self, signal_name: str) -> None:
+        cause: Cause
+        try:
+            cause = await asyncio.to_thread(self.backend.why_ending, self.job.launch)
+        except BackendError as exc:
+            log.error("the scheduler does not say why it sent %s: %s", signal_name, exc)
+            cause = "unknown"
+        self.happened(LeaveAsked(at=self.now(), cause=cause, words=signal_name))
+
+    async def hear_notices(self, allocation: Allocation) -> None:
+        """Ask now and then what the scheduler holds against the hosts."""
+        while True:
+            await asyncio.sleep(NOTICES_S)
+            try:
+                found = await asyncio.to_thread(
+                    self.backend.notices, self.job.launch, allocation.hosts
+                )
+            except BackendError as exc:
+                log.warning("the scheduler does not answer: %s", exc)
+                continue
+            for notice in found:
+                if notice.host not in self.run().exclude:
+                    flagged = HostFlagged(
+                        at=self.now(), host=notice.host, state=notice.state, reason=notice.reason
+                    )
+                    self.happened(flagged)
+
+    async def _replace_agent(self, action: ReplaceAgent) -> None:
+        """Ask the backend; one that fails silently is found out by the agent's absence."""
+        try:
+            await asyncio.to_thread(self.backend.replace, self.job.launch, action.host)
+        except BackendError as exc:
+            log.error("no new agent for %s: %s", action.host, exc)
+            why = f"no agent can be had there: {exc.message}"
+            self.happened(HostUnavailable(at=self.now(), host=action.host, why=why))
+
+    async def _check_hosts(self, action: CheckHosts) -> None:
+        """Have the hosts try a small all-reduce, and judge from what they say."""
+        self.checked.clear()
+        # The leader's own comes first, as it is the leader that finds a free port.
+        hosts = tuple(sorted(action.hosts, key=lambda host: host != self.host))
+        port = free_port(self.address)
+        first = self.run().hosts[hosts[0]].address
+        for rank, host in enumerate(hosts):
+            order = CheckFabric(
+                check=action.check,
+                rank=rank,
+                hosts=hosts,
+                master_address=first,
+                master_port=port,
+                timeout_s=action.timeout_s,
+            )
+            self.connections.order(host, order)
+        deadline = self.clock.monotonic() + action.timeout_s + CHECK_SLACK_S
+        reports: dict[str, Checked] = {}
+        while len(reports) < len(hosts) and self.clock.monotonic() < deadline:
+            await asyncio.sleep(CHECK_POLL_S)
+            reports = {h: r for h, r in self.checked.items() if r.check == action.check}
+        unfit = judge(hosts, reports)
+        self.happened(HostsChecked(at=self.now(), check=action.check, unfit=unfit))
+
+    async def _replan(self, action: Replan) -> None:
+        try:
+            found = await asyncio.to_thread(self.replanner, self.job.plan, action.hosts)
+        except (PlanError, OSError) as exc:
+            log.error("no plan for %s hosts: %s", action.hosts, exc)
+            why = str(exc).split("\n")[0]
+            self.happened(ReplanRefused(at=self.now(), hosts=action.hosts, why=why))
+        else:
+            self.happened(Replanned(at=self.now(), plan=found.plan, plan_number=found.number))
+
+    async def requeue(self, action: Requeue) -> None:
+        """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs."""
+        while True:
+            try:
+                return await asyncio.to_thread(
+                    self.backend.requeue, self.job.launch, action.exclude
+                )
+            except BackendError as exc:
+                log.error("the scheduler does not take the job back, trying again: %s", exc)
+                await asyncio.sleep(REQUEUE_RETRY_S)

@@ -1,0 +1,56 @@
+"""`fence.json`: who leads a job now, and which attempt may write.
+
+A host that was cut off from the network may come back with a leader or ranks that know nothing of
+the attempts made since. Whoever is about to make a mark (a journal line, a checkpoint, a metric)
+looks here first; the leader writes it before it tells anybody of a new attempt.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    leader: str
+    """Drawn by each leader at its start."""
+    attempt: int
+    """The newest one."""
+
+
+class GivenUp(OSError):
+    """Others have taken over: leave everything as it is."""
+
+
+def read_fence(path: Path) -> Fence | None:
+    """None where there is none, or it cannot be read: then nothing is known against anybody."""
+    try:
+        body = json.loads(path.read_text())
+        return Fence(leader=str(body["leader"]), attempt=int(body["attempt"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_fence(path: Path, fence: Fence) -> None:
+    """On disk when this returns. Raises OSError, with the former one still in place."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    with fresh.open("w") as file:
+        json.dump(asdict(fence), file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def check_leader(path: Path, leader: str) -> None:
+    """Raises GivenUp when another leader has taken over from `leader`."""
+    now = read_fence(path)
+    if now is not None and now.leader != leader:
+        raise GivenUp(f"another leader has taken over: {path} names it")
+
+
+def check_attempt(path: Path, attempt: int) -> None:
+    """Raises GivenUp when a later attempt than `attempt` has begun."""
+    now = read_fence(path)
+    if now is not None and now.attempt > attempt:
+        raise GivenUp(f"attempt {attempt} was given up: attempt {now.attempt} has begun")

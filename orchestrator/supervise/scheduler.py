@@ -1,0 +1,106 @@
+"""What a scheduler says to a job: leave, or do without a host. Nobody is to blame for either."""
+
+from dataclasses import replace
+
+from orchestrator.contract.events import (
+    HostFlagged,
+    HostsChecked,
+    LeaveAsked,
+    Replanned,
+    ReplanRefused,
+)
+from orchestrator.contract.launch import Cause
+from orchestrator.supervise.moves import (
+    Result,
+    all_done,
+    checked,
+    conclude,
+    end,
+    requeue,
+    start_if_ready,
+    stop,
+    usable,
+)
+from orchestrator.supervise.state import LIVE, JobPlan, Leaving, Run, Stage
+
+WORDS: dict[Cause | None, str] = {
+    None: "the scheduler asks the job to leave",
+    "preempted": "preempted by another job",
+    "time-limit": "the time limit of the allocation is near",
+    "requeued": "requeued by an administrator or the scheduler",
+    "drained": "a host is wanted back",
+    "unknown": "the scheduler asks the job to leave, and does not say why",
+    "cancelled": "cancelled in the scheduler",
+}
+
+
+def leave_asked(run: Run, event: LeaveAsked) -> Result:
+    """Stop at the next checkpoint, and go back to the queue; where it was cancelled, end."""
+    job = run.job
+    assert job is not None
+    if run.stage in (Stage.SUBMITTED, Stage.QUEUED, Stage.ENDED) or run.cancelled_by is not None:
+        return run, ()
+    if event.cause == "cancelled":
+        return _cancelled(run, event)
+    if run.leaving is not None and run.leaving.cause is not None and run.leaving.requeue:
+        return run, ()
+    words = f"{WORDS[event.cause]} ({event.words})"
+    run = replace(run, leaving=Leaving(cause=event.cause, words=words))
+    if run.stage in (Stage.WAITING, Stage.CHECKING):
+        return (run, ()) if event.cause is None else requeue(run, event.at, words)
+    if run.stage in LIVE:
+        return stop(run, event.at, words, job.stop_grace)
+    return conclude(run, event.at) if all_done(run) else (run, ())
+
+
+def _cancelled(run: Run, event: LeaveAsked) -> Result:
+    job = run.job
+    assert job is not None
+    run = replace(run, cancelled_by=event.words, leaving=None)
+    reason = f"cancelled by {event.words}"
+    if run.stage in LIVE:
+        return stop(run, event.at, reason, job.stop_grace)
+    if run.stage is Stage.STOPPING:
+        return conclude(run, event.at) if all_done(run) else (run, ())
+    return end(run, event.at, "CANCELLED", reason)
+
+
+def host_flagged(run: Run, event: HostFlagged) -> Result:
+    """A host is wanted back: checkpoint, and go on without it."""
+    job = run.job
+    assert job is not None
+    if run.stage in (Stage.SUBMITTED, Stage.QUEUED, Stage.ENDED) or event.host in run.exclude:
+        return run, ()
+    words = f"{event.host} is {event.state}" + (f": {event.reason}" if event.reason else "")
+    run = replace(run, exclude={**run.exclude, event.host: words})
+    if run.stage is Stage.WAITING:
+        return start_if_ready(run, event.at)
+    if run.stage not in LIVE or event.host not in run.placement or run.leaving is not None:
+        return run, ()
+    enough = len(usable(run)) >= len(run.plan.hosts)
+    leaving = Leaving(cause="drained", words=words, requeue=not (enough or job.shrink))
+    return stop(replace(run, leaving=leaving), event.at, words, job.stop_grace)
+
+
+def hosts_checked(run: Run, event: HostsChecked) -> Result:
+    if run.stage is not Stage.CHECKING or event.check != run.checks:
+        return run, ()
+    return checked(run, event.at, event.unfit)
+
+
+def replanned(run: Run, event: Replanned) -> Result:
+    job = run.job
+    assert job is not None
+    if run.replanning is None:
+        return run, ()
+    run = replace(run, replanning=None)
+    if len(usable(run)) < len(job.plan.hosts):  # else the host came back meanwhile
+        run = replace(run, replanned=JobPlan(plan=event.plan, number=event.plan_number))
+    return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
+
+
+def replan_refused(run: Run, event: ReplanRefused) -> Result:
+    if run.replanning is None:
+        return run, ()
+    run = replace(run, replanning=None, refused=event.hosts)
+    return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())

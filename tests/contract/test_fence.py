@@ -1,0 +1,53 @@
+"""Who may still write: a leader, an attempt."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract.fence import (
+    Fence,
+    GivenUp,
+    check_attempt,
+    check_leader,
+    read_fence,
+    write_fence,
+)
+
+
+def test_a_leader_that_was_replaced_is_kept_out(tmp_path: Path) -> None:
+    path = tmp_path / "fence.json"
+    write_fence(path, Fence(leader="a", attempt=1))
+    check_leader(path, "a")
+    write_fence(path, Fence(leader="b", attempt=1))
+    with pytest.raises(GivenUp, match="another leader"):
+        check_leader(path, "a")
+
+
+def test_only_the_newest_attempt_may_write(tmp_path: Path) -> None:
+    path = tmp_path / "fence.json"
+    write_fence(path, Fence(leader="a", attempt=2))
+    check_attempt(path, 2)
+    check_attempt(path, 3)  # the leader raised the fence, and this look came a moment too early
+    with pytest.raises(GivenUp, match="attempt 1 was given up: attempt 2"):
+        check_attempt(path, 1)
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"leader": "a"}'])
+def test_nothing_is_held_against_anybody_where_nothing_is_known(
+    tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "fence.json"
+    if text is not None:
+        path.write_text(text)
+    assert read_fence(path) is None
+    check_leader(path, "a")
+    check_attempt(path, 1)
+
+
+def test_a_fence_that_cannot_be_written_leaves_the_former_one(tmp_path: Path) -> None:
+    path = tmp_path / "fence.json"
+    write_fence(path, Fence(leader="a", attempt=1))
+    (tmp_path / "gone").mkdir()
+    with pytest.raises(OSError, match="gone"):
+        write_fence(tmp_path / "gone" / "x" / "fence.json", Fence(leader="a", attempt=2))
+    assert read_fence(path) == Fence(leader="a", attempt=1)

@@ -1,0 +1,36 @@
+"""A rank of an attempt that was given up leaves no mark."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract.env import RankEnv
+from orchestrator.contract.fence import Fence, GivenUp, write_fence
+from orchestrator.contract.rundir import RunDir
+from tests.trainer.test_trainer_files import METRICS
+from trainer.fence import admit_of
+from trainer.metrics import MetricsFile
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path)
+    write_fence(run.fence, Fence(leader="a", attempt=2))
+    return run
+
+
+def test_a_metric_of_an_attempt_that_was_given_up_is_not_written(run: RunDir) -> None:
+    for attempt in (2, 1):
+        env = RankEnv(attempt=attempt, heartbeat_socket="/tmp/ranks.sock")
+        file = MetricsFile(run.metrics, admit_of(run, env))
+        if attempt == 2:
+            file.append(METRICS)
+            continue
+        with pytest.raises(GivenUp, match="attempt 1 was given up"):
+            file.append(METRICS)
+    assert len(run.metrics.read_text().splitlines()) == 1
+
+
+def test_under_plain_torchrun_attempts_are_not_counted(run: RunDir) -> None:
+    MetricsFile(run.metrics, admit_of(run, RankEnv(attempt=1))).append(METRICS)
+    assert run.metrics.read_text()
