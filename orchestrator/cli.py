@@ -406,7 +406,7 @@ def cancel(job: str, run_root: str | None, no_wait: bool) -> None:
     run_dir = _job(job, run_root)
     click.echo(app.cancel(run_dir, os.environ, SystemClock()))
     if not no_wait:
-        click.echo(app.wait_until_ended(run_dir, SystemClock()))
+        click.echo(app.wait_until_ended(run_dir, os.environ, SystemClock()))
 
 
 @cli.command(epilog="Example: ndctl doctor examples/quickstart.yaml")

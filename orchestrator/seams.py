@@ -52,6 +52,12 @@ class Backend(Protocol):
     def describe(self, launch: LaunchPlan) -> str:
         """Exactly what `submit` would start, for a person to read."""
 
+    def check(self, launch: LaunchPlan) -> str:
+        """What the scheduler says to it before anything is queued, in words; `` without one.
+
+        The BackendError names everything that stands in the way.
+        """
+
     def submit(self, launch: LaunchPlan) -> None:
         """Start one agent on each host, having made sure that none of an earlier launch is left."""
 

@@ -23,7 +23,7 @@ from orchestrator.locks import is_free, try_lock
 from orchestrator.seams import Clock
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.system import SystemClock
+from orchestrator.system import SystemClock, run_command
 
 log = logging.getLogger("orchestrator.agent")
 
@@ -91,7 +91,7 @@ async def _lead(config: AgentConfig, bind: str, environ: Mapping[str, str], cloc
     with Journal(place.run_dir.journal, clock) as journal:
         supervisor = Supervisor(journal)
         assert supervisor.run.job is not None
-        backend = backend_named(supervisor.run.job.backend, environ, clock)
+        backend = backend_named(supervisor.run.job.backend, environ, clock, run_command)
         leader = Leader(supervisor, place.run_dir, config.token, backend, clock)
         agent = Agent(config, environ, clock)
         loop = asyncio.get_running_loop()
