@@ -160,11 +160,12 @@ def launch_of(submission: Submission, number: int) -> LaunchPlan:
     )
 
 
-def render(submission: Submission, environ: Mapping[str, str], clock: Clock) -> str:
+def render(submission: Submission, environ: Mapping[str, str]) -> str:
     """Exactly what `submit` would start, or hand to a scheduler."""
-    return _backend(submission.planned.spec.cluster.backend, environ, clock).describe(
-        launch_of(submission, 1)
-    )
+    from orchestrator.system import SystemClock
+
+    backend = _backend(submission.planned.spec.cluster.backend, environ, SystemClock())
+    return backend.describe(launch_of(submission, 1))
 
 
 def _backend(name: str, environ: Mapping[str, str], clock: Clock) -> Backend:

@@ -35,6 +35,19 @@ set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the spec."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def _as_setting(ctx: click.Context, param: click.Parameter, backend: str | None) -> tuple[str, ...]:
+    return () if backend is None else (f"cluster.backend={backend}",)
+
+
+backend_option = click.option(
+    "--backend",
+    "on_backend",
+    type=click.Choice(["local", "slurm"]),
+    callback=_as_setting,
+    help="Where it runs: short for --set cluster.backend=…  [the spec's]",
+)
 root_option = click.option(
     "--run-root", metavar="DIR", help="Where run directories are. [NDCTL_RUN_ROOT, else the spec's]"
 )
@@ -204,6 +217,7 @@ def _drills(
 )
 @spec_argument
 @set_option
+@backend_option
 @root_option
 @click.option("--follow", is_flag=True, help="Stay, show progress, exit 0 only on success.")
 @click.option("--dry-run", is_flag=True, help="Show what would be started, and start nothing.")
@@ -220,6 +234,7 @@ def _drills(
 def submit(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
     overrides: tuple[str, ...],
+    on_backend: tuple[str, ...],
     run_root: str | None,
     follow: bool,
     dry_run: bool,
@@ -234,7 +249,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
 
     if resume and new:
         raise click.UsageError("--resume and --new exclude each other")
-    planned = _planned(spec, overrides)
+    planned = _planned(spec, (*overrides, *on_backend))
     submission = app.Submission(
         planned=planned,
         run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
@@ -252,6 +267,23 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     if follow:
         sys.exit(_followed(submitted))
     click.echo(f"watch it with `ndctl dashboard {planned.spec.name}`")
+
+
+@cli.command(epilog="Example: ndctl render examples/quickstart.yaml --backend slurm")
+@spec_argument
+@set_option
+@backend_option
+@root_option
+def render(
+    spec: str, overrides: tuple[str, ...], on_backend: tuple[str, ...], run_root: str | None
+) -> None:
+    """Print exactly what `submit` starts: the batch script, or each agent's command."""
+    from orchestrator import app
+    from orchestrator.jobs import run_root_of
+
+    planned = _planned(spec, (*overrides, *on_backend))
+    root = run_root_of(run_root, os.environ, planned.spec.run_root)
+    click.echo(app.render(app.Submission(planned=planned, run_root=root), os.environ))
 
 
 def _followed(submitted: Any) -> int:

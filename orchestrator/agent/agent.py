@@ -165,6 +165,7 @@ class Agent:
             pid=os.getpid(),
             incarnation=self.incarnation,
             launch=self.config.launch,
+            sent_at=self.clock.now(),
         )
 
     def _repeat_ends(self) -> None:

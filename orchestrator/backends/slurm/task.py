@@ -6,6 +6,7 @@ is the same for an agent that is started again, which never leads.
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -15,8 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.backends.slurm import address, observe
+from orchestrator.contract import exits
+from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
-from orchestrator.system import run_command
+from orchestrator.errors import BackendError
+from orchestrator.system import SystemClock, run_command
+
+log = logging.getLogger(__name__)
 
 ASK_S = 10.0
 
@@ -51,7 +57,30 @@ class AgentTask:
             f"--agent-timeout={self.agent_timeout}",
             *(["--lead"] if lead else []),
         ]
-        sys.exit(main(argv, _for_gloo(environ, reached)))
+        code = main(argv, _for_gloo(environ, reached))
+        if code == exits.LEADER_LOST:
+            self._hand_back(environ)
+        sys.exit(code)
+
+    def _hand_back(self, environ: Mapping[str, str]) -> None:
+        """Have the job queued again: with `--no-kill` Slurm goes on without the leader's node.
+
+        Every agent that is left asks; the first one is heard.
+        """
+        from orchestrator.backends.slurm.backend import SlurmBackend
+
+        launch = LaunchPlan(
+            job=Path(self.run_dir).name,
+            run_dir=self.run_dir,
+            launch=self.launch,
+            hosts=(),
+            devices_per_host=self.devices,
+            agent_timeout=self.agent_timeout,
+        )
+        try:
+            SlurmBackend(environ, SystemClock(), run_command).requeue(launch, ())
+        except BackendError as exc:
+            log.error("the job could not be queued again: %s", exc)
 
 
 def _forget_handlers() -> None:
