@@ -297,6 +297,22 @@ def _standing(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
     return _backend(run.job.backend, environ, clock).standing(run.job.launch)
 
 
+def scheduler_words(
+    run: Run, leader_alive: bool, environ: Mapping[str, str], clock: Clock
+) -> str | None:
+    """Which job of a scheduler it is and, where no leader says more, how that stands."""
+    if run.job is None or run.job.backend == "local":
+        return None
+    backend = _backend(run.job.backend, environ, clock)
+    name = backend.name_of(run.job.launch)
+    if leader_alive or run.ending is not None:
+        return name
+    try:
+        return backend.standing(run.job.launch) or f"{name or 'no job'}: the scheduler has no more"
+    except BackendError as exc:
+        return f"{name or 'the job'}: cannot be told, {exc.message}"
+
+
 def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:
     import secrets
 

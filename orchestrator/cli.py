@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.app import Planned
     from orchestrator.contract.drills import Drill
     from orchestrator.contract.rundir import RunDir
+    from orchestrator.dashboard.status import Snapshot
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state, \
@@ -304,6 +305,21 @@ def _followed(submitted: Any) -> int:
         return exits.INTERRUPTED
 
 
+def _with_scheduler(snapshot: "Snapshot | None") -> "Snapshot | None":
+    """What a scheduler says of the job is asked for where there is one."""
+    job = snapshot.seen.run.job if snapshot else None
+    if snapshot is None or job is None or job.backend == "local":
+        return snapshot
+    from dataclasses import replace
+
+    from orchestrator import app
+    from orchestrator.system import SystemClock
+
+    run, alive = snapshot.seen.run, snapshot.leader_alive
+    words = app.scheduler_words(run, alive, os.environ, SystemClock())
+    return replace(snapshot, scheduler=words)
+
+
 @cli.command("list", epilog="Example: ndctl list --json")
 @root_option
 @json_option
@@ -315,7 +331,7 @@ def list_jobs(run_root: str | None, as_json: bool) -> None:
 
     now = SystemClock().now()
     root = run_root_of(run_root, os.environ)
-    snapshots = [read_snapshot(run_dir, now) for run_dir in jobs(root)]
+    snapshots = [_with_scheduler(read_snapshot(run_dir, now)) for run_dir in jobs(root)]
     rows = list_rows(found for found in snapshots if found is not None)
     if as_json:
         _print_json(rows)
@@ -338,12 +354,12 @@ def status(job: str, run_root: str | None, as_json: bool) -> None:
         click.echo(status_text(snapshot, None))
 
 
-def _snapshot(job: str, run_root: str | None) -> Any:
+def _snapshot(job: str, run_root: str | None) -> "Snapshot":
     from orchestrator.dashboard.status import read_snapshot
     from orchestrator.errors import JobError
     from orchestrator.system import SystemClock
 
-    snapshot = read_snapshot(_job(job, run_root), SystemClock().now())
+    snapshot = _with_scheduler(read_snapshot(_job(job, run_root), SystemClock().now()))
     if snapshot is None:
         raise JobError(
             f"job {job} was never submitted to its end", fix="submit it again with --new"

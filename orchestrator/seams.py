@@ -64,6 +64,9 @@ class Backend(Protocol):
     def standing(self, launch: LaunchPlan) -> str | None:
         """What the scheduler still has of it, in words; None when it has nothing any more."""
 
+    def name_of(self, launch: LaunchPlan) -> str | None:
+        """What the scheduler calls it, as recorded: nobody is asked."""
+
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         """What the leader was given; None where the hosts are those of `launch`."""
 

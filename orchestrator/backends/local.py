@@ -97,6 +97,9 @@ class LocalBackend:
         """Its agents' locks say it, which `submit` looks at: there is no queue."""
         return None
 
+    def name_of(self, launch: LaunchPlan) -> str | None:
+        return None
+
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         return None
 

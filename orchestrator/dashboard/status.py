@@ -33,6 +33,8 @@ class Snapshot:
     progress: Progress
     leader_alive: bool
     now: float
+    scheduler: str | None = None
+    """What a scheduler calls the job and, while it has no leader, says of it."""
 
     @property
     def view(self) -> View:
@@ -69,6 +71,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "fix": standing.fix,
         "since": standing.since,
         "backend": job.backend,
+        "scheduler": snapshot.scheduler,
         "attempt": run.attempt,
         "restarts": run.restarts,
         "max_restarts": job.max_restarts,
@@ -123,6 +126,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     lines = [
         f"{shown.name}: {standing.state}, {words.one_line(standing.reason)}",
         row("since", f"{words.moment(standing.since, zone)} ({ago} ago)"),
+        *scheduler(snapshot),
         row("progress", _progress(shown)),
         row("where", where(snapshot)),
         row("restarts", restarts(snapshot)),
@@ -133,6 +137,11 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         row("next", next_step(snapshot)),
     ]
     return "\n".join(lines)
+
+
+def scheduler(snapshot: Snapshot) -> Iterator[str]:
+    if snapshot.scheduler is not None:
+        yield row("scheduler", snapshot.scheduler)
 
 
 def row(label: str, text: str) -> str:
@@ -249,14 +258,26 @@ def look_at(snapshot: Snapshot) -> str:
 
 def list_rows(snapshots: Iterable[Snapshot]) -> list[dict[str, Any]]:
     """`ndctl list --json`; newest first."""
-    keys = ("name", "state", "step", "steps", "attempt", "restarts", "loss", "updated_at")
+    keys = (
+        "name",
+        "state",
+        "step",
+        "steps",
+        "attempt",
+        "restarts",
+        "loss",
+        "updated_at",
+        "scheduler",
+    )
     rows = [{key: body[key] for key in keys} for body in map(status_json, snapshots)]
     return sorted(rows, key=lambda row: -float(row["updated_at"]))
 
 
 def list_text(rows: Sequence[Mapping[str, Any]], zone: tzinfo | None) -> str:
-    head = ("NAME", "STATE", "STEP", "ATTEMPT", "RESTARTS", "LOSS", "UPDATED")
+    head = ("NAME", "STATE", "STEP", "ATTEMPT", "RESTARTS", "LOSS", "UPDATED", "SCHEDULER")
     table = [head, *(_cells(body, zone) for body in rows)]
+    if not any(body["scheduler"] for body in rows):
+        table = [cells[:-1] for cells in table]
     widths = [max(len(cells[i]) for cells in table) for i in range(len(head))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
@@ -273,4 +294,5 @@ def _cells(body: Mapping[str, Any], zone: tzinfo | None) -> tuple[str, ...]:
         str(body["restarts"]),
         words.loss(body["loss"]),
         words.moment(body["updated_at"], zone),
+        body["scheduler"] or "-",
     )

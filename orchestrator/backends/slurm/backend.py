@@ -112,6 +112,10 @@ class SlurmBackend:
         advice = observe.advice(job) if job.meaning in ("queued", "held") else ""
         return observe.words(job) + (f": {advice}" if advice else "")
 
+    def name_of(self, launch: LaunchPlan) -> str | None:
+        job_id = self._recorded(launch)
+        return job_id and f"Slurm job {job_id}"
+
     def _find(self, launch: LaunchPlan) -> SlurmJob | None:
         """The Slurm job of this launch; None when Slurm surely has none.
 
