@@ -299,18 +299,21 @@ def _standing(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
 
 def scheduler_words(
     run: Run, leader_alive: bool, environ: Mapping[str, str], clock: Clock
-) -> str | None:
-    """Which job of a scheduler it is and, where no leader says more, how that stands."""
+) -> tuple[str | None, bool]:
+    """Which job of a scheduler it is and, where no leader says more, how that stands; and whether
+    the scheduler may still bring it up again."""
     if run.job is None or run.job.backend == "local":
-        return None
+        return None, False
     backend = _backend(run.job.backend, environ, clock)
     name = backend.name_of(run.job.launch)
     if leader_alive or run.ending is not None:
-        return name
+        return name, False
     try:
-        return backend.standing(run.job.launch) or f"{name or 'no job'}: the scheduler has no more"
+        standing = backend.standing(run.job.launch)
     except BackendError as exc:
-        return f"{name or 'the job'}: cannot be told, {exc.message}"
+        return f"{name or 'the job'}: cannot be told, {exc.message}", True
+    gone = f"{name} has ended" if name else "the scheduler has no such job"
+    return standing or gone, standing is not None
 
 
 def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:

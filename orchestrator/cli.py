@@ -316,8 +316,8 @@ def _with_scheduler(snapshot: "Snapshot | None") -> "Snapshot | None":
     from orchestrator.system import SystemClock
 
     run, alive = snapshot.seen.run, snapshot.leader_alive
-    words = app.scheduler_words(run, alive, os.environ, SystemClock())
-    return replace(snapshot, scheduler=words)
+    words, held = app.scheduler_words(run, alive, os.environ, SystemClock())
+    return replace(snapshot, scheduler=words, held=held)
 
 
 @cli.command("list", epilog="Example: ndctl list --json")

@@ -82,7 +82,8 @@ def _become(parent: int, command: Sequence[str]) -> NoReturn:
     try:
         die_with_parent(parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # To be asked for stacks must not kill a program that has not yet learnt to answer.
+        # To be asked to leave or for stacks must not kill a program that has yet to learn how.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.execvp(command[0], list(command))

@@ -35,6 +35,8 @@ class Snapshot:
     now: float
     scheduler: str | None = None
     """What a scheduler calls the job and, while it has no leader, says of it."""
+    held: bool = False
+    """The scheduler still has it, or cannot be asked: it waits for a leader."""
 
     @property
     def view(self) -> View:
@@ -42,8 +44,11 @@ class Snapshot:
 
     @property
     def standing(self) -> Standing:
-        spec = str(self.run_dir.spec)
-        return effective_state(self.seen.run, self.leader_alive, self.now, spec)
+        run, spec = self.seen.run, str(self.run_dir.spec)
+        if self.held and not self.leader_alive and run.state not in ENDED:
+            reason = self.scheduler or run.reason
+            return Standing(state="PENDING", reason=reason, since=run.last_at)
+        return effective_state(run, self.leader_alive, self.now, spec)
 
 
 def read_snapshot(run_dir: RunDir, now: float) -> Snapshot | None:
@@ -228,6 +233,8 @@ def next_step(snapshot: Snapshot) -> str:
     match standing.state:
         case "SUBMITTED":
             return f"wait for the leader; if it does not come: ndctl logs {name}"
+        case "PENDING" if snapshot.held:
+            return f"wait; to give it up: ndctl cancel {name}"
         case "PENDING":
             here = sum(host.alive for host in run.hosts.values())
             return f"wait: {here} of {words.count(len(job.plan.hosts), 'host')} registered"
@@ -278,7 +285,7 @@ def list_text(rows: Sequence[Mapping[str, Any]], zone: tzinfo | None) -> str:
     table = [head, *(_cells(body, zone) for body in rows)]
     if not any(body["scheduler"] for body in rows):
         table = [cells[:-1] for cells in table]
-    widths = [max(len(cells[i]) for cells in table) for i in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
         for cells in table
@@ -294,5 +301,5 @@ def _cells(body: Mapping[str, Any], zone: tzinfo | None) -> tuple[str, ...]:
         str(body["restarts"]),
         words.loss(body["loss"]),
         words.moment(body["updated_at"], zone),
-        body["scheduler"] or "-",
+        (body["scheduler"] or "-").split(":")[0],
     )

@@ -43,7 +43,7 @@ def _paths(launch: LaunchPlan, spec: SlurmSpec, python: str) -> Iterator[Problem
             fix="give --run-root another directory",
         )
     there = next(one for one in (run_dir, *run_dir.parents) if one.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         yield Problem(
             path="run_root",
             value=str(there),

@@ -1,5 +1,6 @@
 """Start a command that outlives whoever asked for it."""
 
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,10 +12,11 @@ Detached = subprocess.Popen[bytes]
 
 def start(argv: Sequence[str], environ: Mapping[str, str], log: Path, early_s: float) -> Detached:
     """Raises BackendError when it cannot be started, or has failed within `early_s`."""
+    program = shutil.which(argv[0], path=environ.get("PATH"))
     try:
         with log.open("ab") as out:
             process = subprocess.Popen(
-                argv,
+                [program or argv[0], *argv[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

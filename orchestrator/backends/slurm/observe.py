@@ -391,7 +391,7 @@ def advice(job: SlurmJob) -> str:
 
 def words(job: SlurmJob) -> str:
     """As in `Slurm job 12 is PENDING (Resources)`."""
-    why = f" ({job.reason})" if job.reason else ""
+    why = f" ({job.reason.replace('_', ' ')})" if job.reason else ""
     return f"Slurm job {job.id} is {job.state}{why}"
 
 

@@ -24,7 +24,7 @@ def take(tree: Path, target: Path, shell: Shell) -> None:
     Raises BackendError when it is too large to be code.
     """
     shutil.rmtree(target, ignore_errors=True)
-    _copy(tree, files_of(tree, target, shell), target)
+    _copy(tree, _files_of(tree, target, shell), target)
     home = Path(__file__).resolve().parents[3]
     for package in PACKAGES:
         if not (target / package).is_dir():
@@ -32,7 +32,7 @@ def take(tree: Path, target: Path, shell: Shell) -> None:
             _copy(home, [Path(package) / path for path in found], target)
 
 
-def files_of(tree: Path, target: Path, shell: Shell) -> list[Path]:
+def _files_of(tree: Path, target: Path, shell: Shell) -> list[Path]:
     """Relative: what git tracks or would offer to track; without git, all but obvious junk."""
     listed = shell(
         ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -41,12 +41,11 @@ def files_of(tree: Path, target: Path, shell: Shell) -> list[Path]:
     if listed.code != 0:
         return list(_walked(tree, target))
     names = [Path(name) for name in listed.out.split("\0") if name]
-    root, runs = tree.resolve(), target.parent
-    return [name for name in names if (root / name).is_file() and runs not in (root / name).parents]
+    return [name for name in names if (tree / name).is_file()]
 
 
 def _walked(tree: Path, target: Path) -> Iterator[Path]:
-    runs = target.parent.resolve()  # the run directory: a run is no code
+    runs = target.parent.resolve()  # a run directory is no code
     for folder, inner, names in os.walk(tree.resolve()):
         here = Path(folder)
         inner[:] = [one for one in inner if one not in JUNK and here / one != runs]
