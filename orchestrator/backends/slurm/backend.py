@@ -32,6 +32,11 @@ CANCEL_AGAIN_S = 5.0
 POLL_S = 0.25
 EXCLUDE_S = 20.0
 """For a job that is queued again to take its exclude list: at first Slurm refuses."""
+VERDICT_S = 330.0
+"""Slurm's own default of SlurmdTimeout is 300."""
+VERDICT_POLL_S = 1.0
+ALIVE_S = 10.0
+"""For a step that does nothing."""
 NOTICE_SLACK_S = 75.0
 """Slurm may warn of the time limit up to a minute early."""
 START_S = 2.0
@@ -235,10 +240,40 @@ class SlurmBackend:
             return  # it runs again already: not ours any more
         excluded = job.excluded
         if job.restarts == mine and job.meaning == "running":
+            self._await_verdict(launch, exclude)
             self.slurm.told(["scontrol", "requeue", job_id])
         names = sorted({*excluded, *exclude})
         if set(names) != set(excluded):
             self._exclude(job_id, names)
+
+    def _await_verdict(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
+        """Wait until Slurm itself has given up those hosts that do not answer.
+
+        A job cannot complete, and so not start again, before that anyway; and 22.05 loses count of
+        the GPUs of a job whose node goes down while it completes: no step can be created in its
+        next run, and the GPUs stay taken until slurmctld starts again.
+        """
+        leader = observe.expand(self.environ.get("SLURM_JOB_NODELIST", ""))[:1]
+        own = self.environ.get("SLURMD_NODENAME")
+        doubtful = {*exclude, *leader} - {own}
+        begun = self.clock.monotonic()
+        while doubtful and self.clock.monotonic() - begun < VERDICT_S:
+            given_up = {
+                notice.host
+                for notice in self.notices(launch, sorted(doubtful))
+                if notice.state == "REMOVED" or "DOWN" in notice.state.split("+")
+            }
+            doubtful = {host for host in doubtful - given_up if not self._answers(host)}
+            self.clock.sleep(VERDICT_POLL_S if doubtful else 0)
+
+    def _answers(self, host: str) -> bool:
+        """Whether slurmd there can start anything."""
+        place = [f"--jobid={self._own_id()}", "--overlap", f"--nodelist={host}"]
+        try:
+            done = self.shell(["srun", *place, "--nodes=1", "--ntasks=1", "true"], timeout=ALIVE_S)
+        except TimeoutError:
+            return False
+        return done.code == 0
 
     def _exclude(self, job_id: str, names: Sequence[str]) -> None:
         argv = ["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(names)}"]

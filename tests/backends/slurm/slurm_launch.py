@@ -105,6 +105,9 @@ class FakeSlurm:
                 self.jobs[job.removeprefix("JobId=")].excluded = excluded.partition("=")[2]
             case ["scancel", job]:
                 self.jobs[job].state = "CANCELLED" if self.ends_at_once else "COMPLETING"
+            case ["srun", _, "--overlap", host, *_]:
+                dead = "DOWN" in self.nodes.get(host.removeprefix("--nodelist="), "DOWN")
+                return Completed(1 if dead else 0, "", "")
             case ["git", *_]:
                 return Completed(128, "", "fatal: not a git repository")
             case _:

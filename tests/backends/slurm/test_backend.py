@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_the_task_that_submitit_loads_is_this_launchs_agent(tmp_path: Path) -> N
     from submitit.core.utils import DelayedSubmission
 
     _, launch, _ = submitted(FakeSlurm(), tmp_path)
-    task = DelayedSubmission.load(render.folder(launch) / "task.pkl").function
+    task: Any = DelayedSubmission.load(render.folder(launch) / "task.pkl").function
     assert (task.run_dir, task.launch, task.devices) == (str(tmp_path), 1, 2)
 
 
@@ -243,3 +244,25 @@ def test_a_job_that_is_queued_again_while_it_is_cancelled_is_cancelled_again(
     slurm.trouble = requeues
     backend.clear(launch)
     assert (job.state, slurm.count("scancel")) == ("CANCELLED", 2)
+
+
+def test_a_requeue_waits_until_slurm_has_given_up_a_host_that_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    backend.environ = {**INSIDE, "SLURMD_NODENAME": "node2"}
+    asked: list[int] = []
+
+    def silent(argv: list[str], before: int) -> Completed | None:
+        if argv[0] != "srun":
+            return None
+        asked.append(before)
+        if len(asked) == 3:
+            job.nodes = "node2"
+        raise TimeoutError("srun did not end within 10 s")
+
+    slurm.trouble = silent
+    backend.requeue(launch, ())
+    assert len(asked) == 3
+    assert (job.state, job.restarts) == ("COMPLETING", 1)
