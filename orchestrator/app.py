@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import BackendError, JobError, PlanError
-from orchestrator.seams import Clock
+from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
@@ -34,6 +34,8 @@ ARCHIVE = ".archive"
 """Where `--new` puts the run of the same name that ended before."""
 CANCEL_TIMEOUT_S = 10.0
 ENDING_POLL_S = 0.1
+LEAVE_S = 15.0
+"""For the agents of a job that has ended to leave by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,28 +144,48 @@ class Submission:
 
 
 def launch_of(submission: Submission, number: int) -> LaunchPlan:
-    from orchestrator.cluster.local import local_inventory
-
     spec = submission.planned.spec
-    cluster = replace(spec.cluster, hosts=len(submission.planned.plan.hosts))
+    cluster, count = spec.cluster, len(submission.planned.plan.hosts) + spec.cluster.spare_hosts
+    on_slurm = cluster.backend == "slurm"
+    # Which hosts a scheduler gives is known when it has given them.
+    stem = "node" if on_slurm else "host"
     return LaunchPlan(
         job=spec.name,
         run_dir=str(submission.run_dir.path),
         launch=number,
-        hosts=tuple(host.name for host in local_inventory(cluster).hosts),
-        devices_per_host=spec.cluster.gpus_per_host,
+        hosts=tuple(f"{stem}-{i}" for i in range(count)),
+        devices_per_host=cluster.gpus_per_host,
         agent_timeout=spec.resilience.agent_timeout,
+        slurm=cluster.slurm if on_slurm else None,
     )
 
 
-def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) -> str:
-    """What `submit` would write and start."""
-    from orchestrator.backends import backend_named
+def render(submission: Submission, environ: Mapping[str, str]) -> str:
+    """Exactly what `submit` would start, or hand to a scheduler."""
+    from orchestrator.system import SystemClock
 
-    backend = backend_named(submission.planned.spec.cluster.backend, environ, clock)
+    backend = _backend(submission.planned.spec.cluster.backend, environ, SystemClock())
+    return backend.describe(launch_of(submission, 1))
+
+
+def _backend(name: str, environ: Mapping[str, str], clock: Clock) -> Backend:
+    from orchestrator.backends import backend_named
+    from orchestrator.system import run_command
+
+    return backend_named(name, environ, clock, run_command)
+
+
+def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) -> str:
+    """What `submit` would write and start, and what a scheduler that can be asked says to it."""
+    backend = _backend(submission.planned.spec.cluster.backend, environ, clock)
     config = json.dumps(encode(_trainer_config(submission)), indent=2)
     launch = launch_of(submission, 1)
-    return f"# trainer configuration\n{config}\n\n{backend.describe(launch)}"
+    try:
+        said = backend.check(launch)
+    except BackendError as exc:
+        said = str(exc)
+    answer = "".join(f"\n# {line}" for line in said.splitlines())
+    return f"# trainer configuration\n{config}\n\n{backend.describe(launch)}{answer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,12 +203,11 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         JobError: the job runs already, or ended and neither `resume` nor `new` is said.
         BackendError: the agents could not be started; nothing is left running.
     """
-    from orchestrator.backends import backend_named
-
     run_dir = submission.run_dir
-    backend = backend_named(submission.planned.spec.cluster.backend, environ, clock)
+    backend = _backend(submission.planned.spec.cluster.backend, environ, clock)
     _check_trainable(submission)
     _check_drills(submission)
+    backend.check(launch_of(submission, 1))
     try:
         _admit(submission, environ, clock)
         run_dir.logs.mkdir(parents=True, exist_ok=True)
@@ -242,11 +263,19 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         if submission.resume:
             raise JobError(f"job {name} has no run to resume", fix="submit it without --resume")
         return
+    run = fold(entry.event for entry in entries)
     if submission.new:
-        _clear(fold(entry.event for entry in entries), environ, clock)
+        _clear(run, environ, clock)
         _archive(submission.run_root, run_dir, clock)
-    elif not submission.resume:
-        state = fold(entry.event for entry in entries).state
+        return
+    standing = _standing(run, environ, clock)
+    if standing is not None:
+        raise JobError(
+            f"job {name} is in the scheduler's hands: {standing}",
+            fix=f"watch it with `ndctl status {name}`, end it with `ndctl cancel {name}`",
+        )
+    if not submission.resume:
+        state = run.state
         ended = f"ended {state}" if state in ("SUCCEEDED", "FAILED", "CANCELLED") else "was cut off"
         raise JobError(
             f"job {name} exists in {run_dir.path} and {ended}",
@@ -257,10 +286,34 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
 
 def _clear(run: Run, environ: Mapping[str, str], clock: Clock) -> None:
     """End what a launch left running."""
-    from orchestrator.backends import backend_named
-
     if run.job is not None:
-        backend_named(run.job.backend, environ, clock).clear(run.job.launch)
+        _backend(run.job.backend, environ, clock).clear(run.job.launch)
+
+
+def _standing(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
+    """What a scheduler still has of a job, in words."""
+    if run.job is None:
+        return None
+    return _backend(run.job.backend, environ, clock).standing(run.job.launch)
+
+
+def scheduler_words(
+    run: Run, leader_alive: bool, environ: Mapping[str, str], clock: Clock
+) -> tuple[str | None, bool]:
+    """Which job of a scheduler it is and, where no leader says more, how that stands; and whether
+    the scheduler may still bring it up again."""
+    if run.job is None or run.job.backend == "local":
+        return None, False
+    backend = _backend(run.job.backend, environ, clock)
+    name = backend.name_of(run.job.launch)
+    if leader_alive or run.ending is not None:
+        return name, False
+    try:
+        standing = backend.standing(run.job.launch)
+    except BackendError as exc:
+        return f"{name or 'the job'}: cannot be told, {exc.message}", True
+    gone = f"{name} has ended" if name else "the scheduler has no such job"
+    return standing or gone, standing is not None
 
 
 def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:
@@ -391,8 +444,11 @@ def clear_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> 
     return f"{host} has no strikes any more in {', '.join(found)}"
 
 
-def wait_until_ended(run_dir: RunDir, clock: Clock) -> str:
-    """Wait for the end of a job that was cancelled; its state and why, in words."""
+def wait_until_ended(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
+    """Wait for the end of a job that was cancelled; its state and why, in words.
+
+    A scheduler has nothing of it any more then.
+    """
     alive = True
     while (run := fold(entry.event for entry in read(run_dir.journal))).ending is None:
         if not alive:
@@ -402,6 +458,11 @@ def wait_until_ended(run_dir: RunDir, clock: Clock) -> str:
             )
         clock.sleep(ENDING_POLL_S)
         alive = has_writer(run_dir.journal)  # asked before the journal is read, which it ends
+    leaving = clock.monotonic()
+    while _standing(run, environ, clock) is not None and clock.monotonic() - leaving < LEAVE_S:
+        clock.sleep(ENDING_POLL_S)
+    if run.job is not None and run.job.backend != "local":
+        _clear(run, environ, clock)
     return f"{run_dir.path.name}: {run.state}, {run.reason}"
 
 

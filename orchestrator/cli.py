@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.contract.findings import Finding
     from orchestrator.contract.rundir import RunDir
     from orchestrator.contract.spec import JobSpec
+    from orchestrator.dashboard.status import Snapshot
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state, \
@@ -39,6 +40,19 @@ set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the spec."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def _as_setting(ctx: click.Context, param: click.Parameter, backend: str | None) -> tuple[str, ...]:
+    return () if backend is None else (f"cluster.backend={backend}",)
+
+
+backend_option = click.option(
+    "--backend",
+    "on_backend",
+    type=click.Choice(["local", "slurm"]),
+    callback=_as_setting,
+    help="Where it runs: short for --set cluster.backend=…  [the spec's]",
+)
 root_option = click.option(
     "--run-root", metavar="DIR", help="Where run directories are. [NDCTL_RUN_ROOT, else the spec's]"
 )
@@ -208,6 +222,7 @@ def _drills(
 )
 @spec_argument
 @set_option
+@backend_option
 @root_option
 @click.option("--follow", is_flag=True, help="Stay, show progress, exit 0 only on success.")
 @click.option("--dry-run", is_flag=True, help="Show what would be started, and start nothing.")
@@ -224,6 +239,7 @@ def _drills(
 def submit(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
     overrides: tuple[str, ...],
+    on_backend: tuple[str, ...],
     run_root: str | None,
     follow: bool,
     dry_run: bool,
@@ -238,7 +254,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
 
     if resume and new:
         raise click.UsageError("--resume and --new exclude each other")
-    planned = _planned(spec, overrides)
+    planned = _planned(spec, (*overrides, *on_backend))
     submission = app.Submission(
         planned=planned,
         run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
@@ -256,6 +272,23 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     if follow:
         sys.exit(_followed(submitted))
     click.echo(f"watch it with `ndctl dashboard {planned.spec.name}`")
+
+
+@cli.command(epilog="Example: ndctl render examples/quickstart.yaml --backend slurm")
+@spec_argument
+@set_option
+@backend_option
+@root_option
+def render(
+    spec: str, overrides: tuple[str, ...], on_backend: tuple[str, ...], run_root: str | None
+) -> None:
+    """Print exactly what `submit` starts: the batch script, or each agent's command."""
+    from orchestrator import app
+    from orchestrator.jobs import run_root_of
+
+    planned = _planned(spec, (*overrides, *on_backend))
+    root = run_root_of(run_root, os.environ, planned.spec.run_root)
+    click.echo(app.render(app.Submission(planned=planned, run_root=root), os.environ))
 
 
 def _followed(submitted: Any) -> int:
@@ -276,6 +309,21 @@ def _followed(submitted: Any) -> int:
         return exits.INTERRUPTED
 
 
+def _with_scheduler(snapshot: "Snapshot | None") -> "Snapshot | None":
+    """What a scheduler says of the job is asked for where there is one."""
+    job = snapshot.seen.run.job if snapshot else None
+    if snapshot is None or job is None or job.backend == "local":
+        return snapshot
+    from dataclasses import replace
+
+    from orchestrator import app
+    from orchestrator.system import SystemClock
+
+    run, alive = snapshot.seen.run, snapshot.leader_alive
+    words, held = app.scheduler_words(run, alive, os.environ, SystemClock())
+    return replace(snapshot, scheduler=words, held=held)
+
+
 @cli.command("list", epilog="Example: ndctl list --json")
 @root_option
 @json_option
@@ -287,7 +335,7 @@ def list_jobs(run_root: str | None, as_json: bool) -> None:
 
     now = SystemClock().now()
     root = run_root_of(run_root, os.environ)
-    snapshots = [read_snapshot(run_dir, now) for run_dir in jobs(root)]
+    snapshots = [_with_scheduler(read_snapshot(run_dir, now)) for run_dir in jobs(root)]
     rows = list_rows(found for found in snapshots if found is not None)
     if as_json:
         _print_json(rows)
@@ -310,12 +358,12 @@ def status(job: str, run_root: str | None, as_json: bool) -> None:
         click.echo(status_text(snapshot, None))
 
 
-def _snapshot(job: str, run_root: str | None) -> Any:
+def _snapshot(job: str, run_root: str | None) -> "Snapshot":
     from orchestrator.dashboard.status import read_snapshot
     from orchestrator.errors import JobError
     from orchestrator.system import SystemClock
 
-    snapshot = read_snapshot(_job(job, run_root), SystemClock().now())
+    snapshot = _with_scheduler(read_snapshot(_job(job, run_root), SystemClock().now()))
     if snapshot is None:
         raise JobError(
             f"job {job} was never submitted to its end", fix="submit it again with --new"
@@ -410,7 +458,7 @@ def cancel(job: str, run_root: str | None, no_wait: bool) -> None:
     run_dir = _job(job, run_root)
     click.echo(app.cancel(run_dir, os.environ, SystemClock()))
     if not no_wait:
-        click.echo(app.wait_until_ended(run_dir, SystemClock()))
+        click.echo(app.wait_until_ended(run_dir, os.environ, SystemClock()))
 
 
 def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":

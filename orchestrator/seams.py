@@ -48,11 +48,20 @@ class Backend(Protocol):
     def describe(self, launch: LaunchPlan) -> str:
         """Exactly what `submit` would start, for a person to read."""
 
+    def check(self, launch: LaunchPlan) -> str:
+        """What the scheduler says to it before anything is queued, in words; `` without one.
+
+        The BackendError names everything that stands in the way.
+        """
+
     def submit(self, launch: LaunchPlan) -> None:
         """Start one agent on each host, having made sure that none of an earlier launch is left."""
 
     def standing(self, launch: LaunchPlan) -> str | None:
         """What the scheduler still has of it, in words; None when it has nothing any more."""
+
+    def name_of(self, launch: LaunchPlan) -> str | None:
+        """What the scheduler calls it, as recorded: nobody is asked."""
 
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         """What the leader was given; None where the hosts are those of `launch`."""

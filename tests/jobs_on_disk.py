@@ -26,6 +26,20 @@ class NoCluster:
     submitted: list[LaunchPlan] = field(default_factory=list)
     cleared: list[LaunchPlan] = field(default_factory=list)
     broken: bool = False
+    held: str | None = None
+    """What a scheduler still has of the job."""
+    obstacle: str | None = None
+
+    def check(self, launch: LaunchPlan) -> str:
+        if self.obstacle is not None:
+            raise BackendError(self.obstacle)
+        return "it would start\nat noon"
+
+    def standing(self, launch: LaunchPlan) -> str | None:
+        return self.held
+
+    def name_of(self, launch: LaunchPlan) -> str | None:
+        return "Slurm job 12"
 
     def describe(self, launch: LaunchPlan) -> str:
         return f"{len(launch.hosts)} agents would be started"

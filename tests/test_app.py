@@ -190,7 +190,7 @@ def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
 ) -> None:
     shown = app.dry_run(submission(tmp_path), {}, TurnedClock())
     assert '"micro_batch_size"' in shown
-    assert shown.endswith("2 agents would be started")
+    assert "2 agents would be started\n" in shown
     assert list(tmp_path.iterdir()) == []
 
 
@@ -212,7 +212,7 @@ def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(
     assert [launch.launch for launch in cluster.cleared] == [1]
     run = fold(events(tmp_path))
     assert (run.state, run.stage.name) == ("CANCELLED", "ENDED")
-    assert "e2e: CANCELLED, cancelled by" in app.wait_until_ended(run_dir, TurnedClock())
+    assert "e2e: CANCELLED, cancelled by" in app.wait_until_ended(run_dir, {}, TurnedClock())
     with pytest.raises(JobError, match="already ended: CANCELLED"):
         app.cancel(run_dir, {}, TurnedClock())
 
@@ -292,7 +292,7 @@ def test_waiting_for_the_end_notices_that_the_leader_went_away(
 ) -> None:
     run_dir = submit(tmp_path).run_dir
     with pytest.raises(JobError, match="went away before the job had ended"):
-        app.wait_until_ended(run_dir, TurnedClock())
+        app.wait_until_ended(run_dir, {}, TurnedClock())
 
 
 def test_waiting_for_the_end_reads_once_more_after_the_leader_has_left(
@@ -306,4 +306,66 @@ def test_waiting_for_the_end_reads_once_more_after_the_leader_has_left(
         def sleep(self, seconds: float) -> None:
             lead(tmp_path, CancelRequested(at=self.now(), by="me"))
 
-    assert app.wait_until_ended(run_dir, Ends()) == "e2e: CANCELLED, cancelled by me"
+    assert app.wait_until_ended(run_dir, {}, Ends()) == "e2e: CANCELLED, cancelled by me"
+
+
+def test_a_job_that_a_scheduler_still_has_is_not_submitted_twice(
+    cluster: NoCluster, tmp_path: Path
+) -> None:
+    app.submit(submission(tmp_path), {}, TurnedClock())
+    cluster.held = "Slurm job 12 is PENDING (Resources)"
+    for again in (submission(tmp_path), submission(tmp_path, resume=True)):
+        with pytest.raises(JobError, match=r"Slurm job 12 is PENDING \(Resources\)") as failed:
+            app.submit(again, {}, TurnedClock())
+        assert "ndctl cancel e2e" in failed.value.fix
+    app.submit(submission(tmp_path, new=True), {}, TurnedClock())
+    assert (len(cluster.submitted), len(cluster.cleared)) == (2, 1)
+
+
+def test_what_stands_in_the_way_is_said_before_anything_is_written(
+    cluster: NoCluster, tmp_path: Path
+) -> None:
+    cluster.obstacle = "partition: must be one of train"
+    with pytest.raises(BackendError, match="must be one of train"):
+        app.submit(submission(tmp_path), {}, TurnedClock())
+    assert not (tmp_path / "e2e").exists()
+    assert "# partition: must be" in app.dry_run(submission(tmp_path), {}, TurnedClock())
+
+
+def test_a_dry_run_has_the_schedulers_answer(cluster: NoCluster, tmp_path: Path) -> None:
+    shown = app.dry_run(submission(tmp_path), {}, TurnedClock())
+    assert shown.endswith("\n# it would start\n# at noon")
+
+
+def test_on_slurm_the_hosts_are_asked_for_by_their_number_with_the_spares(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    found = submission(tmp_path)
+    spec = found.planned.spec
+    cluster = replace(spec.cluster, backend="slurm", spare_hosts=1)
+    on_slurm = replace(found, planned=replace(found.planned, spec=replace(spec, cluster=cluster)))
+    launch = app.launch_of(on_slurm, 3)
+    assert launch.hosts == tuple(f"node-{i}" for i in range(len(launch.hosts)))
+    assert len(launch.hosts) == len(found.planned.plan.hosts) + 1
+    assert launch.slurm == cluster.slurm
+    assert app.launch_of(found, 3).slurm is None
+
+
+def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
+    cluster: NoCluster, tmp_path: Path
+) -> None:
+    from orchestrator.supervise.log import read
+
+    submitted = app.submit(submission(tmp_path), {}, TurnedClock())
+    run = fold(entry.event for entry in read(submitted.run_dir.journal))
+    assert app.scheduler_words(run, False, {}, TurnedClock()) == (None, False), "of local jobs"
+    assert run.job is not None
+    from dataclasses import replace
+
+    run = replace(run, job=replace(run.job, backend="slurm"))
+    cluster.held = "Slurm job 12 is PENDING"
+    assert app.scheduler_words(run, True, {}, TurnedClock()) == ("Slurm job 12", False)
+    assert app.scheduler_words(run, False, {}, TurnedClock()) == ("Slurm job 12 is PENDING", True)
+    cluster.held = None
+    ended = ("Slurm job 12 has ended", False)
+    assert app.scheduler_words(run, False, {}, TurnedClock()) == ended

@@ -141,7 +141,7 @@ async def _lead(
         supervisor = Supervisor(journal)
         job = supervisor.run.job
         assert job is not None
-        backend = backend_named(job.backend, environ, clock)
+        backend = backend_named(job.backend, environ, clock, run_command)
         granted = Granted(term=config.term, allocation=backend.allocation(job.launch))
         planner = partial(replan, place.run_dir, environ=environ)
         leader = Leader(
@@ -185,7 +185,7 @@ def _requeue(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> None:
     run = fold(entry.event for entry in read(run_dir.journal))
     if run.job is None or run.ending is not None:
         return
-    backend = backend_named(run.job.backend, environ, clock)
+    backend = backend_named(run.job.backend, environ, clock, run_command)
     try:
         backend.requeue(run.job.launch, (run.leader,))
     except BackendError as exc:

@@ -43,6 +43,16 @@ def hold_lock(path: Path) -> None:
     fcntl.flock(fd, fcntl.LOCK_SH)
 
 
+def _ignore_signals_of_a_scheduler() -> None:
+    """For COMMAND and, until they decide otherwise, all that it starts.
+
+    Slurm sends its warnings and SIGTERM to every process of a step. They are for the agent, and for
+    ranks that know what to do; torchrun would end the ranks before they have saved anything.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def keep_rank(env: RankEnv, log: Path, command: Sequence[str]) -> int:
     """Run `command` with its output in `log`; the wait status of its end."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +82,8 @@ def _become(parent: int, command: Sequence[str]) -> NoReturn:
     try:
         die_with_parent(parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # To be asked for stacks must not kill a program that has not yet learnt to answer.
+        # To be asked to leave or for stacks must not kill a program that has yet to learn how.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.execvp(command[0], list(command))
@@ -114,6 +125,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     die_with_parent(args.parent or int(environ.get(TORCHRUN_PID, os.getppid())))
     hold_lock(args.lock)
     if args.role == "bind":
+        _ignore_signals_of_a_scheduler()
         known = {**environ, TORCHRUN_PID: str(os.getpid())}
         os.execvpe(args.command[0], args.command, known)
     env = RankEnv.from_mapping(environ)

@@ -47,6 +47,8 @@ def render(start: Start, place: HostPlace) -> list[str]:
         f"--master-port={start.master_port}",
         f"--local-addr={place.address}",
         "--max-restarts=0",
+        # Not SIGTERM, at which it would end its ranks while they write their checkpoint.
+        "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT",
         "--no-python",
     ]
     keep = [place.python, *KEEPER, "rank", *lock, "--log-dir", str(log_dir), "--"]

@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 
 from orchestrator.errors import BackendError
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import Backend, Clock, Shell
 
 
-def backend_named(name: str, environ: Mapping[str, str], clock: Clock) -> Backend:
+def backend_named(name: str, environ: Mapping[str, str], clock: Clock, shell: Shell) -> Backend:
     """Raises BackendError for a name that has no backend."""
     if name == "local":
         from orchestrator.backends.local import LocalBackend
 
         return LocalBackend(environ, clock)
-    raise BackendError(f"backend {name!r} is not known", fix="use local")
+    if name == "slurm":
+        from orchestrator.backends.slurm.backend import SlurmBackend
+
+        return SlurmBackend(environ, clock, shell)
+    raise BackendError(f"backend {name!r} is not known", fix="use local or slurm")

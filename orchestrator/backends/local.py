@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.cluster.local import visible_gpus
-from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
 from orchestrator.locks import is_free, is_held_alone
-from orchestrator.seams import Clock
+from orchestrator.seams import Clock, HostNotice
 
 LEAVE_S = 15.0
 """For an agent that was told to go (SIGTERM) before it is killed."""
@@ -78,6 +78,9 @@ class LocalBackend:
             )
         return "\n".join(lines)
 
+    def check(self, launch: LaunchPlan) -> str:
+        return ""
+
     def submit(self, launch: LaunchPlan) -> None:
         self.clear(launch)
         try:
@@ -89,6 +92,25 @@ class LocalBackend:
                 process.kill()
                 process.wait()
             raise
+
+    def standing(self, launch: LaunchPlan) -> str | None:
+        """Its agents' locks say it, which `submit` looks at: there is no queue."""
+        return None
+
+    def name_of(self, launch: LaunchPlan) -> str | None:
+        return None
+
+    def allocation(self, launch: LaunchPlan) -> Allocation | None:
+        return None
+
+    def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        return ()
+
+    def why_ending(self, launch: LaunchPlan) -> Cause:
+        return "cancelled"
+
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
+        raise BackendError("this machine has no queue to go back to", fix="submit it with --resume")
 
     def replace(self, launch: LaunchPlan, host: str) -> None:
         former = self.started.pop(host, None)

@@ -33,6 +33,10 @@ class Snapshot:
     progress: Progress
     leader_alive: bool
     now: float
+    scheduler: str | None = None
+    """What a scheduler calls the job and, while it has no leader, says of it."""
+    held: bool = False
+    """The scheduler still has it, or cannot be asked: it waits for a leader."""
 
     @property
     def view(self) -> View:
@@ -40,8 +44,11 @@ class Snapshot:
 
     @property
     def standing(self) -> Standing:
-        spec = str(self.run_dir.spec)
-        return effective_state(self.seen.run, self.leader_alive, self.now, spec)
+        run, spec = self.seen.run, str(self.run_dir.spec)
+        if self.held and not self.leader_alive and run.state not in ENDED:
+            reason = self.scheduler or run.reason
+            return Standing(state="PENDING", reason=reason, since=run.last_at)
+        return effective_state(run, self.leader_alive, self.now, spec)
 
 
 def read_snapshot(run_dir: RunDir, now: float) -> Snapshot | None:
@@ -69,6 +76,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "fix": standing.fix,
         "since": standing.since,
         "backend": job.backend,
+        "scheduler": snapshot.scheduler,
         "attempt": run.attempt,
         "restarts": run.restarts,
         "max_restarts": job.max_restarts,
@@ -123,6 +131,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     lines = [
         f"{shown.name}: {standing.state}, {words.one_line(standing.reason)}",
         row("since", f"{words.moment(standing.since, zone)} ({ago} ago)"),
+        *scheduler(snapshot),
         row("progress", _progress(shown)),
         row("where", where(snapshot)),
         row("restarts", restarts(snapshot)),
@@ -133,6 +142,11 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         row("next", next_step(snapshot)),
     ]
     return "\n".join(lines)
+
+
+def scheduler(snapshot: Snapshot) -> Iterator[str]:
+    if snapshot.scheduler is not None:
+        yield row("scheduler", snapshot.scheduler)
 
 
 def row(label: str, text: str) -> str:
@@ -219,6 +233,8 @@ def next_step(snapshot: Snapshot) -> str:
     match standing.state:
         case "SUBMITTED":
             return f"wait for the leader; if it does not come: ndctl logs {name}"
+        case "PENDING" if snapshot.held:
+            return f"wait; to give it up: ndctl cancel {name}"
         case "PENDING":
             here = sum(host.alive for host in run.hosts.values())
             return f"wait: {here} of {words.count(len(run.plan.hosts), 'host')} registered"
@@ -249,15 +265,27 @@ def look_at(snapshot: Snapshot) -> str:
 
 def list_rows(snapshots: Iterable[Snapshot]) -> list[dict[str, Any]]:
     """`ndctl list --json`; newest first."""
-    keys = ("name", "state", "step", "steps", "attempt", "restarts", "loss", "updated_at")
+    keys = (
+        "name",
+        "state",
+        "step",
+        "steps",
+        "attempt",
+        "restarts",
+        "loss",
+        "updated_at",
+        "scheduler",
+    )
     rows = [{key: body[key] for key in keys} for body in map(status_json, snapshots)]
     return sorted(rows, key=lambda row: -float(row["updated_at"]))
 
 
 def list_text(rows: Sequence[Mapping[str, Any]], zone: tzinfo | None) -> str:
-    head = ("NAME", "STATE", "STEP", "ATTEMPT", "RESTARTS", "LOSS", "UPDATED")
+    head = ("NAME", "STATE", "STEP", "ATTEMPT", "RESTARTS", "LOSS", "UPDATED", "SCHEDULER")
     table = [head, *(_cells(body, zone) for body in rows)]
-    widths = [max(len(cells[i]) for cells in table) for i in range(len(head))]
+    if not any(body["scheduler"] for body in rows):
+        table = [cells[:-1] for cells in table]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
         for cells in table
@@ -273,4 +301,5 @@ def _cells(body: Mapping[str, Any], zone: tzinfo | None) -> tuple[str, ...]:
         str(body["restarts"]),
         words.loss(body["loss"]),
         words.moment(body["updated_at"], zone),
+        (body["scheduler"] or "-").split(":")[0],
     )

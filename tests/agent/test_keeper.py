@@ -187,3 +187,34 @@ def test_a_rank_is_not_started_when_its_torchrun_has_gone(host: Host) -> None:
     done = subprocess.run(host.rank("touch", str(mark)), env=orphan, timeout=WAIT_S, check=False)
     assert done.returncode == 137
     assert not mark.exists()
+
+
+def ignored(status: str) -> set[int]:
+    """Numbers of the signals in the mask of a /proc/PID/status."""
+    line = next(line for line in status.splitlines() if line.startswith("SigIgn:"))
+    mask = int(line.split()[1], 16)
+    return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}
+
+
+FROM_A_SCHEDULER = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+
+
+def bound(host: Host, *command: str) -> list[str]:
+    place = ["--lock", str(host.lock), "--parent", str(os.getpid())]
+    return [*KEEPER, "bind", *place, "--", *command]
+
+
+def test_what_a_scheduler_sends_to_all_processes_does_not_end_torchrun(host: Host) -> None:
+    argv = bound(host, "cat", "/proc/self/status")
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S, check=True).stdout
+    assert ignored(said) >= FROM_A_SCHEDULER
+
+
+def test_a_rank_below_it_can_be_ended_by_sigterm_all_the_same(host: Host) -> None:
+    # The shell in between is torchrun: what is ignored there, it hands down.
+    script = shlex.join(host.rank("cat", "/proc/self/status"))
+    environ = {**host.environ, "NDCTL_TORCHRUN_PID": ""}
+    argv = bound(host, "sh", "-c", f"NDCTL_TORCHRUN_PID=$$ {script} & wait")
+    subprocess.run(argv, env=environ, timeout=WAIT_S, check=True)
+    found = ignored(host.log.read_text())
+    assert found & FROM_A_SCHEDULER == {signal.SIGUSR1, signal.SIGUSR2}

@@ -126,7 +126,13 @@ class FakeBackend:
     def submit(self, launch: LaunchPlan) -> None:
         raise AssertionError("a leader submits nothing")
 
+    def check(self, launch: LaunchPlan) -> str:
+        raise AssertionError("a leader submits nothing")
+
     def standing(self, launch: LaunchPlan) -> str | None:
+        return None
+
+    def name_of(self, launch: LaunchPlan) -> str | None:
         return None
 
     def allocation(self, launch: LaunchPlan) -> Allocation | None:

@@ -13,7 +13,7 @@ from orchestrator.backends.local import LocalBackend, render
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError
 from orchestrator.supervise.log import has_writer
-from orchestrator.system import SystemClock
+from orchestrator.system import SystemClock, run_command
 from tests.agent.world import WAIT_S, TurnedClock, is_gone, wait_for
 
 HOLDER = """
@@ -88,9 +88,9 @@ def test_only_gpus_that_the_submitter_may_use_are_taken(granted: str, first: str
 
 
 def test_an_unknown_backend_is_named_with_the_known_ones() -> None:
-    assert isinstance(backend_named("local", {}, TurnedClock()), LocalBackend)
+    assert isinstance(backend_named("local", {}, TurnedClock(), run_command), LocalBackend)
     with pytest.raises(BackendError, match="'nomad' is not known"):
-        backend_named("nomad", {}, TurnedClock())
+        backend_named("nomad", {}, TurnedClock(), run_command)
 
 
 def test_a_host_outside_the_launch_is_not_replaced(tmp_path: Path) -> None:

@@ -366,3 +366,17 @@ def test_a_restarting_job_is_recovering() -> None:
     text = status_text(snapshot(restarting(), metrics(1, 24)), UTC)
     assert text.startswith("quickstart: RECOVERING")
     assert "not yet recovered" in text
+
+
+def test_a_job_that_waits_at_a_scheduler_is_pending_and_says_for_what() -> None:
+    from dataclasses import replace
+
+    words = "Slurm job 12 is PENDING (JobHeldUser): it is held: `scontrol release 12` lets it go"
+    waiting = replace(snapshot(started(), alive=False), scheduler=words, held=True)
+    assert status_json(waiting)["state"] == "PENDING"
+    text = status_text(waiting, UTC)
+    assert words in text.splitlines()[0]
+    assert "scontrol release 12" in text
+    head, row = list_text(list_rows([waiting]), UTC).splitlines()
+    assert head.endswith("SCHEDULER")
+    assert row.endswith("Slurm job 12 is PENDING (JobHeldUser)")

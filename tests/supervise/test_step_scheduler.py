@@ -1,11 +1,13 @@
 """What a scheduler does to a job: hosts granted, wanted back, gone for good; leave; come back."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from orchestrator.contract.actions import (
+    Action,
     CheckHosts,
     EndJob,
     ReplaceAgent,
@@ -28,16 +30,25 @@ from orchestrator.contract.plan import Traffic
 from orchestrator.supervise.state import Stage
 from tests.supervise.supervise_stage import Job, plan
 
+T = TypeVar("T")
+
+
+def one(actions: Sequence[Action], kind: type[T]) -> T:
+    """The only action, which must be of this kind."""
+    (action,) = actions
+    assert isinstance(action, kind)
+    return action
+
 
 def scheduled(**more: Any) -> Job:
     return Job(**more).granted()
 
 
-def leave(job: Job, cause: Cause | None) -> Any:
+def leave(job: Job, cause: Cause | None) -> tuple[Action, ...]:
     return job.tell(LeaveAsked(at=job.now(), cause=cause, words="SIGUSR2"))
 
 
-def flag(job: Job, host: str) -> Any:
+def flag(job: Job, host: str) -> tuple[Action, ...]:
     return job.tell(HostFlagged(at=job.now(), host=host, state="DRAINING", reason="bad fan"))
 
 
@@ -47,14 +58,12 @@ def flag(job: Job, host: str) -> Any:
 @pytest.mark.parametrize("cause", ["preempted", "time-limit", "requeued", "unknown"])
 def test_a_job_that_is_asked_to_leave_saves_and_goes_back_to_the_queue(cause: Cause) -> None:
     job = scheduled().running()
-    (stop,) = leave(job, None)
-    assert isinstance(stop, StopAttempt)
+    stop = one(leave(job, None), StopAttempt)
     assert stop.grace_s == 30.0, "time for a checkpoint"
     assert leave(job, cause) == ()
     job.exits(0, exit_code=210, stopped=False)  # Slurm's signal reached it before the agent's
     job.saves(7)
-    (requeue,) = job.stops()
-    assert isinstance(requeue, Requeue)
+    requeue = one(job.stops(), Requeue)
     assert requeue.exclude == ()
     assert (job.run.stage, job.run.state) == (Stage.QUEUED, "PENDING")
     assert (job.run.incidents, job.run.restarts, job.run.fruitless) == ((), 0, 0)
@@ -76,7 +85,7 @@ def test_a_job_cancelled_in_the_scheduler_ends() -> None:
     job = scheduled().running()
     leave(job, None)
     leave(job, "cancelled")
-    (end,) = job.stops()
+    end = one(job.stops(), EndJob)
     assert end == EndJob(state="CANCELLED", reason="cancelled by SIGUSR2")
 
 
@@ -84,7 +93,7 @@ def test_whether_to_queue_again_is_not_decided_before_the_cause_is_known() -> No
     job = scheduled().running()
     leave(job, None)
     assert job.stops() == ()
-    (end,) = leave(job, "cancelled")
+    end = one(leave(job, "cancelled"), EndJob)
     assert end == EndJob(state="CANCELLED", reason="cancelled by SIGUSR2")
 
 
@@ -92,14 +101,13 @@ def test_a_scheduler_that_never_says_why_gets_the_job_back() -> None:
     job = scheduled().running()
     leave(job, None)
     job.stops()
-    (requeue,) = job.waits(100)
-    assert isinstance(requeue, Requeue)
+    requeue = one(job.waits(100), Requeue)
 
 
 def test_ranks_that_finish_while_they_are_asked_to_leave_have_finished() -> None:
     job = scheduled().running()
     leave(job, "time-limit")
-    (end,) = job.stops(finished=True)
+    end = one(job.stops(finished=True), EndJob)
     assert end.state == "SUCCEEDED"
 
 
@@ -107,16 +115,14 @@ def test_before_an_attempt_the_hosts_are_given_back_at_once() -> None:
     job = scheduled()
     job.leads()
     assert leave(job, None) == ()
-    (requeue,) = leave(job, "preempted")
-    assert isinstance(requeue, Requeue)
+    requeue = one(leave(job, "preempted"), Requeue)
 
 
 def test_a_failure_before_the_notice_is_an_incident_all_the_same() -> None:
     job = scheduled().running()
     job.exits(1)
     leave(job, "preempted")
-    (requeue,) = job.stops()
-    assert isinstance(requeue, Requeue)
+    requeue = one(job.stops(), Requeue)
     (incident,) = job.run.incidents
     assert (incident.kind, job.run.restarts) == ("rank-killed", 1)
 
@@ -125,8 +131,7 @@ def test_agents_that_go_while_the_job_leaves_are_not_blamed() -> None:
     job = scheduled().running()
     leave(job, "requeued")
     assert job.loses("host-0") == ()
-    (requeue,) = job.stops("host-1")
-    assert isinstance(requeue, Requeue)
+    requeue = one(job.stops("host-1"), Requeue)
     assert job.run.incidents == ()
 
 
@@ -146,11 +151,10 @@ def test_the_host_of_a_lost_leader_is_the_culprit() -> None:
 
 def test_a_drained_host_is_left_at_a_checkpoint_for_a_spare() -> None:
     job = scheduled(spares=1).running()
-    (stop,) = flag(job, "host-1")
+    stop = one(flag(job, "host-1"), StopAttempt)
     assert (stop.grace_s, stop.reason) == (30.0, "host-1 is DRAINING: bad fan")
     job.exits(2, exit_code=210)
-    (start,) = job.stops()
-    assert isinstance(start, StartAttempt)
+    start = one(job.stops(), StartAttempt)
     assert start.hosts == ("host-0", "host-2")
     assert job.run.incidents == ()
 
@@ -158,7 +162,7 @@ def test_a_drained_host_is_left_at_a_checkpoint_for_a_spare() -> None:
 def test_a_drained_host_without_a_spare_sends_the_job_back_to_the_queue() -> None:
     job = scheduled().running()
     flag(job, "host-1")
-    (requeue,) = job.stops()
+    requeue = one(job.stops(), Requeue)
     assert requeue.exclude == ("host-1",)
 
 
@@ -167,15 +171,14 @@ def test_a_drained_spare_is_only_left_out() -> None:
     assert flag(job, "host-2") == ()
     assert flag(job, "host-2") == ()
     job.loses("host-1")
-    (requeue,) = [*job.stops("host-0"), *job.waits(30)][-1:]
-    assert isinstance(requeue, Requeue)
+    requeue = one([*job.stops("host-0"), *job.waits(30)][-1:], Requeue)
     assert "host-2" in requeue.exclude
 
 
 # Too few hosts
 
 
-def lost_one(job: Job) -> Any:
+def lost_one(job: Job) -> tuple[Action, ...]:
     """One of two hosts goes and no agent can be had there any more."""
     job.running()
     job.saves(5)
@@ -186,7 +189,7 @@ def lost_one(job: Job) -> Any:
 
 def test_without_spare_and_shrink_a_job_is_queued_again_without_the_bad_host() -> None:
     job = scheduled()
-    (requeue,) = lost_one(job)
+    requeue = one(lost_one(job), Requeue)
     assert requeue == Requeue(
         exclude=("host-1",),
         reason="1 of 2 hosts are left, and no spare; resilience.shrink does not allow to go on"
@@ -200,34 +203,34 @@ def test_a_host_that_may_come_back_is_waited_for_a_while() -> None:
     assert again == ReplaceAgent(host="host-1", reason=again.reason)
     assert job.stops("host-0") == ()
     assert job.waits(10) == ()
-    (requeue,) = job.waits(30)
-    assert isinstance(requeue, Requeue)
+    requeue = one(job.waits(30), Requeue)
 
 
 def test_a_job_that_may_shrink_goes_on_with_the_hosts_that_are_left() -> None:
     job = scheduled(shrink=True)
-    (replan,) = lost_one(job)
+    replan = one(lost_one(job), Replan)
     assert replan == Replan(hosts=1, reason="1 of 2 hosts are left, and no spare")
-    (start,) = job.tell(Replanned(at=job.now(), plan=plan(1), plan_number=2))
+    start = one(job.tell(Replanned(at=job.now(), plan=plan(1), plan_number=2)), StartAttempt)
     assert (start.hosts, job.run.current.number) == (("host-0",), 2)
 
 
 def test_a_job_shrinks_without_a_scheduler_as_well() -> None:
     job = Job(shrink=True)
-    (replan,) = lost_one(job)
+    replan = one(lost_one(job), Replan)
     assert replan.hosts == 1
 
 
 def test_a_job_that_cannot_be_planned_smaller_is_queued_again() -> None:
     job = scheduled(shrink=True)
     lost_one(job)
-    (requeue,) = job.tell(ReplanRefused(at=job.now(), hosts=1, why="the batch does not divide"))
+    refused = ReplanRefused(at=job.now(), hosts=1, why="the batch does not divide")
+    requeue = one(job.tell(refused), Requeue)
     assert requeue.reason.endswith("there is no plan for 1 hosts or fewer")
 
 
 def test_a_job_does_not_shrink_below_its_least_number_of_hosts() -> None:
     job = scheduled(shrink=True, min_hosts=2)
-    (requeue,) = lost_one(job)
+    requeue = one(lost_one(job), Requeue)
     assert requeue.reason.endswith("resilience.min_hosts is 2")
 
 
@@ -244,7 +247,7 @@ def test_a_shrunk_job_is_its_full_size_again_in_a_new_allocation() -> None:
 def test_a_host_that_came_back_while_a_smaller_plan_was_made_is_used() -> None:
     job = scheduled(shrink=True)
     lost_one(job)
-    (start,) = job.registers("host-1", pid=2)
+    start = one(job.registers("host-1", pid=2), StartAttempt)
     assert start.hosts == ("host-0", "host-1")
     assert job.tell(Replanned(at=job.now(), plan=plan(1), plan_number=2)) == ()
 
@@ -284,7 +287,7 @@ def test_a_host_whose_own_look_at_it_found_a_defect_is_not_used() -> None:
     gpu = Finding(what="devices", verdict="stops", found="7 of 8 GPUs", fix="drain it")
     job.registers("host-0", findings=(gpu,))
     job.registers("host-1")
-    (start,) = job.registers("host-2")
+    start = one(job.registers("host-2"), StartAttempt)
     assert start.hosts == ("host-1", "host-2")
     assert job.run.hosts["host-0"].unfit == "7 of 8 GPUs"
 
@@ -297,25 +300,22 @@ def test_hosts_are_tried_together_before_ranks_start() -> None:
     job.leads()
     job.registers("host-0")
     job.registers("host-1")
-    (check,) = job.registers("host-2")
-    assert isinstance(check, CheckHosts)
+    check = one(job.registers("host-2"), CheckHosts)
     assert set(check.hosts) == {"host-0", "host-1", "host-2"}
     unfit = {"host-1": "both of its links are slow"}
-    (start,) = job.tell(HostsChecked(at=job.now(), check=check.check, unfit=unfit))
+    start = one(job.tell(HostsChecked(at=job.now(), check=check.check, unfit=unfit)), StartAttempt)
     assert start.hosts == ("host-0", "host-2")
     (incident,) = job.run.incidents
     assert (incident.kind, str(incident.culprit)) == ("preflight", "host-1")
     job.trains()
     job.exits(1)
-    (again,) = job.stops()
-    assert isinstance(again, StartAttempt), "they are not tried again"
+    again = one(job.stops(), StartAttempt)
 
 
 def test_a_check_that_does_not_end_keeps_nobody_from_training() -> None:
     job = scheduled(preflight=True).starts()
     assert job.run.stage is Stage.CHECKING
-    (start,) = job.waits(100)
-    assert isinstance(start, StartAttempt)
+    start = one(job.waits(100), StartAttempt)
 
 
 def test_what_these_hosts_cost_is_in_the_journal() -> None:
@@ -337,8 +337,7 @@ def test_what_these_hosts_cost_is_in_the_journal() -> None:
         job = scheduled(plan=replace(plan(), communication=(gradients,)))
         assert job.allocation is not None
         job.allocation = replace(job.allocation, switches=switches)
-        (start,) = job.starts().all[-1][1]
-        assert isinstance(start, StartAttempt)
+        start = one(job.starts().all[-1][1], StartAttempt)
         found.append(start.crossing)
     (out_of_hosts, *beyond), (_, out_of_leaves, *_) = found
     assert out_of_hosts > 0

@@ -1,0 +1,61 @@
+"""Slurm's commands: with a time limit, asked again while slurmctld does not answer."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.errors import BackendError
+from orchestrator.seams import Clock, Completed, Shell
+
+ANSWER_S = 30.0
+RETRY_S = 2.0
+AGAIN = re.compile(
+    r"unable to contact slurm controller|socket timed out|connection refused|zero bytes were"
+    r"|backup controller|resource temporarily unavailable|transport endpoint|unable to connect"
+    r"|communication (connection )?failure|slurmctld.*(not respond|down)|timed out",
+    re.IGNORECASE,
+)
+"""What commands print when slurmctld is down, starts again, or is too busy."""
+UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Slurm:
+    shell: Shell
+    clock: Clock
+
+    def ask(self, argv: Sequence[str], *, tries: int = 3) -> Completed:
+        """Run a command until slurmctld answers. Raises BackendError when it does not."""
+        said = ""
+        for again in range(tries):
+            if again:
+                self.clock.sleep(RETRY_S)
+            try:
+                done = self.shell(argv, timeout=ANSWER_S)
+            except TimeoutError as exc:
+                said = str(exc)
+                continue
+            if done.code == 127:
+                raise BackendError(
+                    f"{argv[0]} cannot be run: {done.err.strip()}",
+                    fix="type this on a login node of a Slurm cluster",
+                )
+            if done.code == 0 or not AGAIN.search(done.err):
+                return done
+            said = done.err.strip().splitlines()[-1]
+        raise BackendError(
+            f"Slurm does not answer `{' '.join(argv[:3])}`: {said}",
+            fix="`scontrol ping` says whether slurmctld is up; try again when it is",
+        )
+
+    def told(self, argv: Sequence[str], *, tries: int = 3) -> str:
+        """What the command printed. Raises BackendError when Slurm refuses it as well."""
+        done = self.ask(argv, tries=tries)
+        if done.code != 0:
+            raise refusal(argv, done)
+        return done.out
+
+
+def refusal(argv: Sequence[str], done: Completed) -> BackendError:
+    said = " ".join((done.err or done.out).split())
+    return BackendError(f"Slurm refuses `{' '.join(argv[:3])}`: {said}")

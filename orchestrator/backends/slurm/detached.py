@@ -1,0 +1,35 @@
+"""Start a command that outlives whoever asked for it."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from orchestrator.errors import BackendError
+
+Detached = subprocess.Popen[bytes]
+
+
+def start(argv: Sequence[str], environ: Mapping[str, str], log: Path, early_s: float) -> Detached:
+    """Raises BackendError when it cannot be started, or has failed within `early_s`."""
+    program = shutil.which(argv[0], path=environ.get("PATH"))
+    try:
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                [program or argv[0], *argv[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=dict(environ),
+                start_new_session=True,
+            )
+    except OSError as exc:
+        raise BackendError(f"{argv[0]} could not be started: {exc}") from exc
+    try:
+        code = process.wait(timeout=early_s)
+    except subprocess.TimeoutExpired:
+        return process
+    if code != 0:
+        said = " ".join(log.read_text(errors="replace").split("\n")[-3:]).strip()
+        raise BackendError(f"{argv[0]} failed with code {code}: {said}")
+    return process

@@ -1,0 +1,133 @@
+"""A launch, and a Slurm in a dict that answers what the real one did on the testbed (22.05)."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.seams import Completed
+
+INVALID = Completed(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+DOWN = Completed(
+    1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+)
+LATER = Completed(
+    1, "", "Job update not available right now, the DB index is being set, try again in a bit\n"
+)
+
+
+def a_launch(
+    run_dir: Path | str = "/runs/job", hosts: int = 2, slurm: SlurmSpec | None = None
+) -> LaunchPlan:
+    return LaunchPlan(
+        job="job",
+        run_dir=str(run_dir),
+        launch=1,
+        hosts=tuple(f"node-{i}" for i in range(hosts)),
+        devices_per_host=2,
+        agent_timeout=10.0,
+        slurm=slurm or SlurmSpec(),
+    )
+
+
+@dataclass
+class FakeJob:
+    id: str
+    command: str
+    comment: str
+    state: str = "RUNNING"
+    restarts: int = 0
+    excluded: str = "(null)"
+    nodes: str = "node[1-2]"
+
+    @property
+    def line(self) -> str:
+        return (
+            f"JobId={self.id} JobName=ndctl-job JobState={self.state} Reason=None Requeue=1"
+            f" Restarts={self.restarts} ExitCode=0:0 TimeLimit=UNLIMITED"
+            f" StartTime=2026-11-22T02:04:01 EndTime=Unknown ExcNodeList={self.excluded}"
+            f" NodeList={self.nodes} Command={self.command} Comment={self.comment} \n"
+        )
+
+
+@dataclass
+class FakeSlurm:
+    """`trouble` may answer first, with the argv and how many commands came before."""
+
+    jobs: dict[str, FakeJob] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=lambda: {"node1": "IDLE", "node2": "IDLE"})
+    trouble: Callable[[list[str], int], Completed | None] = lambda argv, before: None
+    said: list[list[str]] = field(default_factory=list)
+    ends_at_once: bool = True
+    """What scancel ends is gone at once."""
+
+    def __call__(self, argv: Sequence[str], /, *, timeout: float) -> Completed:
+        assert timeout > 0
+        before = len(self.said)
+        self.said.append(list(argv))
+        return self.trouble(list(argv), before) or self.answer(list(argv))
+
+    def answer(self, argv: list[str]) -> Completed:
+        match argv:
+            case ["sbatch", "--parsable", script]:
+                return Completed(0, f"{self.queue(script).id}\n", "")
+            case ["squeue", *_]:
+                rows = (
+                    f"{job.id}|{job.state}|None|{job.command}|{job.comment}\n"
+                    for job in self.jobs.values()
+                    if job.state in ("PENDING", "RUNNING", "COMPLETING")
+                )
+                return Completed(0, "".join(rows), "")
+            case ["scontrol", "show", "job", "-o", job]:
+                return Completed(0, self.jobs[job].line, "") if job in self.jobs else INVALID
+            case ["scontrol", "show", "node", "-o", *names]:
+                return Completed(0, self._nodes(names), "")
+            case ["scontrol", "show", "partition", "-o"]:
+                line = "PartitionName=train Default=YES MaxNodes=UNLIMITED MaxTime=60 State=UP"
+                return Completed(0, f"{line} TotalNodes=2\n", "")
+            case ["scontrol", "show", "topology", "-o"]:
+                tree = "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[1-2]\n"
+                above = "SwitchName=spine Level=1 LinkSpeed=1 Nodes=node[1-2] Switches=leaf1\n"
+                return Completed(0, tree + above, "")
+            case _:
+                return self.order(argv)
+
+    def order(self, argv: list[str]) -> Completed:
+        match argv:
+            case ["sbatch", "--test-only", script]:
+                return Completed(0, "", f"sbatch: Job 9 to start at noon, {script}\n")
+            case ["scontrol", "requeue", job]:
+                self.jobs[job].state = "COMPLETING"
+                self.jobs[job].restarts += 1
+            case ["scontrol", "update", job, excluded]:
+                self.jobs[job.removeprefix("JobId=")].excluded = excluded.partition("=")[2]
+            case ["scancel", job]:
+                self.jobs[job].state = "CANCELLED" if self.ends_at_once else "COMPLETING"
+            case ["srun", _, "--overlap", host, *_]:
+                dead = "DOWN" in self.nodes.get(host.removeprefix("--nodelist="), "DOWN")
+                return Completed(1 if dead else 0, "", "")
+            case ["git", *_]:
+                return Completed(128, "", "fatal: not a git repository")
+            case _:
+                raise AssertionError(f"FakeSlurm has no rule for {argv}")
+        return Completed(0, "", "")
+
+    def queue(self, script: str) -> FakeJob:
+        comment = re.search(r"--comment='?([^'\n]*)", Path(script).read_text())
+        assert comment is not None
+        job = FakeJob(id=str(len(self.jobs) + 1), command=script, comment=comment[1])
+        self.jobs[job.id] = job
+        return job
+
+    def _nodes(self, names: list[str]) -> str:
+        asked = names[0].split(",") if names else list(self.nodes)
+        return "".join(
+            f"NodeName={name} Gres=gpu:2 NodeAddr={name} State={self.nodes[name]}"
+            f" Partitions=train  Reason=bad fan [root@2026-11-22T02:04:00]\n"
+            for name in asked
+        )
+
+    def count(self, *begin: str) -> int:
+        return sum(argv[: len(begin)] == list(begin) for argv in self.said)

@@ -1,0 +1,268 @@
+"""The backend against a Slurm in a dict, with the answers that the real one gave."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.slurm import render
+from orchestrator.backends.slurm.backend import SlurmBackend
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.errors import BackendError
+from orchestrator.seams import Completed
+from tests.agent.world import TurnedClock
+from tests.backends.slurm.slurm_launch import DOWN, LATER, FakeJob, FakeSlurm, a_launch
+
+INSIDE = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
+
+
+def submitted(slurm: FakeSlurm, run_dir: Path) -> tuple[SlurmBackend, LaunchPlan, FakeJob]:
+    backend, launch = SlurmBackend(INSIDE, TurnedClock(), slurm), a_launch(run_dir)
+    backend.submit(launch)
+    (job,) = slurm.jobs.values()
+    slurm.said.clear()
+    return backend, launch, job
+
+
+def test_what_is_submitted_is_what_is_described_and_its_job_is_recorded(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    assert render.script_path(launch).read_text() == backend.describe(launch)
+    assert json.loads((tmp_path / "slurm" / "launch-1.json").read_text()) == {"job_id": job.id}
+    assert backend.name_of(launch) == "Slurm job 1"
+    assert (render.folder(launch) / "task.pkl").exists()
+
+
+def test_the_task_that_submitit_loads_is_this_launchs_agent(tmp_path: Path) -> None:
+    from submitit.core.utils import DelayedSubmission
+
+    _, launch, _ = submitted(FakeSlurm(), tmp_path)
+    task: Any = DelayedSubmission.load(render.folder(launch) / "task.pkl").function
+    assert (task.run_dir, task.launch, task.devices) == (str(tmp_path), 1, 2)
+
+
+def test_an_answer_that_is_lost_never_makes_a_second_job(tmp_path: Path) -> None:
+    def lost(argv: list[str], before: int) -> Completed | None:
+        if argv[0] != "sbatch":
+            return None
+        slurm.queue(argv[-1])
+        raise TimeoutError("sbatch did not end within 30 s")
+
+    slurm = FakeSlurm(trouble=lost)
+    backend, launch = SlurmBackend({}, TurnedClock(), slurm), a_launch(tmp_path)
+    backend.submit(launch)
+    backend.submit(launch)
+    assert len(slurm.jobs) == 1
+    assert backend.name_of(launch) == "Slurm job 1"
+
+
+def test_without_a_record_the_job_is_found_by_its_comment(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    (tmp_path / "slurm" / "launch-1.json").unlink()
+    job.command = "/var/spool/slurm/job00001/slurm_script"
+    assert backend.standing(launch) == "Slurm job 1 is RUNNING"
+    assert backend.name_of(launch) == "Slurm job 1"
+
+
+def test_a_queue_that_is_empty_once_is_not_believed(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    (tmp_path / "slurm" / "launch-1.json").unlink()
+    slurm.trouble = lambda argv, before: Completed(0, "", "") if before == 0 else None
+    assert backend.standing(launch) == "Slurm job 1 is RUNNING"
+
+
+def test_a_job_of_another_cluster_with_the_same_number_is_not_ours(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    job.command, job.comment = "/home/other.sh", "(null)"
+    assert backend.standing(launch) is None
+    backend.clear(launch)
+    assert slurm.count("scancel") == 0
+
+
+def test_slurmctld_down_is_no_answer_and_never_gone(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    slurm.trouble = lambda argv, before: DOWN
+    with pytest.raises(BackendError, match="does not answer") as failed:
+        backend.standing(launch)
+    assert "scontrol ping" in failed.value.fix
+    assert len(slurm.said) == 3
+
+
+def test_a_restart_of_slurmctld_is_waited_for(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    slurm.trouble = lambda argv, before: DOWN if before < 2 else None
+    assert backend.standing(launch) == "Slurm job 1 is RUNNING"
+
+
+def test_without_slurm_the_missing_program_is_named() -> None:
+    missing = FakeSlurm(trouble=lambda argv, before: Completed(127, "", "no such file"))
+    with pytest.raises(BackendError, match="scontrol cannot be run"):
+        SlurmBackend({}, TurnedClock(), missing).check(a_launch())
+
+
+def test_all_that_stands_in_the_way_is_said_at_once(tmp_path: Path) -> None:
+    spec = SlurmSpec(time="2:00:00")
+    launch = replace(a_launch(tmp_path, 3, spec), devices_per_host=8)
+    with pytest.raises(BackendError) as failed:
+        SlurmBackend({}, TurnedClock(), FakeSlurm()).check(launch)
+    assert "cluster.slurm.time: must be at most the partition's 60 minutes" in failed.value.message
+    assert "cluster.gpus_per_host: must be at most 2" in failed.value.message
+
+
+def test_the_scheduler_is_asked_what_it_thinks_of_the_job(tmp_path: Path) -> None:
+    said = SlurmBackend({}, TurnedClock(), FakeSlurm()).check(a_launch(tmp_path))
+    assert said.startswith("sbatch --test-only: sbatch: Job 9 to start at noon")
+
+
+def test_the_allocation_is_read_from_the_environment_and_the_switches_from_slurm(
+    tmp_path: Path,
+) -> None:
+    backend, launch, _ = submitted(FakeSlurm(), tmp_path)
+    granted = backend.allocation(launch)
+    assert granted is not None
+    assert (granted.id, granted.restarts, granted.hosts) == ("1", 0, ("node1", "node2"))
+    assert granted.switches["node2"] == ("spine", "leaf1")
+
+
+def test_a_leader_starts_without_slurmctld(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    slurm.trouble = lambda argv, before: DOWN
+    granted = backend.allocation(launch)
+    assert granted is not None
+    assert (granted.hosts, granted.switches) == (("node1", "node2"), {})
+
+
+def test_nodes_that_are_drained_or_taken_out_of_the_job_are_noticed(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    assert backend.notices(launch, ("node1", "node2")) == ()
+    slurm.nodes["node1"], job.nodes = "ALLOCATED+DRAIN", "node1"
+    first, second = backend.notices(launch, ("node1", "node2"))
+    assert (first.host, first.state, first.reason) == ("node1", "ALLOCATED+DRAIN", "bad fan")
+    assert (second.host, second.state) == ("node2", "REMOVED")
+
+
+def test_a_node_that_is_down_or_gone_from_the_job_gets_no_new_agent(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    slurm.nodes["node2"] = "DOWN*"
+    with pytest.raises(BackendError, match=r"node2 is DOWN\+NOT_RESPONDING: bad fan"):
+        backend.replace(launch, "node2")
+    job.nodes = "node1"
+    with pytest.raises(BackendError, match="node2 is not in Slurm job 1 any more"):
+        backend.replace(launch, "node2")
+
+
+@pytest.mark.process
+def test_a_new_agent_is_a_step_and_one_that_cannot_be_created_is_told(
+    tmp_path: Path,
+) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\necho "$@" > "$0.said"\necho "step creation failed" >&2\nexit 1\n')
+    srun.chmod(0o755)
+    backend, launch, _ = submitted(FakeSlurm(), tmp_path / "job")
+    backend.environ = {**INSIDE, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    with pytest.raises(BackendError, match="srun failed with code 1: step creation failed"):
+        backend.replace(launch, "node2")
+    assert "--jobid=1 --overlap --nodelist=node2" in (tmp_path / "srun.said").read_text()
+    assert sys.executable in (tmp_path / "srun.said").read_text()
+
+
+def test_a_requeue_adds_to_the_hosts_that_are_left_out_when_slurm_lets_it(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    job.excluded = "node[7-8]"
+    updates: list[int] = []
+
+    def busy(argv: list[str], before: int) -> Completed | None:
+        if argv[1] != "update":
+            return None
+        updates.append(before)
+        return LATER if len(updates) < 3 else None
+
+    slurm.trouble = busy
+    backend.requeue(launch, ("node2",))
+    assert (job.state, job.restarts, job.excluded) == ("COMPLETING", 1, "node2,node7,node8")
+    backend.requeue(launch, ("node2",))
+    assert slurm.count("scontrol", "requeue") == 1
+
+
+def test_a_job_that_already_runs_again_is_not_requeued_by_an_old_leader(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    job.restarts = 1
+    backend.requeue(launch, ("node2",))
+    assert (job.state, job.excluded) == ("RUNNING", "(null)")
+
+
+def test_a_job_that_has_ended_cannot_be_requeued(tmp_path: Path) -> None:
+    backend, launch, job = submitted(FakeSlurm(), tmp_path)
+    job.state = "CANCELLED"
+    with pytest.raises(BackendError, match="Slurm job 1 has ended"):
+        backend.requeue(launch, ())
+
+
+def test_clearing_cancels_and_returns_when_nothing_is_left(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    backend.clear(launch)
+    backend.clear(launch)
+    assert slurm.count("scancel") == 1
+    assert backend.standing(launch) is None
+
+
+def test_a_job_that_does_not_end_is_an_error_with_what_to_type(tmp_path: Path) -> None:
+    slurm = FakeSlurm(ends_at_once=False)
+    backend, launch, _ = submitted(slurm, tmp_path)
+    with pytest.raises(BackendError, match="is still COMPLETING") as failed:
+        backend.clear(launch)
+    assert "squeue -s -j 1" in failed.value.fix
+
+
+def test_a_job_that_is_queued_again_while_it_is_cancelled_is_cancelled_again(
+    tmp_path: Path,
+) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+
+    def requeues(argv: list[str], before: int) -> Completed | None:
+        if argv[0] != "scancel" or slurm.count("scancel") > 1:
+            return None
+        job.state = "PENDING"
+        return Completed(0, "", "")
+
+    slurm.trouble = requeues
+    backend.clear(launch)
+    assert (job.state, slurm.count("scancel")) == ("CANCELLED", 2)
+
+
+def test_a_requeue_waits_until_slurm_has_given_up_a_host_that_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    backend.environ = {**INSIDE, "SLURMD_NODENAME": "node2"}
+    asked: list[int] = []
+
+    def silent(argv: list[str], before: int) -> Completed | None:
+        if argv[0] != "srun":
+            return None
+        asked.append(before)
+        if len(asked) == 3:
+            job.nodes = "node2"
+        raise TimeoutError("srun did not end within 10 s")
+
+    slurm.trouble = silent
+    backend.requeue(launch, ())
+    assert len(asked) == 3
+    assert (job.state, job.restarts) == ("COMPLETING", 1)
