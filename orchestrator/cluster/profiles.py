@@ -43,6 +43,8 @@ def load_profile(
     document = parse(read_text(path, f"profiles by name are {', '.join(PROFILE_NAMES)}"), str(path))
     if overrides and isinstance(document.data, dict):
         document.data.setdefault("sources", {})
+        if "intra_block" in overrides:  # On top of what it is without one.
+            document.data.setdefault("intra_block", document.data.get("intra_host"))
         document.data = _merged(document.data, overrides, f"overridden in {overridden_in}")
         for place in _paths(overrides):
             document.places[place] = f"{overridden_in}, overrides"
