@@ -10,7 +10,7 @@ from orchestrator.contract.actions import (
     StartAttempt,
     StopAttempt,
 )
-from orchestrator.plan.placement.place import place
+from orchestrator.plan.placement.place import place, room_for
 from orchestrator.supervise.diagnose import Verdict, diagnose
 from orchestrator.supervise.policy import decide
 from orchestrator.supervise.state import Findings, Incident, Run, Stage
@@ -43,7 +43,7 @@ def start_if_ready(run: Run, at: float) -> Result:
     assert run.job is not None
     plan = run.job.plan
     there = usable(run)
-    if len(there) < len(plan.hosts):
+    if room_for(plan, there) < len(plan.hosts):
         return run, ()
     if at < run.settle_until and len(there) < len(run.job.launch.hosts):
         return run, ()

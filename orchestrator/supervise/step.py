@@ -36,6 +36,7 @@ from orchestrator.contract.events import (
     Tick,
     TrainingResumed,
 )
+from orchestrator.plan.placement.place import room_for
 from orchestrator.supervise.diagnose import Weight, diagnose, weigh
 from orchestrator.supervise.members import agent_lost, registered
 from orchestrator.supervise.moves import (
@@ -315,6 +316,9 @@ def _too_few(run: Run) -> str:
     plan, limit, fit = run.job.plan, run.job.init_timeout, sorted(usable(run))
     small = sorted(h.name for h in run.hosts.values() if h.alive and h.name not in fit)
     short = f"; fewer than {plan.ranks_per_host} devices on {', '.join(small)}" if small else ""
+    if len(fit) >= len(plan.hosts):
+        room = room_for(plan, fit)
+        short += f"; tp groups that stay in an NVLink block find room on {room} of them"
     return (
         f"{len(fit)} of {len(plan.hosts)} hosts registered within {limit:.0f} s"
         f" ({', '.join(fit) or 'none'}){short}; see logs/agent-<host>.log of the others"
