@@ -37,7 +37,7 @@ class Traffic:
     messages: int
     """Calls of the collective in a step."""
     level: str
-    """The widest link that it crosses: `host`, `leaf` or `spine`."""
+    """The widest link that it crosses: `host`, `nvlink block`, `leaf` or `spine`."""
     seconds: float
     exposed_seconds: float
     """Of these, what no computation hides."""

@@ -44,7 +44,8 @@ def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan
 
 def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
     """All ways to run it, of which there is one at least but for memory."""
-    mesh = first_mesh(spec, shape) or likely_mesh(spec, shape)
+    blocks = inventory.blocks(spec.cluster.gpus_per_host)
+    mesh = first_mesh(spec, shape, blocks) or likely_mesh(spec, shape, blocks)
     if reasons := refusals(spec, inventory, shape, mesh):
         raise _refusal(spec, inventory, shape, reasons)
     fabric = fabric_of(spec, inventory)

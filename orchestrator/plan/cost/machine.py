@@ -98,14 +98,18 @@ def _slowed(profile: Profile, calibration: DeviceCalibration) -> float:
 def _wire(fabric: Fabric, calibration: DeviceCalibration, size: int, stride: int) -> Wire:
     profile, ranks = fabric.profile, group(size, stride, fabric)
     near, far = profile.intra_host, profile.inter_host
+    if ranks.hosts > ranks.blocks:
+        # NCCL joins the topologies of hosts that NVLink connects (MNNVL, since 2.21); that its
+        # rings then run in a block and leave it as they do with a host is assumed.
+        near = fabric.block_link
     near_how, far_how = link_calibration(near.kind), link_calibration(far.kind)
     near_rate, far_rate = near.bytes_per_s * near_how.share, far.bytes_per_s * far_how.share
-    if ranks.hosts == 1:
+    if ranks.blocks == 1:
         bus, pair, how = near_rate, near_rate, near_how
     else:
-        # Rings leave a host over the links of all of the group's ranks on it.
-        bus = far_rate * ranks.per_host
-        bus = min(bus, near_rate) if ranks.per_host > 1 else bus
+        # Rings leave a host, or a block, over the links of all of the group's ranks in it.
+        bus = far_rate * ranks.per_block
+        bus = min(bus, near_rate) if ranks.per_block > 1 else bus
         pair, how = far_rate, far_how
     return Wire(
         group=ranks,

@@ -180,7 +180,7 @@ def _reduce(
         more = units.layers - 1
         # The last to be reduced, the first layer's and the embedding's, are waited for.
         shown = one + more * max(0.0, one - room) + (wire.gather_s(outer[0]) if outer else 0.0)
-        apart = copies.group.level != wire.group.level
+        apart = copies.group.level != wire.group.level and copies.group.blocks > 1
         room = windows.backward if apart else max(0.0, room - one)
         shown_summed = summed + more * max(0.0, summed - room)
         shown_summed += copies.all_reduce_s(outer[0] / shards) if outer else 0.0

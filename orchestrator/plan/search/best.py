@@ -87,7 +87,7 @@ def search(space: Space, objective: str) -> Found:
     barred: dict[Barrier, list[Mesh]] = defaultdict(list)
     families: dict[tuple[int, ...], list[Mesh]] = defaultdict(list)
     for mesh in meshes(space.spec, space.world):
-        found = barrier(space.spec, space.shape, mesh)
+        found = barrier(space.spec, space.shape, mesh, space.fabric.blocks)
         if found:
             barred[found].append(mesh)
         else:
@@ -112,7 +112,7 @@ def can_fit(space: Space) -> bool:
     """Whether there is any plan."""
     families: dict[tuple[int, ...], list[Mesh]] = defaultdict(list)
     for mesh in meshes(space.spec, space.world):
-        if barrier(space.spec, space.shape, mesh) is None:
+        if barrier(space.spec, space.shape, mesh, space.fabric.blocks) is None:
             families[mesh.pp, mesh.cp, mesh.tp].append(mesh)
     return any(
         _least_if_none_fits(space, _widest(family), _nodes(space, family)) is None
@@ -125,7 +125,7 @@ def every_option(space: Space) -> Iterator[Option]:
     alone allow."""
     spec, shape = space.spec, space.shape
     for mesh in meshes(spec, space.world):
-        if barrier(spec, shape, mesh):
+        if barrier(spec, shape, mesh, space.fabric.blocks):
             continue
         for pipeline in pipelines(spec, shape, mesh.pp):
             sizes = micro_sizes(spec, mesh, pipeline)

@@ -142,7 +142,9 @@ def wide_cases(
     wide, ranks = draw(st.sampled_from([2, 3])), draw(st.sampled_from([1, 2]))
     plan = plan_for(wide * draw(st.integers(1, 4)), ranks, wide * ranks)
     blocks = draw(st.lists(st.integers(0, 5), min_size=31, max_size=31))
-    switches = {f"host-{n}": (f"leaf-{b % 2}", f"block-{b}") for n, b in enumerate(blocks)}
+    switches: dict[str, tuple[str, ...]] = {
+        f"host-{n}": (f"leaf-{b % 2}", f"block-{b}") for n, b in enumerate(blocks)
+    }
     some = st.lists(st.sampled_from(list(switches)), unique=True)
     return plan, draw(some), tuple(draw(some)), draw(some), switches
 
