@@ -92,6 +92,9 @@ class PlacementCost:
     """Bytes of a step that all ranks send out of a host, out of a leaf switch, and so on upwards;
     what leaves a leaf has left a host as well."""
 
+    levels: tuple[str, ...]
+    """`host`, `nvlink block` where there are any, and as many of `leaf`, `spine` and `core` as
+    there are switches."""
     crossing: tuple[int, ...]
     by_name: tuple[int, ...]
     """The same, were the hosts taken in the order of their names."""
@@ -111,7 +114,7 @@ class Plan:
     """Names in node-rank order, as planned; the leader binds again to the hosts that came."""
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Host -> the switches above it, outermost first, of all hosts that could come and are known to
-    hang on one."""
+    hang on one. Where there are NVLink blocks the last is the host's block (`tree_of`)."""
     ranks_per_host: int
     placement: PlacementCost | None = None
     """None where the switches between the hosts are not known."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.cluster.generate import LEVELS as SWITCHES
 from orchestrator.cluster.inventory import Inventory, tree_of
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Choice, PlacementCost, Plan, Traffic
@@ -130,7 +131,12 @@ def _placed(
     if not switches:
         return tuple(host.name for host in hosts[: space.fabric.hosts]), None
     found = arrange(mesh, devices, (host.name for host in hosts), switches, traffic)
-    cost = PlacementCost(crossing=found.cost.crossing, by_name=found.by_name.crossing)
+    blocks = ("nvlink block",) if any(host.nvlink_block for host in hosts) else ()
+    cost = PlacementCost(
+        levels=("host", *blocks, *SWITCHES)[: len(found.cost.crossing)],
+        crossing=found.cost.crossing,
+        by_name=found.by_name.crossing,
+    )
     return found.hosts, cost
 
 

@@ -147,7 +147,7 @@ def _communication(plan: Plan) -> list[str]:
     return ["traffic    what the busiest rank sends each step", *table(head, rows, left=4)]
 
 
-LEVELS = ("host", "leaf switch", "spine", "core")
+OUT_OF = {"nvlink block": "an NVLink block", "leaf": "a leaf switch"}
 
 
 def _placement(plan: Plan) -> list[str]:
@@ -156,12 +156,12 @@ def _placement(plan: Plan) -> list[str]:
         return []
     rows = [
         [
-            f"out of a {level}",
+            f"out of {OUT_OF.get(level, f'a {level}')}",
             show_traffic(ours),
             show_traffic(by_name),
             f"{ours / by_name - 1:+.1%}" if by_name else "",
         ]
-        for level, ours, by_name in zip(LEVELS, cost.crossing, cost.by_name, strict=False)
+        for level, ours, by_name in zip(cost.levels, cost.crossing, cost.by_name, strict=False)
     ]
     head = ["", "as placed", "by name", ""]
     return ["placement  what all ranks together send each step", *table(head, rows)]

@@ -61,8 +61,13 @@ def _micro(space: Space, setup: Setup) -> Iterator[str]:
 
 
 def _across_hosts(setup: Setup, hosts: int, ranks: int) -> Iterator[str]:
-    """Axes outside tp whose ranks are on several hosts, with what then goes between these."""
+    """Axes whose ranks are on several hosts, with what then goes between these."""
     mesh = setup.mesh
+    if mesh.tp > ranks:
+        yield (
+            f"tp={mesh.tp}: each of its groups is {mesh.tp // ranks} hosts of one NVLink block,"
+            " next to each other in rank order"
+        )
     if mesh.cp > 1 and ranks % (mesh.tp * mesh.cp):
         yield (
             f"cp={mesh.cp}: its groups span hosts, between which keys and values go in every layer;"
