@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from orchestrator.contract.model import LoraSpec
-from orchestrator.plan.cost.stages import Rank
 from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.stages import Held
 
 NF4_BYTES = 0.52
 """Of a weight in NF4, with its scales (see `plan.memory`)."""
@@ -52,7 +52,7 @@ class Units:
 
 @lru_cache(maxsize=4096)
 def units_of(
-    shape: ModelShape, tp: int, rank: Rank, sizes: tuple[float, int, int], lora: LoraSpec | None
+    shape: ModelShape, tp: int, rank: Held, sizes: tuple[float, int, int], lora: LoraSpec | None
 ) -> Units:
     """`sizes`: bytes of a layer's gathered weight, of any other one, and of a reduced gradient."""
     layer_size, size, reduce_size = sizes
