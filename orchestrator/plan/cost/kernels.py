@@ -4,12 +4,12 @@ import math
 from functools import lru_cache
 
 from orchestrator.plan.cost.machine import Machine
+from orchestrator.plan.sizes import COMPUTE_BYTES
 
 PARTS = (1, 2, 4, 8)
 """Into which a kernel may cut the inner size, to have tiles for all processors."""
 NARROW, WIDE = 64, 256
 """Heads for which the attention kernel was measured, beside 128."""
-SIZES = {"float32": 4, "bfloat16": 2, "float8": 1}
 
 
 @lru_cache(maxsize=16384)
@@ -24,7 +24,7 @@ def matmul_s(machine: Machine, rows: int, columns: int, inner: int, kind: str) -
     flops = 2.0 * rows * columns * inner
     calibration = machine.calibration
     arithmetic = flops / (machine.rates[kind] * _filled(machine, rows, columns, inner))
-    size = SIZES[kind]
+    size = COMPUTE_BYTES[kind]
     moved = size * (rows * inner + inner * columns) + 2 * max(1, size // 2) * rows * columns
     return max(arithmetic, moved / machine.memory_bytes_per_s) + calibration.gap_s
 

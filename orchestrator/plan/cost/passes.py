@@ -1,6 +1,5 @@
 """One micro batch on each rank of a pipeline: forward and backward, with all that tp and cp say."""
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,7 +28,8 @@ class How:
     """What of a setup a micro batch's time depends on, beside its shape."""
 
     checkpointing: Checkpointing
-    checkpoint_every: int | None
+    every: int
+    """The k of `every_k`."""
     pp: int
     pipeline: PipelineSpec
     sharded: bool
@@ -142,8 +142,7 @@ def _repeated(shape: ModelShape, how: How) -> float:
         return 0.0
     if how.checkpointing != "every_k":
         return 1.0
-    every = how.checkpoint_every or max(1, round(math.sqrt(shape.num_layers)))
-    return shape.num_layers // every / shape.num_layers
+    return shape.num_layers // how.every / shape.num_layers
 
 
 def _stage(

@@ -6,12 +6,8 @@ from functools import lru_cache
 
 from orchestrator.contract.model import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.sizes import LARGE
 from orchestrator.plan.stages import Held
-
-NF4_BYTES = 0.52
-"""Of a weight in NF4, with its scales (see `plan.memory`)."""
-LARGE = 2**25
-"""Parameters from which embedding and head are units of their own (`trainer/parallel/fsdp.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,10 @@ from orchestrator.contract.plan import Memory
 from orchestrator.plan.memory.activations import layer_of
 from orchestrator.plan.memory.moments import At, moments_of
 from orchestrator.plan.memory.reserve import reserve_bytes
-from orchestrator.plan.memory.states import COMPUTE_BYTES, MASTER_BYTES, States, states_of, units_of
+from orchestrator.plan.memory.states import MASTER_BYTES, States, states_of, units_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
+from orchestrator.plan.sizes import COMPUTE_BYTES
 from orchestrator.plan.stages import StageRank, stage_ranks
 
 

@@ -8,20 +8,14 @@ from functools import cache
 from orchestrator.contract.model import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
+from orchestrator.plan.sizes import FLOAT32_BYTES, LARGE, NF4_BYTES
 from orchestrator.plan.stages import StageRank
 
-MASTER_BYTES = 4
+MASTER_BYTES = FLOAT32_BYTES
 """Of a weight, its gradient and each moment: the trainer's are float32, whatever it computes in."""
-COMPUTE_BYTES = {"float32": 4, "bfloat16": 2}
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""4 bits, and for each 64 weights a scale of 8 bits, of which 256 share a float32 (Dettmers et al.
-2023, section 3: block sizes 64 and 256)."""
 MOMENTS = {"adamw": 2, "adam": 2, "nadam": 2, "radam": 2, "adafactor": 0, "sgd": 1}
 """float32 values that the optimizer keeps of each weight; Adafactor keeps sums of rows and columns,
 which are few (Shazeer and Stern 2018)."""
-LARGE = 2**25
-"""Parameters from which embedding and head are units of their own: `LARGE` of the trainer's
-`parallel/fsdp.py`, with which a test compares."""
 ZERO_LEVELS = ("ZeRO-0 (DDP)", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP)")
 
 

@@ -14,7 +14,6 @@ from orchestrator.contract.model import LoraSpec
 from orchestrator.contract.presets import PRESETS
 from orchestrator.plan.memory.peak import memory_of
 from orchestrator.plan.memory.states import (
-    LARGE,
     PerParameter,
     adapters,
     layer_tensors,
@@ -22,6 +21,7 @@ from orchestrator.plan.memory.states import (
     zero_table,
 )
 from orchestrator.plan.model.families import DEFAULTS, shape_of
+from orchestrator.plan.sizes import LARGE
 from tests.plan.memory.setups import SETUP, items_of, ranks_of, setup, units
 from tests.plan.model.models import LLAMA3_8B, TINY, TINY_GPT2
 from trainer.parallel.fsdp import LARGE as LARGE_OF_TRAINER
