@@ -143,13 +143,3 @@ def boundary_bytes(setup: Setup, rank: StageRank) -> int:
     width = math.ceil(shape.hidden_size / mesh.tp) * COMPUTE_BYTES[setup.dtype]
     tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
     return math.ceil(tensors * tokens * width)
-
-
-def show_bytes(count: int) -> str:
-    """`count` bytes for a person: 3 digits and a binary unit."""
-    size, units = float(count), iter(("B", "KiB", "MiB", "GiB"))
-    for unit in units:
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB" if size < 1000 else f"{size:.0f} TiB"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.contract.plan import Plan
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic, three_digits
 from orchestrator.plan.show.explain import plan_json, short
-from orchestrator.plan.show.tables import show_seconds, show_traffic, table, three_digits, wrapped
+from orchestrator.plan.show.tables import table, wrapped
 
 ABREAST = 3
 """Plans that 100 columns have room for."""

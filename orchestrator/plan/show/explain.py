@@ -5,10 +5,10 @@ from typing import Any
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Choice, Plan, places
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic, three_digits
 from orchestrator.plan.show.bars import bars
 from orchestrator.plan.show.grid import grid
-from orchestrator.plan.show.tables import show_seconds, show_traffic, table, three_digits, wrapped
+from orchestrator.plan.show.tables import table, wrapped
 
 LABEL = 11
 BAR = 30

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.memory.states import MOMENTS, PerParameter, zero_table
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.show.tables import table
