@@ -38,6 +38,8 @@ class Traffic:
     """Calls of the collective in a step."""
     level: str
     """The widest link that it crosses: `host`, `leaf` or `spine`."""
+    by_level: Mapping[str, int] = field(default_factory=dict)
+    """Of `bytes_per_step`, what goes over links of each level: the mean of the group's ranks."""
     seconds: float
     exposed_seconds: float
     """Of these, what no computation hides."""

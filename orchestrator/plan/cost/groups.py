@@ -6,10 +6,20 @@ A group along an axis is every `stride`-th rank, `size` of them.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from orchestrator.cluster.profile import Fabric
 
 LEVELS = ("host", "leaf", "spine")
+Pattern = Literal["ring", "chain", "pairs"]
+
+
+def pattern_of(axis: str, collective: str) -> Pattern:
+    """Who sends to whom: stages to the next one, exchanges from each to every other, all else to
+    the next rank around a ring, as NCCL's rings do and the keys of ring attention."""
+    if axis == "pp" and collective == "send":
+        return "chain"
+    return "pairs" if collective == "all-to-all" else "ring"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +38,27 @@ class Group:
             return "host"
         return "leaf" if self.leaves == 1 else "spine"
 
-    @property
-    def crossings(self) -> dict[str, float]:
-        """Which share of a ring's hops is at each level."""
-        leaves = self.leaves if self.leaves > 1 else 0
-        hosts = self.hosts if self.hosts > 1 else 0
-        whole = self.size
+    def crossings(self, pattern: Pattern) -> dict[str, float]:
+        """Which share of what its ranks send together crosses the links of each level."""
+        if self.size == 1:
+            return dict.fromkeys(LEVELS, 0.0)
+        match pattern:
+            case "ring":
+                # It enters and leaves each host once, and each leaf.
+                between: float = self.hosts if self.hosts > 1 else 0
+                beyond: float = self.leaves if self.leaves > 1 else 0
+                hops = self.size
+            case "chain":
+                between, beyond, hops = self.hosts - 1, self.leaves - 1, self.size - 1
+            case "pairs":
+                # Of each rank's messages to all others.
+                hops = self.size - 1
+                between = self.size - self.size / self.hosts
+                beyond = self.size - self.size / self.leaves
         return {
-            "host": (whole - hosts) / whole,
-            "leaf": (hosts - leaves) / whole,
-            "spine": leaves / whole,
+            "host": (hops - between) / hops,
+            "leaf": (between - beyond) / hops,
+            "spine": beyond / hops,
         }
 
 

@@ -1,10 +1,12 @@
 """A plan for people and for scripts."""
 
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import Choice, Plan, places
+from orchestrator.contract.plan import Choice, Plan, Traffic, places
 from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic, three_digits
 from orchestrator.plan.show.bars import bars
 from orchestrator.plan.show.grid import grid
@@ -144,7 +146,32 @@ def _communication(plan: Plan) -> list[str]:
         for one in plan.communication
     ]
     head = ["axis", "collective", "of", "crosses", "a step", "calls", "takes", "waited for"]
-    return ["traffic    what the busiest rank sends each step", *table(head, rows, left=4)]
+    return [
+        "traffic    what the busiest rank sends each step",
+        *table(head, rows, left=4),
+        *_by_level(plan.communication),
+    ]
+
+
+def _by_level(communication: Sequence[Traffic]) -> list[str]:
+    """What goes over links of each level, where there is more than one."""
+    sent: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in communication:
+        sent[one.axis].update(one.by_level)
+    total: Counter[str] = Counter()
+    for levels in sent.values():
+        total.update(levels)
+    crossed = [level for level, size in total.items() if size]
+    if len(crossed) < 2:
+        return []
+    rows = [
+        [axis, *(show_traffic(levels[level]) for level in crossed)]
+        for axis, levels in (*sent.items(), ("together", total))
+    ]
+    return [
+        "  of it, over links of each level, as the mean of a group's ranks",
+        *table(["axis", *crossed], rows),
+    ]
 
 
 LEVELS = ("host", "leaf switch", "spine", "core")
