@@ -40,26 +40,24 @@ class Group:
 
     def crossings(self, pattern: Pattern) -> dict[str, float]:
         """Which share of what its ranks send together crosses the links of each level."""
-        if self.size == 1:
-            return dict.fromkeys(LEVELS, 0.0)
-        match pattern:
-            case "ring":
-                # It enters and leaves each host once, and each leaf.
-                between: float = self.hosts if self.hosts > 1 else 0
-                beyond: float = self.leaves if self.leaves > 1 else 0
-                hops = self.size
-            case "chain":
-                between, beyond, hops = self.hosts - 1, self.leaves - 1, self.size - 1
-            case "pairs":
-                # Of each rank's messages to all others.
-                hops = self.size - 1
-                between = self.size - self.size / self.hosts
-                beyond = self.size - self.size / self.leaves
+        # Each level's links are those between its parts that no part of the next one has.
+        parts = (self.size, self.hosts, self.leaves)
+        crossed = [_between(number, self.size, pattern) for number in parts]
         return {
-            "host": (hops - between) / hops,
-            "leaf": (between - beyond) / hops,
-            "spine": beyond / hops,
+            level: (inner - outer) / max(1.0, crossed[0])
+            for level, inner, outer in zip(LEVELS, crossed, [*crossed[1:], 0.0], strict=True)
         }
+
+
+def _between(parts: int, size: int, pattern: Pattern) -> float:
+    """How many of the hops of `size` ranks are between the `parts` that these are in."""
+    match pattern:
+        case "ring":
+            return parts if parts > 1 else 0
+        case "chain":
+            return parts - 1
+        case "pairs":  # of each rank's messages to all others
+            return size - size / parts
 
 
 def group(size: int, stride: int, fabric: Fabric) -> Group:

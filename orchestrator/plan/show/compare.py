@@ -72,7 +72,7 @@ def _column(plan: Plan, first: Plan) -> dict[str, str]:
         "mesh": short(plan.mesh),
         "hosts": f"{len(plan.hosts):,} x {plan.ranks_per_host}",
         "micro batch": f"{plan.micro_batch_size} x {plan.gradient_accumulation}",
-        "schedule": plan.pipeline.schedule if plan.mesh.pp > 1 else "-",
+        "schedule": plan.schedule or "-",
         "recomputed": plan.activation_checkpointing,
         "resharded": str(plan.reshard_after_forward).lower(),
         "memory": show_bytes(memory.peak_bytes) + _share(memory.peak_bytes, memory.device_bytes),

@@ -41,7 +41,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation": plan.gradient_accumulation,
         "activation_checkpointing": plan.activation_checkpointing,
         "reshard_after_forward": plan.reshard_after_forward,
-        "schedule": plan.pipeline.schedule if plan.mesh.pp > 1 else None,
+        "schedule": plan.schedule,
         "methods": dict(plan.methods),
         "profile": plan.profile,
         "hosts": list(plan.hosts),
@@ -195,20 +195,9 @@ def _placement(plan: Plan) -> list[str]:
 
 
 def _alternatives(plan: Plan) -> list[str]:
-    if not plan.alternatives or plan.time is None:
+    best = plan.choice
+    if not plan.alternatives or best is None:
         return []
-    best = Choice(
-        mesh=plan.mesh,
-        micro_batch_size=plan.micro_batch_size,
-        gradient_accumulation=plan.gradient_accumulation,
-        activation_checkpointing=plan.activation_checkpointing,
-        reshard_after_forward=plan.reshard_after_forward,
-        schedule=plan.pipeline.schedule if plan.mesh.pp > 1 else None,
-        step_s=plan.time.step_s,
-        tokens_per_second_per_device=plan.time.tokens_per_second_per_device,
-        mfu=plan.time.mfu,
-        peak_bytes=plan.memory.peak_bytes,
-    )
     rows = [choice_row(one, best) for one in (best, *plan.alternatives)]
     title = "others     the next best meshes, each as it runs best; the first line is the plan"
     return [title, *table(CHOICE_HEAD, rows, left=4)]
