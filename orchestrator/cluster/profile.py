@@ -3,8 +3,9 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
+from orchestrator.cluster.calibration import Calibration
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.limits import Above, AtLeast, AtMost
 
@@ -46,6 +47,8 @@ class Profile:
     """Between devices of a host."""
     inter_host: Link
     """Between hosts, as one device's share."""
+    calibration: Calibration
+    """What is left of these rates in use; a file leaves it out, and the reader lays it in."""
     intra_block: Link | None = None
     """Between devices of hosts in one NVLink block; None where it is as inside a host."""
     power_w: Annotated[int, AtLeast(1)] | None = None
@@ -76,6 +79,16 @@ class Profile:
                     fix="remove it; float16 runs at the rate of bfloat16",
                 )
                 for kind in unknown
+            ]
+            + [
+                Problem(
+                    path=f"calibration.links.{kind}",
+                    value=kind,
+                    limit=f"one of {', '.join(get_args(LinkKind))}",
+                    fix="remove it, or name the link as the profile does",
+                )
+                for kind in self.calibration.links
+                if kind not in get_args(LinkKind)
             ]
         )
 

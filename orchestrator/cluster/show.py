@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.cluster.inventory import Host, Inventory, natural
+from orchestrator.cluster.profile import Profile
 from orchestrator.contract.codec import encode
 
 NAMED = 8
@@ -19,7 +20,7 @@ def inventory_json(inventory: Inventory) -> dict[str, Any]:
     return {
         "devices": sum(host.devices for host in inventory.hosts),
         "states": dict(Counter(host.state for host in inventory.hosts)),
-        "profiles": {name: encode(profile) for name, profile in profiles.items()},
+        "profiles": {name: _profile_json(profile) for name, profile in profiles.items()},
         "hosts": [
             {
                 "name": host.name,
@@ -32,6 +33,11 @@ def inventory_json(inventory: Inventory) -> dict[str, Any]:
             for host in inventory.hosts
         ],
     }
+
+
+def _profile_json(profile: Profile) -> dict[str, Any]:
+    """The hardware, without the constants of the performance model."""
+    return {key: value for key, value in encode(profile).items() if key != "calibration"}
 
 
 def describe_inventory(inventory: Inventory) -> str:

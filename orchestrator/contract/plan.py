@@ -38,6 +38,8 @@ class Traffic:
     """Calls of the collective in a step."""
     level: str
     """The widest link that it crosses: `host`, `nvlink block`, `leaf` or `spine`."""
+    by_level: Mapping[str, int] = field(default_factory=dict)
+    """Of `bytes_per_step`, what goes over links of each level: the mean of the group's ranks."""
     seconds: float
     exposed_seconds: float
     """Of these, what no computation hides."""
@@ -134,6 +136,29 @@ class Plan:
     @property
     def world_size(self) -> int:
         return self.mesh.world_size
+
+    @property
+    def schedule(self) -> str | None:
+        """Of the pipeline; None without one."""
+        return self.pipeline.schedule if self.mesh.pp > 1 else None
+
+    @property
+    def choice(self) -> Choice | None:
+        """The plan as its alternatives are told; None where its time was not predicted."""
+        if self.time is None:
+            return None
+        return Choice(
+            mesh=self.mesh,
+            micro_batch_size=self.micro_batch_size,
+            gradient_accumulation=self.gradient_accumulation,
+            activation_checkpointing=self.activation_checkpointing,
+            reshard_after_forward=self.reshard_after_forward,
+            schedule=self.schedule,
+            step_s=self.time.step_s,
+            tokens_per_second_per_device=self.time.tokens_per_second_per_device,
+            mfu=self.time.mfu,
+            peak_bytes=self.memory.peak_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from orchestrator.contract.plan import Choice, PlacementCost, Plan, Traffic
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.plan.cost.traffic import traffic_of
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.placement.arrange import arrange

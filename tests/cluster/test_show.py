@@ -64,6 +64,12 @@ def test_a_large_worn_cluster_stays_readable_and_json_has_it_all() -> None:
     assert found["hosts"][0]["switches"] == ["spine-1", "leaf-1"]
 
 
+def test_json_has_the_hardware_and_leaves_out_how_it_is_calibrated() -> None:
+    (profile,) = inventory_json(load_inventory(SHORT, "x"))["profiles"].values()
+    assert profile["inter_host"]["bytes_per_s"] == 50e9
+    assert "calibration" not in profile
+
+
 def test_nothing_is_said_to_be_nothing() -> None:
     assert describe_inventory(Inventory(hosts=())) == "no hosts"
 

@@ -30,14 +30,6 @@ def tree_all_reduce_bytes(size: int, whole: float) -> float:
     return 2 * whole if size > 1 else 0.0
 
 
-def hierarchical_all_reduce_bytes(hosts: int, per_host: int, whole: float) -> tuple[float, float]:
-    """Inside a host and between hosts: reduce-scatter, all-reduce of a part, all-gather."""
-    return (
-        ring_all_reduce_bytes(per_host, whole),
-        ring_all_reduce_bytes(hosts, whole / per_host),
-    )
-
-
 def exchange_bytes(size: int, own: float) -> float:
     """All-to-all of a rank's `own` bytes: all but the part that stays."""
     return own * (size - 1) / size

@@ -6,10 +6,21 @@ A group along an axis is every `stride`-th rank, `size` of them.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from orchestrator.cluster.profile import Fabric
 
-LEVELS = ("host", "nvlink block", "leaf", "spine")
+BLOCK = "nvlink block"
+LEVELS = ("host", BLOCK, "leaf", "spine")
+Pattern = Literal["ring", "chain", "pairs"]
+
+
+def pattern_of(axis: str, collective: str) -> Pattern:
+    """Who sends to whom: stages to the next one, exchanges from each to every other, all else to
+    the next rank around a ring, as NCCL's rings do and the keys of ring attention."""
+    if axis == "pp" and collective == "send":
+        return "chain"
+    return "pairs" if collective == "all-to-all" else "ring"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,22 +39,31 @@ class Group:
         if self.hosts == 1:
             return "host"
         if self.blocks == 1:
-            return "nvlink block"
+            return BLOCK
         return "leaf" if self.leaves == 1 else "spine"
 
-    @property
-    def crossings(self) -> dict[str, float]:
-        """Which share of a ring's hops is at each level."""
-        leaves = self.leaves if self.leaves > 1 else 0
-        blocks = self.blocks if self.blocks > 1 else 0
-        hosts = self.hosts if self.hosts > 1 else 0
-        whole = self.size
+    def crossings(self, pattern: Pattern) -> dict[str, float]:
+        """Which share of what its ranks send together crosses the links of each level; of NVLink
+        blocks, where any does."""
+        # Each level's links are those between its parts that no part of the next one has.
+        parts = (self.size, self.hosts, self.blocks, self.leaves)
+        crossed = [_between(number, self.size, pattern) for number in parts]
         return {
-            "host": (whole - hosts) / whole,
-            "nvlink block": (hosts - blocks) / whole,
-            "leaf": (blocks - leaves) / whole,
-            "spine": leaves / whole,
+            level: (inner - outer) / max(1.0, crossed[0])
+            for level, inner, outer in zip(LEVELS, crossed, [*crossed[1:], 0.0], strict=True)
+            if level != BLOCK or inner > outer
         }
+
+
+def _between(parts: int, size: int, pattern: Pattern) -> float:
+    """How many of the hops of `size` ranks are between the `parts` that these are in."""
+    match pattern:
+        case "ring":
+            return parts if parts > 1 else 0
+        case "chain":
+            return parts - 1
+        case "pairs":  # of each rank's messages to all others
+            return size - size / parts
 
 
 def group(size: int, stride: int, fabric: Fabric) -> Group:

@@ -14,9 +14,10 @@ from orchestrator.contract.plan import Memory
 from orchestrator.plan.memory.activations import layer_of
 from orchestrator.plan.memory.moments import At, moments_of
 from orchestrator.plan.memory.reserve import reserve_bytes
-from orchestrator.plan.memory.states import COMPUTE_BYTES, MASTER_BYTES, States, states_of, units_of
+from orchestrator.plan.memory.states import MASTER_BYTES, States, states_of, units_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
+from orchestrator.plan.sizes import COMPUTE_BYTES
 from orchestrator.plan.stages import StageRank, stage_ranks
 
 
@@ -142,13 +143,3 @@ def boundary_bytes(setup: Setup, rank: StageRank) -> int:
     width = math.ceil(shape.hidden_size / mesh.tp) * COMPUTE_BYTES[setup.dtype]
     tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
     return math.ceil(tensors * tokens * width)
-
-
-def show_bytes(count: int) -> str:
-    """`count` bytes for a person: 3 digits and a binary unit."""
-    size, units = float(count), iter(("B", "KiB", "MiB", "GiB"))
-    for unit in units:
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB" if size < 1000 else f"{size:.0f} TiB"

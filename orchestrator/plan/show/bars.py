@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from orchestrator.contract.plan import Memory
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.show.tables import WIDTH, wrapped
 
 FREE = "."

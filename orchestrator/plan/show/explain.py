@@ -1,14 +1,16 @@
 """A plan for people and for scripts."""
 
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import Choice, Plan, places
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.contract.plan import Choice, Plan, Traffic, places
+from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic, three_digits
 from orchestrator.plan.show.bars import bars
 from orchestrator.plan.show.grid import grid
-from orchestrator.plan.show.tables import show_seconds, show_traffic, table, three_digits, wrapped
+from orchestrator.plan.show.tables import table, wrapped
 
 LABEL = 11
 BAR = 30
@@ -39,7 +41,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation": plan.gradient_accumulation,
         "activation_checkpointing": plan.activation_checkpointing,
         "reshard_after_forward": plan.reshard_after_forward,
-        "schedule": plan.pipeline.schedule if plan.mesh.pp > 1 else None,
+        "schedule": plan.schedule,
         "methods": dict(plan.methods),
         "profile": plan.profile,
         "hosts": list(plan.hosts),
@@ -144,7 +146,32 @@ def _communication(plan: Plan) -> list[str]:
         for one in plan.communication
     ]
     head = ["axis", "collective", "of", "crosses", "a step", "calls", "takes", "waited for"]
-    return ["traffic    what the busiest rank sends each step", *table(head, rows, left=4)]
+    return [
+        "traffic    what the busiest rank sends each step",
+        *table(head, rows, left=4),
+        *_by_level(plan.communication),
+    ]
+
+
+def _by_level(communication: Sequence[Traffic]) -> list[str]:
+    """What goes over links of each level, where there is more than one."""
+    sent: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in communication:
+        sent[one.axis].update(one.by_level)
+    total: Counter[str] = Counter()
+    for levels in sent.values():
+        total.update(levels)
+    crossed = [level for level, size in total.items() if size]
+    if len(crossed) < 2:
+        return []
+    rows = [
+        [axis, *(show_traffic(levels[level]) for level in crossed)]
+        for axis, levels in (*sent.items(), ("together", total))
+    ]
+    return [
+        "  of it, over links of each level, as the mean of a group's ranks",
+        *table(["axis", *crossed], rows),
+    ]
 
 
 OUT_OF = {"nvlink block": "an NVLink block", "leaf": "a leaf switch"}
@@ -168,20 +195,9 @@ def _placement(plan: Plan) -> list[str]:
 
 
 def _alternatives(plan: Plan) -> list[str]:
-    if not plan.alternatives or plan.time is None:
+    best = plan.choice
+    if not plan.alternatives or best is None:
         return []
-    best = Choice(
-        mesh=plan.mesh,
-        micro_batch_size=plan.micro_batch_size,
-        gradient_accumulation=plan.gradient_accumulation,
-        activation_checkpointing=plan.activation_checkpointing,
-        reshard_after_forward=plan.reshard_after_forward,
-        schedule=plan.pipeline.schedule if plan.mesh.pp > 1 else None,
-        step_s=plan.time.step_s,
-        tokens_per_second_per_device=plan.time.tokens_per_second_per_device,
-        mfu=plan.time.mfu,
-        peak_bytes=plan.memory.peak_bytes,
-    )
     rows = [choice_row(one, best) for one in (best, *plan.alternatives)]
     title = "others     the next best meshes, each as it runs best; the first line is the plan"
     return [title, *table(CHOICE_HEAD, rows, left=4)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.spec import JobSpec
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.search.space import MODEST_BYTES, Space
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import bubble

@@ -1,6 +1,10 @@
 """What collectives send, by their definitions, and their seconds against nccl-tests."""
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -12,12 +16,11 @@ from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.plan.cost.collectives import (
     Wire,
     exchange_bytes,
-    hierarchical_all_reduce_bytes,
     ring_all_reduce_bytes,
     ring_gather_bytes,
     tree_all_reduce_bytes,
 )
-from orchestrator.plan.cost.groups import Group, group
+from orchestrator.plan.cost.groups import Group, Pattern, group
 from orchestrator.plan.cost.machine import machine_of
 from tests.plan.cost.setups import fabric
 
@@ -41,13 +44,6 @@ def test_a_ring_sends_twice_all_but_one_part(size: int, share: float) -> None:
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(size: int, whole: int) -> None:
     assert ring_all_reduce_bytes(size, whole) == 2 * ring_gather_bytes(size, whole)
     assert ring_gather_bytes(size, whole) <= whole
-
-
-@given(hosts=sizes, per_host=sizes)
-def test_levels_one_after_the_other_send_as_much_as_one_ring(hosts: int, per_host: int) -> None:
-    inside, outside = hierarchical_all_reduce_bytes(hosts, per_host, 1.0)
-    assert inside + outside == pytest.approx(ring_all_reduce_bytes(hosts * per_host, 1.0))
-    assert outside <= 2 / per_host
 
 
 def test_a_tree_sends_the_whole_up_and_down() -> None:
@@ -138,29 +134,57 @@ def test_levels_are_those_of_the_ranks_themselves(
     assert found.leaves == len(leaves)
     parts = {"host": hosts, "nvlink block": blocks, "leaf": leaves}
     assert found.level == next((what for what, some in parts.items() if len(some) == 1), "spine")
-    assert sum(found.crossings.values()) == pytest.approx(1)
-    assert min(found.crossings.values()) >= 0
 
 
-def test_hops_of_a_ring_are_at_the_levels_where_its_ranks_are() -> None:
-    assert Group(size=8, per_block=8, hosts=1, blocks=1, leaves=1).crossings == {
-        "host": 1,
-        "nvlink block": 0,
-        "leaf": 0,
-        "spine": 0,
-    }
-    assert Group(size=64, per_block=8, hosts=8, blocks=8, leaves=2).crossings == {
-        "host": 56 / 64,
-        "nvlink block": 0,
-        "leaf": 6 / 64,
-        "spine": 2 / 64,
-    }
-    assert Group(size=144, per_block=36, hosts=36, blocks=4, leaves=2).crossings == {
-        "host": 108 / 144,
-        "nvlink block": 32 / 144,
-        "leaf": 2 / 144,
-        "spine": 2 / 144,
-    }
+@pytest.mark.parametrize(
+    ("pattern", "shares"),
+    [
+        ("ring", (56 / 64, 6 / 64, 2 / 64)),
+        ("chain", (56 / 63, 6 / 63, 1 / 63)),
+        ("pairs", (7 / 63, 24 / 63, 32 / 63)),
+    ],
+)
+def test_what_a_group_sends_is_at_the_levels_where_its_ranks_are(
+    pattern: Pattern, shares: tuple[float, ...]
+) -> None:
+    """8 hosts of 8 ranks, 4 hosts under a leaf."""
+    wide = Group(size=64, per_block=8, hosts=8, blocks=8, leaves=2)
+    assert tuple(wide.crossings(pattern).values()) == pytest.approx(shares)
+    alone = Group(size=8, per_block=8, hosts=1, blocks=1, leaves=1)
+    assert alone.crossings(pattern) == {"host": 1, "leaf": 0, "spine": 0}
+
+
+@pytest.mark.parametrize("pattern", get_args(Pattern))
+@given(
+    size=st.sampled_from([2, 4, 8, 64]),
+    stride=st.sampled_from([1, 2, 8, 64]),
+    hosts_per_block=st.sampled_from([1, 1, 2, 4]),
+    hosts_per_leaf=st.sampled_from([4, 16]),
+)
+def test_shares_of_levels_are_those_of_every_pair_of_ranks_that_talk(
+    pattern: Pattern, size: int, stride: int, hosts_per_block: int, hosts_per_leaf: int
+) -> None:
+    blocks = (hosts_per_block,) * (512 // hosts_per_block)
+    known = replace(fabric(hosts=512), hosts_per_leaf=hosts_per_leaf, blocks=blocks)
+    hosts = [rank * stride // 8 for rank in range(size)]
+    match pattern:
+        case "pairs":
+            pairs = list(itertools.permutations(hosts, 2))
+        case _:
+            pairs = list(zip(hosts, hosts[1:] + hosts[: pattern == "ring"], strict=False))
+    levels = Counter(
+        "host"
+        if one == other
+        else "nvlink block"
+        if one // hosts_per_block == other // hosts_per_block
+        else "leaf"
+        if one // hosts_per_leaf == other // hosts_per_leaf
+        else "spine"
+        for one, other in pairs
+    )
+    found = group(size, stride, known).crossings(pattern)
+    assert found == pytest.approx({level: levels[level] / len(pairs) for level in found})
+    assert found.keys() >= levels.keys()
 
 
 def in_blocks(size: int, stride: int = 1, link: Mapping[str, float] | None = None) -> Wire:

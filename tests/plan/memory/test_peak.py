@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.cluster.profile import Fabric
 from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.mesh import Mesh
-from orchestrator.plan.memory.peak import least_bytes, memory_of, show_bytes
+from orchestrator.plan.memory.peak import least_bytes, memory_of
 from orchestrator.plan.memory.reserve import RESERVE
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup
@@ -113,11 +113,3 @@ def test_only_a_gpu_has_more_in_its_memory_than_tensors(name: str, extra: bool) 
     reserved = sum(there.items.get(item, 0) for item in RESERVE)
     assert there.peak_bytes == bare.peak_bytes + reserved
     assert bool(reserved) == extra
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1536, "1.5 KiB"), (80 << 30, "80 GiB"), (1 << 55, "32768 TiB")],
-)
-def test_bytes_are_shown_for_people(count: int, text: str) -> None:
-    assert show_bytes(count) == text

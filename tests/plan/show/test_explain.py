@@ -165,7 +165,7 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
     assert {"peak_bytes", "device_bytes", "worst_rank", "items"} <= set(shown["memory"])
     assert {"step_s", "tokens_per_second_per_device", "mfu"} <= set(shown["time"])
     (sent,) = shown["communication"]
-    assert {"axis", "collective", "bytes_per_step", "level"} <= set(sent)
+    assert {"axis", "collective", "bytes_per_step", "level", "by_level"} <= set(sent)
     (other,) = shown["alternatives"]
     assert {"mesh", "step_s", "peak_bytes"} <= set(other)
     assert shown["rejected"] == [
@@ -177,3 +177,20 @@ def test_what_is_offloaded_is_told_below_the_memory() -> None:
     memory = replace(PLAN.memory, host={"optimizer": 2048, "gradients": 1024})
     text = describe_plan(replace(PLAN, memory=memory))
     assert "  and in the host's memory for each rank: optimizer 2 KiB, gradients 1 KiB" in text
+
+
+def test_bytes_are_told_by_axis_and_level_where_several_levels_are_crossed() -> None:
+    inside = replace(PLAN.communication[0], by_level={"host": 1_500_000_000, "leaf": 0})
+    assert "over links" not in describe_plan(replace(PLAN, communication=(inside,)))
+    across = replace(inside, axis="dp_shard", by_level={"host": 700_000_000, "leaf": 100_000_000})
+    told = describe_plan(replace(PLAN, communication=(inside, across, across)))
+    assert (
+        """\
+  of it, over links of each level, as the mean of a group's ranks
+  axis         host    leaf
+  tp        1.50 GB     0 B
+  dp_shard  1.40 GB  200 MB
+  together  2.90 GB  200 MB
+"""
+        in told
+    )
