@@ -107,8 +107,10 @@ def _middle_leaf(hosts: Sequence[Host]) -> int | None:
 
 
 def _block_sizes(hosts: Iterable[Host]) -> tuple[int, ...]:
-    """Of `hosts`, how many are in each NVLink block, the largest first."""
-    sizes = Counter((host.nvlink_block, host.nvlink_block or host.name) for host in hosts)
+    """Of `hosts`, how many are in each NVLink block, the largest first; as `tree_of` has them."""
+    sizes = Counter(
+        (host.switches, host.nvlink_block, host.nvlink_block or host.name) for host in hosts
+    )
     found = tuple(sorted(sizes.values(), reverse=True))
     return found if found[:1] > (1,) else ()
 

@@ -158,7 +158,7 @@ def blocks_of_groups(plan: Plan, hosts: tuple[str, ...], switches: Mapping[str, 
     return list(groups.values())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 @given(wide_cases())
 def test_a_tp_group_never_leaves_its_nvlink_block(
     case: tuple[Plan, list[str], tuple[str, ...], list[str], dict[str, tuple[str, ...]]],
