@@ -60,6 +60,12 @@ def inventory_of(spec: JobSpec, hosts_per_block: int | None) -> Inventory:
     return regular(H100, cluster.hosts, cluster.gpus_per_host, (), hosts_per_block)
 
 
+def hosts_of(space: Space) -> Inventory:
+    """Those that `space` is of."""
+    blocks = space.fabric.blocks
+    return inventory_of(space.spec, blocks[0] if blocks else None)
+
+
 degrees = st.sampled_from(["auto", "auto", "auto", 1, 2])
 spaces = st.builds(
     space_of,

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cluster.local import local_inventory
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.search.best import SHOWN, can_fit, search
@@ -25,7 +24,7 @@ from orchestrator.plan.search.hosts import with_fewest_hosts, with_hosts
 from orchestrator.plan.search.refusals import refusals
 from orchestrator.plan.search.space import RANKS, Option, Rank, Space
 from orchestrator.plan.setup import Setup, setup_of
-from tests.plan.search.spaces import DEEP, MIB, space_of, spaces
+from tests.plan.search.spaces import DEEP, MIB, hosts_of, space_of, spaces
 
 OBJECTIVES = ("throughput", "memory")
 
@@ -112,7 +111,7 @@ def test_every_plan_fills_the_world_keeps_the_batch_and_breaks_no_rule(
     space: Space, objective: str
 ) -> None:
     found, rank = search(space, objective), RANKS[objective]
-    inventory = local_inventory(space.spec.cluster)
+    inventory = hosts_of(space)
     for option in found.options:
         setup = option.setup
         assert setup.mesh.world_size == space.world

@@ -10,15 +10,14 @@ from orchestrator.plan.search.constraints import barrier, pipelines
 from orchestrator.plan.search.degrees import meshes
 from orchestrator.plan.search.refusals import refusals
 from orchestrator.plan.search.space import Space
-from tests.plan.search.spaces import inventory_of, spaces
+from tests.plan.search.spaces import hosts_of, spaces
 
 
 @settings(deadline=None, max_examples=60)
 @given(space=spaces)
 def test_a_mesh_is_barred_if_it_is_refused_with_every_schedule(space: Space) -> None:
     spec, shape = space.spec, space.shape
-    blocks = space.fabric.blocks
-    inventory = inventory_of(spec, blocks[0] if blocks else None)
+    inventory = hosts_of(space)
     for mesh in meshes(spec, space.world):
         fixed: dict[str, Any] = dict(zip(AXES, mesh.degrees, strict=True))
         refused = all(
@@ -32,4 +31,4 @@ def test_a_mesh_is_barred_if_it_is_refused_with_every_schedule(space: Space) -> 
         )
         wide = ", tp wider than a host" if mesh.tp > spec.cluster.gpus_per_host else ""
         event(("refused" if refused else "taken") + wide)
-        assert (barrier(spec, shape, mesh, blocks) is not None) == refused, mesh
+        assert (barrier(spec, shape, mesh, space.fabric.blocks) is not None) == refused, mesh
