@@ -33,8 +33,19 @@ def bars(memories: Sequence[Memory]) -> list[str]:
         lines.append(f"  {memory.worst_rank:<{label}} [{drawn}] {size}{of}"[: WIDTH + 20])
     fullest = max(memories, key=lambda memory: memory.peak_bytes)
     items = sorted(fullest.items.items(), key=lambda pair: -pair[1])
-    legend = [f"{marks[item]} {item} {show_bytes(size)}," for item, size in items if size]
-    return [*lines, *wrapped(" ".join(legend).rstrip(","), "  ", "  ")]
+    legend = ", ".join(f"{marks[item]} {item} {show_bytes(size)}" for item, size in items if size)
+    return [*lines, *wrapped(legend + _scaled(fullest), "  ", "  ")]
+
+
+def _scaled(memory: Memory) -> str:
+    """What the items of a bar are, where they add up to more than the peak."""
+    together = sum(memory.items.values())
+    if show_bytes(together) == show_bytes(memory.peak_bytes):
+        return ""
+    return (
+        f"; each at its own most, {show_bytes(together)} in all, which are never there at once: the"
+        " bar has them scaled to the peak"
+    )
 
 
 def stacked(memory: Memory, marks: Mapping[str, str], whole: int) -> str:

@@ -133,6 +133,13 @@ def test_a_full_rank_fills_its_bar_and_an_overfull_one_too() -> None:
         assert f"[{'O' * 60}]" in describe_plan(replace(PLAN, memory=memory))
 
 
+def test_items_that_are_not_there_at_once_are_said_to_be_scaled() -> None:
+    memory = replace(PLAN.memory, peak_bytes=20 * GIB)
+    told = describe_plan(replace(PLAN, memory=memory))
+    assert f"[{'P' * 7}{'A' * 13}{'.' * 40}] 20 GiB of 60 GiB" in told
+    assert "P parameters 10 GiB; each at its own most, 30 GiB in all," in told
+
+
 def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
     shown = plan_json(PLAN)
     assert list(shown) == [
