@@ -10,13 +10,13 @@ from orchestrator.contract.parallel import PipelineSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes that the fullest rank needs, by what for; an estimate."""
+    """Bytes that a rank needs, the fullest where nothing else is said, by what for; an estimate."""
 
     peak_bytes: int
     device_bytes: int | None = None
     """What a device has; None where nobody says."""
     worst_rank: str = "every rank"
-    """Which is the fullest, as in `pp stage 0`."""
+    """Which it is, as in `pp stage 0`."""
     items: Mapping[str, int]
     host: Mapping[str, int] = field(default_factory=dict)
     """What is offloaded to the host's own memory instead, and not among `items`."""
@@ -121,6 +121,8 @@ class Plan:
     placement: PlacementCost | None = None
     """None where the switches between the hosts are not known."""
     memory: Memory
+    memory_along_pp: tuple[Memory, ...] = ()
+    """Of every rank along pp, in order, where there are several."""
     time: StepTime | None = None
     communication: tuple[Traffic, ...] = ()
     profile: str | None = None

@@ -12,6 +12,7 @@ from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.figures import show_bytes
+from orchestrator.plan.memory.peak import memories_of
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.placement.arrange import arrange
@@ -111,6 +112,7 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         ranks_per_host=spec.cluster.gpus_per_host,
         placement=placement,
         memory=best.memory,
+        memory_along_pp=memories_of(setup, space.fabric) if setup.mesh.pp > 1 else (),
         time=best.time,
         communication=traffic,
         profile=space.fabric.profile.name,

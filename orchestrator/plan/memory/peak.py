@@ -37,13 +37,25 @@ def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
     mesh = setup.mesh
     ranks = _telling(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
     worst = max((_rank(setup, n, rank) for n, rank in ranks.items()), key=lambda one: one.peak)
-    reserve = reserve_bytes(mesh, worst.peak, fabric)
+    return _memory(setup, worst, fabric)
+
+
+def memories_of(setup: Setup, fabric: Fabric | None) -> tuple[Memory, ...]:
+    """The same of every rank along pp."""
+    ranks = stage_ranks(
+        setup.shape, setup.mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens
+    )
+    return tuple(_memory(setup, _rank(setup, n, rank), fabric) for n, rank in enumerate(ranks))
+
+
+def _memory(setup: Setup, rank: _Rank, fabric: Fabric | None) -> Memory:
+    reserve = reserve_bytes(setup.mesh, rank.peak, fabric)
     return Memory(
-        peak_bytes=worst.peak + sum(reserve.values()),
+        peak_bytes=rank.peak + sum(reserve.values()),
         device_bytes=fabric.profile.memory_bytes if fabric else None,
-        worst_rank=f"pp stage {worst.number}" if mesh.pp > 1 else "every rank",
-        items={**_items(worst), **reserve},
-        host=_host(setup, worst.states),
+        worst_rank=f"pp stage {rank.number}" if setup.mesh.pp > 1 else "every rank",
+        items={**_items(rank), **reserve},
+        host=_host(setup, rank.states),
     )
 
 

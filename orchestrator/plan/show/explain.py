@@ -48,6 +48,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "placement": None if plan.placement is None else encode(plan.placement),
         "ranks": [encode(one) for one in places(plan, plan.hosts)],
         "memory": encode(plan.memory),
+        "memory_along_pp": encode(plan.memory_along_pp),
         "time": None if plan.time is None else encode(plan.time),
         "communication": encode(plan.communication),
         "alternatives": encode(plan.alternatives),
@@ -122,7 +123,7 @@ def _memory(plan: Plan) -> list[str]:
     lines = _labelled(
         "memory", f"about {show_bytes(memory.peak_bytes)}{limit} on the fullest rank{where}"
     )
-    lines += bars([memory])
+    lines += bars(plan.memory_along_pp or [memory])
     if memory.host:
         items = ", ".join(f"{item} {show_bytes(size)}" for item, size in memory.host.items())
         lines += wrapped(f"and in the host's memory for each rank: {items}", "  ", "  ")
