@@ -31,7 +31,7 @@ from orchestrator.cluster.inventory import Host, Inventory
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.spec import JobSpec
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.memory.reserve import RESERVE
 from orchestrator.plan.planner import plan
 from orchestrator.plan.training import trainer_config

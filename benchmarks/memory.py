@@ -22,7 +22,8 @@ from orchestrator.contract.plan import Memory
 from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.training import TrainingConfig
-from orchestrator.plan.memory.peak import memory_of, show_bytes
+from orchestrator.plan.figures import show_bytes
+from orchestrator.plan.memory.peak import memory_of
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup, setup_of
 

@@ -33,7 +33,8 @@ from trainer.model.decoder import Decoder
 from trainer.model.fresh import allocate
 from trainer.model.regions import local_part
 from trainer.parallel.context import local_positions
-from trainer.parallel.tied import find_tied
+from trainer.parallel.tied import TiedWeight, find_tied
+from trainer.passes import Passes
 from trainer.ranks import Ranks, arrange
 from trainer.timing import Stopwatch
 
@@ -54,10 +55,7 @@ def traced(config: TrainingConfig, rank: int) -> Traced:
     with fake_world(config.mesh.world_size, rank):
         ranks = arrange(config.mesh, RankEnv(rank=rank, world_size=config.mesh.world_size))
         # Meshes are made of real numbers, so what makes them comes before the fake ones.
-        stages = outline(config, ranks)
-        for stage in stages:
-            adapt(stage, config, ranks)
-            parallelise(stage, config, ranks)
+        stages = laid_out(config, ranks)
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
             Ledger() as ledger,
@@ -100,8 +98,28 @@ def fake_world(size: int, rank: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _step(config: TrainingConfig, ranks: Ranks, stages: list[Decoder], ledger: "Ledger") -> Traced:
-    """As `Stepper.run`, without the numbers that all ranks would agree on."""
+def laid_out(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
+    """The rank's part of the model, still without storage."""
+    stages = outline(config, ranks)
+    for stage in stages:
+        adapt(stage, config, ranks)
+        parallelise(stage, config, ranks)
+    return stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What a rank needs for a step."""
+
+    named: list[tuple[str, torch.nn.Parameter]]
+    optimizer: torch.optim.Optimizer
+    tied: TiedWeight
+    passes: Passes
+    batches: list[MicroBatch]
+
+
+def ready(config: TrainingConfig, ranks: Ranks, stages: list[Decoder]) -> Ready:
+    """`stages` with storage, and tokens that are all zeros."""
     coords = config.mesh.coords(ranks.env.rank)
     length, cp = config.data.sequence_length, config.mesh.cp
     positions_T = local_positions(length, config.parallel.context, cp, coords["cp"])
@@ -115,12 +133,19 @@ def _step(config: TrainingConfig, ranks: Ranks, stages: list[Decoder], ledger: "
     shape = (config.micro_batch_size, positions_T.numel())
     ids = [torch.zeros(shape, dtype=torch.long) for _ in range(2 * config.gradient_accumulation)]
     batches = [MicroBatch(*pair) for pair in zip(ids[::2], ids[1::2], strict=True)]
+    return Ready(named=named, optimizer=optimizer, tied=tied, passes=passes, batches=batches)
+
+
+def _step(config: TrainingConfig, ranks: Ranks, stages: list[Decoder], ledger: "Ledger") -> Traced:
+    """As `Stepper.run`, without the numbers that all ranks would agree on."""
+    rank = ready(config, ranks, stages)
+    optimizer = rank.optimizer
     kept = {"parameters": _bytes(p for stage in stages for p in stage.parameters())}
     kept["optimizer"] = _bytes(
         value for state in optimizer.state.values() for value in state.values() if value.ndim
     )
-    passes.train(batches)
-    parts = local_gradients((p for _, p in named), ranks.stage_ranks, tied.copies)
+    rank.passes.train(rank.batches)
+    parts = local_gradients((p for _, p in rank.named), ranks.stage_ranks, rank.tied.copies)
     squared_norm(parts, ranks.device)
     scale(parts, 0.5)
     kept["gradients"] = sum(part.numel() * part.element_size() for part, _ in parts)

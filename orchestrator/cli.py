@@ -132,8 +132,8 @@ def _keys_with_values(
 
 
 @cli.command(
-    epilog="Example: ndctl plan examples/llama3-8b.yaml --inventory examples/h100-1-host.yaml"
-    " --compare parallel.tp=1,2,4,8"
+    epilog="Example: ndctl plan examples/llama3-8b.yaml --inventory"
+    " examples/inventories/h100.yaml --compare parallel.tp=1,2,4,8"
 )
 @spec_argument
 @set_option

@@ -62,6 +62,17 @@ def test_commands_and_files_that_documents_name_exist(document: Path | str) -> N
         assert (ROOT / document).parent.joinpath(path).exists(), path
 
 
+def test_files_that_the_help_names_exist() -> None:
+    said = " ".join(
+        f"{command.help} {command.epilog} {[getattr(one, 'help', '') for one in command.params]}"
+        for command in (cli, *cli.commands.values())
+    )
+    named = set(re.findall(r"examples/[\w/.-]+", said))
+    assert any(path.startswith("examples/inventories/") for path in named)
+    for path in named:
+        assert (ROOT / path).is_file(), path
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_plan(example: Path) -> None:
     from orchestrator import app

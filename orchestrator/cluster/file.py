@@ -38,6 +38,7 @@ class AlikeHosts:
     profile: str
     hosts: Count
     devices_per_host: Count
+    hosts_per_nvlink_block: Count | None = None
     hosts_per_leaf: Count | None = None
     hosts_per_spine: Count | None = None
     hosts_per_core: Count | None = None
@@ -59,6 +60,7 @@ class HostEntry:
     profile: str | None = None
     state: State = "free"
     switches: tuple[str, ...] = ()
+    nvlink_block: str | None = None
 
     def __post_init__(self) -> None:
         check_profile(self.profile)
@@ -109,10 +111,13 @@ def _alike(document: Document) -> Inventory:
     for problem in _tree_problems(short):
         document.report(problem)
     profile = _profile(document, "profile", short.profile, short.overrides)
+    if short.hosts_per_nvlink_block and profile is not None:
+        _check_link(document, "hosts_per_nvlink_block", short.hosts_per_nvlink_block, profile)
     if document.problems:
         raise spec_error(document.source, document.problems)
     sizes = [size for size in short.hosts_per if size is not None]
-    return regular(profile, short.hosts, short.devices_per_host, sizes)
+    block = short.hosts_per_nvlink_block
+    return regular(profile, short.hosts, short.devices_per_host, sizes, block)
 
 
 def _tree_problems(short: AlikeHosts) -> Iterator[Problem]:
@@ -130,6 +135,20 @@ def _tree_problems(short: AlikeHosts) -> Iterator[Problem]:
             limit = f"a multiple of hosts_per_{below} ({low})"
             fix = f"set {path} to {max(1, high // low) * low}"
             yield Problem(path=path, value=high, limit=limit, fix=fix)
+    block, leaf = short.hosts_per_nvlink_block, short.hosts_per_leaf
+    if block and leaf and leaf % block:
+        limit = f"a multiple of hosts_per_nvlink_block ({block}), or a block would cross leaves"
+        fix = f"set hosts_per_leaf to {max(1, leaf // block) * block}"
+        yield Problem(path="hosts_per_leaf", value=leaf, limit=limit, fix=fix)
+
+
+def _check_link(document: Document, path: str, value: int | str, profile: Profile) -> None:
+    """Hosts whose devices reach each other by PCIe can be in no NVLink block."""
+    kind = (profile.intra_block or profile.intra_host).kind
+    if not kind.startswith("nvlink"):
+        limit = f"of hosts with NVLink, {profile.name} has {kind} inside a host"
+        fix = "remove it, or say overrides.intra_block: {kind: nvlink5, …}"
+        document.report(Problem(path=path, value=value, limit=limit, fix=fix))
 
 
 def _listed(document: Document) -> Inventory:
@@ -149,6 +168,7 @@ def _listed(document: Document) -> Inventory:
             document.report(Problem(path=f"{path}.profile", limit="given", fix=fix))
         hosts += _hosts(document, path, entry, listed.devices_per_host, profiles[entry.profile])
     _check_names(document, listed, hosts)
+    _check_blocks(document, listed, profiles)
     if document.problems:
         raise spec_error(document.source, document.problems)
     return Inventory(hosts=tuple(hosts))
@@ -171,6 +191,7 @@ def _hosts(
             profile=profile,
             state=entry.state,
             switches=entry.switches,
+            nvlink_block=entry.nvlink_block,
         )
 
 
@@ -197,6 +218,31 @@ def _check_names(document: Document, listed: ListedHosts, hosts: list[Host]) -> 
         if not entry.name or next(names_of(entry.name), None) is None:
             limit, fix = "a name, or a range that goes up", "for example node-[001-016]"
             document.report(Problem(path=path, value=entry.name, limit=limit, fix=fix))
+
+
+def _check_blocks(
+    document: Document, listed: ListedHosts, profiles: Mapping[str | None, Profile | None]
+) -> None:
+    """A block's hosts hang on one switch and have devices of one kind; how many may differ, for a
+    host can lose one."""
+    first: dict[str, tuple[int, HostEntry]] = {}
+    for number, entry in enumerate(listed.hosts):
+        block = entry.nvlink_block
+        if not block:
+            continue
+        path, profile = f"hosts[{number}].nvlink_block", profiles[entry.profile]
+        if profile is not None:
+            _check_link(document, path, block, profile)
+        at, known = first.setdefault(block, (number, entry))
+        same = f"hosts[{at}], which is in the same block"
+        if entry.switches != known.switches:
+            limit = f"below the switches of {same}: [{', '.join(known.switches)}]"
+            fix = "mend the switches, or name two blocks"
+            document.report(Problem(path=path, value=block, limit=limit, fix=fix))
+        if profile != profiles[known.profile]:
+            limit = f"of hosts with the devices of {same}: {known.profile or listed.profile}"
+            fix = "mend the profile, or name two blocks"
+            document.report(Problem(path=path, value=block, limit=limit, fix=fix))
 
 
 def _profile(

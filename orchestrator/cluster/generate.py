@@ -12,11 +12,16 @@ LEVELS = ("leaf", "spine", "core")
 
 
 def regular(
-    profile: Profile | None, hosts: int, devices_per_host: int, hosts_per: Sequence[int] = ()
+    profile: Profile | None,
+    hosts: int,
+    devices_per_host: int,
+    hosts_per: Sequence[int] = (),
+    hosts_per_block: int | None = None,
 ) -> Inventory:
-    """Hosts that are all alike and free, `hosts_per` of them below a leaf, a spine, and a core.
+    """Hosts that are all alike and free, `hosts_per_block` of them in an NVLink block, and
+    `hosts_per` below a leaf, a spine, and a core.
 
-    Each of `hosts_per` holds a whole number of the one before.
+    Each holds a whole number of the one before.
     """
     digits = len(str(hosts))
     return Inventory(
@@ -27,10 +32,15 @@ def regular(
                 device_bytes=profile.memory_bytes if profile else None,
                 profile=profile,
                 switches=_switches(number - 1, hosts_per),
+                nvlink_block=_block(number - 1, hosts_per_block),
             )
             for number in range(1, hosts + 1)
         )
     )
+
+
+def _block(number: int, hosts_per_block: int | None) -> str | None:
+    return f"nvlink-block-{number // hosts_per_block + 1}" if hosts_per_block else None
 
 
 def _switches(number: int, hosts_per: Sequence[int]) -> tuple[str, ...]:

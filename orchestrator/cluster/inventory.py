@@ -22,8 +22,11 @@ class Host:
     state: State = "free"
     """`busy` with another job, or `drained`: its administrator wants nothing to start there."""
     switches: tuple[str, ...] = ()
-    """From the outermost down to the one that the host hangs on, as in `("spine-1", "leaf-3")`, or
-    an NVLink block in place of a leaf; empty where nobody says."""
+    """From the outermost down to the one that the host hangs on, as in `("spine-1", "leaf-3")`;
+    empty where nobody says."""
+    nvlink_block: str | None = None
+    """Whose devices reach each other by NVLink, those of all its hosts, which hang on one switch;
+    None where NVLink ends with the host. A name stands for one block in the whole inventory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,14 @@ class Inventory:
             hosts=len(hosts),
             devices_per_host=devices,
             hosts_per_leaf=_middle_leaf(hosts),
+            blocks=_block_sizes(hosts),
         )
+
+    def blocks(self, devices: int) -> tuple[int, ...]:
+        """`Fabric.blocks` for a job with so many ranks a host."""
+        if not any(host.nvlink_block for host in self.hosts):
+            return ()
+        return _block_sizes(self.with_devices(devices))
 
 
 def _kind(host: Host) -> str:
@@ -96,6 +106,15 @@ def _middle_leaf(hosts: Sequence[Host]) -> int | None:
     return seen[len(seen) // 2]
 
 
+def _block_sizes(hosts: Iterable[Host]) -> tuple[int, ...]:
+    """Of `hosts`, how many are in each NVLink block, the largest first; as `tree_of` has them."""
+    sizes = Counter(
+        (host.switches, host.nvlink_block, host.nvlink_block or host.name) for host in hosts
+    )
+    found = tuple(sorted(sizes.values(), reverse=True))
+    return found if found[:1] > (1,) else ()
+
+
 def natural(name: str) -> tuple[tuple[str, int], ...]:
     """A sorting key that puts host-2 before host-10."""
     parts = re.findall(r"(\D*)(\d*)", name)
@@ -103,5 +122,19 @@ def natural(name: str) -> tuple[tuple[str, int], ...]:
 
 
 def tree_of(hosts: Iterable[Host]) -> dict[str, tuple[str, ...]]:
-    """Host -> its switches, of the hosts whose switches are known."""
-    return {host.name: host.switches for host in hosts if host.switches}
+    """Host -> its switches, of the hosts whose switches are known.
+
+    Where there are NVLink blocks, each host's is the last of its switches, and a host in none is
+    one by itself; it is above as many switches as any, so that the last of all is a block.
+    """
+    hosts = tuple(hosts)
+    if not any(host.nvlink_block for host in hosts):
+        return {host.name: host.switches for host in hosts if host.switches}
+    depth = 1 + max(len(host.switches) for host in hosts)
+    return {
+        host.name: (
+            *host.switches,
+            *[host.nvlink_block or host.name] * (depth - len(host.switches)),
+        )
+        for host in hosts
+    }

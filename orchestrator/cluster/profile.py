@@ -1,9 +1,11 @@
 """What a device can do, and the links around it: vendors' numbers, each with its source."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
+from orchestrator.cluster.calibration import Calibration
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.limits import Above, AtLeast, AtMost
 
@@ -45,6 +47,10 @@ class Profile:
     """Between devices of a host."""
     inter_host: Link
     """Between hosts, as one device's share."""
+    calibration: Calibration
+    """What is left of these rates in use; a file leaves it out, and the reader lays it in."""
+    intra_block: Link | None = None
+    """Between devices of hosts in one NVLink block; None where it is as inside a host."""
     power_w: Annotated[int, AtLeast(1)] | None = None
     """The limit that these figures hold under; None where nobody says."""
     sustained: Annotated[float, Above(0), AtMost(1)] | None = None
@@ -74,6 +80,16 @@ class Profile:
                 )
                 for kind in unknown
             ]
+            + [
+                Problem(
+                    path=f"calibration.links.{kind}",
+                    value=kind,
+                    limit=f"one of {', '.join(get_args(LinkKind))}",
+                    fix="remove it, or name the link as the profile does",
+                )
+                for kind in self.calibration.links
+                if kind not in get_args(LinkKind)
+            ]
         )
 
 
@@ -90,4 +106,31 @@ class Fabric:
     hosts: int
     devices_per_host: int
     hosts_per_leaf: int | None = None
-    """Hosts under one leaf switch, or in one NVLink block; None where nobody says."""
+    """Hosts under one leaf switch; None where nobody says."""
+    blocks: tuple[int, ...] = ()
+    """Hosts of each NVLink block that a job may use, the largest first; a host in none is a block
+    of 1. Empty where NVLink ends with the host everywhere."""
+
+    @property
+    def hosts_per_block(self) -> int:
+        """Of the block that the job's host in the middle is in, should it take the largest: no tp
+        group that these hold is larger (`blocks_hold`)."""
+        seen = itertools.accumulate(self.blocks)
+        enough = next((n for n, hosts in enumerate(seen, 1) if hosts >= self.hosts), None)
+        taken = self.blocks[:enough]
+        left = sum(taken) // 2
+        for size in taken:
+            left -= size
+            if left < 0:
+                return size
+        return 1
+
+    @property
+    def block_link(self) -> Link:
+        return self.profile.intra_block or self.profile.intra_host
+
+
+def blocks_hold(blocks: Sequence[int], wide: int, hosts: int) -> bool:
+    """Whether `hosts` can be taken in groups of `wide`, none of which leaves its block, of blocks
+    of these sizes."""
+    return sum(size // wide for size in blocks) * wide >= hosts

@@ -1,6 +1,7 @@
-"""Hardware profiles by name or from a file, with a user's own numbers on top."""
+"""Hardware profiles by name or from a file, calibrated, with a user's own numbers on top."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ PROFILE_NAMES = (
     "cpu",
 )
 FOLDER = Path(__file__).parent / "profiles"
+CALIBRATIONS = Path(__file__).parent / "calibration"
+UNCALIBRATED = {"cuda": "hopper", "cpu": "cpu"}
+"""Whose calibration a profile gets that no file knows, by its device."""
 
 
 def load_profile(
@@ -26,7 +30,9 @@ def load_profile(
 ) -> "Profile":
     """The profile of that name, or in the YAML file at that path, with `overrides` on top.
 
-    `overrides` is nested as the file is; what it changes has `overridden_in` as its source.
+    `overrides` is nested as the file is; what it changes has `overridden_in` as its source. A
+    profile that nobody calibrated gets the numbers of another, which are then called guessed; what
+    its file says under `calibration` goes before them.
 
     Raises:
         SpecError: no such profile, or all that is wrong with it, each with its place.
@@ -41,12 +47,36 @@ def load_profile(
     else:
         raise _unknown(name_or_path)
     document = parse(read_text(path, f"profiles by name are {', '.join(PROFILE_NAMES)}"), str(path))
+    if isinstance(document.data, dict):
+        document.data = _laid_over({"calibration": _calibration(document.data)}, document.data)
     if overrides and isinstance(document.data, dict):
         document.data.setdefault("sources", {})
+        if "intra_block" in overrides:  # On top of what it is without one.
+            document.data.setdefault("intra_block", document.data.get("intra_host"))
         document.data = _merged(document.data, overrides, f"overridden in {overridden_in}")
         for place in _paths(overrides):
             document.places[place] = f"{overridden_in}, overrides"
     return decode_document(Profile, document)
+
+
+def _calibration(data: Mapping[str, Any]) -> dict[str, Any]:
+    """For the profile in `data`, by its name, with that of all links."""
+    devices, links = _table("devices"), _table("links")
+    for table in devices.values():
+        if data.get("name") in table["profiles"]:
+            break
+    else:
+        like = UNCALIBRATED.get(str(data.get("device")), "hopper")
+        table = devices[like] | {"certainty": "guessed"}
+    found = {key: value for key, value in table.items() if key != "profiles"}
+    return found | {"links": links}
+
+
+@cache
+def _table(name: str) -> dict[str, dict[str, Any]]:
+    import tomllib
+
+    return tomllib.loads((CALIBRATIONS / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def _unknown(name: str) -> Exception:

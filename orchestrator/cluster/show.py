@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.cluster.inventory import Host, Inventory, natural
+from orchestrator.cluster.profile import Profile
 from orchestrator.contract.codec import encode
 
 NAMED = 8
@@ -19,7 +20,7 @@ def inventory_json(inventory: Inventory) -> dict[str, Any]:
     return {
         "devices": sum(host.devices for host in inventory.hosts),
         "states": dict(Counter(host.state for host in inventory.hosts)),
-        "profiles": {name: encode(profile) for name, profile in profiles.items()},
+        "profiles": {name: _profile_json(profile) for name, profile in profiles.items()},
         "hosts": [
             {
                 "name": host.name,
@@ -27,10 +28,16 @@ def inventory_json(inventory: Inventory) -> dict[str, Any]:
                 "profile": host.profile.name if host.profile else None,
                 "state": host.state,
                 "switches": list(host.switches),
+                "nvlink_block": host.nvlink_block,
             }
             for host in inventory.hosts
         ],
     }
+
+
+def _profile_json(profile: Profile) -> dict[str, Any]:
+    """The hardware, without the constants of the performance model."""
+    return {key: value for key, value in encode(profile).items() if key != "calibration"}
 
 
 def describe_inventory(inventory: Inventory) -> str:
@@ -40,10 +47,23 @@ def describe_inventory(inventory: Inventory) -> str:
     usual = Counter(map(_kind, inventory.hosts)).most_common(1)[0][0]
     root = _Node(name="")
     for host in sorted(inventory.hosts, key=lambda host: natural(host.name)):
-        _reach(root, host.switches).hosts.append(host)
+        block = [host.nvlink_block] if host.nvlink_block else []
+        _reach(root, (*host.switches, *block)).hosts.append(host)
     devices = sum(host.devices for host in inventory.hosts)
     head = f"{_count(inventory.hosts)}, {devices} devices; a host has {usual}"
-    return "\n".join([head, *_below(root, usual, "")])
+    return "\n".join([head, *_links(inventory), *_below(root, usual, "")])
+
+
+def _links(inventory: Inventory) -> Iterator[str]:
+    """Of NVLink blocks, by what their devices reach each other."""
+    profiles = {h.profile.name: h.profile for h in inventory.hosts if h.nvlink_block and h.profile}
+    for name, profile in profiles.items():
+        link = profile.intra_block or profile.intra_host
+        of = f" of {name}" if len(profiles) > 1 else ""
+        yield (
+            f"NVLink blocks{of}: {link.kind}, {link.bytes_per_s / 1e9:g} GB/s a device each way,"
+            f" {link.latency_s * 1e6:g} us"
+        )
 
 
 @dataclass(slots=True)

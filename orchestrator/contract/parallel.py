@@ -94,7 +94,7 @@ class ParallelSpec:
     cp: Count | Auto = "auto"
     """Context-parallel degree."""
     tp: Count | Auto = "auto"
-    """Tensor-parallel degree, inside one host."""
+    """Tensor-parallel degree, inside one host or one NVLink block."""
     data: Literal["fsdp", "ddp", "zero1"] = "fsdp"
     """What data-parallel ranks share: `fsdp` shards everything over dp_shard; `ddp` copies
     everything over dp_replicate; `zero1` copies all but the optimizer's state."""

@@ -10,13 +10,13 @@ from orchestrator.contract.parallel import PipelineSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes that the fullest rank needs, by what for; an estimate."""
+    """Bytes that a rank needs, the fullest where nothing else is said, by what for; an estimate."""
 
     peak_bytes: int
     device_bytes: int | None = None
     """What a device has; None where nobody says."""
     worst_rank: str = "every rank"
-    """Which is the fullest, as in `pp stage 0`."""
+    """Which it is, as in `pp stage 0`."""
     items: Mapping[str, int]
     host: Mapping[str, int] = field(default_factory=dict)
     """What is offloaded to the host's own memory instead, and not among `items`."""
@@ -37,7 +37,9 @@ class Traffic:
     messages: int
     """Calls of the collective in a step."""
     level: str
-    """The widest link that it crosses: `host`, `leaf` or `spine`."""
+    """The widest link that it crosses: `host`, `nvlink block`, `leaf` or `spine`."""
+    by_level: Mapping[str, int] = field(default_factory=dict)
+    """Of `bytes_per_step`, what goes over links of each level: the mean of the group's ranks."""
     seconds: float
     exposed_seconds: float
     """Of these, what no computation hides."""
@@ -92,6 +94,9 @@ class PlacementCost:
     """Bytes of a step that all ranks send out of a host, out of a leaf switch, and so on upwards;
     what leaves a leaf has left a host as well."""
 
+    levels: tuple[str, ...]
+    """`host`, `nvlink block` where there are any, and as many of `leaf`, `spine` and `core` as
+    there are switches."""
     crossing: tuple[int, ...]
     by_name: tuple[int, ...]
     """The same, were the hosts taken in the order of their names."""
@@ -111,11 +116,13 @@ class Plan:
     """Names in node-rank order, as planned; the leader binds again to the hosts that came."""
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Host -> the switches above it, outermost first, of all hosts that could come and are known to
-    hang on one."""
+    hang on one. Where there are NVLink blocks the last is the host's block (`tree_of`)."""
     ranks_per_host: int
     placement: PlacementCost | None = None
     """None where the switches between the hosts are not known."""
     memory: Memory
+    memory_along_pp: tuple[Memory, ...] = ()
+    """Of every rank along pp, in order, where there are several."""
     time: StepTime | None = None
     communication: tuple[Traffic, ...] = ()
     profile: str | None = None
@@ -131,6 +138,29 @@ class Plan:
     @property
     def world_size(self) -> int:
         return self.mesh.world_size
+
+    @property
+    def schedule(self) -> str | None:
+        """Of the pipeline; None without one."""
+        return self.pipeline.schedule if self.mesh.pp > 1 else None
+
+    @property
+    def choice(self) -> Choice | None:
+        """The plan as its alternatives are told; None where its time was not predicted."""
+        if self.time is None:
+            return None
+        return Choice(
+            mesh=self.mesh,
+            micro_batch_size=self.micro_batch_size,
+            gradient_accumulation=self.gradient_accumulation,
+            activation_checkpointing=self.activation_checkpointing,
+            reshard_after_forward=self.reshard_after_forward,
+            schedule=self.schedule,
+            step_s=self.time.step_s,
+            tokens_per_second_per_device=self.time.tokens_per_second_per_device,
+            mfu=self.time.mfu,
+            peak_bytes=self.memory.peak_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.cluster.generate import LEVELS as SWITCHES
 from orchestrator.cluster.inventory import Inventory, tree_of
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Choice, PlacementCost, Plan, Traffic
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.plan.cost.traffic import traffic_of
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.figures import show_bytes
+from orchestrator.plan.memory.peak import memories_of
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.placement.arrange import arrange
@@ -44,7 +46,8 @@ def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan
 
 def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
     """All ways to run it, of which there is one at least but for memory."""
-    mesh = first_mesh(spec, shape) or likely_mesh(spec, shape)
+    blocks = inventory.blocks(spec.cluster.gpus_per_host)
+    mesh = first_mesh(spec, shape, blocks) or likely_mesh(spec, shape, blocks)
     if reasons := refusals(spec, inventory, shape, mesh):
         raise _refusal(spec, inventory, shape, reasons)
     fabric = fabric_of(spec, inventory)
@@ -109,6 +112,7 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         ranks_per_host=spec.cluster.gpus_per_host,
         placement=placement,
         memory=best.memory,
+        memory_along_pp=memories_of(setup, space.fabric) if setup.mesh.pp > 1 else (),
         time=best.time,
         communication=traffic,
         profile=space.fabric.profile.name,
@@ -129,7 +133,12 @@ def _placed(
     if not switches:
         return tuple(host.name for host in hosts[: space.fabric.hosts]), None
     found = arrange(mesh, devices, (host.name for host in hosts), switches, traffic)
-    cost = PlacementCost(crossing=found.cost.crossing, by_name=found.by_name.crossing)
+    blocks = ("nvlink block",) if any(host.nvlink_block for host in hosts) else ()
+    cost = PlacementCost(
+        levels=("host", *blocks, *SWITCHES)[: len(found.cost.crossing)],
+        crossing=found.cost.crossing,
+        by_name=found.by_name.crossing,
+    )
     return found.hosts, cost
 
 

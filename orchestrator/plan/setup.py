@@ -1,5 +1,6 @@
 """How a job is run, with nothing left to choose: what its memory and its speed are functions of."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,7 +26,7 @@ class Setup:
     """Of one rank in a step: gradient accumulation."""
     checkpointing: Checkpointing = "none"
     checkpoint_every: int | None = None
-    """The k of `every_k`; None is √L, rounded."""
+    """See `every`."""
     data: Literal["fsdp", "ddp", "zero1"] = "fsdp"
     reshard: bool | int = True
     """After the forward pass: true, false, or over so many ranks."""
@@ -51,6 +52,11 @@ class Setup:
     @property
     def tokens_of_step(self) -> int:
         return self.global_batch_size * self.tokens
+
+
+def every(setup: Setup) -> int:
+    """The k of `every_k`: √L, rounded, if nobody says (Chen et al. 2016, section 4)."""
+    return setup.checkpoint_every or max(1, round(math.sqrt(setup.shape.num_layers)))
 
 
 def setup_of(

@@ -9,11 +9,20 @@ from orchestrator.plan.model.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageRank:
-    """One rank's part of a pipeline."""
+class Held:
+    """What one rank along pp has of the model."""
 
     layers: int
     """Of all its stages."""
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRank:
+    """The same, and what it keeps."""
+
+    layers: int
     is_first: bool
     is_last: bool
     kept: float
@@ -23,21 +32,34 @@ class StageRank:
 def stage_ranks(
     shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
 ) -> tuple[StageRank, ...]:
-    """Every rank along pp, of a job whose sequences have `tokens`.
+    """Every rank along pp, of a job whose sequences have `tokens`."""
+    return tuple(
+        StageRank(
+            layers=held.layers,
+            is_first=held.is_first,
+            is_last=held.is_last,
+            # Without a pipeline one micro batch goes back before the next goes forward.
+            kept=kept_passes(spec, pp, rank, micro_batches) / spec.stages if pp > 1 else 1,
+        )
+        for rank, held in enumerate(held_along(shape, pp, spec, tokens))
+    )
+
+
+@cache
+def held_along(shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int) -> tuple[Held, ...]:
+    """By every rank along pp.
 
     With fewer layers than stages, which is refused elsewhere, as if there were as many.
     """
     if pp == 1:
-        # Without a pipeline one micro batch goes back before the next goes forward.
-        return (StageRank(layers=shape.num_layers, is_first=True, is_last=True, kept=1),)
+        return (Held(layers=shape.num_layers, is_first=True, is_last=True),)
     cuts = stage_cuts(shape, pp * spec.stages, tokens)
     last = 0 if spec.schedule == BACK_AND_FORTH else pp - 1
     return tuple(
-        StageRank(
+        Held(
             layers=sum(stop - first for first, stop in (cuts[s] for s in stages)),
             is_first=rank == 0,
             is_last=rank == last,
-            kept=kept_passes(spec, pp, rank, micro_batches) / spec.stages,
         )
         for rank, stages in ((rank, stages_of_rank(spec, pp, rank)) for rank in range(pp))
     )

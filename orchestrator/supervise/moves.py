@@ -15,7 +15,7 @@ from orchestrator.contract.actions import (
     StopAttempt,
 )
 from orchestrator.plan.placement.cost import cost_of
-from orchestrator.plan.placement.place import place
+from orchestrator.plan.placement.place import place, room_for
 from orchestrator.supervise.diagnose import Verdict, diagnose
 from orchestrator.supervise.policy import decide, repeated_culprits
 from orchestrator.supervise.state import (
@@ -63,7 +63,7 @@ def start_if_ready(run: Run, at: float) -> Result:
     there = usable(run)
     if run.leaving is not None:
         return run, ()  # why the scheduler wants the hosts back is still to be told
-    if len(there) < len(run.plan.hosts):
+    if room_for(run.plan, there, _switches(run)) < len(run.plan.hosts):
         return too_few(run, at, there)
     if at < run.settle_until and _coming(run, at):
         return run, ()
@@ -74,8 +74,7 @@ def start_if_ready(run: Run, at: float) -> Result:
 
 def _start(run: Run, at: float, there: list[str]) -> Result:
     assert run.job is not None
-    plan = run.plan
-    switches = run.allocation.switches if run.allocation else plan.switches
+    plan, switches = run.plan, _switches(run)
     # Of a scheduler the plan's names only count hosts: that one of them is real means nothing.
     planned = plan.hosts if run.allocation is None else ()
     placement = place(
@@ -112,6 +111,11 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
     return after, (start,)
 
 
+def _switches(run: Run) -> Mapping[str, tuple[str, ...]]:
+    """Above each host, as the scheduler says that granted it, or else as planned."""
+    return run.allocation.switches if run.allocation else run.plan.switches
+
+
 def hosts_given(run: Run) -> tuple[str, ...]:
     """All hosts that the job has, spares included, whether their agents have come or not."""
     assert run.job is not None
@@ -138,7 +142,7 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
     if run.replanning is not None:
         return run, ()
     overdue = run.deadline is not None and at >= run.deadline
-    if not overdue and len(there) + len(_coming(run, at)) >= need:
+    if not overdue and room_for(run.plan, (*there, *_coming(run, at)), _switches(run)) >= need:
         return run, ()
     reason = f"{len(there)} of {need} hosts are left, and no spare"
     if _may_shrink(run, len(there)):
@@ -187,6 +191,9 @@ def _who_came(run: Run, fit: list[str]) -> str:
         host.name: _against(run, host) for host in run.hosts.values() if host.name not in fit
     }
     words = "".join(f"; {name}: {why}" for name, why in sorted(missing.items()) if why)
+    if len(fit) >= len(plan.hosts):
+        room = room_for(plan, fit, _switches(run))
+        words += f"; tp groups that stay in an NVLink block find room on {room} of them"
     return (
         f"{len(fit)} of {len(plan.hosts)} hosts registered within {limit:.0f} s"
         f" ({', '.join(sorted(fit)) or 'none'}){words}; see logs/agent-<host>.log of the others"

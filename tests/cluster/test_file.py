@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cluster.file import load_inventory, names_of, read_inventory
-from orchestrator.cluster.inventory import Inventory
+from orchestrator.cluster.inventory import Inventory, tree_of
 from orchestrator.errors import SpecError
 
 SHORT = "{profile: h100-sxm-80gb, hosts: 2048, devices_per_host: 8, hosts_per_leaf: 16}"
@@ -120,3 +120,80 @@ def test_all_that_is_wrong_is_said_with_its_place(text: str, parts: list[str]) -
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no such file"):
         read_inventory(tmp_path / "none.yaml")
+
+
+BLOCKS = """\
+{profile: b200-sxm-180gb, hosts: 72, devices_per_host: 4, hosts_per_nvlink_block: 18,
+ hosts_per_leaf: 36}
+"""
+LISTED_BLOCKS = """\
+profile: b200-sxm-180gb
+devices_per_host: 4
+hosts:
+  - {name: "a[1-3]", switches: [leaf-1], nvlink_block: rack-1}
+  - {name: a4, switches: [leaf-1], nvlink_block: rack-1, devices: 3}
+  - {name: "b[1-2]", switches: [leaf-2], nvlink_block: rack-2}
+  - {name: c1, switches: [leaf-2]}
+"""
+
+
+def test_nvlink_blocks_in_the_short_form() -> None:
+    inventory = read(BLOCKS)
+    assert (inventory.hosts[17].nvlink_block, inventory.hosts[18].nvlink_block) == (
+        "nvlink-block-1",
+        "nvlink-block-2",
+    )
+    fabric = inventory.fabric()
+    assert fabric is not None
+    assert (fabric.blocks, fabric.hosts_per_block) == ((18,) * 4, 18)
+    assert fabric.block_link == fabric.profile.intra_host, "NVSwitch gives the whole rate"
+    assert tree_of(inventory.hosts)["host-37"] == ("leaf-2", "nvlink-block-3")
+
+
+def test_nvlink_blocks_in_a_list() -> None:
+    inventory = read(LISTED_BLOCKS)
+    assert inventory.blocks(4) == (3, 2, 1), "a4 lost a device, and c1 is in none"
+    assert inventory.blocks(3) == (4, 2, 1)
+    assert tree_of(inventory.hosts)["c1"] == ("leaf-2", "c1")
+
+
+def test_the_link_of_a_block_can_be_overridden() -> None:
+    slower = "hosts_per_leaf: 36, overrides: {intra_block: {bytes_per_s: 450e9}}}"
+    fabric = read(BLOCKS.replace("hosts_per_leaf: 36}", slower)).fabric()
+    assert fabric is not None
+    near, wide = fabric.profile.intra_host, fabric.block_link
+    assert (wide.kind, wide.latency_s) == (near.kind, near.latency_s), "as it was"
+    assert (near.bytes_per_s, wide.bytes_per_s) == (900e9, 450e9)
+    assert fabric.profile.sources["intra_block.bytes_per_s"] == "overridden in hosts.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (BLOCKS.replace(": 18", ": 0"), ["hosts_per_nvlink_block: must be at least 1, got 0"]),
+        (
+            BLOCKS.replace("leaf: 36", "leaf: 32"),
+            ["hosts.yaml:2: hosts_per_leaf", "a multiple of hosts_per_nvlink_block (18)", "to 18"],
+        ),
+        (
+            BLOCKS.replace("b200-sxm-180gb", "l40s-48gb"),
+            ["hosts.yaml:1: hosts_per_nvlink_block", "l40s-48gb has pcie4", "remove it"],
+        ),
+        (
+            LISTED_BLOCKS.replace("leaf-2], nvlink_block: rack-2", "leaf-2], nvlink_block: rack-1"),
+            ["hosts.yaml:6: hosts[2].nvlink_block", "hosts[0], which is in the same", "[leaf-1]"],
+        ),
+        (
+            LISTED_BLOCKS.replace("devices: 3", "profile: h200-sxm-141gb"),
+            ["hosts.yaml:5: hosts[1].nvlink_block", "with the devices of hosts[0]", "b200-sxm"],
+        ),
+        (
+            LISTED_BLOCKS.replace("devices: 3", "profile: l40s-48gb"),
+            ["has 2 problems", "l40s-48gb has pcie4 inside a host", "with the devices of hosts[0]"],
+        ),
+    ],
+)
+def test_blocks_that_cannot_be_are_said_with_their_place(text: str, parts: list[str]) -> None:
+    said = refused(text)
+    for part in parts:
+        assert part in said

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.cluster.inventory import Host, Inventory, natural
 from orchestrator.cluster.local import local_inventory
+from orchestrator.cluster.profile import Fabric, blocks_hold
 from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.spec import ClusterSpec
 
@@ -56,3 +57,15 @@ def test_the_order_is_total(names: list[str]) -> None:
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_numbers_in_names_count_as_numbers(one: int, other: int) -> None:
     assert (natural(f"rack-1-host-{one}") < natural(f"rack-1-host-{other}")) == (one < other)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1), st.integers(1, 20), st.integers(1, 60))
+def test_groups_that_blocks_hold_are_no_larger_than_the_block_in_the_middle(
+    sizes: list[int], wide: int, groups: int
+) -> None:
+    blocks, hosts = tuple(sorted(sizes, reverse=True)), wide * groups
+    fabric = Fabric(profile=load_profile("cpu"), hosts=hosts, devices_per_host=1, blocks=blocks)
+    if blocks_hold(blocks, wide, hosts):
+        assert fabric.hosts_per_block >= wide
+    assert fabric.hosts_per_block in blocks

@@ -1,11 +1,13 @@
 """Hardware as data: complete, sourced, and open to a user's own numbers."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from orchestrator.cluster.profile import LinkKind
 from orchestrator.cluster.profiles import FOLDER, PROFILE_NAMES, load_profile
 from orchestrator.contract.codec import encode
 from orchestrator.errors import SpecError
@@ -24,6 +26,8 @@ def test_each_number_has_its_source(name: str) -> None:
 
 def numbers(data: Mapping[str, Any], above: str = "") -> Iterator[str]:
     for key, value in data.items():
+        if key == "calibration":
+            continue  # whose sources are comments in its files
         if isinstance(value, Mapping) and key != "sources":
             yield from numbers(value, f"{above}{key}.")
         elif isinstance(value, (int, float)) or key == "kind":
@@ -60,16 +64,51 @@ def test_a_user_overrides_a_number_and_its_source_says_so() -> None:
     assert profile.sources["inter_host.bytes_per_s"] == "overridden in my.yaml"
 
 
-def test_a_profile_of_ones_own_needs_no_sources(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PROFILE_NAMES)
+def test_every_profile_is_calibrated(name: str) -> None:
+    profile = load_profile(name)
+    calibration = profile.calibration
+    assert name == "cpu" or calibration.processors > 100
+    for share in (*calibration.gemm.values(), calibration.memory):
+        assert 0.3 < share <= 1
+    assert set(calibration.links) == set(get_args(LinkKind))
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A profile as a user writes it: an H100 that has another name."""
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        "\n".join(
-            line if not line.startswith("name") else "name: mine"
-            for line in (FOLDER / "cpu.yaml").read_text().partition("sources:")[0].splitlines()
-        )
-    )
-    assert load_profile(str(path)).name == "mine"
-    assert load_profile(str(path)).sources == {}
+    text = (FOLDER / "h100-sxm-80gb.yaml").read_text().partition("sources:")[0]
+    path.write_text(text.replace("name: h100-sxm-80gb", "name: mine"))
+    return path
+
+
+def test_a_profile_of_ones_own_needs_no_sources(mine: Path) -> None:
+    assert load_profile(str(mine)).name == "mine"
+    assert load_profile(str(mine)).sources == {}
+
+
+def test_a_profile_that_nobody_calibrated_is_called_a_guess(mine: Path) -> None:
+    known = load_profile("h100-sxm-80gb").calibration
+    assert known.certainty == "measured"
+    assert load_profile(str(mine)).calibration == replace(known, certainty="guessed")
+
+
+def test_a_profile_of_ones_own_may_say_how_it_is_calibrated(mine: Path) -> None:
+    mine.write_text(mine.read_text() + "calibration: {certainty: measured, gemm: {bfloat16: 0.7}}")
+    calibration = load_profile(str(mine)).calibration
+    assert calibration.certainty == "measured"
+    assert calibration.gemm == {**load_profile("h100-sxm-80gb").calibration.gemm, "bfloat16": 0.7}
+
+
+def test_a_calibration_is_overridden_as_every_number_is() -> None:
+    over = {"calibration": {"links": {"infiniband": {"share": 0.5}}}}
+    profile = load_profile("h100-sxm-80gb", over, "my.yaml")
+    assert profile.calibration.links["infiniband"].share == 0.5
+    assert profile.sources["calibration.links.infiniband.share"] == "overridden in my.yaml"
+    for wrong in ({"token ring": {"share": 0.5, "half_bytes": 0, "base_s": 0}}, {"pcie4": 1}):
+        with pytest.raises(SpecError, match=r"calibration\.links"):
+            load_profile("h100-sxm-80gb", {"calibration": {"links": wrong}}, "my.yaml")
 
 
 def test_all_that_is_wrong_with_a_profile_is_said_at_once(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from orchestrator.cluster.generate import regular, worn
 from orchestrator.cluster.inventory import Host, Inventory
 from orchestrator.cluster.local import this_machine
 from orchestrator.cluster.show import describe_inventory, inventory_json
-from tests.cluster.test_file import LISTED, SHORT
+from tests.cluster.test_file import BLOCKS, LISTED, LISTED_BLOCKS, SHORT
 
 
 def test_switches_that_are_alike_take_one_line() -> None:
@@ -18,6 +18,17 @@ def test_switches_that_are_alike_take_one_line() -> None:
         "spine-1 … spine-8 (8)  256 hosts free each",
         "  leaf-1 … leaf-16 (16)  16 hosts free each  host-0001 … host-0256",
     ]
+
+
+def test_nvlink_blocks_are_below_their_leaf_with_their_link() -> None:
+    assert describe_inventory(load_inventory(BLOCKS, "x")).splitlines() == [
+        "72 hosts free, 288 devices; a host has 4 x b200-sxm-180gb",
+        "NVLink blocks: nvlink5, 900 GB/s a device each way, 3.4 us",
+        "leaf-1 … leaf-2 (2)  36 hosts free each",
+        "  nvlink-block-1 … nvlink-block-2 (2)  18 hosts free each  host-01 … host-36",
+    ]
+    first = inventory_json(load_inventory(LISTED_BLOCKS, "x"))["hosts"][0]
+    assert (first["switches"], first["nvlink_block"]) == (["leaf-1"], "rack-1")
 
 
 def test_odd_hosts_are_named() -> None:
@@ -51,6 +62,12 @@ def test_a_large_worn_cluster_stays_readable_and_json_has_it_all() -> None:
     assert sum(found["states"].values()) == 4096
     assert found["devices"] == sum(host.devices for host in inventory.hosts)
     assert found["hosts"][0]["switches"] == ["spine-1", "leaf-1"]
+
+
+def test_json_has_the_hardware_and_leaves_out_how_it_is_calibrated() -> None:
+    (profile,) = inventory_json(load_inventory(SHORT, "x"))["profiles"].values()
+    assert profile["inter_host"]["bytes_per_s"] == 50e9
+    assert "calibration" not in profile
 
 
 def test_nothing_is_said_to_be_nothing() -> None:

@@ -470,7 +470,7 @@ inventories = st.lists(st.integers(1, 8), min_size=1, max_size=8).map(
 
 
 def refused_meshes(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> tuple[str, ...]:
-    mesh = first_mesh(spec, shape) or likely_mesh(spec, shape)
+    mesh = first_mesh(spec, shape, ()) or likely_mesh(spec, shape, ())
     return refusals(spec, inventory, shape, mesh)
 
 

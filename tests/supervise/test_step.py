@@ -1,6 +1,7 @@
 """The way of a job by table: starting, training, failing, restarting, ending."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -20,9 +21,10 @@ from orchestrator.contract.events import (
     StepReached,
     Tick,
 )
+from orchestrator.contract.mesh import Mesh
 from orchestrator.supervise.state import Run, Stage
 from orchestrator.supervise.step import fold, step
-from tests.supervise.supervise_stage import START, Job, exited, raised, submitted
+from tests.supervise.supervise_stage import START, Job, exited, plan, raised, submitted
 
 
 def test_nothing_happens_before_a_job_is_submitted() -> None:
@@ -89,6 +91,30 @@ def test_too_few_hosts_end_the_job_after_the_init_timeout() -> None:
     (end,) = job.waits(1)
     assert isinstance(end, EndJob)
     assert end.reason.startswith("0 of 2 hosts registered within 60 s (none);")
+
+
+def test_a_job_waits_for_hosts_whose_nvlink_blocks_hold_its_tp_groups() -> None:
+    switches = {"host-0": ("rack-1",), "host-1": ("rack-2",), "host-2": ("rack-2",)}
+    wide = replace(plan(), mesh=Mesh(tp=4), switches=switches)
+    job = Job(plan=wide, launch=submitted(spares=1).launch, init_timeout=60.0)
+    job.leads()
+    job.registers("host-0")
+    job.registers("host-1")
+    assert job.waits(30) == ()
+    (start,) = job.registers("host-2")
+    assert isinstance(start, StartAttempt)
+    assert set(start.hosts) == {"host-1", "host-2"}
+
+
+def test_hosts_without_room_for_tp_groups_end_the_job_with_that_reason() -> None:
+    wide = replace(plan(), mesh=Mesh(tp=4), switches={"host-0": ("a",), "host-1": ("b",)})
+    job = Job(plan=wide, init_timeout=60.0)
+    job.leads()
+    job.registers("host-0")
+    job.registers("host-1")
+    (end,) = job.waits(60)
+    assert isinstance(end, EndJob)
+    assert "tp groups that stay in an NVLink block find room on 0 of them" in end.reason
 
 
 def test_a_late_tick_changes_nothing_while_training() -> None:

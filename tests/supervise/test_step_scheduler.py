@@ -101,7 +101,7 @@ def test_a_scheduler_that_never_says_why_gets_the_job_back() -> None:
     job = scheduled().running()
     leave(job, None)
     job.stops()
-    requeue = one(job.waits(100), Requeue)
+    one(job.waits(100), Requeue)
 
 
 def test_ranks_that_finish_while_they_are_asked_to_leave_have_finished() -> None:
@@ -115,14 +115,14 @@ def test_before_an_attempt_the_hosts_are_given_back_at_once() -> None:
     job = scheduled()
     job.leads()
     assert leave(job, None) == ()
-    requeue = one(leave(job, "preempted"), Requeue)
+    one(leave(job, "preempted"), Requeue)
 
 
 def test_a_failure_before_the_notice_is_an_incident_all_the_same() -> None:
     job = scheduled().running()
     job.exits(1)
     leave(job, "preempted")
-    requeue = one(job.stops(), Requeue)
+    one(job.stops(), Requeue)
     (incident,) = job.run.incidents
     assert (incident.kind, job.run.restarts) == ("rank-killed", 1)
 
@@ -131,7 +131,7 @@ def test_agents_that_go_while_the_job_leaves_are_not_blamed() -> None:
     job = scheduled().running()
     leave(job, "requeued")
     assert job.loses("host-0") == ()
-    requeue = one(job.stops("host-1"), Requeue)
+    one(job.stops("host-1"), Requeue)
     assert job.run.incidents == ()
 
 
@@ -203,7 +203,7 @@ def test_a_host_that_may_come_back_is_waited_for_a_while() -> None:
     assert again == ReplaceAgent(host="host-1", reason=again.reason)
     assert job.stops("host-0") == ()
     assert job.waits(10) == ()
-    requeue = one(job.waits(30), Requeue)
+    one(job.waits(30), Requeue)
 
 
 def test_a_job_that_may_shrink_goes_on_with_the_hosts_that_are_left() -> None:
@@ -309,13 +309,13 @@ def test_hosts_are_tried_together_before_ranks_start() -> None:
     assert (incident.kind, str(incident.culprit)) == ("preflight", "host-1")
     job.trains()
     job.exits(1)
-    again = one(job.stops(), StartAttempt)
+    one(job.stops(), StartAttempt)
 
 
 def test_a_check_that_does_not_end_keeps_nobody_from_training() -> None:
     job = scheduled(preflight=True).starts()
     assert job.run.stage is Stage.CHECKING
-    start = one(job.waits(100), StartAttempt)
+    one(job.waits(100), StartAttempt)
 
 
 def test_what_these_hosts_cost_is_in_the_journal() -> None:

@@ -24,6 +24,7 @@ from tests.trainer.trainer_launch import (
     metrics_of,
     start_ranks,
     tiny,
+    work,
 )
 from trainer.ranks import (
     INIT_TIMEOUT,
@@ -53,6 +54,17 @@ def test_every_group_waits_long_at_first_and_shorter_in_training() -> None:
         assert {timeout for _, timeout in timeouts()} == {timedelta(seconds=7)}
         late = torch.distributed.new_group(backend="gloo")
         assert dict(timeouts())[late.group_name] > timedelta(minutes=1)
+
+
+def test_a_tensor_parallel_group_may_be_on_two_hosts(tmp_path: Path) -> None:
+    """As it is in an NVLink block: a rank on each, told so as torchrun tells it."""
+    losses = {}
+    for hosts, env in ((1, {}), (2, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})):
+        out = tmp_path / f"on-{hosts}"
+        work(tmp_path, 2, [{"config": tiny(out, parallel={"tp": 2}, steps=2)}], env=env)
+        losses[hosts] = losses_of(out)
+    assert losses[1] == losses[2]
+    assert len(losses[2]) == 2
 
 
 def timeouts() -> list[tuple[str, timedelta]]:

@@ -10,7 +10,7 @@ import torch
 from transformers import PretrainedConfig
 
 from orchestrator.errors import TrainingError
-from trainer.model.decoder import Decoder, NamedWeights
+from trainer.model.decoder import Decoder
 from trainer.model.regions import Region, local_part, local_region, overlap, within
 
 TILE = 256
@@ -24,12 +24,6 @@ def allocate(decoder: Decoder, device: torch.device, offload: bool = False) -> N
     decoder.to_empty(device="cpu" if offload else device)
     decoder.tie()
     _fill_buffers(decoder, device)
-
-
-def draw_weights(decoder: NamedWeights, seed: int) -> None:
-    """Fill every parameter with its first values."""
-    for name, parameter in decoder.plain_parameters():
-        draw(name, parameter, seed, decoder.config)
 
 
 @torch.no_grad()

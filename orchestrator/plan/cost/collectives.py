@@ -30,14 +30,6 @@ def tree_all_reduce_bytes(size: int, whole: float) -> float:
     return 2 * whole if size > 1 else 0.0
 
 
-def hierarchical_all_reduce_bytes(hosts: int, per_host: int, whole: float) -> tuple[float, float]:
-    """Inside a host and between hosts: reduce-scatter, all-reduce of a part, all-gather."""
-    return (
-        ring_all_reduce_bytes(per_host, whole),
-        ring_all_reduce_bytes(hosts, whole / per_host),
-    )
-
-
 def exchange_bytes(size: int, own: float) -> float:
     """All-to-all of a rank's `own` bytes: all but the part that stays."""
     return own * (size - 1) / size
@@ -53,13 +45,13 @@ class Wire:
     pair_bytes_per_s: float
     """From one rank to one other."""
     near_bytes_per_s: float
-    """From one rank to others of its host."""
+    """From one rank to others of its NVLink block, or of its host where that is in none."""
     half_bytes: float
     base_s: float
     hop_s: float
-    """Within a host."""
+    """Within a block, or a host."""
     far_hop_s: float
-    """Between hosts."""
+    """Between them."""
     contention: float
     """By how much a second of a collective slows down what is computed beside it, in seconds."""
 
@@ -70,12 +62,12 @@ class Wire:
     """Of an all-reduce by a ring and by trees: seconds whatever its size, and for each byte."""
 
     def __post_init__(self) -> None:
-        size, hosts = self.group.size, self.group.hosts
+        size, blocks = self.group.size, self.group.blocks
         start = self.base_s + self.half_bytes / self.bus_bytes_per_s
-        near, far = size - hosts, hosts - 1
+        near, far = size - blocks, blocks - 1
         ring = start + near * self.hop_s + far * self.far_hop_s
-        deep = math.ceil(math.log2(hosts))
-        tree = start + 2 * ((self.group.per_host - 1) * self.hop_s + deep * self.far_hop_s)
+        deep = math.ceil(math.log2(blocks))
+        tree = start + 2 * ((self.group.per_block - 1) * self.hop_s + deep * self.far_hop_s)
         per_byte = ring_gather_bytes(size, 1) / self.bus_bytes_per_s
         tree_per_byte = tree_all_reduce_bytes(size, 1) / (TREE_SHARE * self.bus_bytes_per_s)
         store = object.__setattr__
@@ -95,19 +87,19 @@ class Wire:
         return min(ring + whole * ring_byte, tree + whole * tree_byte)
 
     def exchange_s(self, own: float) -> float:
-        """All-to-all: every rank talks to every other, most of them on other hosts."""
+        """All-to-all: every rank talks to every other, most of them far away."""
         size = self.group.size
         if size == 1:
             return 0.0
-        outside = own * (size - self.group.per_host) / size
+        outside = own * (size - self.group.per_block) / size
         inside = exchange_bytes(size, own) - outside
         seconds = outside / self.pair_bytes_per_s + inside / self.near_bytes_per_s
-        hop = self.far_hop_s if self.group.hosts > 1 else self.hop_s
+        hop = self.far_hop_s if self.group.blocks > 1 else self.hop_s
         return self.base_s + hop + self.half_bytes / self.bus_bytes_per_s + seconds
 
     def send_s(self, size: float) -> float:
         """To a neighbour along the axis, the farthest of them."""
         if self.group.size == 1:
             return 0.0
-        hop = self.far_hop_s if self.group.hosts > 1 else self.hop_s
+        hop = self.far_hop_s if self.group.blocks > 1 else self.hop_s
         return self.base_s + hop + size / self.pair_bytes_per_s

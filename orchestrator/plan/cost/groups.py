@@ -6,18 +6,30 @@ A group along an axis is every `stride`-th rank, `size` of them.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from orchestrator.cluster.profile import Fabric
 
-LEVELS = ("host", "leaf", "spine")
+BLOCK = "nvlink block"
+LEVELS = ("host", BLOCK, "leaf", "spine")
+Pattern = Literal["ring", "chain", "pairs"]
+
+
+def pattern_of(axis: str, collective: str) -> Pattern:
+    """Who sends to whom: stages to the next one, exchanges from each to every other, all else to
+    the next rank around a ring, as NCCL's rings do and the keys of ring attention."""
+    if axis == "pp" and collective == "send":
+        return "chain"
+    return "pairs" if collective == "all-to-all" else "ring"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     size: int
-    per_host: int
-    """Of its ranks on one host."""
+    per_block: int
+    """Of its ranks in one NVLink block; a host that is in none is one by itself."""
     hosts: int
+    blocks: int
     leaves: int
     """Leaf switches that it is under."""
 
@@ -26,19 +38,32 @@ class Group:
         """The widest link that it crosses."""
         if self.hosts == 1:
             return "host"
+        if self.blocks == 1:
+            return BLOCK
         return "leaf" if self.leaves == 1 else "spine"
 
-    @property
-    def crossings(self) -> dict[str, float]:
-        """Which share of a ring's hops is at each level."""
-        leaves = self.leaves if self.leaves > 1 else 0
-        hosts = self.hosts if self.hosts > 1 else 0
-        whole = self.size
+    def crossings(self, pattern: Pattern) -> dict[str, float]:
+        """Which share of what its ranks send together crosses the links of each level; of NVLink
+        blocks, where any does."""
+        # Each level's links are those between its parts that no part of the next one has.
+        parts = (self.size, self.hosts, self.blocks, self.leaves)
+        crossed = [_between(number, self.size, pattern) for number in parts]
         return {
-            "host": (whole - hosts) / whole,
-            "leaf": (hosts - leaves) / whole,
-            "spine": leaves / whole,
+            level: (inner - outer) / max(1.0, crossed[0])
+            for level, inner, outer in zip(LEVELS, crossed, [*crossed[1:], 0.0], strict=True)
+            if level != BLOCK or inner > outer
         }
+
+
+def _between(parts: int, size: int, pattern: Pattern) -> float:
+    """How many of the hops of `size` ranks are between the `parts` that these are in."""
+    match pattern:
+        case "ring":
+            return parts if parts > 1 else 0
+        case "chain":
+            return parts - 1
+        case "pairs":  # of each rank's messages to all others
+            return size - size / parts
 
 
 def group(size: int, stride: int, fabric: Fabric) -> Group:
@@ -47,11 +72,13 @@ def group(size: int, stride: int, fabric: Fabric) -> Group:
         return max(1, min(size, ranks // stride))
 
     devices = fabric.devices_per_host
+    in_block = devices * fabric.hosts_per_block
     under_leaf = devices * (fabric.hosts_per_leaf or max(1, fabric.hosts))
-    per_host = within(devices)
+    per_block = within(in_block)
     return Group(
         size=size,
-        per_host=per_host,
-        hosts=math.ceil(size / per_host),
-        leaves=math.ceil(size / within(under_leaf)),
+        per_block=per_block,
+        hosts=math.ceil(size / within(devices)),
+        blocks=math.ceil(size / per_block),
+        leaves=math.ceil(size / within(max(in_block, under_leaf))),
     )

@@ -4,12 +4,12 @@ import math
 from functools import lru_cache
 
 from orchestrator.plan.cost.machine import Machine
+from orchestrator.plan.sizes import COMPUTE_BYTES
 
 PARTS = (1, 2, 4, 8)
 """Into which a kernel may cut the inner size, to have tiles for all processors."""
 NARROW, WIDE = 64, 256
 """Heads for which the attention kernel was measured, beside 128."""
-SIZES = {"float32": 4, "bfloat16": 2, "float8": 1}
 
 
 @lru_cache(maxsize=16384)
@@ -24,7 +24,7 @@ def matmul_s(machine: Machine, rows: int, columns: int, inner: int, kind: str) -
     flops = 2.0 * rows * columns * inner
     calibration = machine.calibration
     arithmetic = flops / (machine.rates[kind] * _filled(machine, rows, columns, inner))
-    size = SIZES[kind]
+    size = COMPUTE_BYTES[kind]
     moved = size * (rows * inner + inner * columns) + 2 * max(1, size // 2) * rows * columns
     return max(arithmetic, moved / machine.memory_bytes_per_s) + calibration.gap_s
 
@@ -35,13 +35,13 @@ def _filled(machine: Machine, rows: int, columns: int, inner: int) -> float:
     if calibration.processors == 1:
         return inner / (inner + calibration.depth_half)
     best = 0.0
-    for height, width, speed in calibration.tiles:
-        tiles = math.ceil(rows / height) * math.ceil(columns / width)
-        padded = rows * columns / (tiles * height * width)
+    for tile in calibration.tiles:
+        tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
+        padded = rows * columns / (tiles * tile.rows * tile.columns)
         for parts in PARTS:
             rounds = tiles * parts / calibration.processors
             depth = inner / parts
-            share = speed * padded * depth / (depth + calibration.depth_half)
+            share = tile.speed * padded * depth / (depth + calibration.depth_half)
             share *= rounds / math.ceil(rounds)
             best = max(best, share if parts == 1 else share * calibration.split)
     return best
@@ -65,12 +65,11 @@ def attention_s(
     Two products forward; backward five, the first of which is the scores again (Dao 2023).
     """
     calibration = machine.calibration
-    narrow, wide = calibration.attention_heads
     speed = seen / (seen + calibration.attention_half)
     if head <= NARROW:
-        speed *= narrow
+        speed *= calibration.attention_narrow
     elif head >= WIDE:
-        speed *= wide
+        speed *= calibration.attention_wide
     forward, backward = machine.attention
     flops = 2.0 * scores * width / speed
     return 2 * flops / forward + calibration.gap_s, 5 * flops / backward + calibration.gap_s

@@ -10,9 +10,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from orchestrator.contract.model import LoraSpec
-from orchestrator.plan.cost.kernels import SIZES, attention_s, matmul_s, move_s
+from orchestrator.plan.cost.kernels import attention_s, matmul_s, move_s
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.sizes import COMPUTE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,7 @@ def _products(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, 
     forward = inputs = weights = 0.0
     for rows, into, out, experts, share in linears(shape, part):
         # Each expert's weights are read, however few rows it has.
-        least = move_s(machine, experts * into * out * SIZES[kind]) if experts > 1 else 0.0
+        least = move_s(machine, experts * into * out * COMPUTE_BYTES[kind]) if experts > 1 else 0.0
         forward += share * max(least, matmul_s(machine, rows, out, into, kind))
         inputs += share * max(least, matmul_s(machine, rows, into, out, kind))
         if part.lora is None:
@@ -198,7 +199,7 @@ def attention_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[floa
 def cheap_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
     """Norms, residuals, rotary embeddings and activations, forward and backward."""
     fusion = COMPILED if part.compiled else EAGER
-    scale = SIZES[part.dtype] / 2
+    scale = COMPUTE_BYTES[part.dtype] / 2
     rows, tp = part.rows, part.tp
     heads = (shape.query_size + shape.kv_size) / tp
     norms = shape.layer_norms * shape.hidden_size / tp + (heads if shape.qk_norm else 0)
@@ -222,7 +223,7 @@ def _adapters(
     """LoRA's narrow products, which memory bounds: inputs are read, results are written and added;
     and 4-bit weights, which are written out for each pass (Dettmers et al. 2023, section 3)."""
     targets = [(into, out) for name, into, out in shape.linear if name in lora.target_modules]
-    size, rows = SIZES[part.dtype], part.rows / part.tp
+    size, rows = COMPUTE_BYTES[part.dtype], part.rows / part.tp
     forward = sum(size * rows * (into + 4 * out) for into, out in targets)
     backward = sum(size * rows * (3 * into + 2 * out) for into, out in targets)
     if lora.quantize == "nf4":
@@ -258,7 +259,7 @@ def head_cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float,
     """Of the norm and the loss, forward and backward."""
     norm = EAGER.layer_norm if shape.norm_bias else EAGER.norm
     values = part.rows * shape.hidden_size / part.tp
-    logits = part.rows * math.ceil(shape.vocab_size / part.tp) * SIZES[part.dtype] / 2
+    logits = part.rows * math.ceil(shape.vocab_size / part.tp) * COMPUTE_BYTES[part.dtype] / 2
     forward = move_s(machine, values * norm[0] + logits * LOSS_BYTES[0], 12)
     return forward, move_s(machine, values * norm[1] + logits * LOSS_BYTES[1], 18)
 
@@ -266,6 +267,6 @@ def head_cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float,
 @lru_cache(maxsize=4096)
 def embedding_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
     """Rows that are looked up, and added up in the backward pass."""
-    size = SIZES[part.dtype] * part.rows * shape.hidden_size / part.tp
+    size = COMPUTE_BYTES[part.dtype] * part.rows * shape.hidden_size / part.tp
     forward = move_s(machine, 2 * size, 2)
     return Passes(forward=forward, inputs=0.0, weights=2 * forward, forward_ops=4, backward_ops=4)

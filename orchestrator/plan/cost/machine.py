@@ -2,12 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
+from orchestrator.cluster.calibration import Calibration
 from orchestrator.cluster.profile import Fabric, Profile
-from orchestrator.plan.cost.calibration import (
-    DeviceCalibration,
-    device_calibration,
-    link_calibration,
-)
 from orchestrator.plan.cost.collectives import Wire
 from orchestrator.plan.cost.groups import group
 
@@ -26,7 +22,7 @@ class Machine:
     """Compared by identity: a cache of layers' times belongs to it."""
 
     fabric: Fabric
-    calibration: DeviceCalibration
+    calibration: Calibration
     rates: dict[str, float]
     """Operations a second of a boundless matrix product, by type."""
     attention: tuple[float, float]
@@ -64,8 +60,8 @@ def machine_of(fabric: Fabric) -> Machine:
 
 def _machine(fabric: Fabric) -> Machine:
     profile = fabric.profile
-    calibration = device_calibration(profile)
-    slowed = _slowed(profile, calibration)
+    calibration = profile.calibration
+    slowed = _slowed(profile)
     peak = profile.flops["bfloat16"]
     attention = (calibration.attention_forward, calibration.attention_backward)
     if calibration.certainty == "measured" and abs(slowed - 1) > ALIKE:
@@ -83,29 +79,33 @@ def _machine(fabric: Fabric) -> Machine:
         # Attention draws less power than matrix products do: half as far from the peak's clock.
         attention=(peak * attention[0] * (1 + slowed) / 2, peak * attention[1] * (1 + slowed) / 2),
         memory_bytes_per_s=profile.memory_bytes_per_s * calibration.memory,
-        quickest_tile=max(speed for _, _, speed in calibration.tiles),
+        quickest_tile=max(tile.speed for tile in calibration.tiles),
         host_apart=profile.device != "cpu",
     )
 
 
-def _slowed(profile: Profile, calibration: DeviceCalibration) -> float:
+def _slowed(profile: Profile) -> float:
     """What the profile says its device sustains, against the one that was calibrated."""
     if profile.sustained is None:
         return 1.0
-    return profile.sustained / calibration.gemm["bfloat16"]
+    return profile.sustained / profile.calibration.gemm["bfloat16"]
 
 
-def _wire(fabric: Fabric, calibration: DeviceCalibration, size: int, stride: int) -> Wire:
+def _wire(fabric: Fabric, calibration: Calibration, size: int, stride: int) -> Wire:
     profile, ranks = fabric.profile, group(size, stride, fabric)
     near, far = profile.intra_host, profile.inter_host
-    near_how, far_how = link_calibration(near.kind), link_calibration(far.kind)
+    if ranks.hosts > ranks.blocks:
+        # NCCL joins the topologies of hosts that NVLink connects (MNNVL, since 2.21); that its
+        # rings then run in a block and leave it as they do with a host is assumed.
+        near = fabric.block_link
+    near_how, far_how = calibration.links[near.kind], calibration.links[far.kind]
     near_rate, far_rate = near.bytes_per_s * near_how.share, far.bytes_per_s * far_how.share
-    if ranks.hosts == 1:
+    if ranks.blocks == 1:
         bus, pair, how = near_rate, near_rate, near_how
     else:
-        # Rings leave a host over the links of all of the group's ranks on it.
-        bus = far_rate * ranks.per_host
-        bus = min(bus, near_rate) if ranks.per_host > 1 else bus
+        # Rings leave a host, or a block, over the links of all of the group's ranks in it.
+        bus = far_rate * ranks.per_block
+        bus = min(bus, near_rate) if ranks.per_block > 1 else bus
         pair, how = far_rate, far_how
     return Wire(
         group=ranks,

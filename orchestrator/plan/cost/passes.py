@@ -1,6 +1,6 @@
 """One micro batch on each rank of a pipeline: forward and backward, with all that tp and cp say."""
 
-import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,10 +14,10 @@ from orchestrator.plan.cost.layers import (
 )
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.sharing import Windows
-from orchestrator.plan.cost.stages import Rank, ranks_along
 from orchestrator.plan.cost.talk import Talk, Times, context_talks, outer_talk, tensor_talks
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Checkpointing
+from orchestrator.plan.stages import Held, held_along
 
 UNIT_CALLS = 3
 """Of FSDP for each unit: two gathers and a reduction, with their hooks and copies."""
@@ -28,7 +28,8 @@ class How:
     """What of a setup a micro batch's time depends on, beside its shape."""
 
     checkpointing: Checkpointing
-    checkpoint_every: int | None
+    every: int
+    """The k of `every_k`."""
     pp: int
     pipeline: PipelineSpec
     sharded: bool
@@ -39,7 +40,7 @@ class How:
 class Stage:
     """One kind of rank along pp."""
 
-    rank: Rank
+    rank: Held
     compute: float
     weights: float
     """Of it, gradients of weights."""
@@ -88,7 +89,7 @@ class Layer:
 @lru_cache(maxsize=16384)
 def micro_batch(machine: Machine, shape: ModelShape, part: Slice, how: How) -> MicroBatch:
     layer = _layer(machine, shape, part, how)
-    kinds = ranks_along(shape, how.pp, how.pipeline, part.tokens)
+    kinds = _kinds(shape, how.pp, how.pipeline, part.tokens)
     stages = tuple((_stage(machine, shape, part, how, layer, kind), n) for kind, n in kinds)
     slowest = max((stage for stage, _ in stages), key=lambda stage: stage.seconds)
     head = head_passes(machine, shape, part)
@@ -106,6 +107,14 @@ def micro_batch(machine: Machine, shape: ModelShape, part: Slice, how: How) -> M
         ),
         talking=(forward, backward),
     )
+
+
+@lru_cache(maxsize=1024)
+def _kinds(
+    shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int
+) -> tuple[tuple[Held, int], ...]:
+    """Ranks along pp as far as they differ, and how many there are of each kind."""
+    return tuple(Counter(held_along(shape, pp, spec, tokens)).items())
 
 
 def _layer(machine: Machine, shape: ModelShape, part: Slice, how: How) -> Layer:
@@ -133,12 +142,11 @@ def _repeated(shape: ModelShape, how: How) -> float:
         return 0.0
     if how.checkpointing != "every_k":
         return 1.0
-    every = how.checkpoint_every or max(1, round(math.sqrt(shape.num_layers)))
-    return shape.num_layers // every / shape.num_layers
+    return shape.num_layers // how.every / shape.num_layers
 
 
 def _stage(
-    machine: Machine, shape: ModelShape, part: Slice, how: How, layer: Layer, rank: Rank
+    machine: Machine, shape: ModelShape, part: Slice, how: How, layer: Layer, rank: Held
 ) -> Stage:
     layers, passes = rank.layers, layer.passes
     again = layers * layer.repeated * layer.again
@@ -170,7 +178,7 @@ def _stage(
     )
 
 
-def _total(layer: Layer, talk: Talk, rank: Rank) -> Times:
+def _total(layer: Layer, talk: Talk, rank: Held) -> Times:
     """Of all layers of a rank, forward, again and backward."""
     more = 1 + (layer.repeated * talk.again if layer.repeats_talk else 0.0)
     layers, there, back = rank.layers, talk.forward, talk.backward

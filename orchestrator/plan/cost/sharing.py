@@ -14,12 +14,11 @@ from orchestrator.plan.cost.collectives import (
     ring_gather_bytes,
 )
 from orchestrator.plan.cost.flow import Flow
-from orchestrator.plan.cost.kernels import SIZES
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.units import Units
 from orchestrator.plan.setup import Setup
+from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
 
-FLOAT32 = 4
 STAGES_AT_ONCE = 3
 """Of one rank's, that torch's schedules keep gathered (`_add_unshard_reshard`)."""
 BUCKET_BYTES = 25 * 2**20
@@ -144,7 +143,7 @@ def _offloaded(setup: Setup, machine: Machine, parameters: float) -> float:
     if not setup.cpu_offload:
         return 0.0
     own = parameters / (setup.mesh.dp_shard * setup.mesh.cp)
-    return own * FLOAT32 / machine.calibration.host_link
+    return own * FLOAT32_BYTES / machine.calibration.host_link
 
 
 def _gather_s(wire: Wire, size: float) -> float:
@@ -180,7 +179,7 @@ def _reduce(
         more = units.layers - 1
         # The last to be reduced, the first layer's and the embedding's, are waited for.
         shown = one + more * max(0.0, one - room) + (wire.gather_s(outer[0]) if outer else 0.0)
-        apart = copies.group.level != wire.group.level
+        apart = copies.group.level != wire.group.level and copies.group.blocks > 1
         room = windows.backward if apart else max(0.0, room - one)
         shown_summed = summed + more * max(0.0, summed - room)
         shown_summed += copies.all_reduce_s(outer[0] / shards) if outer else 0.0
@@ -213,7 +212,7 @@ def _copies(setup: Setup, machine: Machine, units: Units, windows: Windows) -> S
     reduce_bytes = ring_gather_bytes if zero1 else ring_all_reduce_bytes
     # Most matrices are larger than a bucket, and each of these is one.
     matrices = units.layers * len(setup.shape.linear)
-    buckets = max(1, min(matrices, math.ceil(units.trained * FLOAT32 / BUCKET_BYTES)))
+    buckets = max(1, min(matrices, math.ceil(units.trained * FLOAT32_BYTES / BUCKET_BYTES)))
     one = reduce_s(units.reduced / buckets)
     total = buckets * one
     room = 0.0 if mesh.pp > 1 else units.layers * windows.backward
@@ -221,10 +220,10 @@ def _copies(setup: Setup, machine: Machine, units: Units, windows: Windows) -> S
     kind = "reduce-scatter" if zero1 else "all-reduce"
     sent = reduce_bytes(ranks, units.reduced)
     sharing.add(Flow(axis, kind, "gradients", sent, buckets, wire.group, total, shown), wire)
-    sharing.copied += units.trained * 2 * (FLOAT32 + SIZES[setup.reduce_dtype])
+    sharing.copied += units.trained * 2 * (FLOAT32_BYTES + COMPUTE_BYTES[setup.reduce_dtype])
     if zero1:
         # After the update, as float32, and nothing is computed meanwhile.
-        whole = units.trained * FLOAT32
+        whole = units.trained * FLOAT32_BYTES
         total = buckets * wire.gather_s(whole / buckets)
         sent = ring_gather_bytes(ranks, whole)
         sharing.add(

@@ -5,12 +5,12 @@ from functools import lru_cache
 
 from orchestrator.plan.cost.collectives import exchange_bytes, ring_gather_bytes
 from orchestrator.plan.cost.groups import Group
-from orchestrator.plan.cost.kernels import SIZES, move_s
+from orchestrator.plan.cost.kernels import move_s
 from orchestrator.plan.cost.layers import Slice, attention_of
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
 
-FLOAT32 = 4
 MERGED_BYTES = 20
 """Read and written of each value of attention's result, to let a block's answer count: both in, one
 out, in float32 and in the type of the kernel's (`trainer/parallel/context/blocks.py`)."""
@@ -68,7 +68,7 @@ def outer_talk(machine: Machine, shape: ModelShape, part: Slice) -> Times:
 
 
 def _of_hidden_states(machine: Machine, shape: ModelShape, part: Slice, calls: int) -> Times:
-    whole = part.rows * shape.hidden_size * SIZES[part.dtype]
+    whole = part.rows * shape.hidden_size * COMPUTE_BYTES[part.dtype]
     seconds = calls * machine.wire(part.tp, 1).gather_s(whole)
     sent = calls * ring_gather_bytes(part.tp, whole)
     return Times(sent=sent, calls=calls, seconds=seconds, exposed=seconds)
@@ -101,7 +101,7 @@ def _ring(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[Talk,
     follow a hop behind and come home (`trainer/parallel/context/ring.py`)."""
     ranks, hops = part.cp, part.cp - 1
     wire = machine.wire(ranks, part.tp)
-    keys, sums = _keys(shape, part) * SIZES[part.dtype], _keys(shape, part) * FLOAT32
+    keys, sums = _keys(shape, part) * COMPUTE_BYTES[part.dtype], _keys(shape, part) * FLOAT32_BYTES
     hop, hop_back = wire.send_s(keys), wire.send_s(sums)
     # The blocks of all hops are equally large, for the sequence is dealt out in zigzag.
     block, block_back = (seconds / ranks for seconds in attention_of(machine, shape, part))
@@ -131,8 +131,8 @@ def _gathered(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[T
     their gradients are scattered in float32 (`trainer/parallel/context/gather.py`)."""
     ranks = part.cp
     wire = machine.wire(ranks, part.tp)
-    whole = ranks * _keys(shape, part) * SIZES[part.dtype]
-    sums = ranks * _keys(shape, part) * FLOAT32
+    whole = ranks * _keys(shape, part) * COMPUTE_BYTES[part.dtype]
+    sums = ranks * _keys(shape, part) * FLOAT32_BYTES
     gather, scatter = wire.gather_s(whole), wire.gather_s(sums)
     own = (seconds / ranks for seconds in attention_of(machine, shape, part))
     sent = ring_gather_bytes(ranks, whole)
@@ -170,7 +170,7 @@ def _ulysses(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[Ta
     ranks = part.cp
     wire = machine.wire(ranks, part.tp)
     copies = max(1, ranks * part.tp // shape.num_kv_heads)
-    size = SIZES[part.dtype]
+    size = COMPUTE_BYTES[part.dtype]
     results = part.rows * shape.query_size / part.tp * size
     into = results + _keys(shape, part) * copies * size
     seconds = wire.exchange_s(into) + wire.exchange_s(results)

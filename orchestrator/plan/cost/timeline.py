@@ -4,15 +4,15 @@ from typing import NamedTuple
 
 from orchestrator.contract.pipeline import SPLITS_BACKWARD
 from orchestrator.plan.cost.flow import Flow
-from orchestrator.plan.cost.kernels import SIZES
 from orchestrator.plan.cost.layers import Slice
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.passes import How, MicroBatch, micro_batch
 from orchestrator.plan.cost.sharing import Windows, sharing_of
 from orchestrator.plan.cost.talk import outer_talk
-from orchestrator.plan.cost.units import NF4_BYTES, Units, units_of
+from orchestrator.plan.cost.units import Units, units_of
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.setup import Setup
+from orchestrator.plan.setup import Setup, every
+from orchestrator.plan.sizes import COMPUTE_BYTES, NF4_BYTES
 
 OPTIMIZER_BYTES = {"adamw": 28, "adam": 28, "nadam": 60, "radam": 60, "adafactor": 60, "sgd": 28}
 """Read and written of each parameter: fused Adam reads four float32 values and writes three; the
@@ -76,7 +76,7 @@ def slice_of(setup: Setup) -> Slice:
 def _how(setup: Setup) -> How:
     return How(
         checkpointing=setup.checkpointing,
-        checkpoint_every=setup.checkpoint_every,
+        every=every(setup),
         pp=setup.mesh.pp,
         pipeline=setup.pipeline,
         sharded=setup.data == "fsdp",
@@ -85,12 +85,12 @@ def _how(setup: Setup) -> How:
 
 def _sizes(setup: Setup) -> tuple[float, int, int]:
     """Bytes of a layer's weight and of any other as FSDP gathers it, and of a reduced gradient."""
-    size, reduce_size = SIZES[setup.dtype], SIZES[setup.reduce_dtype]
+    size, reduce_size = COMPUTE_BYTES[setup.dtype], COMPUTE_BYTES[setup.reduce_dtype]
     layer: float = size
     if setup.lora is not None and setup.lora.quantize == "nf4":
         layer = NF4_BYTES
     elif setup.float8 and isinstance(setup.reshard, bool) and not setup.cpu_offload:
-        layer = SIZES["float8"]
+        layer = COMPUTE_BYTES["float8"]
     return layer, size, reduce_size
 
 
@@ -125,7 +125,7 @@ def _handed_on(setup: Setup, machine: Machine, part: Slice) -> tuple[float, list
 
 def handed_on_bytes(shape: ModelShape, part: Slice) -> float:
     """Of a rank's hidden states."""
-    return part.rows * shape.hidden_size / part.tp * SIZES[part.dtype]
+    return part.rows * shape.hidden_size / part.tp * COMPUTE_BYTES[part.dtype]
 
 
 def _bubble(setup: Setup, batch: MicroBatch, handed_on: float) -> float:

@@ -1,10 +1,9 @@
 """What a rank sends in a step, along which axis, by which collective, and over which links."""
 
-from collections.abc import Mapping
-
 from orchestrator.cluster.profile import Fabric
 from orchestrator.contract.plan import Traffic
-from orchestrator.plan.cost.groups import LEVELS
+from orchestrator.plan.cost.flow import Flow
+from orchestrator.plan.cost.groups import pattern_of
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.timeline import timeline
 from orchestrator.plan.setup import Setup
@@ -20,6 +19,7 @@ def traffic_of(setup: Setup, fabric: Fabric) -> tuple[Traffic, ...]:
             bytes_per_step=round(flow.sent),
             messages=round(flow.calls),
             level=flow.group.level,
+            by_level=_by_level(flow),
             seconds=flow.seconds,
             exposed_seconds=flow.exposed,
         )
@@ -29,14 +29,6 @@ def traffic_of(setup: Setup, fabric: Fabric) -> tuple[Traffic, ...]:
     return tuple(sorted(found, key=lambda traffic: -traffic.bytes_per_step))
 
 
-def bytes_by_level(setup: Setup, fabric: Fabric) -> Mapping[str, int]:
-    """Bytes of a step that a rank sends over links of each level, averaged over its group.
-
-    Rings enter and leave a host once: of a group's hops so many are between hosts as it has hosts,
-    and of these as many between leaf switches as there are leaves.
-    """
-    total = dict.fromkeys(LEVELS, 0.0)
-    for flow in timeline(setup, machine_of(fabric)).flows:
-        for level, share in flow.group.crossings.items():
-            total[level] += flow.sent * share
-    return {level: round(size) for level, size in total.items()}
+def _by_level(flow: Flow) -> dict[str, int]:
+    shares = flow.group.crossings(pattern_of(flow.axis, flow.collective))
+    return {level: round(flow.sent * share) for level, share in shares.items()}

@@ -5,13 +5,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from orchestrator.contract.model import LoraSpec
-from orchestrator.plan.cost.stages import Rank
 from orchestrator.plan.model.shape import ModelShape
-
-NF4_BYTES = 0.52
-"""Of a weight in NF4, with its scales (see `plan.memory`)."""
-LARGE = 2**25
-"""Parameters from which embedding and head are units of their own (`trainer/parallel/fsdp.py`)."""
+from orchestrator.plan.sizes import LARGE
+from orchestrator.plan.stages import Held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +48,7 @@ class Units:
 
 @lru_cache(maxsize=4096)
 def units_of(
-    shape: ModelShape, tp: int, rank: Rank, sizes: tuple[float, int, int], lora: LoraSpec | None
+    shape: ModelShape, tp: int, rank: Held, sizes: tuple[float, int, int], lora: LoraSpec | None
 ) -> Units:
     """`sizes`: bytes of a layer's gathered weight, of any other one, and of a reduced gradient."""
     layer_size, size, reduce_size = sizes

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from orchestrator.contract.model import LoraSpec
-from orchestrator.plan.memory.states import COMPUTE_BYTES
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Checkpointing, Setup
-
-FLOAT32_BYTES = 4
+from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
 
 
 @dataclass(frozen=True, slots=True)

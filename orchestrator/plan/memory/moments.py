@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from orchestrator.plan.memory.activations import Layer, layer_of
 from orchestrator.plan.memory.states import (
-    COMPUTE_BYTES,
     MASTER_BYTES,
     NOTHING,
     Piece,
@@ -20,7 +19,8 @@ from orchestrator.plan.memory.states import (
     Units,
     sharing_of,
 )
-from orchestrator.plan.setup import Setup
+from orchestrator.plan.setup import Setup, every
+from orchestrator.plan.sizes import COMPUTE_BYTES
 from orchestrator.plan.stages import StageRank
 
 LOSS_KEPT_BYTES = 4
@@ -115,11 +115,6 @@ class _Rank:
         if self.setup.checkpointing == "every_k":
             found.add(min(layers - 1, layers % every(self.setup)))
         return sorted(found)
-
-
-def every(setup: Setup) -> int:
-    """The k of `every_k`: √L, rounded, if nobody says (Chen et al. 2016, section 4)."""
-    return setup.checkpoint_every or max(1, round(math.sqrt(setup.shape.num_layers)))
 
 
 def moments_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[At]:

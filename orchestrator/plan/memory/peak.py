@@ -14,9 +14,10 @@ from orchestrator.contract.plan import Memory
 from orchestrator.plan.memory.activations import layer_of
 from orchestrator.plan.memory.moments import At, moments_of
 from orchestrator.plan.memory.reserve import reserve_bytes
-from orchestrator.plan.memory.states import COMPUTE_BYTES, MASTER_BYTES, States, states_of, units_of
+from orchestrator.plan.memory.states import MASTER_BYTES, States, states_of, units_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
+from orchestrator.plan.sizes import COMPUTE_BYTES
 from orchestrator.plan.stages import StageRank, stage_ranks
 
 
@@ -36,13 +37,25 @@ def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
     mesh = setup.mesh
     ranks = _telling(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
     worst = max((_rank(setup, n, rank) for n, rank in ranks.items()), key=lambda one: one.peak)
-    reserve = reserve_bytes(mesh, worst.peak, fabric)
+    return _memory(setup, worst, fabric)
+
+
+def memories_of(setup: Setup, fabric: Fabric | None) -> tuple[Memory, ...]:
+    """The same of every rank along pp."""
+    ranks = stage_ranks(
+        setup.shape, setup.mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens
+    )
+    return tuple(_memory(setup, _rank(setup, n, rank), fabric) for n, rank in enumerate(ranks))
+
+
+def _memory(setup: Setup, rank: _Rank, fabric: Fabric | None) -> Memory:
+    reserve = reserve_bytes(setup.mesh, rank.peak, fabric)
     return Memory(
-        peak_bytes=worst.peak + sum(reserve.values()),
+        peak_bytes=rank.peak + sum(reserve.values()),
         device_bytes=fabric.profile.memory_bytes if fabric else None,
-        worst_rank=f"pp stage {worst.number}" if mesh.pp > 1 else "every rank",
-        items={**_items(worst), **reserve},
-        host=_host(setup, worst.states),
+        worst_rank=f"pp stage {rank.number}" if setup.mesh.pp > 1 else "every rank",
+        items={**_items(rank), **reserve},
+        host=_host(setup, rank.states),
     )
 
 
@@ -142,13 +155,3 @@ def boundary_bytes(setup: Setup, rank: StageRank) -> int:
     width = math.ceil(shape.hidden_size / mesh.tp) * COMPUTE_BYTES[setup.dtype]
     tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
     return math.ceil(tensors * tokens * width)
-
-
-def show_bytes(count: int) -> str:
-    """`count` bytes for a person: 3 digits and a binary unit."""
-    size, units = float(count), iter(("B", "KiB", "MiB", "GiB"))
-    for unit in units:
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB" if size < 1000 else f"{size:.0f} TiB"

@@ -4,25 +4,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 from orchestrator.contract.model import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
+from orchestrator.plan.sizes import FLOAT32_BYTES, LARGE, NF4_BYTES
 from orchestrator.plan.stages import StageRank
 
-MASTER_BYTES = 4
+MASTER_BYTES = FLOAT32_BYTES
 """Of a weight, its gradient and each moment: the trainer's are float32, whatever it computes in."""
-COMPUTE_BYTES = {"float32": 4, "bfloat16": 2}
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""4 bits, and for each 64 weights a scale of 8 bits, of which 256 share a float32 (Dettmers et al.
-2023, section 3: block sizes 64 and 256)."""
 MOMENTS = {"adamw": 2, "adam": 2, "nadam": 2, "radam": 2, "adafactor": 0, "sgd": 1}
 """float32 values that the optimizer keeps of each weight; Adafactor keeps sums of rows and columns,
 which are few (Shazeer and Stern 2018)."""
-LARGE = 2**25
-"""Parameters from which embedding and head are units of their own: `LARGE` of the trainer's
-`parallel/fsdp.py`, with which a test compares."""
-ZERO_LEVELS = ("ZeRO-0 (DDP)", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,46 +28,26 @@ class PerParameter:
     optimizer: int = 8
 
 
-def model_states(parameters: int, ranks: int, level: int, each: PerParameter) -> tuple[int, ...]:
-    """Bytes of weights, gradients and optimizer state of a rank, one of `ranks`, at a ZeRO level.
+class ModelStates(NamedTuple):
+    """Bytes of a rank."""
 
-    Level 1 shards the optimizer's state, 2 the gradients as well, 3 all (Rajbhandari et al. 2020,
-    section 5, figure 1). Rounded up: the first ranks hold what does not divide.
-    """
-    sizes = (each.weights, each.gradients, each.optimizer)
-    first_sharded = 3 - level
-    return tuple(
-        size * (math.ceil(parameters / ranks) if place >= first_sharded else parameters)
-        for place, size in enumerate(sizes)
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZeroRow:
-    """Bytes of a rank at one level."""
-
-    level: int
-    name: str
     weights: int
     gradients: int
     optimizer: int
 
-    @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer
 
+def model_states(parameters: int, ranks: int, level: int, each: PerParameter) -> ModelStates:
+    """Of one of `ranks`, at a ZeRO level.
 
-def zero_table(parameters: int, ranks: int, each: PerParameter) -> tuple[ZeroRow, ...]:
-    """What a rank keeps of a model at every ZeRO level, without activations."""
-    rows = []
-    for level, name in enumerate(ZERO_LEVELS):
-        weights, gradients, optimizer = model_states(parameters, ranks, level, each)
-        rows.append(
-            ZeroRow(
-                level=level, name=name, weights=weights, gradients=gradients, optimizer=optimizer
-            )
-        )
-    return tuple(rows)
+    Level 1 shards the optimizer's state, 2 the gradients as well, 3 all (Rajbhandari et al. 2020,
+    section 5, figure 1). Rounded up: the first ranks hold what does not divide.
+    """
+    part = math.ceil(parameters / ranks)
+    return ModelStates(
+        weights=each.weights * (part if level >= 3 else parameters),
+        gradients=each.gradients * (part if level >= 2 else parameters),
+        optimizer=each.optimizer * (part if level >= 1 else parameters),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Which hosts play the nodes of a mesh, so that little of its traffic crosses few switches."""
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,10 +44,17 @@ def arrange(
 ) -> Arrangement:
     """The nodes of `mesh` on the best of `hosts`, of which there are enough.
 
+    Where tp is wider than a host, its groups are placed as if each were one node, on as many hosts
+    of one NVLink block, which is the last of their `switches`. Hosts of a block are alike, so
+    nothing better is left out. The order by name is then that of such groups of hosts.
+
     Without traffic, inner axes are taken to outweigh outer ones; without switches, or where nothing
     is gained, hosts are taken by name. The best of all for a few nodes (`exact`), a good one for
     many (`pack`). Spares are chosen after that, from what is left, so they never raise the cost.
     """
+    wide = mesh.tp // ranks_per_host
+    if wide > 1:
+        return _arranged_in_blocks(mesh, ranks_per_host, hosts, switches, traffic)
     nodes = mesh.world_size // ranks_per_host
     tree = tree_over(sorted(hosts, key=natural), switches)
     flows = flows_of(mesh, traffic)
@@ -66,6 +73,47 @@ def arrange(
         cost=cost,
         by_name=cost_on(tree, edges, by_name),
     )
+
+
+def _arranged_in_blocks(
+    mesh: Mesh,
+    ranks_per_host: int,
+    hosts: Iterable[str],
+    switches: Mapping[str, tuple[str, ...]],
+    traffic: Iterable[Traffic],
+) -> Arrangement:
+    names, traffic = sorted(hosts, key=natural), tuple(traffic)
+    groups = groups_in_blocks(names, switches, mesh.tp // ranks_per_host)
+    paths = {first: switches[first] for first in groups}
+    found = arrange(mesh, mesh.tp, groups, paths, traffic)
+    placed = [host for first in found.hosts for host in groups[first]]
+    by_name = [host for group in groups.values() for host in group][: len(placed)]
+    tree, number = tree_over(names, switches), {name: n for n, name in enumerate(names)}
+    edges = edges_of(mesh, ranks_per_host, flows_of(mesh, traffic))
+    nodes = [number[host] for host in placed]
+    return Arrangement(
+        hosts=tuple(placed),
+        spares=tuple(names[host] for host in _spares(tree, nodes)),
+        cost=cost_on(tree, edges, nodes),
+        by_name=cost_on(tree, edges, [number[host] for host in by_name]),
+    )
+
+
+def groups_in_blocks(
+    hosts: Iterable[str], switches: Mapping[str, tuple[str, ...]], wide: int
+) -> dict[str, tuple[str, ...]]:
+    """As many groups of `wide` hosts of one NVLink block as there are, by their first host, in
+    natural order of these."""
+    waiting: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    groups = {}
+    for host in hosts:
+        if host in switches:
+            members = waiting[switches[host]]
+            members.append(host)
+            if len(members) == wide:
+                groups[members[0]] = tuple(members)
+                members.clear()
+    return dict(sorted(groups.items(), key=lambda group: natural(group[0])))
 
 
 def _cheapest(

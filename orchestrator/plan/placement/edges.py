@@ -1,8 +1,8 @@
 """What the nodes of a mesh send each other in a step.
 
 A node is a host that is not chosen yet: node n holds ranks n*r to n*r+r-1. A collective runs as a
-ring over its group in rank order, each rank sending to the next, as NCCL's rings do across hosts; a
-`send` goes from one pipeline stage to the next; `all-to-all` goes from each to every other.
+ring over its group in rank order, each rank sending to the next, as NCCL's rings do across hosts;
+pipeline stages send to the next one; `all-to-all` goes from each to every other.
 """
 
 import itertools
@@ -10,14 +10,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.plan import Traffic
+from orchestrator.plan.cost.groups import Pattern, pattern_of
 
-Pattern = Literal["ring", "chain", "pairs"]
-PATTERNS: Mapping[str, Pattern] = {"send": "chain", "all-to-all": "pairs"}
-"""Of the collectives that are no rings."""
 UNKNOWN_STEP = 16
 """By how much each axis outweighs the next one outwards, where no traffic is known."""
 
@@ -37,12 +34,13 @@ def flows_of(mesh: Mesh, traffic: Iterable[Traffic]) -> tuple[Flow, ...]:
     for row in traffic:
         named = row.axis.split(" x ")
         axes = tuple(axis for axis in AXES if axis in named and getattr(mesh, axis) > 1)
-        totals[axes, PATTERNS.get(row.collective, "ring")] += row.bytes_per_step
+        totals[axes, pattern_of(row.axis, row.collective)] += row.bytes_per_step
     if not totals:
         inner_first = [axis for axis in reversed(AXES) if getattr(mesh, axis) > 1]
         for depth, axis in enumerate(inner_first):
-            pattern: Pattern = "chain" if axis == "pp" else "ring"
-            totals[(axis,), pattern] = UNKNOWN_STEP ** (len(inner_first) - 1 - depth)
+            totals[(axis,), pattern_of(axis, "send")] = UNKNOWN_STEP ** (
+                len(inner_first) - 1 - depth
+            )
     return tuple(
         Flow(axes, pattern, size) for (axes, pattern), size in totals.items() if axes and size
     )

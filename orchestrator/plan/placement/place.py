@@ -1,11 +1,13 @@
 """Late binding: which of the hosts that came play which node of a plan."""
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from orchestrator.cluster.inventory import natural
 from orchestrator.contract.plan import Plan, Traffic
 from orchestrator.errors import PlanError
-from orchestrator.plan.placement.arrange import arrange
+from orchestrator.plan.placement.arrange import arrange, groups_in_blocks
 from orchestrator.plan.placement.edges import edges_of, flows_of
 
 NO_SWITCHES: Mapping[str, tuple[str, ...]] = {}
@@ -25,10 +27,12 @@ def place(
     files stay of use. Newcomers fill the gaps where their `switches` bring them nearest to those
     with whom they exchange the most, in natural order where that makes no difference. When none of
     `previous` is there, all are arranged anew. A host holds a whole number of tp groups in rank
-    order, so none of them leaves it.
+    order, so none of them leaves it; of those that are wider none leaves its NVLink block, which
+    is the last of a host's `switches`.
 
     Raises:
-        PlanError: fewer hosts can be used than the plan needs.
+        PlanError: fewer hosts can be used than the plan needs, or no NVLink blocks of them hold its
+            tp groups.
     """
     usable = sorted({host for host in hosts if host not in avoid}, key=natural)
     need = len(plan.hosts)
@@ -40,6 +44,8 @@ def place(
         if host in stay and host not in slots.values():
             slots[node] = host
     known = {host: switches[host] for host in usable if host in switches}
+    if plan.mesh.tp > plan.ranks_per_host:
+        return _place_in_blocks(plan, slots, known, traffic)
     if known and not slots:
         return arrange(plan.mesh, plan.ranks_per_host, usable, known, traffic).hosts
     taken = set(slots.values())
@@ -49,6 +55,76 @@ def place(
         _fill_near(plan, slots, free, known, traffic)
     newcomers = iter(free)
     return tuple(slots[node] if node in slots else next(newcomers) for node in range(need))
+
+
+def room_for(plan: Plan, hosts: Collection[str], switches: Mapping[str, tuple[str, ...]]) -> int:
+    """Nodes of `plan` that `hosts` have room for."""
+    wide = plan.mesh.tp // plan.ranks_per_host
+    return wide * len(groups_in_blocks(hosts, switches, wide)) if wide > 1 else len(hosts)
+
+
+def _place_in_blocks(
+    plan: Plan,
+    slots: Mapping[int, str],
+    switches: Mapping[str, tuple[str, ...]],
+    traffic: Iterable[Traffic],
+) -> tuple[str, ...]:
+    """As `place`, with each tp group as one node on as many hosts of one NVLink block; `slots` are
+    the nodes whose hosts are still there.
+
+    A group stays in the block where the most of its hosts are, and its gaps are filled there. Where
+    a block has no longer room for all of its groups, those with the fewest hosts left move.
+    """
+    wide = plan.mesh.tp // plan.ranks_per_host
+    stay = _staying(plan, slots, switches, wide)
+    taken = {host for group in stay.values() for host in group}
+    groups = groups_in_blocks([h for h in switches if h not in taken], switches, wide)
+    groups |= {group[0]: group for group in stay.values()}
+    need = len(plan.hosts) // wide
+    if len(groups) < need:
+        raise PlanError(
+            f"a tp group takes {wide} hosts of one NVLink block: the plan has {need} of them, the"
+            f" hosts that can be used have room for {len(groups)}",
+            fix="wait for more hosts of the same blocks, or plan again for those that there are",
+        )
+    found = place(
+        replace(plan, ranks_per_host=plan.mesh.tp, hosts=plan.hosts[::wide]),
+        list(groups),
+        tuple(stay[number][0] if number in stay else "" for number in range(need)),
+        switches={first: switches[first] for first in groups},
+        traffic=traffic,
+    )
+    return tuple(host for first in found for host in groups[first])
+
+
+def _staying(
+    plan: Plan, slots: Mapping[int, str], switches: Mapping[str, tuple[str, ...]], wide: int
+) -> dict[int, tuple[str, ...]]:
+    """The tp groups that stay in their NVLink block, by number, each with its gaps filled."""
+    left: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
+    """Hosts of each block, less those that are taken."""
+    for host, path in switches.items():
+        left[path][host] = None
+    there: dict[tuple[str, ...], list[tuple[int, dict[int, str]]]] = defaultdict(list)
+    """Groups of each block, with their nodes that are in it."""
+    for number in range(len(plan.hosts) // wide):
+        nodes = {n: slots[n] for n in range(number * wide, (number + 1) * wide) if n in slots}
+        blocks = Counter(switches[host] for host in nodes.values() if host in switches)
+        if blocks:
+            block = blocks.most_common(1)[0][0]
+            its = {n: host for n, host in nodes.items() if switches.get(host) == block}
+            there[block].append((number, its))
+    found = {}
+    for block, groups in there.items():
+        groups.sort(key=lambda group: -len(group[1]))
+        kept = groups[: len(left[block]) // wide]
+        for host in [host for _, nodes in kept for host in nodes.values()]:
+            del left[block][host]
+        others = iter(left[block])
+        for number, nodes in kept:
+            places = range(number * wide, (number + 1) * wide)
+            found[number] = tuple(nodes[n] if n in nodes else next(others) for n in places)
+    return found
 
 
 def _too_few(

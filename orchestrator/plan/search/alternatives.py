@@ -18,6 +18,7 @@ from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.constraints import SCHEDULES, barrier, context_parts
 from orchestrator.plan.search.degrees import (
+    Blocks,
     divisors,
     likely_mesh,
     meshes,
@@ -67,7 +68,8 @@ def nearest_plans(
             changed = apply(spec, edits)
         except Invalid:
             continue  # Keys that exclude each other.
-        mesh = first_mesh(changed, shape)
+        blocks = inventory.blocks(changed.cluster.gpus_per_host)
+        mesh = first_mesh(changed, shape, blocks)
         if mesh is None or not edits:
             continue
         kind = (mesh, tuple((path, _grows(spec, path, value)) for path, value in edits.items()))
@@ -79,13 +81,13 @@ def nearest_plans(
     return tuple(found)
 
 
-def first_mesh(spec: JobSpec, shape: ModelShape) -> Mesh | None:
+def first_mesh(spec: JobSpec, shape: ModelShape, blocks: Blocks) -> Mesh | None:
     """One that nothing but memory can rule out, if there is any: the likely one where it can be."""
-    likely = likely_mesh(spec, shape)
+    likely = likely_mesh(spec, shape, blocks)
     world = world_size(spec)
-    if likely.world_size == world and barrier(spec, shape, likely) is None:
+    if likely.world_size == world and barrier(spec, shape, likely, blocks) is None:
         return likely
-    able = (mesh for mesh in meshes(spec, world) if barrier(spec, shape, mesh) is None)
+    able = (mesh for mesh in meshes(spec, world) if barrier(spec, shape, mesh, blocks) is None)
     return next(able, None)
 
 
@@ -120,9 +122,10 @@ def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Itera
         base = needed | _changed(spec, {"cluster.hosts": hosts, "cluster.gpus_per_host": ranks})
         yield base
         resized = apply(spec, base)
+        blocks = inventory.blocks(ranks)
         for pp, cp in _outer_degrees(spec, hosts * ranks):
             outer = base | _changed_degrees(spec, {"pp": pp, "cp": cp})
-            for tp in tensor_degrees(resized, shape, cp):
+            for tp in tensor_degrees(resized, shape, cp, blocks):
                 rest, left = divmod(hosts * ranks, pp * cp * tp)
                 if left:
                     continue

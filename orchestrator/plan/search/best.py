@@ -6,13 +6,13 @@ arrangements (`_Node`). Nodes are looked into in the order of their bounds, of w
 next to nothing, and once enough meshes are better than the next bound, nothing that is left can be
 among them.
 
-`tests/plan/search/test_best.py` compares it with `every_option`, which leaves nothing out.
+`tests/plan/search/test_best.py` compares it with a search that leaves nothing out.
 """
 
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -84,23 +84,16 @@ class _Node:
 
 def search(space: Space, objective: str) -> Found:
     """The best of `space`; ties go to the simpler mesh."""
-    barred: dict[Barrier, list[Mesh]] = defaultdict(list)
-    families: dict[tuple[int, ...], list[Mesh]] = defaultdict(list)
-    for mesh in meshes(space.spec, space.world):
-        found = barrier(space.spec, space.shape, mesh)
-        if found:
-            barred[found].append(mesh)
-        else:
-            families[mesh.pp, mesh.cp, mesh.tp].append(mesh)
+    families, barred = _families(space)
     nodes: list[_Node] = []
     too_large: dict[Mesh, Memory] = {}
-    for family in families.values():
+    for family in families:
         of_family = _nodes(space, family)
         large = _too_large(space, family, of_family)
         too_large |= large
         nodes += of_family if len(large) < len(family) else []
     options = _best_first(space, objective, nodes, too_large.keys())
-    slower = sum(map(len, families.values())) - len(too_large) - len(options)
+    slower = sum(map(len, families)) - len(too_large) - len(options)
     return Found(
         options=options,
         rejected=rejected_families(barred, too_large, slower, objective),
@@ -109,34 +102,26 @@ def search(space: Space, objective: str) -> Found:
 
 
 def can_fit(space: Space) -> bool:
-    """Whether there is any plan."""
-    families: dict[tuple[int, ...], list[Mesh]] = defaultdict(list)
-    for mesh in meshes(space.spec, space.world):
-        if barrier(space.spec, space.shape, mesh) is None:
-            families[mesh.pp, mesh.cp, mesh.tp].append(mesh)
+    """Whether anything of it does, without looking for the best."""
+    families, _ = _families(space)
     return any(
         _least_if_none_fits(space, _widest(family), _nodes(space, family)) is None
-        for family in families.values()
+        for family in families
     )
 
 
-def every_option(space: Space) -> Iterator[Option]:
-    """All that fits, one by one: what `search` finds the best of, in a time that small worlds
-    alone allow."""
-    spec, shape = space.spec, space.shape
-    for mesh in meshes(spec, space.world):
-        if barrier(spec, shape, mesh):
-            continue
-        for pipeline in pipelines(spec, shape, mesh.pp):
-            sizes = micro_sizes(spec, mesh, pipeline)
-            for micro in sizes:
-                for kind in checkpointings(spec, mesh.pp, pipeline):
-                    for reshard in reshardings(spec, mesh, pipeline):
-                        setup = _setup(space, mesh, pipeline, micro, kind)
-                        setup = replace(setup, reshard=reshard)
-                        memory = space.memory(setup)
-                        if space.fits(setup, memory, sizes[0]):
-                            yield space.option(setup, memory)
+def _families(space: Space) -> tuple[Collection[Sequence[Mesh]], Mapping[Barrier, Sequence[Mesh]]]:
+    """The meshes that can be, those with the same pp, cp and tp together; and the others, by what
+    bars them."""
+    barred: dict[Barrier, list[Mesh]] = defaultdict(list)
+    families: dict[tuple[int, ...], list[Mesh]] = defaultdict(list)
+    for mesh in meshes(space.spec, space.world):
+        found = barrier(space.spec, space.shape, mesh, space.fabric.blocks)
+        if found:
+            barred[found].append(mesh)
+        else:
+            families[mesh.pp, mesh.cp, mesh.tp].append(mesh)
+    return families.values(), barred
 
 
 def _setup(

@@ -15,7 +15,13 @@ from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.pipeline import SPLITS_BACKWARD
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.search.degrees import divisors, tensor_split, ulysses_refusals
+from orchestrator.plan.search.degrees import (
+    Blocks,
+    divisors,
+    stays_near,
+    tensor_split,
+    ulysses_refusals,
+)
 from orchestrator.plan.setup import Checkpointing
 from orchestrator.plan.stages import takes
 
@@ -32,10 +38,10 @@ class Barrier:
     constraint: str
 
 
-def barrier(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Barrier | None:
+def barrier(spec: JobSpec, shape: ModelShape, mesh: Mesh, blocks: Blocks) -> Barrier | None:
     """The first thing that rules `mesh` out; None where it can be, as far as memory allows."""
     return (
-        _of_tensors(spec, shape, mesh)
+        _of_tensors(spec, shape, mesh, blocks)
         or _of_context(spec, shape, mesh)
         or _of_sharding(spec, mesh)
         or _of_pipeline(spec, shape, mesh)
@@ -111,9 +117,13 @@ def _may_split_backward(spec: JobSpec) -> bool:
     return not spec.train.compile and spec.train.activation_checkpointing != "selective"
 
 
-def _of_tensors(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Barrier | None:
-    if spec.cluster.gpus_per_host % mesh.tp:
+def _of_tensors(spec: JobSpec, shape: ModelShape, mesh: Mesh, blocks: Blocks) -> Barrier | None:
+    if not stays_near(spec, blocks, mesh.tp):
         devices = spec.cluster.gpus_per_host
+        if blocks:
+            most = f"at most {blocks[0]} hosts x {devices} devices"
+            what = f"its groups share a host or are whole hosts of one NVLink block, {most}"
+            return Barrier("tp", what)
         return Barrier("tp", f"its groups stay inside a host: tp divides the {devices} devices")
     if mesh.tp == 1:
         return None

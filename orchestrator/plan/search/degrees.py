@@ -1,8 +1,9 @@
 """Which degrees a spec means; whether they can be is for `constraints` and `refusals`."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from orchestrator.cluster.profile import blocks_hold
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.model.shape import ModelShape
@@ -76,14 +77,29 @@ def ulysses_refusals(shape: ModelShape, tp: int, cp: int) -> list[str]:
     return uneven
 
 
-def tensor_degrees(spec: JobSpec, shape: ModelShape, cp: int) -> list[int]:
-    """Every tp that stays inside a host and divides what it splits; the largest first."""
+Blocks = Sequence[int]
+"""Sizes of NVLink blocks, as in `Fabric.blocks`."""
+
+
+def stays_near(spec: JobSpec, blocks: Blocks, tp: int) -> bool:
+    """Whether groups of `tp` ranks share hosts, or take whole hosts of one NVLink block."""
+    hosts, ranks = spec.cluster.hosts, spec.cluster.gpus_per_host
+    if ranks % tp == 0 or not blocks:
+        return ranks % tp == 0
+    return tp % ranks == 0 and blocks_hold(blocks, tp // ranks, hosts)
+
+
+def tensor_degrees(spec: JobSpec, shape: ModelShape, cp: int, blocks: Blocks) -> list[int]:
+    """Every tp that stays inside a host or an NVLink block and divides what it splits; the largest
+    first."""
     if spec.train.compile or shape.fused:
         return [1]  # see `refusals`
     parts = tensor_split(spec, shape, cp).values()
+    hosts, ranks = spec.cluster.hosts, spec.cluster.gpus_per_host
+    wide = [ranks * many for many in divisors(hosts)[1:] if stays_near(spec, blocks, ranks * many)]
     return [
         t
-        for t in reversed(divisors(spec.cluster.gpus_per_host))
+        for t in reversed([*divisors(ranks), *wide])
         if all(part % t == 0 for part in parts) and _leaves_heads(spec, shape, t, cp)
     ]
 
@@ -93,7 +109,7 @@ def _leaves_heads(spec: JobSpec, shape: ModelShape, tp: int, cp: int) -> bool:
     return tp == 1 or not ulysses or not ulysses_refusals(shape, tp, cp)
 
 
-def likely_mesh(spec: JobSpec, shape: ModelShape) -> Mesh:
+def likely_mesh(spec: JobSpec, shape: ModelShape, blocks: Blocks) -> Mesh:
     """The degrees of `spec`, with each `auto` as it would be were there nothing else to decide: to
     say with numbers why no mesh can be.
 
@@ -102,7 +118,7 @@ def likely_mesh(spec: JobSpec, shape: ModelShape) -> Mesh:
     if spec.parallel.tp != "auto":
         return _with_tp(spec, spec.parallel.tp)
     cp = 1 if spec.parallel.cp == "auto" else spec.parallel.cp
-    found = [_with_tp(spec, tp) for tp in tensor_degrees(spec, shape, cp)]
+    found = [_with_tp(spec, tp) for tp in tensor_degrees(spec, shape, cp, blocks)]
     fits_world = [mesh for mesh in found if mesh.world_size == world_size(spec)]
     fits_batch = [
         m for m in fits_world if spec.train.global_batch_size % sequences_per_pass(spec, m) == 0

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.plan import Memory, Rejected
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.search.constraints import Barrier
 
 MANY = 4

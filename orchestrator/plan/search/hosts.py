@@ -33,7 +33,7 @@ def with_fewest_hosts(space: Space) -> tuple[Space, Found]:
     """The smallest part of the hosts on which something fits, and the quickest plan there."""
     for hosts in range(min(least_hosts(space), space.fabric.hosts), space.fabric.hosts):
         smaller = with_hosts(space, hosts)
-        if first_mesh(smaller.spec, smaller.shape) is not None:
+        if first_mesh(smaller.spec, smaller.shape, smaller.fabric.blocks) is not None:
             found = search(smaller, "throughput")
             if found.options:
                 return smaller, found

@@ -15,6 +15,7 @@ from orchestrator.plan.search.constraints import context_parts
 from orchestrator.plan.search.degrees import (
     divisors,
     sequences_per_pass,
+    stays_near,
     tensor_split,
     ulysses_refusals,
     world_size,
@@ -32,7 +33,7 @@ def refusals(spec: JobSpec, inventory: Inventory, shape: ModelShape, mesh: Mesh)
         *_of_adapters(spec, shape),
         *_of_stages(spec, shape, mesh),
         *_of_context(spec, shape, mesh),
-        *_of_tensors(spec, shape, mesh),
+        *_of_tensors(spec, inventory, shape, mesh),
         *_of_sharding(spec, mesh),
         *_of_product(spec, mesh),
         *_of_batch(spec, mesh),
@@ -137,13 +138,11 @@ def _of_context(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Iterator[str]:
         )
 
 
-def _of_tensors(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Iterator[str]:
-    ranks = spec.cluster.gpus_per_host
-    if ranks % mesh.tp:
-        yield (
-            f"parallel.tp={mesh.tp}: must divide the {ranks} ranks of a host,"
-            " or a tensor-parallel group would span hosts"
-        )
+def _of_tensors(
+    spec: JobSpec, inventory: Inventory, shape: ModelShape, mesh: Mesh
+) -> Iterator[str]:
+    if spec.cluster.gpus_per_host % mesh.tp:
+        yield from _of_wide_groups(spec, inventory, mesh.tp)
     if mesh.tp > 1 and shape.fused:
         yield (
             f"parallel.tp={mesh.tp}: the projections of {shape.model_type} are fused and cannot be"
@@ -158,6 +157,27 @@ def _of_tensors(spec: JobSpec, shape: ModelShape, mesh: Mesh) -> Iterator[str]:
         yield (
             f"train.compile=true: not with parallel.tp={mesh.tp}, for torch 2.13 then computes"
             " wrong gradients; set train.compile=false or parallel.tp=1"
+        )
+
+
+def _of_wide_groups(spec: JobSpec, inventory: Inventory, tp: int) -> Iterator[str]:
+    """Groups that no host holds: whole hosts of one NVLink block do."""
+    hosts, ranks = spec.cluster.hosts, spec.cluster.gpus_per_host
+    blocks = inventory.blocks(ranks)
+    if not blocks:
+        yield (
+            f"parallel.tp={tp}: must divide the {ranks} ranks of a host,"
+            " or a tensor-parallel group would span hosts"
+        )
+    elif tp % ranks:
+        yield f"parallel.tp={tp}: must divide the {ranks} ranks of a host, or be a multiple of them"
+    elif not stays_near(spec, blocks, tp):
+        wide = tp // ranks
+        room = sum(size // wide for size in blocks)
+        yield (
+            f"parallel.tp={tp}: a group takes {wide} hosts of one NVLink block; the blocks have"
+            f" {blocks[0]} free hosts or fewer, with room for {room} such groups, and"
+            f" {-(-hosts // wide)} are needed"
         )
 
 

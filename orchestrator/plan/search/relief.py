@@ -59,7 +59,7 @@ def _fits(space: Space, inventory: Inventory, edits: Edits) -> bool:
     except Invalid:
         return False  # Keys that exclude each other.
     changed = replace(with_hosts(space, spec.cluster.hosts), spec=spec)
-    mesh = first_mesh(spec, space.shape)
+    mesh = first_mesh(spec, space.shape, space.fabric.blocks)
     if mesh is None:
         return False
     more = spec.cluster.hosts > space.spec.cluster.hosts

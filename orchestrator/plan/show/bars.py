@@ -1,13 +1,16 @@
 """Memory as stacked bars against what a device has."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from orchestrator.contract.plan import Memory
-from orchestrator.plan.memory.peak import show_bytes
-from orchestrator.plan.show.tables import WIDTH, wrapped
+from orchestrator.plan.figures import show_bytes
+from orchestrator.plan.show.tables import wrapped
 
 FREE = "."
 BAR = 60
+SHOWN = 8
+"""Kinds of ranks; of more, the fullest."""
 MARKS = {
     "parameters": "P",
     "gradients": "G",
@@ -20,21 +23,46 @@ MARKS = {
 
 
 def bars(memories: Sequence[Memory]) -> list[str]:
-    """A line for each kind of rank, and what its letters mean."""
-    marks = marks_of({item: size for memory in memories for item, size in memory.items.items()})
-    whole = max(max(memory.device_bytes or 0, memory.peak_bytes, 1) for memory in memories)
-    label = max(len(memory.worst_rank) for memory in memories)
-    lines = []
-    for memory in memories:
-        cells = stacked(memory, marks, whole)
-        of = f" of {show_bytes(memory.device_bytes)}" if memory.device_bytes else ""
-        drawn = cells.ljust(BAR, FREE)
-        size = show_bytes(memory.peak_bytes)
-        lines.append(f"  {memory.worst_rank:<{label}} [{drawn}] {size}{of}"[: WIDTH + 20])
+    """A line for each kind of rank, and what its letters mean, with the sizes of the fullest."""
     fullest = max(memories, key=lambda memory: memory.peak_bytes)
+    marks = marks_of({item: size for memory in memories for item, size in memory.items.items()})
+    whole = max(fullest.device_bytes or 0, fullest.peak_bytes, 1)
+    kinds = _kinds(memories)
+    shown = dict(sorted(kinds.items(), key=lambda kind: -kind[1].peak_bytes)[:SHOWN])
+    wide = max(map(len, shown))
+    lines = []
+    for label, memory in kinds.items():
+        if label in shown:
+            drawn = stacked(memory, marks, whole).ljust(BAR, FREE)
+            of = f" of {show_bytes(memory.device_bytes)}" if memory.device_bytes else ""
+            lines.append(f"  {label:<{wide}} [{drawn}] {show_bytes(memory.peak_bytes)}{of}")
+    if len(shown) < len(kinds):
+        lines.append(f"  … and {len(kinds) - len(shown)} emptier ones")
     items = sorted(fullest.items.items(), key=lambda pair: -pair[1])
-    legend = [f"{marks[item]} {item} {show_bytes(size)}," for item, size in items if size]
-    return [*lines, *wrapped(" ".join(legend).rstrip(","), "  ", "  ")]
+    legend = ", ".join(f"{marks[item]} {item} {show_bytes(size)}" for item, size in items if size)
+    of_which = "on the fullest: " if len(kinds) > 1 else ""
+    return [*lines, *wrapped(of_which + legend + _scaled(fullest), "  ", "  ")]
+
+
+def _kinds(memories: Sequence[Memory]) -> dict[str, Memory]:
+    """Neighbours that need the same together, as in `pp stage 1-6`."""
+    kinds = {}
+    for _, same in groupby(memories, key=lambda memory: (memory.peak_bytes, memory.items)):
+        first, *others = same
+        last = others[-1].worst_rank.rpartition(" ")[2] if others else ""
+        kinds[f"{first.worst_rank}-{last}" if last else first.worst_rank] = first
+    return kinds
+
+
+def _scaled(memory: Memory) -> str:
+    """What the items of a bar are, where they add up to more than the peak."""
+    together = sum(memory.items.values())
+    if show_bytes(together) == show_bytes(memory.peak_bytes):
+        return ""
+    return (
+        f"; each at its own most, {show_bytes(together)} in all, which are never there at once: the"
+        " bar has them scaled to the peak"
+    )
 
 
 def stacked(memory: Memory, marks: Mapping[str, str], whole: int) -> str:

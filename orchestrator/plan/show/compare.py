@@ -1,17 +1,17 @@
 """Plans side by side: the same job with other values of some keys."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.contract.plan import Plan
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic, three_digits
 from orchestrator.plan.show.explain import plan_json, short
-from orchestrator.plan.show.tables import show_seconds, show_traffic, table, three_digits, wrapped
+from orchestrator.plan.show.tables import table, wrapped
 
 ABREAST = 3
 """Plans that 100 columns have room for."""
-LEVELS = ("host", "leaf", "spine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,25 @@ def describe_compared(compared: Sequence[Compared]) -> str:
         some = planned[first : first + ABREAST]
         columns = [_column(plan, planned[0][1]) for _, plan in some]
         rows = [
-            [what, *(column.get(what, "-") for column in columns)]
-            for what in dict.fromkeys(key for column in columns for key in column)
+            [what, *(column.get(what, "-") for column in columns)] for what in _rows_of(columns)
         ]
         lines += [*table(["", *(values for values, _ in some)], rows, left=len(some) + 1), ""]
     for one in compared:
         if one.plan is None:
             lines += wrapped(f"no plan: {one.refusal}", f"{one.values}  ", "  ")
     return "\n".join(lines).rstrip()
+
+
+def _rows_of(columns: Sequence[Mapping[str, str]]) -> list[str]:
+    """What any of them has, each behind what stands before it in its own column."""
+    rows: list[str] = []
+    for column in columns:
+        place = 0
+        for what in column:
+            if what not in rows:
+                rows.insert(place, what)
+            place = rows.index(what) + 1
+    return rows
 
 
 def compared_json(compared: Sequence[Compared]) -> list[dict[str, Any]]:
@@ -54,15 +65,14 @@ def compared_json(compared: Sequence[Compared]) -> list[dict[str, Any]]:
 
 def _column(plan: Plan, first: Plan) -> dict[str, str]:
     memory, time = plan.memory, plan.time
-    sent = {
-        level: sum(one.bytes_per_step for one in plan.communication if one.level == level)
-        for level in LEVELS
-    }
+    sent: Counter[str] = Counter()
+    for one in plan.communication:
+        sent.update(one.by_level)
     column = {
         "mesh": short(plan.mesh),
         "hosts": f"{len(plan.hosts):,} x {plan.ranks_per_host}",
         "micro batch": f"{plan.micro_batch_size} x {plan.gradient_accumulation}",
-        "schedule": plan.pipeline.schedule if plan.mesh.pp > 1 else "-",
+        "schedule": plan.schedule or "-",
         "recomputed": plan.activation_checkpointing,
         "resharded": str(plan.reshard_after_forward).lower(),
         "memory": show_bytes(memory.peak_bytes) + _share(memory.peak_bytes, memory.device_bytes),
@@ -75,7 +85,7 @@ def _column(plan: Plan, first: Plan) -> dict[str, str]:
             "tokens/s a device": three_digits(time.tokens_per_second_per_device),
             "MFU": f"{time.mfu:.1%}",
         }
-    return column | {f"sent, {level} level": show_traffic(size) for level, size in sent.items()}
+    return column | {f"sent over {level} links": show_traffic(size) for level, size in sent.items()}
 
 
 def _share(size: int, limit: int | None) -> str:

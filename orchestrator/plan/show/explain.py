@@ -1,14 +1,16 @@
 """A plan for people and for scripts."""
 
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import Choice, Plan, places
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.contract.plan import Choice, Plan, Traffic, places
+from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic, three_digits
 from orchestrator.plan.show.bars import bars
 from orchestrator.plan.show.grid import grid
-from orchestrator.plan.show.tables import show_seconds, show_traffic, table, three_digits, wrapped
+from orchestrator.plan.show.tables import table, wrapped
 
 LABEL = 11
 BAR = 30
@@ -39,13 +41,14 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation": plan.gradient_accumulation,
         "activation_checkpointing": plan.activation_checkpointing,
         "reshard_after_forward": plan.reshard_after_forward,
-        "schedule": plan.pipeline.schedule if plan.mesh.pp > 1 else None,
+        "schedule": plan.schedule,
         "methods": dict(plan.methods),
         "profile": plan.profile,
         "hosts": list(plan.hosts),
         "placement": None if plan.placement is None else encode(plan.placement),
         "ranks": [encode(one) for one in places(plan, plan.hosts)],
         "memory": encode(plan.memory),
+        "memory_along_pp": encode(plan.memory_along_pp),
         "time": None if plan.time is None else encode(plan.time),
         "communication": encode(plan.communication),
         "alternatives": encode(plan.alternatives),
@@ -120,7 +123,7 @@ def _memory(plan: Plan) -> list[str]:
     lines = _labelled(
         "memory", f"about {show_bytes(memory.peak_bytes)}{limit} on the fullest rank{where}"
     )
-    lines += bars([memory])
+    lines += bars(plan.memory_along_pp or [memory])
     if memory.host:
         items = ", ".join(f"{item} {show_bytes(size)}" for item, size in memory.host.items())
         lines += wrapped(f"and in the host's memory for each rank: {items}", "  ", "  ")
@@ -144,10 +147,35 @@ def _communication(plan: Plan) -> list[str]:
         for one in plan.communication
     ]
     head = ["axis", "collective", "of", "crosses", "a step", "calls", "takes", "waited for"]
-    return ["traffic    what the busiest rank sends each step", *table(head, rows, left=4)]
+    return [
+        "traffic    what the busiest rank sends each step",
+        *table(head, rows, left=4),
+        *_by_level(plan.communication),
+    ]
 
 
-LEVELS = ("host", "leaf switch", "spine", "core")
+def _by_level(communication: Sequence[Traffic]) -> list[str]:
+    """What goes over links of each level, where there is more than one."""
+    sent: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in communication:
+        sent[one.axis].update(one.by_level)
+    total: Counter[str] = Counter()
+    for levels in sent.values():
+        total.update(levels)
+    crossed = [level for level, size in total.items() if size]
+    if len(crossed) < 2:
+        return []
+    rows = [
+        [axis, *(show_traffic(levels[level]) for level in crossed)]
+        for axis, levels in (*sent.items(), ("together", total))
+    ]
+    return [
+        "  of it, over links of each level, as the mean of a group's ranks",
+        *table(["axis", *crossed], rows),
+    ]
+
+
+OUT_OF = {"nvlink block": "an NVLink block", "leaf": "a leaf switch"}
 
 
 def _placement(plan: Plan) -> list[str]:
@@ -156,32 +184,21 @@ def _placement(plan: Plan) -> list[str]:
         return []
     rows = [
         [
-            f"out of a {level}",
+            f"out of {OUT_OF.get(level, f'a {level}')}",
             show_traffic(ours),
             show_traffic(by_name),
             f"{ours / by_name - 1:+.1%}" if by_name else "",
         ]
-        for level, ours, by_name in zip(LEVELS, cost.crossing, cost.by_name, strict=False)
+        for level, ours, by_name in zip(cost.levels, cost.crossing, cost.by_name, strict=False)
     ]
     head = ["", "as placed", "by name", ""]
     return ["placement  what all ranks together send each step", *table(head, rows)]
 
 
 def _alternatives(plan: Plan) -> list[str]:
-    if not plan.alternatives or plan.time is None:
+    best = plan.choice
+    if not plan.alternatives or best is None:
         return []
-    best = Choice(
-        mesh=plan.mesh,
-        micro_batch_size=plan.micro_batch_size,
-        gradient_accumulation=plan.gradient_accumulation,
-        activation_checkpointing=plan.activation_checkpointing,
-        reshard_after_forward=plan.reshard_after_forward,
-        schedule=plan.pipeline.schedule if plan.mesh.pp > 1 else None,
-        step_s=plan.time.step_s,
-        tokens_per_second_per_device=plan.time.tokens_per_second_per_device,
-        mfu=plan.time.mfu,
-        peak_bytes=plan.memory.peak_bytes,
-    )
     rows = [choice_row(one, best) for one in (best, *plan.alternatives)]
     title = "others     the next best meshes, each as it runs best; the first line is the plan"
     return [title, *table(CHOICE_HEAD, rows, left=4)]

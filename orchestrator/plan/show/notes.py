@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.spec import JobSpec
-from orchestrator.plan.memory.peak import show_bytes
+from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.search.space import MODEST_BYTES, Space
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import bubble
@@ -61,8 +61,13 @@ def _micro(space: Space, setup: Setup) -> Iterator[str]:
 
 
 def _across_hosts(setup: Setup, hosts: int, ranks: int) -> Iterator[str]:
-    """Axes outside tp whose ranks are on several hosts, with what then goes between these."""
+    """Axes whose ranks are on several hosts, with what then goes between these."""
     mesh = setup.mesh
+    if mesh.tp > ranks:
+        yield (
+            f"tp={mesh.tp}: each of its groups is {mesh.tp // ranks} hosts of one NVLink block,"
+            " next to each other in rank order"
+        )
     if mesh.cp > 1 and ranks % (mesh.tp * mesh.cp):
         yield (
             f"cp={mesh.cp}: its groups span hosts, between which keys and values go in every layer;"

@@ -1,4 +1,4 @@
-"""Rows of text in columns, and numbers as a person reads them."""
+"""Rows of text in columns."""
 
 from collections.abc import Sequence
 
@@ -33,24 +33,3 @@ def wrapped(text: str, first: str, indent: str) -> list[str]:
             line = indent
         line += word + " "
     return [*lines, line.rstrip()]
-
-
-def show_seconds(seconds: float) -> str:
-    for factor, unit in ((1.0, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{three_digits(seconds * factor)} {unit}"
-    return f"{three_digits(seconds * 1e6)} us"
-
-
-def show_traffic(count: float) -> str:
-    """Bytes on a wire, which are counted in powers of ten as its rate is."""
-    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= factor:
-            return f"{three_digits(count / factor)} {unit}"
-    return f"{count:.0f} B"
-
-
-def three_digits(number: float) -> str:
-    if number >= 100:
-        return f"{number:,.0f}"
-    return f"{number:.1f}" if number >= 10 else f"{number:.2f}"

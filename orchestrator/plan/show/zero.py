@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.plan.memory.peak import show_bytes
-from orchestrator.plan.memory.states import MOMENTS, PerParameter, zero_table
+from orchestrator.plan.figures import show_bytes
+from orchestrator.plan.memory.states import MOMENTS, ModelStates, PerParameter, model_states
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.show.tables import table
 
-LEVELS: Mapping[int, str] = {
-    0: "ZeRO-0  ddp: everything on every device",
-    1: "ZeRO-1  the optimizer's moments sharded",
-    2: "ZeRO-2  gradients as well",
-    3: "ZeRO-3  weights as well",
-}
+LEVELS = (
+    "ZeRO-0  ddp: everything on every device",
+    "ZeRO-1  the optimizer's moments sharded",
+    "ZeRO-2  gradients as well",
+    "ZeRO-3  weights as well",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,12 @@ class ZeroTable:
             ),
         }
 
-    def rows(self, policy: str) -> list[tuple[int, ...]]:
-        """Weights, gradients and moments of a device, at each level."""
-        table = zero_table(self.parameters, self.devices, self.policies[policy])
-        return [(row.weights, row.gradients, row.optimizer) for row in table]
+    def levels(self, policy: str) -> list[ModelStates]:
+        """Of a device, at each level."""
+        each = self.policies[policy]
+        return [
+            model_states(self.parameters, self.devices, level, each) for level in range(len(LEVELS))
+        ]
 
 
 def describe_zero(found: ZeroTable) -> str:
@@ -65,8 +67,8 @@ def describe_zero(found: ZeroTable) -> str:
     ]
     for policy in found.policies:
         rows = [
-            [LEVELS[level], *map(show_bytes, states), _verdict(sum(states), found.device_bytes)]
-            for level, states in enumerate(found.rows(policy))
+            [level, *map(show_bytes, states), _verdict(sum(states), found.device_bytes)]
+            for level, states in zip(LEVELS, found.levels(policy), strict=True)
         ]
         lines += ["", policy, *table(head, rows)]
     lines += ["", "without activations, gathered weights and buffers: `ndctl plan` counts these"]
@@ -78,7 +80,6 @@ def _verdict(size: int, limit: int | None) -> str:
 
 
 def zero_json(found: ZeroTable) -> dict[str, Any]:
-    names = ("weights", "gradients", "optimizer")
     return {
         "parameters": found.parameters,
         "devices": found.devices,
@@ -86,8 +87,8 @@ def zero_json(found: ZeroTable) -> dict[str, Any]:
             {
                 "policy": policy,
                 "levels": [
-                    {"zero": level, **dict(zip(names, states, strict=True)), "total": sum(states)}
-                    for level, states in enumerate(found.rows(policy))
+                    {"zero": level, **states._asdict(), "total": sum(states)}
+                    for level, states in enumerate(found.levels(policy))
                 ],
             }
             for policy in found.policies

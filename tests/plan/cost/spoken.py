@@ -5,27 +5,18 @@ nothing, but it says all that a rank says.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.traced import fake_world, laid_out, ready
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.training import TrainingConfig
-from trainer.building import adapt, choose_passes, outline, parallelise
-from trainer.data.batches import MicroBatch
-from trainer.main import loss_of, named_to_update, optimizer_of
-from trainer.model.fresh import allocate
-from trainer.parallel.context import local_positions
-from trainer.parallel.tied import find_tied
 from trainer.ranks import arrange
-from trainer.timing import Stopwatch
 
 KINDS = {
     "_allgather_base_": "all-gather",
@@ -73,36 +64,14 @@ class Ear(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-@contextmanager
-def fake_world(size: int) -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def spoken(config: TrainingConfig) -> Counter[str]:
     """Bytes of the whole tensors of a step's collectives on rank 0, by kind."""
-    size, length = config.mesh.world_size, config.data.sequence_length
-    with fake_world(size):
+    size = config.mesh.world_size
+    with fake_world(size, 0):
         ranks = arrange(config.mesh, RankEnv(rank=0, world_size=size))
-        stages = outline(config, ranks)
-        positions_T = local_positions(length, config.parallel.context, config.mesh.cp, 0)
-        for stage in stages:
-            adapt(stage, config, ranks)
-            parallelise(stage, config, ranks)
-            allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
-            stage.place(positions_T.unsqueeze(0))
-        named = named_to_update(stages)
-        optimizer = optimizer_of(config, stages, [parameter for _, parameter in named])
-        tied = find_tied(stages, ranks.mesh["pp"].get_group())
-        passes = choose_passes(stages, config, ranks, loss_of(config, ranks), tied, Stopwatch())
-        shape = (config.micro_batch_size, positions_T.numel())
-        ids = torch.zeros(shape, dtype=torch.long)
-        batches = [MicroBatch(ids, ids) for _ in range(config.gradient_accumulation)]
+        rank = ready(config, ranks, laid_out(config, ranks))
         ear = Ear()
         with ear:
-            passes.train(batches)
-            optimizer.step()
+            rank.passes.train(rank.batches)
+            rank.optimizer.step()
     return ear.bytes

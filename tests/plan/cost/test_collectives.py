@@ -1,19 +1,26 @@
 """What collectives send, by their definitions, and their seconds against nccl-tests."""
 
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.cluster.profile import Fabric
+from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.plan.cost.collectives import (
     Wire,
     exchange_bytes,
-    hierarchical_all_reduce_bytes,
     ring_all_reduce_bytes,
     ring_gather_bytes,
     tree_all_reduce_bytes,
 )
-from orchestrator.plan.cost.groups import Group, group
+from orchestrator.plan.cost.groups import Group, Pattern, group
 from orchestrator.plan.cost.machine import machine_of
 from tests.plan.cost.setups import fabric
 
@@ -37,13 +44,6 @@ def test_a_ring_sends_twice_all_but_one_part(size: int, share: float) -> None:
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(size: int, whole: int) -> None:
     assert ring_all_reduce_bytes(size, whole) == 2 * ring_gather_bytes(size, whole)
     assert ring_gather_bytes(size, whole) <= whole
-
-
-@given(hosts=sizes, per_host=sizes)
-def test_levels_one_after_the_other_send_as_much_as_one_ring(hosts: int, per_host: int) -> None:
-    inside, outside = hierarchical_all_reduce_bytes(hosts, per_host, 1.0)
-    assert inside + outside == pytest.approx(ring_all_reduce_bytes(hosts * per_host, 1.0))
-    assert outside <= 2 / per_host
 
 
 def test_a_tree_sends_the_whole_up_and_down() -> None:
@@ -103,11 +103,12 @@ def test_nobody_to_talk_to_takes_no_time() -> None:
 @given(
     degrees=st.fixed_dictionaries({axis: st.sampled_from([1, 2, 4, 8]) for axis in AXES}),
     devices=st.sampled_from([1, 2, 4, 8]),
+    hosts_per_block=st.sampled_from([1, 2, 4]),
     hosts_per_leaf=st.sampled_from([1, 2, 4]),
     axis=st.sampled_from(AXES),
 )
 def test_levels_are_those_of_the_ranks_themselves(
-    degrees: dict[str, int], devices: int, hosts_per_leaf: int, axis: str
+    degrees: dict[str, int], devices: int, hosts_per_block: int, hosts_per_leaf: int, axis: str
 ) -> None:
     mesh = Mesh(**degrees)
     base = fabric(hosts=max(1, mesh.world_size // devices), devices=devices)
@@ -116,6 +117,7 @@ def test_levels_are_those_of_the_ranks_themselves(
         hosts=base.hosts,
         devices_per_host=devices,
         hosts_per_leaf=hosts_per_leaf,
+        blocks=(hosts_per_block,) * max(1, base.hosts // hosts_per_block),
     )
     members = [
         rank
@@ -125,20 +127,97 @@ def test_levels_are_those_of_the_ranks_themselves(
     stride = members[1] - members[0] if len(members) > 1 else 1
     found = group(degrees[axis], stride, known)
     hosts = {rank // devices for rank in members}
-    leaves = {host // hosts_per_leaf for host in hosts}
+    blocks = {host // hosts_per_block for host in hosts}
+    leaves = {host // max(hosts_per_block, hosts_per_leaf) for host in hosts}
     assert found.hosts == len(hosts)
+    assert found.blocks == len(blocks)
     assert found.leaves == len(leaves)
-    assert found.level == ("host" if len(hosts) == 1 else "leaf" if len(leaves) == 1 else "spine")
+    parts = {"host": hosts, "nvlink block": blocks, "leaf": leaves}
+    assert found.level == next((what for what, some in parts.items() if len(some) == 1), "spine")
 
 
-def test_hops_of_a_ring_are_at_the_levels_where_its_ranks_are() -> None:
-    assert Group(size=8, per_host=8, hosts=1, leaves=1).crossings == {
-        "host": 1,
-        "leaf": 0,
-        "spine": 0,
-    }
-    assert Group(size=64, per_host=8, hosts=8, leaves=2).crossings == {
-        "host": 56 / 64,
-        "leaf": 6 / 64,
-        "spine": 2 / 64,
-    }
+@pytest.mark.parametrize(
+    ("pattern", "shares"),
+    [
+        ("ring", (56 / 64, 6 / 64, 2 / 64)),
+        ("chain", (56 / 63, 6 / 63, 1 / 63)),
+        ("pairs", (7 / 63, 24 / 63, 32 / 63)),
+    ],
+)
+def test_what_a_group_sends_is_at_the_levels_where_its_ranks_are(
+    pattern: Pattern, shares: tuple[float, ...]
+) -> None:
+    """8 hosts of 8 ranks, 4 hosts under a leaf."""
+    wide = Group(size=64, per_block=8, hosts=8, blocks=8, leaves=2)
+    assert tuple(wide.crossings(pattern).values()) == pytest.approx(shares)
+    alone = Group(size=8, per_block=8, hosts=1, blocks=1, leaves=1)
+    assert alone.crossings(pattern) == {"host": 1, "leaf": 0, "spine": 0}
+
+
+@pytest.mark.parametrize("pattern", get_args(Pattern))
+@given(
+    size=st.sampled_from([2, 4, 8, 64]),
+    stride=st.sampled_from([1, 2, 8, 64]),
+    hosts_per_block=st.sampled_from([1, 1, 2, 4]),
+    hosts_per_leaf=st.sampled_from([4, 16]),
+)
+def test_shares_of_levels_are_those_of_every_pair_of_ranks_that_talk(
+    pattern: Pattern, size: int, stride: int, hosts_per_block: int, hosts_per_leaf: int
+) -> None:
+    blocks = (hosts_per_block,) * (512 // hosts_per_block)
+    known = replace(fabric(hosts=512), hosts_per_leaf=hosts_per_leaf, blocks=blocks)
+    hosts = [rank * stride // 8 for rank in range(size)]
+    match pattern:
+        case "pairs":
+            pairs = list(itertools.permutations(hosts, 2))
+        case _:
+            pairs = list(zip(hosts, hosts[1:] + hosts[: pattern == "ring"], strict=False))
+    levels = Counter(
+        "host"
+        if one == other
+        else "nvlink block"
+        if one // hosts_per_block == other // hosts_per_block
+        else "leaf"
+        if one // hosts_per_leaf == other // hosts_per_leaf
+        else "spine"
+        for one, other in pairs
+    )
+    found = group(size, stride, known).crossings(pattern)
+    assert found == pytest.approx({level: levels[level] / len(pairs) for level in found})
+    assert found.keys() >= levels.keys()
+
+
+def in_blocks(size: int, stride: int = 1, link: Mapping[str, float] | None = None) -> Wire:
+    """36 hosts of 4 devices in two NVLink blocks."""
+    profile = load_profile("b200-sxm-180gb", {"intra_block": link} if link else None, "a test")
+    return machine_of(Fabric(profile=profile, hosts=36, devices_per_host=4, blocks=(18, 18))).wire(
+        size, stride
+    )
+
+
+def test_a_block_is_as_quick_as_a_host_of_its_size() -> None:
+    one_host = Fabric(profile=load_profile("b200-sxm-180gb"), hosts=1, devices_per_host=72)
+    inside, wide = in_blocks(32), machine_of(one_host).wire(32, 1)
+    assert (inside.group.level, wide.group.level) == ("nvlink block", "host")
+    for size in (1e3, 1e6, 1e9):
+        assert inside.gather_s(size) == wide.gather_s(size)
+        assert inside.all_reduce_s(size) == wide.all_reduce_s(size)
+        assert inside.exchange_s(size) == wide.exchange_s(size)
+        assert inside.send_s(size) == wide.send_s(size)
+
+
+def test_the_link_of_a_block_binds_what_leaves_hosts_alone() -> None:
+    """At half the rate and more latency."""
+    slower = {"bytes_per_s": 450e9, "latency_s": 10e-6}
+    assert in_blocks(32, link=slower).gather_s(1e9) > 1.9 * in_blocks(32).gather_s(1e9)
+    assert in_blocks(4, link=slower).gather_s(1e9) == in_blocks(4).gather_s(1e9)
+
+
+def test_rings_leave_a_block_over_the_links_of_all_its_ranks() -> None:
+    """400 Gb/s a device: two of a group in a block are bound by these, 36 by NVLink."""
+    near, far = in_blocks(72).bus_bytes_per_s, in_blocks(2, stride=72).bus_bytes_per_s
+    assert in_blocks(4, stride=36).bus_bytes_per_s == pytest.approx(2 * far)
+    assert in_blocks(144).bus_bytes_per_s == near
+    without = Fabric(profile=load_profile("b200-sxm-180gb"), hosts=36, devices_per_host=4)
+    assert machine_of(without).wire(144, 1).bus_bytes_per_s == pytest.approx(4 * far)
+    assert 4 * far < near

@@ -4,8 +4,6 @@ import math
 
 import pytest
 
-from orchestrator.cluster.profiles import PROFILE_NAMES
-from orchestrator.plan.cost.calibration import device_calibration, link_calibration
 from orchestrator.plan.cost.kernels import attention_s, matmul_s, move_s
 from orchestrator.plan.cost.machine import machine_of
 from tests.plan.cost.setups import H100, fabric
@@ -83,31 +81,6 @@ def test_narrow_and_wide_heads_are_slower() -> None:
 def test_memory_moves_at_what_a_triad_reaches() -> None:
     """3089e9 a second of 3350e9."""
     assert 3089e9 * move_s(MACHINE, 1) == pytest.approx(1, rel=0.01)
-
-
-@pytest.mark.parametrize("name", PROFILE_NAMES)
-def test_every_profile_is_calibrated(name: str) -> None:
-    profile = fabric(name).profile
-    calibration = device_calibration(profile)
-    assert name == "cpu" or calibration.processors > 100
-    for share in (*calibration.gemm.values(), calibration.memory):
-        assert 0.3 < share <= 1
-    for link in (profile.intra_host, profile.inter_host):
-        assert 0 < link_calibration(link.kind).share < 1
-
-
-def test_a_profile_that_nobody_calibrated_is_called_a_guess() -> None:
-    known = fabric().profile
-    own = type(known)(
-        name="mine",
-        device="cuda",
-        memory_bytes=known.memory_bytes,
-        flops=known.flops,
-        memory_bytes_per_s=known.memory_bytes_per_s,
-        intra_host=known.intra_host,
-        inter_host=known.inter_host,
-    )
-    assert device_calibration(own).certainty == "guessed"
 
 
 def test_less_power_slows_products_more_than_memory() -> None:

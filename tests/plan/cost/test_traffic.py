@@ -8,7 +8,8 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.model import LoraSpec
 from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.plan import Traffic
-from orchestrator.plan.cost.traffic import bytes_by_level, traffic_of
+from orchestrator.plan.cost.collectives import ring_all_reduce_bytes
+from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.setup import Setup
 from tests.plan.cost.setups import H100, LLAMA_8B, QWEN3_4B, fabric, setup
 
@@ -178,12 +179,36 @@ def test_one_rank_sends_nothing() -> None:
 def test_levels_add_up_to_what_is_sent() -> None:
     wide = setup(mesh=Mesh(dp_shard=64, tp=8))
     far = fabric(hosts=64)
-    crossing = bytes_by_level(wide, far)
-    assert sum(crossing.values()) == pytest.approx(
-        sum(traffic.bytes_per_step for traffic in traffic_of(wide, far)), rel=1e-9
+    for row in traffic_of(wide, far):
+        assert sum(row.by_level.values()) == pytest.approx(row.bytes_per_step, rel=1e-9)
+        if row.axis == "tp":
+            assert row.by_level == {"host": row.bytes_per_step, "leaf": 0, "spine": 0}
+        else:
+            # Four leaves of 16 hosts: every sixteenth hop between hosts is between leaves.
+            assert row.by_level["host"] == 0
+            assert row.by_level["spine"] == pytest.approx(row.by_level["leaf"] / 15)
+
+
+def test_exchanges_leave_a_host_more_often_than_rings() -> None:
+    """Of 16 ranks on 2 hosts each has 8 of 15 others elsewhere; a ring, 2 of 16 hops."""
+    far = fabric(hosts=2)
+    for context, share in (("ulysses", 8 / 15), ("ring", 2 / 16)):
+        rows = traffic_of(setup(mesh=Mesh(cp=16), context=context), far)
+        talk = next(row for row in rows if row.axis == "cp" and "keys" in row.what)
+        assert talk.by_level["leaf"] == pytest.approx(share * talk.bytes_per_step)
+
+
+def test_hsdp_is_a_hierarchical_all_reduce() -> None:
+    """Scattered inside a host and summed between hosts: these gradients, and the weights' gather on
+    the way back, send what one ring over all ranks does (see `test_collectives`)."""
+    rows = of(setup(mesh=Mesh(dp_replicate=4, dp_shard=8)), hosts=4)
+    inside = rows["dp_shard", "reduce-scatter"].by_level
+    outside = rows["dp_replicate", "all-reduce"].by_level
+    assert inside["leaf"] == outside["host"] == 0
+    gradients = LLAMA_8B.parameters * 4
+    assert 2 * inside["host"] + outside["leaf"] == pytest.approx(
+        ring_all_reduce_bytes(32, gradients)
     )
-    # Four leaves of 16 hosts: every sixteenth hop between hosts is between leaves.
-    assert crossing["spine"] == pytest.approx(crossing["leaf"] / 15)
 
 
 def test_what_shows_is_part_of_what_it_takes() -> None:

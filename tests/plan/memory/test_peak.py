@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.cluster.profile import Fabric
 from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.mesh import Mesh
-from orchestrator.plan.memory.peak import least_bytes, memory_of, show_bytes
+from orchestrator.plan.memory.peak import least_bytes, memories_of, memory_of
 from orchestrator.plan.memory.reserve import RESERVE
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup
@@ -115,9 +115,11 @@ def test_only_a_gpu_has_more_in_its_memory_than_tensors(name: str, extra: bool) 
     assert bool(reserved) == extra
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1536, "1.5 KiB"), (80 << 30, "80 GiB"), (1 << 55, "32768 TiB")],
-)
-def test_bytes_are_shown_for_people(count: int, text: str) -> None:
-    assert show_bytes(count) == text
+def test_the_fullest_rank_is_the_fullest_of_all_along_pp() -> None:
+    for schedule in ("gpipe", "1f1b", "interleaved_1f1b", "zbv"):
+        one = setup(mesh=Mesh(pp=2, dp_shard=2), micro_batches=4, pipeline=pipeline(schedule))
+        along = memories_of(one, None)
+        assert [memory.worst_rank for memory in along] == ["pp stage 0", "pp stage 1"]
+        fullest = memory_of(one, None)
+        assert fullest in along
+        assert fullest.peak_bytes == max(memory.peak_bytes for memory in along)

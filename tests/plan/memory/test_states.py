@@ -14,14 +14,13 @@ from orchestrator.contract.model import LoraSpec
 from orchestrator.contract.presets import PRESETS
 from orchestrator.plan.memory.peak import memory_of
 from orchestrator.plan.memory.states import (
-    LARGE,
     PerParameter,
     adapters,
     layer_tensors,
     model_states,
-    zero_table,
 )
 from orchestrator.plan.model.families import DEFAULTS, shape_of
+from orchestrator.plan.sizes import LARGE
 from tests.plan.memory.setups import SETUP, items_of, ranks_of, setup, units
 from tests.plan.model.models import LLAMA3_8B, TINY, TINY_GPT2
 from trainer.parallel.fsdp import LARGE as LARGE_OF_TRAINER
@@ -44,17 +43,9 @@ def test_states_are_the_published_ones_at_every_level_of_zero() -> None:
     assert gb(model_states(1_400_000_000, 1, 0, ours)) == 22.4
 
 
-def test_the_table_of_zero_has_a_row_for_each_level() -> None:
-    bf16 = PerParameter(weights=2, gradients=2, optimizer=8)
-    rows = zero_table(4_000_000_000, 8, bf16)
-    assert [row.total / 1e9 for row in rows] == [48, 20, 13, 6]
-    assert [row.level for row in rows] == [0, 1, 2, 3]
-    assert (rows[1].weights, rows[1].gradients, rows[1].optimizer) == (8e9, 8e9, 4e9)
-
-
 @given(st.integers(1, 10**12), st.integers(1, 10**5))
 def test_a_higher_level_never_keeps_more(parameters: int, ranks: int) -> None:
-    totals = [row.total for row in zero_table(parameters, ranks, PerParameter())]
+    totals = [sum(model_states(parameters, ranks, level, PerParameter())) for level in range(4)]
     assert totals == sorted(totals, reverse=True)
     assert totals[3] * ranks >= totals[0]
 

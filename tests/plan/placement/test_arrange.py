@@ -1,24 +1,26 @@
 """What is placed where: against every other way on small trees, against a bound on large ones."""
 
 import itertools
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cluster.generate import regular
-from orchestrator.cluster.inventory import natural, tree_of
+from orchestrator.cluster.inventory import Host, natural, tree_of
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.plan import Traffic
-from orchestrator.plan.placement.arrange import arrange
+from orchestrator.plan.placement.arrange import arrange, groups_in_blocks
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.edges import edges_of, flows_of
 from tests.plan.placement.placement_bound import Axis, Bound
 from tests.plan.placement.placement_force import Force
 from tests.plan.placement.placement_trees import (
     ALL_KINDS,
+    Shape,
     Switches,
     large_case,
     meshes,
@@ -82,6 +84,83 @@ def test_a_placement_on_a_small_tree_is_the_best_of_all(hosts: int) -> None:
                 assert found.cost.total == min(force.costs(shape)), (shape, mesh)
 
 
+def with_blocks(shape: Shape) -> dict[str, tuple[str, ...]]:
+    """The hosts of a tree whose lowest switches are NVLink blocks; what hangs on the root is in
+    none."""
+    hosts = [
+        Host(name=name, devices=1, switches=path[:-1], nvlink_block="/".join(path) or None)
+        for name, path in switches_of(shape).items()
+    ]
+    return tree_of(hosts)
+
+
+def wide_meshes(hosts: int) -> Iterator[tuple[Mesh, int]]:
+    """Meshes with tp groups of several nodes, one rank each, on so many hosts or fewer."""
+    for wide in range(2, hosts + 1):
+        for groups in range(1, hosts // wide + 1):
+            for mesh in meshes(groups):
+                yield replace(mesh, tp=wide), wide
+
+
+def costs_in_blocks(mesh: Mesh, switches: Switches, ways: Iterable[Sequence[str]]) -> set[int]:
+    depth = max(map(len, switches.values()), default=0)
+    edges = [
+        (one, other, size)
+        for size, (ones, others) in edges_of(mesh, 1, flows_of(mesh, WIDE_KINDS)).items()
+        for one, other in zip(ones, others, strict=True)
+    ]
+    return {
+        sum(size * _levels(switches[at[a]], switches[at[b]], depth) for a, b, size in edges)
+        for at in ways
+    }
+
+
+def ways_by_permutation(mesh: Mesh, wide: int, switches: Switches) -> Iterator[Sequence[str]]:
+    """Every choice of hosts for the nodes in which no tp group leaves a block."""
+    for at in itertools.permutations(switches, mesh.world_size):
+        firsts = range(0, len(at), wide)
+        if all(len({switches[h] for h in at[n : n + wide]}) == 1 for n in firsts):
+            yield at
+
+
+def ways_by_block(mesh: Mesh, wide: int, switches: Switches) -> Iterator[Sequence[str]]:
+    """Every choice of blocks for the tp groups, on the first hosts of each that are left."""
+    hosts: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for host, path in switches.items():
+        hosts[path].append(host)
+    for chosen in itertools.product(hosts, repeat=mesh.world_size // wide):
+        if all(len(hosts[b]) >= wide * times for b, times in Counter(chosen).items()):
+            left = {block: iter(hosts[block]) for block in chosen}
+            yield [next(left[block]) for block in chosen for _ in range(wide)]
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [2, 3, 4, 5, 6],
+)
+def test_hosts_of_a_block_are_alike_to_tp_groups(hosts: int) -> None:
+    for shape in trees(hosts):
+        switches = with_blocks(shape)
+        for mesh, wide in wide_meshes(hosts):
+            plain = costs_in_blocks(mesh, switches, ways_by_permutation(mesh, wide, switches))
+            assert plain == costs_in_blocks(mesh, switches, ways_by_block(mesh, wide, switches))
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4, 5, 6, 7, pytest.param(8, marks=[pytest.mark.slow])])
+def test_wide_tp_groups_on_a_small_tree_are_placed_best_of_all(hosts: int) -> None:
+    for shape in trees(hosts):
+        switches = with_blocks(shape)
+        for mesh, wide in wide_meshes(hosts):
+            ways = costs_in_blocks(mesh, switches, ways_by_block(mesh, wide, switches))
+            if not ways:
+                assert len(groups_in_blocks(switches, switches, wide)) * wide < mesh.world_size
+                continue
+            found = arrange(mesh, 1, switches, switches, WIDE_KINDS)
+            blocks = [{switches[h] for h in group} for group in batched(found.hosts, wide)]
+            assert all(len(those) == 1 for those in blocks), (shape, mesh)
+            assert found.cost.total == min(ways), (shape, mesh)
+
+
 @pytest.mark.parametrize(("hosts", "count"), [(5, 12), (6, 33), (7, 90), (8, 261)])
 def test_every_tree_is_among_the_small_trees(hosts: int, count: int) -> None:
     assert len(set(trees(hosts))) == count, "OEIS A000669"
@@ -127,6 +206,38 @@ def test_the_lower_bound_is_below_the_best_placement(hosts: int, data: st.DataOb
     for level, size in enumerate(range(depth, 0, -1), 1):
         padded = [(*path, *[name] * (depth - len(path)))[:size] for name, path in switches.items()]
         assert Bound(tuple(axes)).of_level(list(Counter(padded).values())) <= best.crossing[level]
+
+
+WIDE_KINDS = (*ALL_KINDS, traffic("tp", 1000))
+
+
+def batched(values: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [values[at : at + size] for at in range(0, len(values), size)]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=8, max_size=60),
+    st.sampled_from([2, 3, 4]),
+    st.sampled_from([1, 4]),
+    st.data(),
+)
+def test_the_laws_of_wide_tp_groups(
+    at: list[tuple[int, int]], wide: int, ranks: int, data: st.DataObject
+) -> None:
+    switches = {f"h{n}": (f"leaf-{leaf}", f"block-{leaf}-{b}") for n, (leaf, b) in enumerate(at)}
+    room = len(groups_in_blocks(switches, switches, wide))
+    assume(room)
+    groups = data.draw(st.integers(1, room))
+    shard = data.draw(st.sampled_from([n for n in range(1, groups + 1) if groups % n == 0]))
+    mesh = Mesh(pp=groups // shard, dp_shard=shard, tp=wide * ranks)
+    found = arrange(mesh, ranks, switches, switches, WIDE_KINDS)
+    assert all(len({switches[h] for h in group}) == 1 for group in batched(found.hosts, wide))
+    assert sorted(found.hosts + found.spares) == sorted(switches), "each host once, and all"
+    assert found.cost == cost_of(mesh, ranks, found.hosts, switches, WIDE_KINDS)
+    assert found.cost.total <= found.by_name.total
+    assert found.cost.crossing[0] == found.by_name.crossing[0]
+    assert arrange(mesh, ranks, reversed(list(switches)), switches, WIDE_KINDS) == found
 
 
 @st.composite

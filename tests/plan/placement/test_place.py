@@ -1,6 +1,9 @@
 """Laws of late binding."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Plan, places
 from orchestrator.errors import PlanError
-from orchestrator.plan.placement.place import place
+from orchestrator.plan.placement.place import place, room_for
 
 
 def plan_for(hosts: int, ranks: int = 2, tp: int = 1) -> Plan:
@@ -129,6 +132,76 @@ def test_hosts_that_came_are_arranged_by_their_switches() -> None:
     plan = replace(plan_for(4, 1), mesh=Mesh(dp_replicate=2, dp_shard=2))
     chosen = place(plan, list(switches), switches=switches)
     assert {chosen[:2], chosen[2:]} == {("host-1", "host-3"), ("host-2", "host-4")}
+
+
+@st.composite
+def wide_cases(
+    draw: st.DrawFn,
+) -> tuple[Plan, list[str], tuple[str, ...], list[str], dict[str, tuple[str, ...]]]:
+    """tp groups of some hosts each, and NVLink blocks of several sizes below two leaves."""
+    wide, ranks = draw(st.sampled_from([2, 3])), draw(st.sampled_from([1, 2]))
+    plan = plan_for(wide * draw(st.integers(1, 4)), ranks, wide * ranks)
+    blocks = draw(st.lists(st.integers(0, 5), min_size=31, max_size=31))
+    switches: dict[str, tuple[str, ...]] = {
+        f"host-{n}": (f"leaf-{b % 2}", f"block-{b}") for n, b in enumerate(blocks)
+    }
+    some = st.lists(st.sampled_from(list(switches)), unique=True)
+    return plan, draw(some), tuple(draw(some)), draw(some), switches
+
+
+def blocks_of_groups(plan: Plan, hosts: tuple[str, ...], switches: Mapping[str, Any]) -> list[Any]:
+    """The NVLink blocks that each tp group is in."""
+    groups: dict[tuple[int, ...], set[Any]] = {}
+    for one in places(plan, hosts):
+        outer = tuple(at for axis, at in one.coords.items() if axis != "tp")
+        groups.setdefault(outer, set()).add(switches[one.host])
+    return list(groups.values())
+
+
+@settings(deadline=None)
+@given(wide_cases())
+def test_a_tp_group_never_leaves_its_nvlink_block(
+    case: tuple[Plan, list[str], tuple[str, ...], list[str], dict[str, tuple[str, ...]]],
+) -> None:
+    plan, hosts, previous, avoid, switches = case
+    plan = replace(plan, switches=switches)
+    usable = set(hosts) - set(avoid)
+    wide, need = plan.mesh.tp // plan.ranks_per_host, len(plan.hosts)
+    room = wide * sum(size // wide for size in Counter(switches[h] for h in usable).values())
+    assert room_for(plan, usable) == room
+    if room < need:
+        with pytest.raises(PlanError):
+            place(plan, hosts, previous, avoid, switches)
+        return
+    chosen = place(plan, hosts, previous, avoid, switches)
+    assert len(chosen) == len(set(chosen)) == need
+    assert set(chosen) <= usable
+    assert all(len(blocks) == 1 for blocks in blocks_of_groups(plan, chosen, switches))
+    assert place(plan, hosts[::-1], previous, avoid, switches) == chosen
+    assert place(plan, hosts, chosen, avoid, switches) == chosen
+    lost = chosen[0]
+    if room_for(plan, usable - {lost}) >= need:  # the others stay where they are
+        again = place(plan, hosts, chosen, [*avoid, lost], switches)
+        assert all(len(blocks) == 1 for blocks in blocks_of_groups(plan, again, switches))
+        moved = [n for n in range(need) if again[n] != chosen[n]]
+        spare = any(switches[h] == switches[lost] for h in usable - set(chosen))
+        assert moved == [0] if spare else len(moved) <= wide
+
+
+def test_hosts_of_no_known_block_take_no_wide_tp_group() -> None:
+    plan = plan_for(2, 2, 4)
+    with pytest.raises(PlanError, match=r"2 hosts of one NVLink block.*room for 0"):
+        place(plan, ["a", "b"])
+
+
+def test_a_group_whose_block_has_no_host_left_moves_whole() -> None:
+    switches = {f"host-{n}": (f"block-{n // 3}",) for n in range(9)}
+    plan = plan_for(4, 2, 4)
+    placed = ("host-0", "host-1", "host-3", "host-4")
+    lost_one = place(plan, list(switches), placed, ["host-0"], switches)
+    assert lost_one == ("host-2", "host-1", "host-3", "host-4"), "its gap is filled in the block"
+    lost_two = place(plan, list(switches), placed, ["host-0", "host-2"], switches)
+    assert lost_two == ("host-6", "host-7", "host-3", "host-4")
 
 
 def test_a_newcomer_is_taken_from_where_its_peers_are() -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from orchestrator.cluster.generate import regular
+from orchestrator.cluster.inventory import Inventory
 from orchestrator.cluster.profile import Fabric
 from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.codec import decode
@@ -21,7 +23,13 @@ MIB = 1 << 20
 
 
 def space_of(
-    model: Any, parallel: Any, train: Any, cluster: Any, memory: int, **more: Any
+    model: Any,
+    parallel: Any,
+    train: Any,
+    cluster: Any,
+    memory: int,
+    hosts_per_block: int | None = None,
+    **more: Any,
 ) -> Space:
     """A job on devices with `memory` bytes."""
     spec: JobSpec = decode(
@@ -41,8 +49,21 @@ def space_of(
         hosts=spec.cluster.hosts,
         devices_per_host=spec.cluster.gpus_per_host,
         hosts_per_leaf=2,
+        blocks=inventory_of(spec, hosts_per_block).blocks(spec.cluster.gpus_per_host),
     )
     return Space(spec, shape_of(model), fabric)
+
+
+def inventory_of(spec: JobSpec, hosts_per_block: int | None) -> Inventory:
+    """The hosts that `spec` asks for."""
+    cluster = spec.cluster
+    return regular(H100, cluster.hosts, cluster.gpus_per_host, (), hosts_per_block)
+
+
+def hosts_of(space: Space) -> Inventory:
+    """Those that `space` is of."""
+    blocks = space.fabric.blocks
+    return inventory_of(space.spec, blocks[0] if blocks else None)
 
 
 degrees = st.sampled_from(["auto", "auto", "auto", 1, 2])
@@ -79,5 +100,6 @@ spaces = st.builds(
         ]
     ),
     # From what nothing fits into to what everything does.
+    hosts_per_block=st.sampled_from([None, None, 2, 3, 4]),
     memory=st.sampled_from([1, 20, 60, 150, 400, 1200, 80_000]).map(lambda size: size * MIB),
 )

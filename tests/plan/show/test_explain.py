@@ -133,6 +133,43 @@ def test_a_full_rank_fills_its_bar_and_an_overfull_one_too() -> None:
         assert f"[{'O' * 60}]" in describe_plan(replace(PLAN, memory=memory))
 
 
+def stage(number: int, gib: int) -> Memory:
+    return replace(
+        PLAN.memory,
+        peak_bytes=gib * GIB,
+        worst_rank=f"pp stage {number}",
+        items={"activations": gib * GIB},
+    )
+
+
+def test_a_pipeline_has_a_bar_for_each_kind_of_rank() -> None:
+    pipe = replace(
+        PLAN, memory_along_pp=(stage(0, 30), *(stage(n, 20) for n in (1, 2)), stage(3, 25))
+    )
+    bars = [line for line in describe_plan(pipe).splitlines() if "[" in line]
+    assert bars == [
+        f"  pp stage 0   [{'A' * 30}{'.' * 30}] 30 GiB of 60 GiB",
+        f"  pp stage 1-2 [{'A' * 20}{'.' * 40}] 20 GiB of 60 GiB",
+        f"  pp stage 3   [{'A' * 25}{'.' * 35}] 25 GiB of 60 GiB",
+    ]
+    assert "  on the fullest: A activations 30 GiB\n" in describe_plan(pipe)
+
+
+def test_of_many_kinds_the_fullest_are_drawn() -> None:
+    deep = replace(PLAN, memory_along_pp=tuple(stage(n, 40 - n) for n in range(16)))
+    told = describe_plan(deep)
+    assert "pp stage 7 " in told
+    assert "pp stage 8 " not in told
+    assert "  … and 8 emptier ones" in told
+
+
+def test_items_that_are_not_there_at_once_are_said_to_be_scaled() -> None:
+    memory = replace(PLAN.memory, peak_bytes=20 * GIB)
+    told = describe_plan(replace(PLAN, memory=memory))
+    assert f"[{'P' * 7}{'A' * 13}{'.' * 40}] 20 GiB of 60 GiB" in told
+    assert "P parameters 10 GiB; each at its own most, 30 GiB in all," in told
+
+
 def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
     shown = plan_json(PLAN)
     assert list(shown) == [
@@ -149,6 +186,7 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
         "placement",
         "ranks",
         "memory",
+        "memory_along_pp",
         "time",
         "communication",
         "alternatives",
@@ -165,7 +203,7 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
     assert {"peak_bytes", "device_bytes", "worst_rank", "items"} <= set(shown["memory"])
     assert {"step_s", "tokens_per_second_per_device", "mfu"} <= set(shown["time"])
     (sent,) = shown["communication"]
-    assert {"axis", "collective", "bytes_per_step", "level"} <= set(sent)
+    assert {"axis", "collective", "bytes_per_step", "level", "by_level"} <= set(sent)
     (other,) = shown["alternatives"]
     assert {"mesh", "step_s", "peak_bytes"} <= set(other)
     assert shown["rejected"] == [
@@ -177,3 +215,20 @@ def test_what_is_offloaded_is_told_below_the_memory() -> None:
     memory = replace(PLAN.memory, host={"optimizer": 2048, "gradients": 1024})
     text = describe_plan(replace(PLAN, memory=memory))
     assert "  and in the host's memory for each rank: optimizer 2 KiB, gradients 1 KiB" in text
+
+
+def test_bytes_are_told_by_axis_and_level_where_several_levels_are_crossed() -> None:
+    inside = replace(PLAN.communication[0], by_level={"host": 1_500_000_000, "leaf": 0})
+    assert "over links" not in describe_plan(replace(PLAN, communication=(inside,)))
+    across = replace(inside, axis="dp_shard", by_level={"host": 700_000_000, "leaf": 100_000_000})
+    told = describe_plan(replace(PLAN, communication=(inside, across, across)))
+    assert (
+        """\
+  of it, over links of each level, as the mean of a group's ranks
+  axis         host    leaf
+  tp        1.50 GB     0 B
+  dp_shard  1.40 GB  200 MB
+  together  2.90 GB  200 MB
+"""
+        in told
+    )

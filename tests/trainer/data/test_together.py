@@ -1,12 +1,11 @@
 """Ranks wait for each other at the start, and fail together."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.trainer.data.data_files import packed, write_texts
-from tests.trainer.trainer_launch import finish, start_ranks
+from tests.trainer.trainer_launch import work
 
 
 @pytest.mark.process
@@ -15,10 +14,8 @@ def test_ranks_wait_for_the_first_and_fail_together(tmp_path: Path) -> None:
         texts = write_texts(tmp_path / "texts", f"text of host {rank}")
         (tmp_path / str(rank)).mkdir()
         packed(texts, tmp_path / str(rank) / "x.tokens")
-    worker = str(Path(__file__).with_name("together_worker.py"))
-    ranks = start_ranks([worker, str(tmp_path)], 2)
-    assert finish(ranks) == [0, 0], [rank.output for rank in ranks]
-    seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    worker = "tests.trainer.data.together_worker"
+    (seen,) = work(tmp_path, 2, [{"folder": str(tmp_path)}], worker=worker)
     assert seen[0] == seen[1]
     assert seen[0]["answer"] == "done"
     # One for each word of progress that a meeting could see, and none in the silence.

@@ -1,14 +1,13 @@
-"""What ranks do together at the start, on real ranks: `python together_worker.py FOLDER`.
+"""What ranks do together at the start, on real ranks.
 
-Rank r finds in FOLDER/r what its host would have; it writes what it saw to FOLDER/r.json.
+Rank r finds in `folder`/r what its host would have.
 """
 
-import json
-import os
-import sys
 import threading
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from orchestrator.contract.env import RankEnv
 from orchestrator.errors import TrainingError
@@ -16,7 +15,7 @@ from trainer.data import together
 from trainer.data.pack import Progress, Say
 from trainer.data.together import wait_for_first
 from trainer.data.tokens import TokenFile, read_header
-from trainer.ranks import on_all_ranks, process_group
+from trainer.ranks import on_all_ranks
 
 
 class Beats:
@@ -48,25 +47,23 @@ def message_of(act: Any) -> str:
     return ""
 
 
-def main(folder: Path) -> dict[str, Any]:
-    env = RankEnv.from_mapping(os.environ)
+def run_case(case: dict[str, Any], env: RankEnv) -> list[dict[str, Any]]:
+    """What each rank saw."""
+    folder = Path(case["folder"])
     together.PATIENCE_S = 0.1
-    with process_group(env):
-        beats: Any = Beats()
-        here = str(folder / str(env.rank) / "x.tokens")
-        first = read_header(str(folder / "0" / "x.tokens"))
-        return {
-            "answer": wait_for_first(work_and_pause, beats),
-            "beats": beats.phases,
-            "refused": message_of(lambda: wait_for_first(refuse, beats)),
-            "same": message_of(lambda: on_all_ranks(lambda: read_header(here))),
-            "other": message_of(lambda: on_all_ranks(lambda: TokenFile(here, first))),
-            "missing": message_of(
-                lambda: on_all_ranks(lambda: read_header(here if env.rank == 0 else "nowhere"))
-            ),
-        }
-
-
-if __name__ == "__main__":
-    seen = main(Path(sys.argv[1]))
-    (Path(sys.argv[1]) / f"{os.environ['RANK']}.json").write_text(json.dumps(seen))
+    beats: Any = Beats()
+    here = str(folder / str(env.rank) / "x.tokens")
+    first = read_header(str(folder / "0" / "x.tokens"))
+    seen = {
+        "answer": wait_for_first(work_and_pause, beats),
+        "beats": beats.phases,
+        "refused": message_of(lambda: wait_for_first(refuse, beats)),
+        "same": message_of(lambda: on_all_ranks(lambda: read_header(here))),
+        "other": message_of(lambda: on_all_ranks(lambda: TokenFile(here, first))),
+        "missing": message_of(
+            lambda: on_all_ranks(lambda: read_header(here if env.rank == 0 else "nowhere"))
+        ),
+    }
+    everybody: list[Any] = [None] * env.world_size
+    dist.all_gather_object(everybody, seen)
+    return everybody

@@ -13,7 +13,8 @@ from orchestrator.errors import TrainingError
 from tests.trainer.trainer_launch import LLAMA, QWEN3
 from trainer.model.build import build_stages, check_model, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
-from trainer.model.fresh import allocate, draw_weights
+from trainer.model.fresh import allocate
+from trainer.model.weights import first_weights
 from trainer.parallel.tensor import check_tensor_parallel, layer_plan
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 256}
@@ -28,7 +29,7 @@ def build(config: dict[str, Any]) -> Decoder:
 
 def materialise(decoder: Decoder, seed: int) -> None:
     allocate(decoder, torch.device("cpu"))
-    draw_weights(decoder, seed)
+    first_weights([decoder], None, seed, resumed=False)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,9 @@ from tests.trainer.trainer_worker import run_alone
 from trainer.config import complete
 from trainer.model.adapters import add_adapters, draw_adapters
 from trainer.model.decoder import Decoder
-from trainer.model.fresh import allocate, draw_weights
+from trainer.model.fresh import allocate
 from trainer.model.quantize import PARTS, fill_quantised, quantise
+from trainer.model.weights import first_weights
 
 WIDE = {**LLAMA, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 """Its smallest weight, of keys and values, has two blocks of 16384 elements."""
@@ -37,9 +38,9 @@ def quantised(seed: int = 0) -> Decoder:
     add_adapters(decoder, LoraSpec(target_modules=("q_proj", "down_proj")))
     quantise(decoder, 1, CPU)
     allocate(decoder, CPU)
-    draw_weights(decoder, seed)
+    first_weights([decoder], None, seed, resumed=False)
     draw_adapters(decoder, seed)
-    fill_quantised(decoder, lambda weights: draw_weights(weights, seed))
+    fill_quantised(decoder, lambda weights: first_weights([weights], None, seed, resumed=False))
     return decoder
 
 
@@ -52,7 +53,7 @@ def qlora(out: Path, quantize: str = "nf4", **changes: Any) -> dict[str, Any]:
 def test_weights_take_about_four_bits_and_stay_near_what_they_were() -> None:
     decoder, whole = quantised(), build(WIDE)
     allocate(whole, CPU)
-    draw_weights(whole, 0)
+    first_weights([whole], None, 0, resumed=False)
     expected = dict(whole.plain_parameters())
     weights = dict(decoder.quantised_parameters())
     layers = {name for name in expected if ".layers." in name and expected[name].ndim == 2}

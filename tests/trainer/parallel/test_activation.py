@@ -15,7 +15,8 @@ from orchestrator.contract.model import ModelSpec
 from tests.trainer.trainer_launch import LLAMA
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
-from trainer.model.fresh import allocate, draw_weights
+from trainer.model.fresh import allocate
+from trainer.model.weights import first_weights
 from trainer.parallel.activation import (
     COSTLY,
     Mode,
@@ -60,7 +61,7 @@ def after_forward(
     decoder = build(config)
     apply_activation_checkpointing(decoder, mode, every)
     allocate(decoder, torch.device("cpu"))
-    draw_weights(decoder, 0)
+    first_weights([decoder], None, 0, resumed=False)
     decoder.place(torch.arange(TOKENS).unsqueeze(0))
     ids_BT = torch.arange(2 * TOKENS).view(2, TOKENS)
     with Operations() as operations:
@@ -120,7 +121,7 @@ def test_gradients_are_the_same_to_the_last_bit(mode: Mode) -> None:
         decoder = build(LLAMA)
         apply_activation_checkpointing(decoder, mode, None)
         allocate(decoder, torch.device("cpu"))
-        draw_weights(decoder, 0)
+        first_weights([decoder], None, 0, resumed=False)
         decoder.place(torch.arange(TOKENS).unsqueeze(0))
         decoder(torch.arange(TOKENS).unsqueeze(0)).square().sum().backward()
         return [p.grad for _, p in decoder.plain_parameters() if p.grad is not None]

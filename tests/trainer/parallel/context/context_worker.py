@@ -21,7 +21,8 @@ from tests.trainer.trainer_launch import LLAMA
 from trainer.loss import TokenLoss
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
-from trainer.model.fresh import allocate, draw_weights
+from trainer.model.fresh import allocate
+from trainer.model.weights import first_weights
 from trainer.parallel.activation import apply_activation_checkpointing
 from trainer.parallel.context import (
     apply_context_parallel,
@@ -118,7 +119,7 @@ def _decoder(cp: DeviceMesh, method: Any, tokens: int, recompute: Any) -> Decode
         apply_context_parallel(decoder, cp, method)
     apply_activation_checkpointing(decoder, recompute, None)
     allocate(decoder, torch.device("cpu"))
-    draw_weights(decoder, 0)
+    first_weights([decoder], None, 0, resumed=False)
     positions_T = local_positions(tokens, method, cp.size(), cp.get_local_rank())
     decoder.place(positions_T.unsqueeze(0))
     return decoder

@@ -1,0 +1,30 @@
+"""ZeRO's levels side by side."""
+
+from orchestrator.plan.show.zero import ZeroTable, describe_zero, zero_json
+
+TABLE = ZeroTable(
+    model_type="llama",
+    parameters=4_000_000_000,
+    devices=8,
+    optimizer="adamw",
+    device_bytes=20 * 10**9,
+)
+
+
+def test_a_script_gets_every_level_of_every_policy() -> None:
+    """A model of 4B in bfloat16 on 8 ranks: 48, 20, 13 and 6 GB (Rajbhandari et al. 2020)."""
+    _, bfloat16 = zero_json(TABLE)["policies"]
+    assert [level["zero"] for level in bfloat16["levels"]] == [0, 1, 2, 3]
+    assert [level["total"] / 1e9 for level in bfloat16["levels"]] == [48, 20, 13, 6]
+    assert bfloat16["levels"][1] == {
+        "zero": 1,
+        "weights": 8e9,
+        "gradients": 8e9,
+        "optimizer": 4e9,
+        "total": 20e9,
+    }
+
+
+def test_what_a_device_cannot_hold_is_marked() -> None:
+    rows = [line for line in describe_zero(TABLE).splitlines() if line.startswith("  ZeRO-")]
+    assert [line.endswith("!") for line in rows] == [True, True, True, False] + [True] + 3 * [False]
