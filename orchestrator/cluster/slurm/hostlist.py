@@ -75,18 +75,21 @@ def fold(names: Iterable[str]) -> str:
     groups: dict[tuple[str, int, str], list[int]] = {}
     for name in sorted(set(names), key=natural):
         found = LAST_NUMBER.match(name)
-        head, digits, tail = found.groups() if found else (name, "", "")
-        # 08 and 8 are two names; 10 goes with either, so only a leading zero tells a width.
-        width = len(digits) if digits.startswith("0") or not digits else 0
-        near = groups.get((head, len(digits), tail))
-        key = (head, len(digits), tail) if near is not None else (head, width, tail)
-        groups.setdefault(key, []).append(int(digits) if digits else -1)
+        if found is None:
+            groups[(name, -1, "")] = []
+            continue
+        head, digits, tail = found.groups()
+        # 08 and 8 are two names; 10 goes with either, so a leading zero alone tells a width.
+        padded = (head, len(digits), tail)
+        leads = len(digits) > 1 and digits.startswith("0")
+        key = padded if leads or padded in groups else (head, 0, tail)
+        groups.setdefault(key, []).append(int(digits))
     return ",".join(_folded(*key, numbers) for key, numbers in groups.items())
 
 
 def _folded(head: str, width: int, tail: str, numbers: list[int]) -> str:
-    if numbers == [-1]:
-        return head + tail
+    if not numbers:
+        return head
     runs = [
         [number for _, number in run]
         for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
