@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 ENTRY = re.compile(r"(?:[^,(]|\([^)]*\))+")
 UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -17,6 +18,7 @@ class Gres:
     count: int
 
 
+@lru_cache(maxsize=4096)  # thousands of nodes have few kinds
 def parse_gres(text: str) -> tuple[Gres, ...]:
     """Of a node's `Gres=` or `GresUsed=`; what cannot be read is left out."""
     return tuple(_entries(text)) if text and text != "(null)" else ()
@@ -33,10 +35,12 @@ def _entries(text: str) -> Iterator[Gres]:
         yield Gres(name=name, type=kinds[0] if kinds else None, count=count)
 
 
+@lru_cache(maxsize=4096)
 def gpu_count(entries: tuple[Gres, ...]) -> int:
     return sum(one.count for one in entries if one.name == "gpu")
 
 
+@lru_cache(maxsize=4096)
 def gpu_type(entries: tuple[Gres, ...]) -> str | None:
     """Of most of the GPUs; None where nobody says."""
     counts: Counter[str] = Counter()
@@ -46,6 +50,7 @@ def gpu_type(entries: tuple[Gres, ...]) -> str | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
+@lru_cache(maxsize=4096)
 def gpus_of_tres(text: str) -> int | None:
     """Of `cpu=8,mem=1G,gres/gpu=2,gres/gpu:h100=2`; None where GPUs are not counted there."""
     typed = [int(found[1]) for found in re.finditer(r"(?:^|,)gres/gpu:[^=,]*=(\d+)", text)]

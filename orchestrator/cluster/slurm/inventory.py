@@ -7,8 +7,9 @@ from orchestrator.cluster.inventory import Host, Inventory
 from orchestrator.cluster.profile import Profile
 from orchestrator.cluster.profiles import load_profile
 from orchestrator.cluster.slurm.gpus import GpuTable
+from orchestrator.cluster.slurm.hostlist import expand
 from orchestrator.cluster.slurm.nodes import Node
-from orchestrator.cluster.slurm.standing import standing_of
+from orchestrator.cluster.slurm.standing import Standing, standing_of
 from orchestrator.cluster.slurm.topology import Topology, switches_of
 from orchestrator.contract.spec import ClusterSpec
 
@@ -26,9 +27,11 @@ class Use:
     """When given, no others."""
     exclude: frozenset[str] = frozenset()
     gpu_type: str | None = None
-    """Of GPUs whose gres has no type."""
+    """None: of any."""
     on_cpus: bool = False
     """Ranks run on CPUs: a host has as many places as CPUs."""
+    patient: bool = False
+    """The job can wait in the queue: hosts that are busy will be free."""
 
 
 def inventory_of(nodes: Sequence[Node], topology: Topology, table: GpuTable, use: Use) -> Inventory:
@@ -37,20 +40,22 @@ def inventory_of(nodes: Sequence[Node], topology: Topology, table: GpuTable, use
     cpu = load_profile("cpu") if on_cpus else None
     return Inventory(
         hosts=tuple(
-            _host(node, use, cpu or _gpu_profile(node, table, use), switches.get(node.name, ()))
+            _host(node, use, cpu or _gpu_profile(node, table), switches.get(node.name, ()))
             for node in nodes
         )
     )
 
 
-def _gpu_profile(node: Node, table: GpuTable, use: Use) -> Profile | None:
+def _gpu_profile(node: Node, table: GpuTable) -> Profile | None:
     if not node.gpus:
         return None
-    return table.profile_of(node.gpu_type or use.gpu_type, node.features)
+    return table.profile_of(node.gpu_type, node.features)
 
 
 def _host(node: Node, use: Use, profile: Profile | None, switches: tuple[str, ...]) -> Host:
     standing = standing_of(node, exclusive=use.exclusive, reservation=use.reservation)
+    if use.patient and standing.state != "drained":
+        standing = Standing(state="free", gpus=node.gpus)
     on_cpus = profile is not None and profile.device == "cpu"
     places = node.cpus if on_cpus and (use.on_cpus or not node.gpus) else standing.gpus
     host = Host(
@@ -72,6 +77,8 @@ def _unfit(node: Node, use: Use) -> str:
         return "excluded by the spec"
     if use.nodelist and node.name not in use.nodelist:
         return "not in the spec's nodelist"
+    if use.gpu_type and use.gpu_type != node.gpu_type:
+        return f"has GPUs of type {node.gpu_type}" if node.gpu_type else "has GPUs without a type"
     if use.constraint and not _meets(use.constraint, node.features):
         return f"without the feature {use.constraint}"
     return ""
@@ -90,8 +97,6 @@ def _meets(constraint: str, features: Collection[str]) -> bool:
 
 def use_of(cluster: ClusterSpec) -> Use:
     """What a spec's keys say. Raises Invalid for a host list that cannot be understood."""
-    from orchestrator.cluster.slurm.hostlist import expand
-
     slurm = cluster.slurm
     return Use(
         partition=slurm.partition,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from orchestrator.cluster.slurm.gres import gpu_count, gpu_type, gpus_of_tres, parse_gres
 from orchestrator.cluster.slurm.records import reason, records, value
@@ -55,10 +56,8 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
 
 
 def _nodes(text: str) -> Iterator[Node]:
-    kinds: dict[str, tuple[str, frozenset[str]]] = {}  # thousands of nodes have few states
     for record in records(text, "NodeName"):
-        said = value(record, "State")
-        state, flags = kinds.get(said) or kinds.setdefault(said, parse_state(said))
+        state, flags = parse_state(value(record, "State"))
         gres = parse_gres(value(record, "Gres"))
         yield Node(
             name=value(record, "NodeName"),
@@ -76,6 +75,7 @@ def _nodes(text: str) -> Iterator[Node]:
         )
 
 
+@lru_cache(maxsize=4096)  # thousands of nodes have few states
 def parse_state(text: str) -> tuple[str, frozenset[str]]:
     """`IDLE*+DRAIN` is IDLE with DRAIN and NOT_RESPONDING."""
     flags: set[str] = set()
@@ -105,5 +105,6 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
+@lru_cache(maxsize=4096)
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)

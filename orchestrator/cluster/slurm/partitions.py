@@ -18,6 +18,8 @@ class Partition:
     """None: no limit."""
     default_time_s: int | None
     max_nodes: int | None
+    topology: str | None = None
+    """Its own, where a cluster has several (25.05 and newer)."""
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
@@ -30,6 +32,7 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
             max_time_s=seconds(value(record, "MaxTime")),
             default_time_s=seconds(value(record, "DefaultTime")),
             max_nodes=_count(value(record, "MaxNodes")),
+            topology=value(record, "Topology") or None,
         )
         for record in records(text, "PartitionName")
     )
