@@ -25,11 +25,11 @@ missing() { local c; for c in munged slurmctld slurmd sinfo scontrol sbatch srun
 install() {
   [ -n "$(missing)" ] || return 0
   local ask="apt-get -qq -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2"
-  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "missing: $(missing | xargs); as root on Debian or Ubuntu they would be installed" >&2; return 3; }
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "missing: $(echo $(missing)); as root on Debian or Ubuntu they would be installed" >&2; return 3; }
   export DEBIAN_FRONTEND=noninteractive
   local all="munge slurmctld slurmd slurm-client iproute2"
   { $ask install -y --no-install-recommends $all || { $ask update && $ask install -y --no-install-recommends $all; }; } >/dev/null 2>&1
-  [ -z "$(missing)" ] || { echo "missing: $(missing | xargs); apt-get install $all did not bring them" >&2; return 3; }
+  [ -z "$(missing)" ] || { echo "missing: $(echo $(missing)); apt-get install $all did not bring them" >&2; return 3; }
 }
 can_net() {  # in a namespace of its own name, which is taken away again
   [ "$(id -u)" = 0 ] && command -v ip >/dev/null || return 1
