@@ -24,6 +24,7 @@ from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
 if TYPE_CHECKING:
+    from orchestrator.backends.slurm.inventory import HostsFor
     from orchestrator.cluster.inventory import Inventory
     from orchestrator.plan.show.compare import Compared
     from orchestrator.plan.show.zero import ZeroTable
@@ -63,29 +64,45 @@ def plan_spec(
 
     spec = read_spec(path, overrides)
     config = read_model_config(spec.model, hub_cache(environ))
-    hosts, notes = _inventory(spec, inventory, environ)
-    found = plan(spec, hosts, config)
-    found = replace(found, notes=(*found.notes, *notes))
+    if inventory is None and spec.cluster.backend == "slurm":
+        return _planned_on_slurm(spec, config, environ)
+    found = plan(spec, _inventory(spec, inventory, environ), config)
     return Planned(spec=spec, plan=found, model_config=config)
 
 
-def _inventory(
-    spec: JobSpec, file: Path | None, environ: Mapping[str, str]
-) -> "tuple[Inventory, tuple[str, ...]]":
-    """The hosts for `spec`, and what a person should know of them."""
+def _planned_on_slurm(
+    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str]
+) -> Planned:
+    """Planned for the hosts that Slurm has, and with what the plan asks of the topology."""
+    from orchestrator.cluster.slurm.request import request_of, requested
+    from orchestrator.plan.planner import plan
+
+    hosts = _slurm_hosts(spec, environ)
+    found = plan(spec, hosts.inventory, config)
+    found = replace(found, notes=(*found.notes, *hosts.notes))
+    asks = request_of(found, hosts.inventory, hosts.topology, spec.cluster.spare_hosts)
+    cluster = replace(spec.cluster, slurm=requested(spec.cluster.slurm, asks))
+    return Planned(spec=replace(spec, cluster=cluster), plan=found, model_config=config)
+
+
+def _slurm_hosts(spec: JobSpec, environ: Mapping[str, str]) -> "HostsFor":
+    from orchestrator.backends.slurm.inventory import hosts_for
+    from orchestrator.cluster.slurm.gpus import gpu_table
+    from orchestrator.system import run_command
+
+    return hosts_for(run_command, gpu_table(environ), spec.cluster)
+
+
+def _inventory(spec: JobSpec, file: Path | None, environ: Mapping[str, str]) -> "Inventory":
     if file is not None:
         from orchestrator.cluster.file import read_inventory
 
-        return read_inventory(file), ()
+        return read_inventory(file)
     if spec.cluster.backend == "slurm":
-        from orchestrator.backends.slurm.inventory import hosts_for
-        from orchestrator.cluster.slurm.gpus import gpu_table
-        from orchestrator.system import run_command
-
-        return hosts_for(run_command, gpu_table(environ), spec.cluster)
+        return _slurm_hosts(spec, environ).inventory
     from orchestrator.cluster.local import local_inventory
 
-    return local_inventory(spec.cluster), ()
+    return local_inventory(spec.cluster)
 
 
 def inventory_at(
@@ -149,8 +166,7 @@ def zero_of(
     spec = read_spec(path, overrides)
     shape = shape_of(read_model_config(spec.model, hub_cache(environ)))
     devices = spec.cluster.hosts * spec.cluster.gpus_per_host
-    hosts, _ = _inventory(spec, inventory, environ)
-    fabric = hosts.fabric(spec.cluster.gpus_per_host)
+    fabric = _inventory(spec, inventory, environ).fabric(spec.cluster.gpus_per_host)
     real = inventory is not None or spec.cluster.backend != "local"
     limit = fabric.profile.memory_bytes if fabric and real else None
     return ZeroTable.of(shape, devices, spec.train.optimizer.name, limit)

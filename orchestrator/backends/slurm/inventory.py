@@ -39,10 +39,18 @@ class Cluster:
         return Inventory(hosts=tuple(hosts))
 
 
-def hosts_for(
-    shell: Shell, table: GpuTable, cluster: ClusterSpec
-) -> tuple[Inventory, tuple[str, ...]]:
-    """The hosts to plan a job for, and what a person should know of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsFor:
+    """What a job is planned for."""
+
+    inventory: Inventory
+    topology: Topology
+    notes: tuple[str, ...] = ()
+    """What a person should know of it."""
+
+
+def hosts_for(shell: Shell, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
+    """The hosts to plan a job for.
 
     Those that are free; where these are too few, those as well that are busy now, for the job can
     wait in the queue.
@@ -56,14 +64,15 @@ def hosts_for(
     free = seen.inventory(table, use)
     _check_known(seen, free, devices)
     if (count := len(free.with_devices(devices))) >= wanted:
-        return free, ()
+        return HostsFor(inventory=free, topology=seen.topology)
     later = seen.inventory(table, replace(use, patient=True))
     if len(later.with_devices(devices)) <= count:
-        return free, ()
+        return HostsFor(inventory=free, topology=seen.topology)
     note = (
         f"{count} of the {wanted} hosts are free now: planned for hosts that are busy as well, so"
     )
-    return later, (f"{note} the job waits in the queue",)
+    notes = (f"{note} the job waits in the queue",)
+    return HostsFor(inventory=later, topology=seen.topology, notes=notes)
 
 
 def _check_known(seen: Cluster, found: Inventory, devices: int) -> None:

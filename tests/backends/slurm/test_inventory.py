@@ -109,9 +109,11 @@ def test_a_command_that_hangs() -> None:
 
 
 def test_a_job_is_planned_for_free_hosts() -> None:
-    found, notes = hosts_for(SaidBefore(), TABLE, cluster(6, spares=2))
-    assert [host.name for host in found.with_devices(8)] == [f"n0{i}" for i in range(1, 9)]
-    assert notes == ()
+    found = hosts_for(SaidBefore(), TABLE, cluster(6, spares=2))
+    assert [host.name for host in found.inventory.with_devices(8)] == [
+        f"n0{i}" for i in range(1, 9)
+    ]
+    assert found.notes == ()
 
 
 def test_a_job_that_has_to_wait_is_planned_for_hosts_that_are_busy() -> None:
@@ -119,16 +121,16 @@ def test_a_job_that_has_to_wait_is_planned_for_hosts_that_are_busy() -> None:
         "State=IDLE+CLOUD+POWERED_DOWN", "State=ALLOCATED+CLOUD", 12
     )  # the a100s, those without GPUs and two h100s
     shell = SaidBefore(answers={"nodes": Completed(0, text, "")})
-    found, notes = hosts_for(shell, TABLE, cluster(4, partition="h100,cpu"))
-    assert len(found.with_devices(8)) == 6
-    found, notes = hosts_for(shell, TABLE, cluster(8, partition="h100,cpu"))
-    assert len(found.with_devices(8)) == 8
-    assert notes == (
+    found = hosts_for(shell, TABLE, cluster(4, partition="h100,cpu"))
+    assert len(found.inventory.with_devices(8)) == 6
+    found = hosts_for(shell, TABLE, cluster(8, partition="h100,cpu"))
+    assert len(found.inventory.with_devices(8)) == 8
+    assert found.notes == (
         "6 of the 8 hosts are free now: planned for hosts that are busy as well, so the job waits"
         " in the queue",
     )
-    found, notes = hosts_for(shell, TABLE, cluster(9, partition="h100,cpu"))
-    assert len(found.with_devices(8)) == 8
+    found = hosts_for(shell, TABLE, cluster(9, partition="h100,cpu"))
+    assert len(found.inventory.with_devices(8)) == 8
 
 
 def test_gpus_that_nobody_knows_are_asked_for() -> None:

@@ -54,7 +54,7 @@ def test_folds(names: list[str], text: str) -> None:
 names = st.from_regex(r"[a-z]{1,3}(-?[0-9]{1,4}){0,2}[a-z]?", fullmatch=True)
 
 
-@given(st.lists(names, max_size=40))
+@given(st.lists(names, max_size=12))
 def test_what_is_folded_expands_to_the_same_names(some: list[str]) -> None:
     found = expand(fold(some))
     assert len(found) == len(set(found))
