@@ -48,6 +48,7 @@ SYNONYMS = {
     "POWER": "POWERED_DOWN",
     "REBOOT": "REBOOT_REQUESTED",
 }
+IN_RESERVATION = {"RESERVED", "MAINTENANCE"}
 BASES = {"ALLOC": "ALLOCATED", "MIX": "MIXED", "UNK": "UNKNOWN", "ERR": "ERROR"}
 
 
@@ -69,7 +70,7 @@ def _nodes(text: str) -> Iterator[Node]:
             gpus_used=_used(record),
             features=_listed(value(record, "ActiveFeatures") or value(record, "AvailableFeatures")),
             partitions=_listed(value(record, "Partitions")),
-            reservation=value(record, "ReservationName") or value(record, "ResvName") or None,
+            reservation=_reservation(record) if flags & IN_RESERVATION else None,
             reason=reason(record),
             version=value(record, "Version"),
         )
@@ -90,6 +91,10 @@ def parse_state(text: str) -> tuple[str, frozenset[str]]:
         base = "ALLOCATED" if base == "DRAINING" else "IDLE"
     flags.update(SYNONYMS.get(word, word) for word in words[1:] if word)
     return base or "UNKNOWN", frozenset(flags)
+
+
+def _reservation(record: str) -> str | None:
+    return value(record, "ReservationName") or value(record, "ResvName") or None
 
 
 def _used(record: str) -> int | None:

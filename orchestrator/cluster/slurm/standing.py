@@ -45,6 +45,8 @@ class Standing:
 
 def standing_of(node: Node, *, exclusive: bool = False, reservation: str | None = None) -> Standing:
     """`exclusive`: for a job that wants hosts whole; `reservation`: that it runs in."""
+    if node.state == "IDLE" and not node.flags:
+        return Standing(state="free", gpus=node.gpus)  # of thousands the usual
     state, why = BASES.get(node.state, ("drained", f"in a state that is not known: {node.state}"))
     if given_up := [words for flag, words in GIVEN_UP.items() if _counts(flag, node, reservation)]:
         return Standing(state="drained", reason=_said(given_up[0], node), gpus=node.gpus)
