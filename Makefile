@@ -1,13 +1,16 @@
 # make demo   a training job that loses a rank and goes on, on this machine
 # make test   lint, types, import layers, and all tests but the slow ones
 # make check  the first three of these
+# make testbed-slurm  a small Slurm cluster on this machine, to play with
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format clean
+SLURM_TESTBED := slurm/testbed/slurm_testbed.sh
+
+.PHONY: help demo testbed-slurm test test-all check format clean
 
 help:
 	@sed -n "s/^\# //p" Makefile
@@ -21,6 +24,9 @@ $(READY): requirements.lock pyproject.toml
 
 demo: $(READY)
 	$(BIN)/ndctl submit examples/quickstart.yaml --new --follow --drill kill:rank=1@step=25
+
+testbed-slurm: $(READY)
+	@$(SLURM_TESTBED) play
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -24,6 +24,7 @@ from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
 if TYPE_CHECKING:
+    from orchestrator.backends.slurm.inventory import HostsFor
     from orchestrator.cluster.inventory import Inventory
     from orchestrator.plan.show.compare import Compared
     from orchestrator.plan.show.zero import ZeroTable
@@ -53,9 +54,11 @@ def plan_spec(
     environ: Mapping[str, str],
     inventory: Path | None = None,
 ) -> Planned:
-    """Read and plan a spec, for the hosts in the file `inventory` or else for this machine's.
+    """Read and plan a spec, for the hosts in the file `inventory`, or else for those of the spec's
+    backend: Slurm's, or this machine's.
 
-    Raises SpecError or PlanError with everything that is wrong.
+    Raises SpecError or PlanError with everything that is wrong, BackendError where Slurm does not
+    answer.
     """
     from orchestrator.load import read_spec
     from orchestrator.model_config import hub_cache, read_model_config
@@ -63,22 +66,62 @@ def plan_spec(
 
     spec = read_spec(path, overrides)
     config = read_model_config(spec.model, hub_cache(environ))
-    found = plan(spec, _inventory(spec, inventory), config)
+    if inventory is None and spec.cluster.backend == "slurm":
+        return _planned_on_slurm(spec, config, environ)
+    found = plan(spec, _inventory(spec, inventory, environ), config)
     return Planned(spec=spec, plan=found, model_config=config)
 
 
-def _inventory(spec: JobSpec, file: Path | None) -> "Inventory":
+def _planned_on_slurm(
+    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str]
+) -> Planned:
+    """Planned for the hosts that Slurm has, and with what the plan asks of the topology."""
+    from orchestrator.cluster.slurm.request import request_of, requested
+    from orchestrator.plan.planner import plan
+
+    hosts = _slurm_hosts(spec, environ)
+    found = plan(spec, hosts.inventory, config)
+    found = replace(found, notes=(*found.notes, *hosts.notes))
+    asks = request_of(found, hosts.inventory, hosts.topology, spec.cluster.spare_hosts)
+    cluster = replace(spec.cluster, slurm=requested(spec.cluster.slurm, asks))
+    return Planned(spec=replace(spec, cluster=cluster), plan=found, model_config=config)
+
+
+def _slurm_hosts(spec: JobSpec, environ: Mapping[str, str]) -> "HostsFor":
+    from orchestrator.backends.slurm.inventory import hosts_for
+    from orchestrator.cluster.slurm.gpus import gpu_table
+    from orchestrator.system import run_command
+
+    return hosts_for(run_command, gpu_table(environ), spec.cluster)
+
+
+def _inventory(spec: JobSpec, file: Path | None, environ: Mapping[str, str]) -> "Inventory":
+    if file is not None:
+        from orchestrator.cluster.file import read_inventory
+
+        return read_inventory(file)
+    if spec.cluster.backend == "slurm":
+        return _slurm_hosts(spec, environ).inventory
     from orchestrator.cluster.local import local_inventory
 
-    if file is None:
-        return local_inventory(spec.cluster)
-    from orchestrator.cluster.file import read_inventory
-
-    return read_inventory(file)
+    return local_inventory(spec.cluster)
 
 
-def inventory_at(file: Path | None, environ: Mapping[str, str]) -> "Inventory":
-    """The hosts in `file`, or else this machine."""
+def inventory_at(
+    file: Path | None,
+    environ: Mapping[str, str],
+    backend: str = "local",
+    partition: str | None = None,
+) -> "Inventory":
+    """The hosts in `file`, or else those of `backend`: Slurm's, or this machine."""
+    if file is None and backend == "slurm":
+        from orchestrator.backends.slurm.inventory import read_cluster
+        from orchestrator.cluster.slurm.gpus import gpu_table
+        from orchestrator.cluster.slurm.inventory import Use
+        from orchestrator.system import run_command
+
+        table = gpu_table(environ)
+        return read_cluster(run_command, partition, whole=True).inventory(table, Use())
     if file is None:
         from orchestrator.cluster.local import this_machine
 
@@ -125,8 +168,9 @@ def zero_of(
     spec = read_spec(path, overrides)
     shape = shape_of(read_model_config(spec.model, hub_cache(environ)))
     devices = spec.cluster.hosts * spec.cluster.gpus_per_host
-    fabric = _inventory(spec, inventory).fabric(spec.cluster.gpus_per_host)
-    limit = fabric.profile.memory_bytes if fabric and inventory else None
+    fabric = _inventory(spec, inventory, environ).fabric(spec.cluster.gpus_per_host)
+    real = inventory is not None or spec.cluster.backend != "local"
+    limit = fabric.profile.memory_bytes if fabric and real else None
     return ZeroTable.of(shape, devices, spec.train.optimizer.name, limit)
 
 

@@ -40,6 +40,7 @@ set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the spec."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+BACKENDS = click.Choice(["local", "slurm"])
 
 
 def _as_setting(ctx: click.Context, param: click.Parameter, backend: str | None) -> tuple[str, ...]:
@@ -49,7 +50,7 @@ def _as_setting(ctx: click.Context, param: click.Parameter, backend: str | None)
 backend_option = click.option(
     "--backend",
     "on_backend",
-    type=click.Choice(["local", "slurm"]),
+    type=BACKENDS,
     callback=_as_setting,
     help="Where it runs: short for --set cluster.backend=…  [the spec's]",
 )
@@ -138,7 +139,12 @@ def _keys_with_values(
 @spec_argument
 @set_option
 @json_option
-@click.option("--inventory", metavar="FILE", help="The hosts to plan for. [this machine]")
+@click.option("--inventory", metavar="FILE", help="The hosts to plan for. [the backend's]")
+@click.option(
+    "--backend",
+    type=BACKENDS,
+    help="Plan for the hosts that this has. [the spec's cluster.backend]",
+)
 @click.option(
     "--compare",
     multiple=True,
@@ -147,11 +153,12 @@ def _keys_with_values(
     help="Set the plans with these values side by side.",
 )
 @click.option("--zero", is_flag=True, help="Show what ZeRO-0 to 3 need on as many devices.")
-def plan(
+def plan(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
     overrides: tuple[str, ...],
     as_json: bool,
     inventory: str | None,
+    backend: str | None,
     compare: tuple[str, ...],
     zero: bool,
 ) -> None:
@@ -165,6 +172,8 @@ def plan(
 
     if compare and zero:
         raise click.UsageError("--compare and --zero exclude each other")
+    if backend is not None:
+        overrides = (*overrides, f"cluster.backend={backend}")
     hosts = None if inventory is None else Path(inventory)
     if compare:
         found = app.compare_plans(Path(spec), overrides, os.environ, hosts, compare)
@@ -187,16 +196,23 @@ def _print(
 
 
 @cli.command(epilog="Example: ndctl inventory --inventory examples/inventories/h100.yaml")
-@click.option("--inventory", metavar="FILE", help="The hosts to show. [this machine]")
+@click.option("--inventory", metavar="FILE", help="The hosts to show. [the backend's]")
+@click.option("--backend", type=BACKENDS, default="local", help="Whose hosts. [this machine]")
+@click.option("--partition", metavar="P", help="Slurm's nodes in this partition alone.")
 @json_option
-def inventory(inventory: str | None, as_json: bool) -> None:
+def inventory(inventory: str | None, backend: str, partition: str | None, as_json: bool) -> None:
     """Show the hosts that there are, as a tree of the switches between them."""
     from pathlib import Path
 
     from orchestrator import app
     from orchestrator.cluster.show import describe_inventory, inventory_json
 
-    found = app.inventory_at(None if inventory is None else Path(inventory), os.environ)
+    if inventory is not None and backend != "local":
+        raise click.UsageError("--inventory and --backend slurm exclude each other")
+    if partition is not None and backend != "slurm":
+        raise click.UsageError("--partition needs --backend slurm")
+    file = None if inventory is None else Path(inventory)
+    found = app.inventory_at(file, os.environ, backend, partition)
     if as_json:
         _print_json(inventory_json(found))
     else:

@@ -21,6 +21,8 @@ class Host:
     profile: Profile | None = None
     state: State = "free"
     """`busy` with another job, or `drained`: its administrator wants nothing to start there."""
+    reason: str = ""
+    """Why it is not free, where somebody says."""
     switches: tuple[str, ...] = ()
     """From the outermost down to the one that the host hangs on, as in `("spine-1", "leaf-3")`;
     empty where nobody says."""
@@ -53,7 +55,7 @@ class Inventory:
         reasons: dict[str, str] = {}
         for host in self.hosts:
             if host.state != "free":
-                reasons[host.name] = f"is {host.state}"
+                reasons[host.name] = f"is {state_of(host)}"
             elif host.devices < devices:
                 reasons[host.name] = f"has {host.devices} of the {devices} devices needed"
         able = [host for host in self.hosts if host.name not in reasons]
@@ -91,6 +93,11 @@ class Inventory:
         if not any(host.nvlink_block for host in self.hosts):
             return ()
         return _block_sizes(self.with_devices(devices))
+
+
+def state_of(host: Host) -> str:
+    """Its state, with the reason where it is known."""
+    return f"{host.state} ({host.reason})" if host.reason else host.state
 
 
 def _kind(host: Host) -> str:

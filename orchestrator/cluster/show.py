@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.cluster.inventory import Host, Inventory, natural
+from orchestrator.cluster.inventory import Host, Inventory, natural, state_of
 from orchestrator.cluster.profile import Profile
 from orchestrator.contract.codec import encode
 
@@ -27,6 +27,7 @@ def inventory_json(inventory: Inventory) -> dict[str, Any]:
                 "devices": host.devices,
                 "profile": host.profile.name if host.profile else None,
                 "state": host.state,
+                "reason": host.reason,
                 "switches": list(host.switches),
                 "nvlink_block": host.nvlink_block,
             }
@@ -108,8 +109,10 @@ def _below(node: _Node, usual: str, indent: str) -> Iterator[str]:
         yield f"{indent}{name}  {_count(list(first.all_hosts()))}{each}{_names(alike)}"
         yield from _below(first, usual, indent + "  ")
     why = [_oddity(host, usual) for host in node.hosts]
-    if len(set(why)) == 1 and len(why) > 1 and why[0] in ("busy", "drained"):
-        return  # the line of the switch has said so
+    if why and _all_the_same(why) and node.hosts[0].state != "free":
+        if why[0] not in ("busy", "drained"):  # else the line of the switch has said so
+            yield f"{indent}all {why[0]}"
+        return
     odd = [f"{host.name}  {said}" for host, said in zip(node.hosts, why, strict=True) if said]
     yield from (f"{indent}{line}" for line in odd[:NAMED])
     if len(odd) > NAMED:
@@ -127,14 +130,19 @@ def _names(alike: Sequence[_Node]) -> str:
 def _shape(node: _Node, usual: str) -> Any:
     """What two switches have in common whose lines would differ in names alone."""
     odd = [_oddity(host, usual) for host in node.hosts]
-    if any(odd):
+    if any(odd) and not _all_the_same(odd):
         return node.name
-    return len(node.hosts), tuple(_shape(child, usual) for child in node.children.values())
+    return len(odd), odd[:1], tuple(_shape(child, usual) for child in node.children.values())
+
+
+def _all_the_same(odd: Sequence[str]) -> bool:
+    """Of several hosts; a lone one is named."""
+    return len(odd) > 1 and len(set(odd)) == 1
 
 
 def _oddity(host: Host, usual: str) -> str:
     """What is not as usual about a host; empty where all is."""
-    parts: list[str] = [] if host.state == "free" else [host.state]
+    parts: list[str] = [] if host.state == "free" else [state_of(host)]
     if _kind(host) != usual:
         parts.append(_kind(host))
     return ", ".join(parts)

@@ -18,6 +18,8 @@ TORCHRUN_PID = "NDCTL_TORCHRUN_PID"
 """torchrun's process: a keeper with another parent is an orphan."""
 RUN_ROOT = "NDCTL_RUN_ROOT"
 """Default of `--run-root` for every verb."""
+SLURM_GPUS = "NDCTL_SLURM_GPUS"
+"""A site's own table of what GPUs Slurm's gres types are, before ndctl's."""
 TOKEN = "NDCTL_TOKEN"
 """The job's token, where a backend cannot hand over the file."""
 

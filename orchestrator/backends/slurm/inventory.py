@@ -1,0 +1,164 @@
+"""Asks Slurm what hosts there are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.cluster.inventory import Inventory
+from orchestrator.cluster.slurm.gpus import GpuTable
+from orchestrator.cluster.slurm.inventory import Use, inventory_of, use_of
+from orchestrator.cluster.slurm.nodes import Node, parse_nodes
+from orchestrator.cluster.slurm.partitions import Partition, parse_partitions
+from orchestrator.cluster.slurm.topology import Topology, parse_topology
+from orchestrator.contract.codec import Invalid
+from orchestrator.contract.env import SLURM_GPUS
+from orchestrator.contract.spec import ClusterSpec
+from orchestrator.errors import BackendError, PlanError, SpecError
+from orchestrator.seams import Completed, Shell
+
+TIMEOUT_S = 30.0
+NODES = ("scontrol", "--details", "-o", "show", "nodes")
+PARTITIONS = ("scontrol", "-o", "show", "partitions")
+TOPOLOGY = ("scontrol", "show", "topology")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What Slurm said, at one moment."""
+
+    nodes: tuple[Node, ...]
+    topology: Topology
+    partition: Partition | None
+    """The one that was looked at; None: all nodes."""
+
+    def inventory(self, table: GpuTable, use: Use) -> Inventory:
+        found = inventory_of(self.nodes, self.topology, table, use)
+        if self.partition is None or self.partition.state == "UP":
+            return found
+        why = f"partition {self.partition.name} is {self.partition.state}"
+        hosts = (replace(host, state="drained", reason=why) for host in found.hosts)
+        return Inventory(hosts=tuple(hosts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsFor:
+    """What a job is planned for."""
+
+    inventory: Inventory
+    topology: Topology
+    notes: tuple[str, ...] = ()
+    """What a person should know of it."""
+
+
+def hosts_for(shell: Shell, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
+    """The hosts to plan a job for.
+
+    Those that are free; where these are too few, those as well that are busy now, for the job can
+    wait in the queue.
+    """
+    seen = read_cluster(shell, cluster.slurm.partition)
+    try:
+        use = use_of(cluster)
+    except Invalid as exc:
+        raise SpecError(f"cluster.slurm.nodelist or exclude: {exc}") from exc
+    wanted, devices = cluster.hosts + cluster.spare_hosts, cluster.gpus_per_host
+    free = seen.inventory(table, use)
+    _check_known(seen, free, devices)
+    if (count := len(free.with_devices(devices))) >= wanted:
+        return HostsFor(inventory=free, topology=seen.topology)
+    later = seen.inventory(table, replace(use, patient=True))
+    if len(later.with_devices(devices)) <= count:
+        return HostsFor(inventory=free, topology=seen.topology)
+    note = (
+        f"{count} of the {wanted} hosts are free now: planned for hosts that are busy as well, so"
+    )
+    notes = (f"{note} the job waits in the queue",)
+    return HostsFor(inventory=later, topology=seen.topology, notes=notes)
+
+
+def _check_known(seen: Cluster, found: Inventory, devices: int) -> None:
+    """Without a profile nothing can be planned; what a site has to say where Slurm does not."""
+    able = [host for host in found.hosts if host.devices >= devices]
+    if not able or any(host.profile for host in able):
+        return
+    node = next(node for node in seen.nodes if node.name == able[0].name)
+    gres = f"gpu:{node.gpu_type}" if node.gpu_type else "gpu, without a type"
+    features = f" (features: {', '.join(node.features)})" if node.features else ""
+    entry = f'type: "{node.gpu_type or ""}"'
+    if node.features and not node.gpu_type:
+        entry = f"feature: {node.features[0]}"
+    raise PlanError(
+        f"what the GPUs are is not known: Slurm calls those of {node.name} {gres}{features}",
+        fix=f"write it into a file, for example gpus: [{{{entry}, profile: h100-sxm-80gb}}], and"
+        f" name that in {SLURM_GPUS}; or give the hosts with --inventory FILE",
+    )
+
+
+def read_cluster(shell: Shell, partition: str | None, *, whole: bool = False) -> Cluster:
+    """The nodes of `partition`, by default of the cluster's default one; `whole`: of any.
+
+    Raises BackendError when Slurm does not answer, or has no such partition.
+    """
+    looked_at = None
+    if partition is not None or not whole:
+        looked_at = _chosen(parse_partitions(_told(shell, PARTITIONS)), partition)
+    nodes = parse_nodes(_told(shell, NODES))
+    if looked_at is not None:
+        inside = set(looked_at.nodes)
+        nodes = tuple(
+            node for node in nodes if node.name in inside or looked_at.name in node.partitions
+        )
+    named = (looked_at.topology,) if looked_at and looked_at.topology else ()
+    topology = _asked(shell, (*TOPOLOGY, *named))
+    return Cluster(
+        nodes=nodes,
+        # Without a topology plugin older versions refuse, which says as much.
+        topology=parse_topology(topology.out) if topology.code == 0 else Topology(),
+        partition=looked_at,
+    )
+
+
+def _chosen(partitions: Sequence[Partition], name: str | None) -> Partition | None:
+    """The partitions of that name, which sbatch takes several of; None: none is the default."""
+    if name is None:
+        return next((one for one in partitions if one.default), None)
+    by_name = {one.name: one for one in partitions}
+    wanted = name.split(",")
+    missing = [one for one in wanted if one not in by_name]
+    if missing:
+        raise BackendError(
+            f"Slurm has no partition {', '.join(missing)}",
+            fix=f"there are {', '.join(by_name) or 'none that you may use'}",
+        )
+    chosen = [by_name[one] for one in wanted]
+    up = [one for one in chosen if one.state == "UP"] or chosen
+    nodes = tuple(dict.fromkeys(node for one in up for node in one.nodes))
+    return replace(up[0], name=name, nodes=nodes)
+
+
+def _told(shell: Shell, argv: Sequence[str]) -> str:
+    done = _asked(shell, argv)
+    if done.code == 0:
+        return done.out
+    said = " ".join((done.err or done.out).split()) or f"exit code {done.code}"
+    raise BackendError(
+        f"Slurm does not answer `{' '.join(argv)}`: {said}",
+        fix="`scontrol ping` says whether slurmctld is up; or give the hosts with --inventory FILE",
+    )
+
+
+def _asked(shell: Shell, argv: Sequence[str]) -> Completed:
+    try:
+        done = shell(argv, timeout=TIMEOUT_S)
+    except TimeoutError as exc:
+        raise BackendError(
+            f"Slurm does not answer: {exc}",
+            fix="`scontrol ping` says whether slurmctld is up; or give the hosts with"
+            " --inventory FILE",
+        ) from exc
+    if done.code == 127:
+        raise BackendError(
+            f"there is no Slurm here: {argv[0]} cannot be run ({done.err.strip()})",
+            fix="type it on a login node of the cluster, where `scontrol ping` answers, or give the"
+            " hosts with --inventory FILE",
+        )
+    return done

@@ -1,0 +1,110 @@
+"""Slurm's nodes and topology as an `Inventory`."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.cluster.inventory import Host, Inventory
+from orchestrator.cluster.profile import Profile
+from orchestrator.cluster.profiles import load_profile
+from orchestrator.cluster.slurm.gpus import GpuTable
+from orchestrator.cluster.slurm.hostlist import expand
+from orchestrator.cluster.slurm.nodes import Node
+from orchestrator.cluster.slurm.standing import Standing, standing_of
+from orchestrator.cluster.slurm.topology import Topology, switches_of
+from orchestrator.contract.spec import ClusterSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What a job wants of the nodes, as far as it changes which are free for it."""
+
+    partition: str | None = None
+    """None: of any."""
+    exclusive: bool = False
+    reservation: str | None = None
+    constraint: str | None = None
+    nodelist: frozenset[str] = frozenset()
+    """When given, no others."""
+    exclude: frozenset[str] = frozenset()
+    gpu_type: str | None = None
+    """None: of any."""
+    on_cpus: bool = False
+    """Ranks run on CPUs: a host has as many places as CPUs."""
+    patient: bool = False
+    """The job can wait in the queue: hosts that are busy will be free."""
+
+
+def inventory_of(nodes: Sequence[Node], topology: Topology, table: GpuTable, use: Use) -> Inventory:
+    on_cpus = use.on_cpus or not any(node.gpus for node in nodes)
+    switches = switches_of(topology, (node.name for node in nodes))
+    cpu = load_profile("cpu") if on_cpus else None
+    return Inventory(
+        hosts=tuple(
+            _host(node, use, cpu or _gpu_profile(node, table), switches.get(node.name, ()))
+            for node in nodes
+        )
+    )
+
+
+def _gpu_profile(node: Node, table: GpuTable) -> Profile | None:
+    if not node.gpus:
+        return None
+    return table.profile_of(node.gpu_type, node.features)
+
+
+def _host(node: Node, use: Use, profile: Profile | None, switches: tuple[str, ...]) -> Host:
+    standing = standing_of(node, exclusive=use.exclusive, reservation=use.reservation)
+    if use.patient and standing.state != "drained":
+        standing = Standing(state="free", gpus=node.gpus)
+    on_cpus = profile is not None and profile.device == "cpu"
+    places = node.cpus if on_cpus and (use.on_cpus or not node.gpus) else standing.gpus
+    host = Host(
+        name=node.name,
+        devices=places,
+        device_bytes=profile.memory_bytes if profile and not on_cpus else None,
+        profile=profile,
+        state=standing.state,
+        reason=standing.reason,
+        switches=switches,
+    )
+    why = _unfit(node, use)
+    return replace(host, state="drained", reason=why) if why else host
+
+
+def _unfit(node: Node, use: Use) -> str:
+    """Why the spec's own words keep the job off a node; empty where they do not."""
+    if node.name in use.exclude:
+        return "excluded by the spec"
+    if use.nodelist and node.name not in use.nodelist:
+        return "not in the spec's nodelist"
+    if use.gpu_type and use.gpu_type != node.gpu_type:
+        return f"has GPUs of type {node.gpu_type}" if node.gpu_type else "has GPUs without a type"
+    if use.constraint and not _meets(use.constraint, node.features):
+        return f"without the feature {use.constraint}"
+    return ""
+
+
+def _meets(constraint: str, features: Collection[str]) -> bool:
+    """Of constraints that are features with & or | between; richer ones are left to Slurm."""
+    if set(constraint) & set("[]()*"):
+        return True
+    separator = "|" if "|" in constraint else "&"
+    if separator == "|" and set("&,") & set(constraint):
+        return True
+    words = [word in features for word in constraint.replace(",", "&").split(separator)]
+    return any(words) if separator == "|" else all(words)
+
+
+def use_of(cluster: ClusterSpec) -> Use:
+    """What a spec's keys say. Raises Invalid for a host list that cannot be understood."""
+    slurm = cluster.slurm
+    return Use(
+        partition=slurm.partition,
+        exclusive=slurm.exclusive,
+        reservation=slurm.reservation,
+        constraint=slurm.constraint,
+        nodelist=frozenset(expand(slurm.nodelist or "")),
+        exclude=frozenset(expand(slurm.exclude or "")),
+        gpu_type=slurm.gpu_type,
+        on_cpus=slurm.gpus == "none",
+    )

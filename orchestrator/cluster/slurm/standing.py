@@ -1,0 +1,89 @@
+"""Whether a node is free for a job, by its state, its flags and the GPUs in use."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.cluster.inventory import State
+from orchestrator.cluster.slurm.nodes import Node
+
+GIVEN_UP: Mapping[str, str] = {
+    "DRAIN": "drained",
+    "FAIL": "failing",
+    "NOT_RESPONDING": "not responding",
+    "INVALID_REG": "does not have what slurm.conf says",
+    "MAINTENANCE": "in maintenance",
+    "REBOOT_REQUESTED": "waits for a reboot",
+    "REBOOT_ISSUED": "reboots",
+    "POWER_DOWN": "is about to be powered down",
+    "POWERING_DOWN": "is being powered down",
+}
+"""Flags of a node on which its administrator wants nothing to start, in words."""
+TAKEN: Mapping[str, str] = {
+    "COMPLETING": "a job is ending there",
+    "PLANNED": "kept for a job in the queue",
+    "BLOCKED": "blocked by a job that has its block alone",
+}
+BASES: Mapping[str, tuple[State, str]] = {
+    "IDLE": ("free", ""),
+    "ALLOCATED": ("busy", "allocated"),
+    "MIXED": ("free", ""),
+    "DOWN": ("drained", "down"),
+    "ERROR": ("drained", "in error"),
+    "FUTURE": ("drained", "not there yet"),
+    "UNKNOWN": ("drained", "its state is not known"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    state: State
+    reason: str = ""
+    """Why it is not free: in Slurm's words, with what an administrator noted."""
+    gpus: int = 0
+    """That the job may have, of a host that is free; else all of them."""
+
+
+def standing_of(node: Node, *, exclusive: bool = False, reservation: str | None = None) -> Standing:
+    """`exclusive`: for a job that wants hosts whole; `reservation`: that it runs in."""
+    if node.state == "IDLE" and not node.flags:
+        return Standing(state="free", gpus=node.gpus)  # of thousands the usual
+    state, why = BASES.get(node.state, ("drained", f"in a state that is not known: {node.state}"))
+    if given_up := [words for flag, words in GIVEN_UP.items() if _counts(flag, node, reservation)]:
+        return Standing(state="drained", reason=_said(given_up[0], node), gpus=node.gpus)
+    if state == "drained":
+        return Standing(state=state, reason=_said(why, node), gpus=node.gpus)
+    if "RESERVED" in node.flags and node.reservation != reservation:
+        why = f"reserved: {node.reservation}" if node.reservation else "reserved"
+        return Standing(state="busy", reason=why, gpus=node.gpus)
+    for flag, words in TAKEN.items():
+        if flag in node.flags:
+            return Standing(state="busy", reason=words, gpus=node.gpus)
+    if state == "busy":
+        return Standing(state=state, reason=why, gpus=node.gpus)
+    return (
+        _shared(node, exclusive)
+        if node.state == "MIXED"
+        else Standing(state="free", gpus=node.gpus)
+    )
+
+
+def _counts(flag: str, node: Node, reservation: str | None) -> bool:
+    if flag == "MAINTENANCE" and reservation is not None and node.reservation == reservation:
+        return False  # the job runs in that very reservation
+    return flag in node.flags
+
+
+def _said(words: str, node: Node) -> str:
+    return f"{words}: {node.reason}" if node.reason else words
+
+
+def _shared(node: Node, exclusive: bool) -> Standing:
+    """Of a node that others use a part of."""
+    if exclusive:
+        return Standing(state="busy", reason="others use a part of it", gpus=node.gpus)
+    if node.gpus and node.gpus_used is None:
+        return Standing(state="busy", reason="others use nobody says what of it", gpus=node.gpus)
+    left = node.gpus - (node.gpus_used or 0)
+    if node.gpus and left <= 0:
+        return Standing(state="busy", reason="others use all its GPUs", gpus=node.gpus)
+    return Standing(state="free", gpus=left)

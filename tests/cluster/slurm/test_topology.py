@@ -1,0 +1,92 @@
+"""Trees of switches and blocks, as Slurm shows them."""
+
+import pytest
+
+from orchestrator.cluster.slurm.partitions import parse_partitions, seconds
+from orchestrator.cluster.slurm.topology import allocated_switches, parse_topology, switches_of
+from tests.cluster.slurm.captured import captured
+
+
+def test_a_tree_from_the_outermost_switch_down() -> None:
+    found = parse_topology(captured("22.05/typed-topology.txt"))
+    assert found.kind == "tree"
+    assert found.switches["n05"] == ("core", "pod1", "leaf2")
+    assert found.switches["a-2-4"] == ("core", "pod2", "leaf3")
+    assert found.switches["c1"] == ("eth",)
+    assert len(found.switches) == 18
+
+
+def test_trees_and_lone_switches_of_another_site() -> None:
+    found = parse_topology(captured("unstated/topology-tree.txt"))
+    assert found.switches == {
+        "cpu-000-109": ("cpu",),
+        "cpu-002-219": ("cpu",),
+        "cpu-003-040": ("cpu",),
+        "h100-008-154": ("spine-use2-az3-0", "h100"),
+        "h100-236-009": ("spine-use2-az3-0", "h100"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "host", "block", "hosts"),
+    [
+        ("25.05/topology-block.txt", "node0019", "block02", 36),
+        ("25.11/topology-block.txt", "10.140.93.120", "gb300_b1", 4),
+        ("unstated/topology-block.txt", "g3-130-003", "block_DH1-067-US-EAST-04B", 10),
+    ],
+)
+def test_blocks_without_those_put_together_from_others(
+    file: str, host: str, block: str, hosts: int
+) -> None:
+    found = parse_topology(captured(file))
+    assert found.kind == "block"
+    assert found.blocks[host] == block
+    assert len(found.blocks) == hosts
+
+
+def test_without_a_topology_nothing_is_known() -> None:
+    assert parse_topology("No topology information available\n").kind == "flat"
+
+
+def test_switches_that_hang_on_each_other_end() -> None:
+    text = "SwitchName=a Level=0 Nodes=n1 \nSwitchName=b Switches=a,c\nSwitchName=c Switches=b\n"
+    assert parse_topology(text).switches == {"n1": ("c", "b", "a")}
+
+
+def test_what_a_leader_learns_of_its_hosts() -> None:
+    topology = captured("22.05/topology.txt")
+    assert allocated_switches("node[2,5]", topology) == {
+        "node2": ("spine", "leaf1"),
+        "node5": ("spine", "leaf3"),
+    }
+    assert allocated_switches("elsewhere", topology) == {}
+
+
+def test_a_block_is_the_innermost_switch() -> None:
+    found = parse_topology(captured("25.05/topology-block.txt"))
+    assert switches_of(found, ["node0001", "login"]) == {"node0001": ("block01",)}
+
+
+def test_partitions() -> None:
+    h100, a100, cpu = parse_partitions(captured("22.05/typed-partitions.txt"))
+    assert (h100.name, h100.default, h100.state) == ("h100", True, "UP")
+    assert (h100.max_time_s, h100.default_time_s) == (172_800, 3_600)
+    assert h100.nodes == tuple(f"n{i:02}" for i in range(1, 9))
+    assert (a100.state, a100.max_nodes, a100.max_time_s) == ("DRAIN", 4, 5_400)
+    assert (cpu.max_time_s, cpu.max_nodes) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "secs"),
+    [
+        ("30", 1_800),
+        ("1:30", 90),
+        ("01:30:00", 5_400),
+        ("2-00:00:00", 172_800),
+        ("1-12", 129_600),
+        ("UNLIMITED", None),
+        ("NONE", None),
+    ],
+)
+def test_times(text: str, secs: int | None) -> None:
+    assert seconds(text) == secs

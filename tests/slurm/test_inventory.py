@@ -1,0 +1,100 @@
+"""`ndctl inventory` and `ndctl plan` against real daemons."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.slurm.inventory import read_cluster
+from orchestrator.cluster.slurm.topology import allocated_switches
+from tests.e2e.job import SPEC as JOB
+from tests.slurm.testbed import SlurmTestbed, run_within, running_testbed
+
+pytestmark = [pytest.mark.slurm, pytest.mark.process]
+
+
+def ndctl(testbed: SlurmTestbed, *args: str) -> str:
+    return testbed.told(sys.executable, "-m", "orchestrator", *args, timeout=120)
+
+
+def inventory(testbed: SlurmTestbed, *args: str) -> dict[str, dict[str, Any]]:
+    body = json.loads(ndctl(testbed, "inventory", "--backend", "slurm", "--json", *args))
+    return {host["name"]: host for host in body["hosts"]}
+
+
+def plan(testbed: SlurmTestbed, **sets: object) -> dict[str, Any]:
+    stdlib = f"data.files={Path(json.__file__).parent}/*.py"
+    keys = [f"--set={key.replace('__', '.')}={value}" for key, value in sets.items()]
+    args = ("plan", str(JOB), f"--set={stdlib}", "--backend", "slurm", "--json", *keys)
+    body: dict[str, Any] = json.loads(ndctl(testbed, *args))
+    return body
+
+
+def test_hosts_with_their_state_and_switches(slurm: SlurmTestbed) -> None:
+    slurm.told(
+        "sbatch", "-N1", "-w", "node1", "--gpus-per-node=2", "-o/dev/null", "--wrap=sleep 99"
+    )
+    slurm.told(
+        "sbatch", "-N1", "-w", "node2", "--gpus-per-node=1", "-o/dev/null", "--wrap=sleep 99"
+    )
+    slurm.told("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=ECC errors = 3")
+    slurm.kill_node("node4")
+    slurm.wait_for("node4 down", lambda: slurm.node_state("node4") == "down*")
+    found = inventory(slurm)
+    assert {name: (host["state"], host["reason"]) for name, host in found.items()} == {
+        "node1": ("busy", "others use all its GPUs"),
+        "node2": ("free", ""),
+        "node3": ("drained", "drained: ECC errors = 3"),
+        "node4": ("drained", "not responding: Not responding"),
+    }
+    assert {host["profile"] for host in found.values()} == {"cpu"}
+    assert found["node2"]["devices"] == 1
+    assert found["node4"]["switches"] == ["spine", "leaf2"]
+
+
+def test_a_plan_takes_free_hosts_and_says_when_it_has_to_wait(slurm: SlurmTestbed) -> None:
+    slurm.told(
+        "sbatch", "-N1", "-w", "node1", "--gpus-per-node=2", "-o/dev/null", "--wrap=sleep 99"
+    )
+    slurm.wait_for("the job", lambda: slurm.node_state("node1") != "idle")
+    assert set(plan(slurm)["hosts"]) == {"node3", "node4"}  # below one leaf
+    waits = plan(slurm, cluster__hosts=4)
+    assert set(waits["hosts"]) == set(slurm.names)
+    assert any("3 of the 4 hosts are free now" in note for note in waits["notes"])
+
+
+def test_no_answer_is_said_in_words(slurm: SlurmTestbed) -> None:
+    slurm.stop_ctld()
+    done = slurm([sys.executable, "-m", "orchestrator", "inventory", "--backend", "slurm"])
+    assert done.code == 6
+    assert "Unable to contact slurm controller" in done.err
+    assert "scontrol ping" in done.err
+
+
+def test_a_machine_without_slurm_is_told_where_to_type_it(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "orchestrator", "inventory", "--backend", "slurm"]
+    done = run_within(argv, {"PATH": str(tmp_path)}, 60)
+    assert done.code == 6
+    assert "there is no Slurm here" in done.err
+
+
+def test_what_the_leader_of_an_allocation_learns(slurm: SlurmTestbed) -> None:
+    script = "echo $SLURM_JOB_NODELIST; scontrol show topology"
+    nodelist, topology = slurm.told("srun", "-N1", "-w", "node3", "sh", "-c", script).split("\n", 1)
+    assert allocated_switches(nodelist, topology) == {"node3": ("spine", "leaf2")}
+
+
+@pytest.mark.usefixtures("slurm_there")
+def test_gpus_without_a_type_and_partitions() -> None:
+    parts = "\n".join(
+        [
+            "PartitionName=train Nodes=node[1-2] Default=YES State=UP",
+            "PartitionName=test Nodes=node3 State=UP",
+        ]
+    )
+    with running_testbed(3, 1, {"TB_GPU_TYPE": "", "TB_PARTITIONS": parts}) as testbed:
+        found = inventory(testbed, "--partition", "test")
+        assert {name: host["profile"] for name, host in found.items()} == {"node3": None}
+        assert {node.name for node in read_cluster(testbed, None).nodes} == {"node1", "node2"}

@@ -1,0 +1,60 @@
+"""The testbed itself: what it promises to the tests on it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.testbed import SlurmTestbed, running_testbed
+
+pytestmark = [pytest.mark.slurm, pytest.mark.process]
+
+
+def test_a_job_runs_on_its_fake_gpus(slurm: SlurmTestbed) -> None:
+    said = slurm.told("srun", "-N2", "--gpus-per-node=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert said.splitlines() == ["0,1", "0,1"]
+
+
+def test_what_a_test_breaks_is_put_right(slurm: SlurmTestbed) -> None:
+    slurm.told("sbatch", "-N4", "--output=/dev/null", "--wrap", "sleep 600")
+    slurm.kill_node("node2")
+    slurm.told("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=a test")
+    slurm.told(
+        *("scontrol", "create", "reservation", "ReservationName=r", "StartTime=now"),
+        *("Duration=60", "Nodes=node4", "Users=root", "Flags=IGNORE_JOBS"),
+    )
+    slurm.stop_ctld("KILL")
+    slurm.restore()
+    assert slurm.told("squeue", "-h") == ""
+    assert slurm.told("sinfo", "-h", "-o", "%D %T") == "4 idle"
+
+
+def test_a_node_can_be_cut_off(slurm: SlurmTestbed) -> None:
+    if not slurm.has_network:
+        pytest.skip("nodes have no networks of their own here")
+    slurm.net_down("node4")
+    slurm.wait_for("node4 missing", lambda: slurm.node_state("node4").endswith("*"))
+    slurm.net_up("node4")
+    slurm.wait_for("node4 back", lambda: slurm.node_state("node4") == "idle")
+
+
+def fails_in_the_middle_of_a_job(there: list[str]) -> None:
+    with running_testbed(nodes=2, gpus=0) as testbed:
+        testbed.told("sbatch", "-N2", "--output=/dev/null", "--wrap", "srun sleep 600")
+        testbed.wait_for("a step", lambda: "RUNNING" in testbed.told("squeue", "-h", "-o", "%T"))
+        there += testbed.left()
+        raise ZeroDivisionError
+
+
+@pytest.mark.usefixtures("slurm_there")
+def test_nothing_is_left_behind_when_a_test_fails() -> None:
+    there: list[str] = []
+    with pytest.raises(ZeroDivisionError):
+        fails_in_the_middle_of_a_job(there)
+    kinds = [line.split()[:2] for line in there]
+    paths = {
+        "process": Path("/proc"),
+        "namespace": Path("/run/netns"),
+        "bridge": Path("/sys/class/net"),
+    }
+    assert sum(kind == "process" for kind, _ in kinds) >= 4
+    assert [name for kind, name in kinds if (paths[kind] / name).exists()] == []
