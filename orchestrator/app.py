@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,7 +187,7 @@ class Submission:
         return RunDir((self.run_root / self.planned.spec.name).absolute())
 
 
-def launch_of(submission: Submission, number: int) -> LaunchPlan:
+def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) -> LaunchPlan:
     spec = submission.planned.spec
     cluster, count = spec.cluster, len(submission.planned.plan.hosts) + spec.cluster.spare_hosts
     on_slurm = cluster.backend == "slurm"
@@ -201,15 +201,27 @@ def launch_of(submission: Submission, number: int) -> LaunchPlan:
         devices_per_host=cluster.gpus_per_host,
         agent_timeout=spec.resilience.agent_timeout,
         slurm=cluster.slurm if on_slurm else None,
+        exclude=tuple(exclude),
     )
+
+
+def _struck(submission: Submission, backend: Backend, clock: Clock) -> tuple[str, ...]:
+    """Hosts of the cluster that broke too many jobs to be asked for."""
+    from orchestrator import strikes
+
+    if not (submission.run_root / strikes.FOLDER).exists():
+        return ()  # without asking the scheduler its name
+    path = strikes.path_of(submission.run_root, backend.cluster())
+    return tuple(sorted(strikes.excluded(path, clock.now())))
 
 
 def render(submission: Submission, environ: Mapping[str, str]) -> str:
     """Exactly what `submit` would start, or hand to a scheduler."""
     from orchestrator.system import SystemClock
 
-    backend = _backend(submission.planned.spec.cluster.backend, environ, SystemClock())
-    return backend.describe(launch_of(submission, 1))
+    clock = SystemClock()
+    backend = _backend(submission.planned.spec.cluster.backend, environ, clock)
+    return backend.describe(launch_of(submission, 1, _struck(submission, backend, clock)))
 
 
 def _backend(name: str, environ: Mapping[str, str], clock: Clock) -> Backend:
@@ -223,7 +235,7 @@ def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) ->
     """What `submit` would write and start, and what a scheduler that can be asked says to it."""
     backend = _backend(submission.planned.spec.cluster.backend, environ, clock)
     config = json.dumps(encode(_trainer_config(submission)), indent=2)
-    launch = launch_of(submission, 1)
+    launch = launch_of(submission, 1, _struck(submission, backend, clock))
     try:
         said = backend.check(launch)
     except BackendError as exc:
@@ -251,14 +263,15 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     backend = _backend(submission.planned.spec.cluster.backend, environ, clock)
     _check_trainable(submission)
     _check_drills(submission)
-    backend.check(launch_of(submission, 1))
+    struck = _struck(submission, backend, clock)
+    backend.check(launch_of(submission, 1, struck))
     try:
         _admit(submission, environ, clock)
         run_dir.logs.mkdir(parents=True, exist_ok=True)
         with Journal(run_dir.journal, clock) as journal:
             known = len(journal.entries)
             past = fold(entry.event for entry in journal.entries)
-            job = submitted_event(submission, past, clock.now())
+            job = submitted_event(submission, past, clock.now(), struck)
             _write_files(submission, job.plan_number)
             journal.append(job)
     except OSError as exc:
@@ -369,7 +382,9 @@ def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:
     run_dir.path.rename(archive / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
 
 
-def submitted_event(submission: Submission, past: Run, at: float) -> JobSubmitted:
+def submitted_event(
+    submission: Submission, past: Run, at: float, exclude: Sequence[str] = ()
+) -> JobSubmitted:
     spec = submission.planned.spec
     resilience = spec.resilience
     number = past.job.launch.launch + 1 if past.job else 1
@@ -380,7 +395,7 @@ def submitted_event(submission: Submission, past: Run, at: float) -> JobSubmitte
         steps=spec.train.steps,
         plan=submission.planned.plan,
         plan_number=plans,
-        launch=launch_of(submission, number),
+        launch=launch_of(submission, number, exclude),
         max_restarts=resilience.max_restarts,
         hang_timeout=None if resilience.hang_timeout == "auto" else resilience.hang_timeout,
         init_timeout=INIT_TIMEOUT_S

@@ -63,6 +63,9 @@ class Backend(Protocol):
     def name_of(self, launch: LaunchPlan) -> str | None:
         """What the scheduler calls it, as recorded: nobody is asked."""
 
+    def cluster(self) -> str:
+        """Which cluster it is: strikes against hosts are kept for each."""
+
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         """What the leader was given; None where the hosts are those of `launch`."""
 

@@ -22,7 +22,7 @@ LOCAL = "local"
 WINDOW_S = 24 * 3600.0
 """Two strikes no further apart exclude a host, for as long after the later one."""
 LIMIT = 2
-HOST_KINDS = frozenset({"host-lost", "hang", "fabric", "preflight"})
+HOST_KINDS = frozenset({"host-lost", "leader-lost", "hang", "preflight"})
 """Kinds of incidents whose culprit is the machine, where they name one."""
 HOST_SIGNALS = frozenset({"SIGKILL", "SIGBUS"})
 """Of `rank-killed`: from the kernel or the memory. A program or a person causes the others."""

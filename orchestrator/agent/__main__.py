@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from orchestrator import strikes
 from orchestrator.agent.agent import Agent, AgentConfig
 from orchestrator.agent.evidence import holders, send_signal
 from orchestrator.agent.leader import Granted, Leader, take_over
@@ -24,12 +25,13 @@ from orchestrator.contract import env, exits
 from orchestrator.contract.actions import EndJob, Requeue
 from orchestrator.contract.fence import GivenUp
 from orchestrator.contract.findings import Finding, troubles
+from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
 from orchestrator.locks import is_free, try_lock
 from orchestrator.preflight.host import Wanted, examine_host, sight
 from orchestrator.replan import replan
-from orchestrator.seams import Clock
+from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal, read
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.step import fold
@@ -142,7 +144,7 @@ async def _lead(
         job = supervisor.run.job
         assert job is not None
         backend = backend_named(job.backend, environ, clock, run_command)
-        granted = Granted(term=config.term, allocation=backend.allocation(job.launch))
+        granted = _granted(config, backend, job.launch, clock)
         planner = partial(replan, place.run_dir, environ=environ)
         leader = Leader(
             supervisor, place.run_dir, config.token, backend, clock, granted, planner, name
@@ -169,6 +171,19 @@ async def _lead(
             leading.cancel()
             agent.leave(exits.LEADER_LOST)
             await asyncio.gather(leading, following, return_exceptions=True)
+
+
+def _granted(config: AgentConfig, backend: Backend, launch: LaunchPlan, clock: Clock) -> Granted:
+    allocation = backend.allocation(launch)
+    if allocation is None:
+        return Granted(term=config.term)
+    path = strikes.path_of(config.place.run_dir.path.parent, backend.cluster())
+    return Granted(
+        term=config.term,
+        allocation=allocation,
+        exclude=strikes.excluded(path, clock.now()),
+        strikes=path,
+    )
 
 
 def _exit_code(ending: EndJob | Requeue) -> int:

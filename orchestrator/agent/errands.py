@@ -19,10 +19,12 @@ from orchestrator.contract.events import (
     Replanned,
     ReplanRefused,
 )
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.protocol import Checked, CheckFabric
+from orchestrator.contract.protocol import Checked, CheckFabric, Register
 from orchestrator.errors import BackendError, PlanError
+from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
 from orchestrator.supervise.state import JobPlan, Run
@@ -35,6 +37,7 @@ CHECK_POLL_S = 0.1
 CHECK_SLACK_S = 5.0
 """For reports of a check to come in after its time is over."""
 REQUEUE_RETRY_S = 5.0
+NAME_S = 5.0
 
 Replanner = Callable[[Plan, int], JobPlan]
 """Of a plan and a number of hosts: a plan for no more than those. Raises PlanError."""
@@ -65,6 +68,21 @@ class Errands:
         """The leader's own, once it serves."""
         self.checked: dict[str, Checked] = {}
         """What hosts have said of the check that is going on."""
+
+    async def look_at(self, register: Register) -> tuple[Finding, ...]:
+        """What only two hosts can see of one: is its clock right, does its name lead to it?"""
+        skew = clock_skew(register.host, register.sent_at, self.clock.now())
+        asking = asyncio.to_thread(name_resolves, register.host, register.address, addresses_of)
+        try:
+            name = await asyncio.wait_for(asking, NAME_S)
+        except TimeoutError:
+            name = Finding(
+                what="name",
+                verdict="warns",
+                found=f"looking up {register.host} took longer than {NAME_S:.0f} s",
+                fix="look at the name servers in /etc/resolv.conf of the leader's host",
+            )
+        return tuple(finding for finding in (skew, name) if finding is not None)
 
     async def run_errand(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
         match action:

@@ -10,10 +10,12 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, assert_never
 
 from aiohttp import WSCloseCode, web
 
+from orchestrator import strikes
 from orchestrator.agent.connections import Connections, report_in
 from orchestrator.agent.errands import Errands, Replanner
 from orchestrator.agent.translate import (
@@ -67,6 +69,7 @@ from orchestrator.contract.protocol import (
 from orchestrator.contract.rundir import RunDir
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.state import Incident
 from orchestrator.supervise.watch import Limits, Watch
 
 log = logging.getLogger(__name__)
@@ -101,6 +104,8 @@ class Granted:
     allocation: Allocation | None = None
     exclude: Mapping[str, str] = field(default_factory=dict)
     """Hosts that broke jobs before -> why they are not to be used."""
+    strikes: Path | None = None
+    """Where strikes against the cluster's hosts are kept; None: nowhere."""
 
 
 def take_over(run_dir: RunDir, name: str) -> None:
@@ -253,7 +258,8 @@ class Leader:
         """Take in what an agent says until its connection breaks, or it is given up."""
         connection, is_new = self.connections.admit(register, ws)
         if is_new:
-            self._happened(registered(register, self.steady.now()))
+            findings = await self.errands.look_at(register) if self.granted.allocation else ()
+            self._happened(registered(register, self.steady.now(), findings))
         if self.ending is not None:
             self.connections.order(register.host, Leave(reason=self.ending.reason))
         speaking = asyncio.create_task(self.connections.speak(connection, ws))
@@ -330,12 +336,36 @@ class Leader:
     async def _consume(self) -> EndJob | Requeue:
         while self.ending is None:
             event = await self.events.get()
+            known = len(self.supervisor.run.incidents)
             for action in await self._decide(event):
                 log.info("%s: %s", type(action).__name__, action.reason)
                 if isinstance(action, StartAttempt):
                     await self._raise_fence(action.attempt)
                 self._perform(action)
+            for incident in self.supervisor.run.incidents[known:]:
+                await asyncio.to_thread(self._strike, incident)
         return self.ending
+
+    def _strike(self, incident: Incident) -> None:
+        """Write down which host was to blame, for the jobs that come after this one."""
+        host, signal_name = incident.culprit.host, incident.evidence.signal
+        path = self.granted.strikes
+        if path is None or host is None:
+            return
+        if not strikes.counts(incident.kind, signal_name, incident.drill):
+            return
+        strike = strikes.Strike(
+            at=incident.at,
+            host=host,
+            job=self.job.launch.job,
+            attempt=incident.attempt,
+            kind=incident.kind,
+            cause=incident.cause,
+        )
+        try:
+            strikes.record(path, strike)
+        except OSError as exc:
+            log.warning("a strike against %s could not be written: %s", host, exc)
 
     async def _raise_fence(self, attempt: int) -> None:
         """Keep out whoever still works for an earlier attempt or leader; on disk on return."""

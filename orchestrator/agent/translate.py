@@ -15,6 +15,7 @@ from orchestrator.contract.events import (
     StepReached,
     TrainingResumed,
 )
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.protocol import Evidence, Exited, Register, Stopped, Told
 from orchestrator.supervise.watch import Hang, HealthChange, Progress
 
@@ -60,7 +61,10 @@ def _exited(report: Exited, at: float) -> RankExited:
     )
 
 
-def registered(register: Register, at: float) -> AgentRegistered:
+def registered(
+    register: Register, at: float, findings: tuple[Finding, ...] = ()
+) -> AgentRegistered:
+    """`findings` are the leader's own, beside those of the agent."""
     return AgentRegistered(
         at=at,
         host=register.host,
@@ -68,6 +72,7 @@ def registered(register: Register, at: float) -> AgentRegistered:
         devices=register.devices,
         pid=register.pid,
         incarnation=register.incarnation,
+        findings=(*register.findings, *findings),
     )
 
 

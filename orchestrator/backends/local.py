@@ -16,6 +16,7 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
 from orchestrator.locks import is_free, is_held_alone
 from orchestrator.seams import Clock, HostNotice
+from orchestrator.strikes import LOCAL
 
 LEAVE_S = 15.0
 """For an agent that was told to go (SIGTERM) before it is killed."""
@@ -99,6 +100,9 @@ class LocalBackend:
 
     def name_of(self, launch: LaunchPlan) -> str | None:
         return None
+
+    def cluster(self) -> str:
+        return LOCAL
 
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         return None

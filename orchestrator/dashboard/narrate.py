@@ -82,9 +82,10 @@ def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
             return _submitted(event)
         case LeaderStarted():
             return _leader(event)
-        case AgentRegistered(host=host, address=address, devices=devices, pid=pid):
+        case AgentRegistered(host=host, address=address, devices=devices, pid=pid, findings=found):
             many = words.count(devices, "device")
-            return f"agent of {host} registered from {address} with {many} (pid {pid})"
+            but = "".join(f"; {finding.verdict}: {finding.found}" for finding in found)
+            return f"agent of {host} registered from {address} with {many} (pid {pid}){but}"
         case AgentLost(host=host, why=why, silent_s=silent):
             return f"agent of {host} lost: {why} (last heard {words.duration(silent)} before)"
         case TrainingResumed():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from orchestrator.contract.actions import Action, ReplaceAgent, StopAttempt
 from orchestrator.contract.events import AgentLost, AgentRegistered, HostUnavailable
+from orchestrator.contract.findings import why_unfit
 from orchestrator.supervise.moves import (
     FAILED_GRACE_S,
     Result,
@@ -44,7 +45,7 @@ def registered(run: Run, event: AgentRegistered) -> Result:
         devices=event.devices,
         pid=event.pid,
         incarnation=event.incarnation,
-        unfit="; ".join(f.found for f in event.findings if f.verdict == "stops"),
+        unfit=why_unfit(event.findings) or "",
     )
     run = replace(run, hosts={**run.hosts, event.host: host})
     if run.stage is Stage.WAITING:

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from orchestrator import strikes
 from orchestrator.supervise.diagnose import Verdict
 from orchestrator.supervise.state import Run
 
@@ -32,13 +33,6 @@ def decide(run: Run, verdict: Verdict) -> Decision:
     return Decision(True, f"restart as attempt {run.attempt + 1} from {origin}")
 
 
-STRIKES = 2
-WINDOW_S = 86_400.0
-"""A host that was the culprit so often within so long is not used any more."""
-HOST_FAULTS = frozenset({"host-lost", "hang", "rank-killed", "rank-lost", "preflight"})
-"""Kinds of incidents that speak against the host of the culprit; a program's own errors do not."""
-
-
 def repeated_culprits(run: Run, at: float) -> dict[str, str]:
     """Hosts that have broken the job too often -> why they are not to be used.
 
@@ -49,12 +43,13 @@ def repeated_culprits(run: Run, at: float) -> dict[str, str]:
     blamed = Counter(
         incident.culprit.host
         for incident in run.incidents[run.forgiven :]
-        if incident.kind in HOST_FAULTS and at - incident.at <= WINDOW_S
+        if strikes.counts(incident.kind, incident.evidence.signal, incident.drill)
+        and at - incident.at <= strikes.WINDOW_S
     )
     return {
         host: f"it was the culprit of {times} incidents"
         for host, times in blamed.items()
-        if host is not None and times >= STRIKES
+        if host is not None and times >= strikes.LIMIT
     }
 
 

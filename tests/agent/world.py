@@ -132,6 +132,9 @@ class FakeBackend:
     def standing(self, launch: LaunchPlan) -> str | None:
         return None
 
+    def cluster(self) -> str:
+        raise AssertionError("whoever starts the leader asks for it")
+
     def name_of(self, launch: LaunchPlan) -> str | None:
         return None
 

@@ -262,7 +262,7 @@ def test_a_host_that_was_culprit_twice_is_not_used_any_more() -> None:
         job.exits(3)  # killed on host-1
         starts = job.stops()
     assert job.run.exclude == {"host-1": "it was the culprit of 2 incidents"}
-    assert starts[-1].hosts == ("host-0", "host-2")
+    assert one(starts, StartAttempt).hosts == ("host-0", "host-2")
 
 
 def test_without_a_scheduler_no_host_is_given_up() -> None:
@@ -289,7 +289,7 @@ def test_a_host_whose_own_look_at_it_found_a_defect_is_not_used() -> None:
     job.registers("host-1")
     start = one(job.registers("host-2"), StartAttempt)
     assert start.hosts == ("host-1", "host-2")
-    assert job.run.hosts["host-0"].unfit == "7 of 8 GPUs"
+    assert job.run.hosts["host-0"].unfit == "devices: 7 of 8 GPUs"
 
 
 # Hosts are tried together

@@ -7,6 +7,7 @@ that it does not know.
 
 import contextlib
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -167,6 +168,14 @@ class SlurmBackend:
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps({"job_id": job_id}))
         fresh.replace(path)
+
+    def cluster(self) -> str:
+        inside = self.environ.get("SLURM_CLUSTER_NAME")
+        if inside:
+            return inside
+        config = self.slurm.told(["scontrol", "show", "config"])
+        named = re.search(r"^ClusterName\s*=\s*(\S+)", config, re.MULTILINE)
+        return named[1] if named else "slurm"
 
     # For the leader, inside the allocation
 

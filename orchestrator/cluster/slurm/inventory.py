@@ -10,7 +10,7 @@ from orchestrator.cluster.slurm.gpus import GpuTable
 from orchestrator.cluster.slurm.hostlist import expand
 from orchestrator.cluster.slurm.nodes import Node
 from orchestrator.cluster.slurm.standing import Standing, standing_of
-from orchestrator.cluster.slurm.topology import Topology, switches_of
+from orchestrator.cluster.slurm.topology import Topology
 from orchestrator.contract.spec import ClusterSpec
 
 
@@ -36,13 +36,9 @@ class Use:
 
 def inventory_of(nodes: Sequence[Node], topology: Topology, table: GpuTable, use: Use) -> Inventory:
     on_cpus = use.on_cpus or not any(node.gpus for node in nodes)
-    switches = switches_of(topology, (node.name for node in nodes))
     cpu = load_profile("cpu") if on_cpus else None
     return Inventory(
-        hosts=tuple(
-            _host(node, use, cpu or _gpu_profile(node, table), switches.get(node.name, ()))
-            for node in nodes
-        )
+        hosts=tuple(_host(node, use, cpu or _gpu_profile(node, table), topology) for node in nodes)
     )
 
 
@@ -52,7 +48,7 @@ def _gpu_profile(node: Node, table: GpuTable) -> Profile | None:
     return table.profile_of(node.gpu_type, node.features)
 
 
-def _host(node: Node, use: Use, profile: Profile | None, switches: tuple[str, ...]) -> Host:
+def _host(node: Node, use: Use, profile: Profile | None, topology: Topology) -> Host:
     standing = standing_of(node, exclusive=use.exclusive, reservation=use.reservation)
     if use.patient and standing.state != "drained":
         standing = Standing(state="free", gpus=node.gpus)
@@ -65,10 +61,16 @@ def _host(node: Node, use: Use, profile: Profile | None, switches: tuple[str, ..
         profile=profile,
         state=standing.state,
         reason=standing.reason,
-        switches=switches,
+        switches=topology.switches.get(node.name, ()),
+        # A site may call any group of nodes a block; only NVLink makes it more than a switch.
+        nvlink_block=topology.blocks.get(node.name) if _has_nvlink(profile) else None,
     )
     why = _unfit(node, use)
     return replace(host, state="drained", reason=why) if why else host
+
+
+def _has_nvlink(profile: Profile | None) -> bool:
+    return profile is not None and profile.intra_host.kind.startswith("nvlink")
 
 
 def _unfit(node: Node, use: Use) -> str:

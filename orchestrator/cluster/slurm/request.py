@@ -6,7 +6,6 @@ leaf switches, or how many hosts of a block together, and which hosts would not 
 
 import math
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from orchestrator.cluster.inventory import Inventory
@@ -26,14 +25,14 @@ class TopologyRequest:
 
 
 def request_of(
-    plan: Plan, inventory: Inventory, topology: Topology, spares: int, struck: Collection[str] = ()
+    plan: Plan, inventory: Inventory, topology: Topology, spares: int
 ) -> TopologyRequest:
-    """For the hosts of `plan` and as many `spares`; `struck` hosts have broken jobs before."""
+    """For the hosts of `plan` and as many `spares`."""
     total = len(plan.hosts) + spares
     return TopologyRequest(
         switches=_switches(plan, inventory, topology, total) if topology.kind == "tree" else None,
         segment=_segment(plan, topology, total) if topology.kind == "block" else None,
-        exclude=(*sorted({*struck, *_of_another_kind(plan, inventory)}),),
+        exclude=(*sorted(_of_another_kind(plan, inventory)),),
     )
 
 

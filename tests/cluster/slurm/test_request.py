@@ -89,13 +89,13 @@ def test_a_segment_divides_the_hosts_and_every_block_of_the_plan(
     assert found == TopologyRequest(segment=segment)
 
 
-def test_struck_hosts_and_those_of_another_kind_are_excluded() -> None:
+def test_hosts_of_another_kind_are_excluded() -> None:
     other = Host(name="a1", devices=8, profile=load_profile("a100-sxm-80gb"))
     small = Host(name="a2", devices=4, profile=load_profile("a100-sxm-80gb"))
     unknown = Host(name="a3", devices=8)
     mixed = Inventory(hosts=(*inventory().hosts, other, small, unknown))
-    found = request_of(plan("n0", "n1"), mixed, Topology(), 0, struck={"n5"})
-    assert found.exclude == ("a1", "a3", "n5")
+    found = request_of(plan("n0", "n1"), mixed, Topology(), 0)
+    assert found.exclude == ("a1", "a3")
     assert request_of(plan("n0", profile=None), mixed, Topology(), 0).exclude == ()
 
 

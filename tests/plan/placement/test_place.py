@@ -168,7 +168,7 @@ def test_a_tp_group_never_leaves_its_nvlink_block(
     usable = set(hosts) - set(avoid)
     wide, need = plan.mesh.tp // plan.ranks_per_host, len(plan.hosts)
     room = wide * sum(size // wide for size in Counter(switches[h] for h in usable).values())
-    assert room_for(plan, usable) == room
+    assert room_for(plan, usable, switches) == room
     if room < need:
         with pytest.raises(PlanError):
             place(plan, hosts, previous, avoid, switches)
@@ -180,7 +180,7 @@ def test_a_tp_group_never_leaves_its_nvlink_block(
     assert place(plan, hosts[::-1], previous, avoid, switches) == chosen
     assert place(plan, hosts, chosen, avoid, switches) == chosen
     lost = chosen[0]
-    if room_for(plan, usable - {lost}) >= need:  # the others stay where they are
+    if room_for(plan, usable - {lost}, switches) >= need:  # the others stay where they are
         again = place(plan, hosts, chosen, [*avoid, lost], switches)
         assert all(len(blocks) == 1 for blocks in blocks_of_groups(plan, again, switches))
         moved = [n for n in range(need) if again[n] != chosen[n]]
