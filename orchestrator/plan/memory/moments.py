@@ -68,9 +68,15 @@ class _Rank:
         setup = self.setup
         if setup.checkpointing != "every_k":
             return layers * self.layer.kept * self.tokens
-        treated = layers // every(setup)
-        kept = (layers - treated) * self.layer.whole + treated * self.layer.kept
-        return kept * self.tokens
+        plain = self.plain(layers)
+        return (plain * self.layer.whole + (layers - plain) * self.layer.kept) * self.tokens
+
+    def plain(self, layers: float) -> float:
+        """How many of the lowest layers keep all that they are computed with."""
+        kind = self.setup.checkpointing
+        if kind == "every_k":
+            return layers - layers // every(self.setup)
+        return layers if kind == "none" else 0
 
     @property
     def others(self) -> float:
@@ -197,10 +203,9 @@ def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -
         return
     reduce = COMPUTE_BYTES[setup.reduce_dtype]
     yield At(
-        gradients=grads.head.shard * grads.each,
         gathered=max(gathered, stay) - rank.units.head.whole * size,
         activations=activations + 2 * width * rank.tokens / setup.mesh.tp,
-        temporary=grads.head.whole * (size + reduce),
+        temporary=_reduced(grads.head, size, reduce),
     )
 
 
@@ -209,13 +214,19 @@ def _ends(rank: _Rank, grads: "_Gradients", root: float) -> At:
     setup, size = rank.setup, rank.size
     unit = grads.embedding if rank.units.embedding.whole else grads.root
     reduce = COMPUTE_BYTES[setup.reduce_dtype]
-    every_layer = grads.after(rank.units.layers) + unit.shard * grads.each
     return At(
-        gradients=grads.summed or every_layer,
+        gradients=grads.summed or grads.after(rank.units.layers),
         gathered=root if rank.units.embedding.whole else 0,
         activations=rank.others,
-        temporary=unit.whole * (size + (0 if rank.accumulates else reduce)),
+        temporary=unit.whole * size if rank.accumulates else _reduced(unit, size, reduce),
     )
+
+
+def _reduced(unit: Piece, size: int, reduce: int) -> int:
+    """As a unit's gradient is reduced: beside the input of the reduce-scatter there is first what
+    was computed, and then the outcome, also in the optimizer's own type if that is another."""
+    outcome = reduce + (0 if reduce == MASTER_BYTES else MASTER_BYTES)
+    return unit.whole * reduce + max(unit.whole * size, unit.shard * outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,26 +270,42 @@ def _copied(rank: _Rank, states: States) -> Iterator[At]:
     setup, units, size = rank.setup, rank.units, rank.size
     whole = states.trained.whole * MASTER_BYTES
     per_layer = states.trained.whole // max(1, units.layers) if setup.lora else units.layer.whole
-    # Autocast keeps what it cast of the matrices for the backward pass.
+    # Autocast keeps what it cast of the matrices: all to the end of the forward pass, and for the
+    # backward pass those of layers that are not computed again.
     cast = 0 if size == MASTER_BYTES else size
-    matrices = units.layers * units.layer.whole + units.head.whole + units.late_root.whole
-    bucket = COMPUTE_BYTES[setup.reduce_dtype] if sharing_of(setup) > 1 else 0
-    outer = whole - per_layer * units.layers * MASTER_BYTES
-    loss = rank.loss
+    ends = units.head.whole + units.late_root.whole
+    first = 0 if setup.lora else ends
+    bucket = _bucket_bytes(setup, states)
     if rank.has_loss:
-        yield At(
-            gradients=whole if rank.accumulates else 0,
-            gathered=cast * matrices,
-            activations=loss.activations,
-            logits=loss.logits,
-        )
+        loss, all_layers = rank.loss, units.layers * units.layer.whole
+        summed = whole if rank.accumulates else 0
+        logits = rank.tokens * math.ceil(setup.shape.vocab_size / setup.mesh.tp) * size
+        yield At(summed, cast * (all_layers + ends), loss.activations, logits)
+        plain = rank.plain(units.layers) * units.layer.whole
+        yield At(summed, cast * (plain + ends), loss.activations, loss.logits)
     for done in rank.turns:
-        there = per_layer * done * MASTER_BYTES + (outer if rank.has_loss else 0)
+        there = per_layer * done + first
+        # A tied head's gradient waits for the embedding's; a pipeline averages at its end.
+        waits = first if setup.shape.tied_embeddings and setup.mesh.pp == 1 else 0
+        in_buckets = there - waits if setup.mesh.pp == 1 else 0
+        left = units.layers - 1 - done
         for activations, weights in rank.layer_back(done):
             yield At(
-                gradients=whole if rank.accumulates else there + weights * MASTER_BYTES,
-                gathered=cast * units.layer.whole * (units.layers - done),
+                gradients=whole if rank.accumulates else (there + weights) * MASTER_BYTES,
+                gathered=cast * units.layer.whole * (rank.plain(left) + 1),
                 activations=activations,
-                temporary=there // MASTER_BYTES * bucket,
+                temporary=in_buckets * bucket,
             )
     yield At(gradients=whole, activations=rank.others, temporary=states.trained.whole * bucket)
+
+
+def _bucket_bytes(setup: Setup, states: States) -> float:
+    """Of an element whose gradient is being averaged. ZeRO-1 has what is scattered, padded, and
+    the rank's rows of the outcome; it takes the place of the gradients when all are there."""
+    ranks = sharing_of(setup)
+    if ranks == 1:
+        return 0
+    rows = 1.0
+    if setup.data == "zero1":
+        rows = states.trained.shard * (ranks + 1) / states.trained.whole
+    return COMPUTE_BYTES[setup.reduce_dtype] * rows
