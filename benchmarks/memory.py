@@ -118,6 +118,46 @@ CELLS: Mapping[str, Cell] = {
     "8b, 64 ranks, hsdp": Cell(parallel={"dp_replicate": 8, "dp_shard": 8}, train=FULL),
     "8b, 8 ranks, cp 2": Cell(parallel={"dp_shard": 4, "cp": 2}),
     "8b, 8 ranks, pp 2": Cell(parallel={"dp_shard": 4, "pp": 2}, passes=8, tokens=2048),
+    **{
+        f"8b, 8 ranks, pp 2, {schedule}": Cell(
+            changed={"num_hidden_layers": 8},
+            parallel={"dp_shard": 4, "pp": 2, "pipeline": {"schedule": schedule, **more}},
+            passes=8,
+            tokens=2048,
+        )
+        for schedule, more in (
+            ("gpipe", {}),
+            ("interleaved_1f1b", {"stages_per_rank": 2}),
+            ("zbv", {"stages_per_rank": 2}),
+        )
+    },
+    "8b, 16 ranks, pp 4, 1f1b": Cell(
+        changed={"num_hidden_layers": 16}, parallel={"dp_shard": 4, "pp": 4}, passes=8, tokens=2048
+    ),
+    "8b, 8 ranks, pp 2, ddp": Cell(
+        changed={"num_hidden_layers": 8},
+        parallel={"data": "ddp", "dp_replicate": 4, "pp": 2},
+        passes=8,
+        tokens=2048,
+    ),
+    "8b, 8 ranks, pp 2, zero1": Cell(
+        changed={"num_hidden_layers": 8},
+        parallel={"data": "zero1", "dp_replicate": 4, "pp": 2},
+        passes=8,
+        tokens=2048,
+    ),
+    "8b, 8 ranks, cp 2, ulysses": Cell(
+        parallel={"dp_shard": 4, "cp": 2, "context": "ulysses"}, changed=FEW
+    ),
+    "8b, 8 ranks, cp 2, all_gather": Cell(
+        parallel={"dp_shard": 4, "cp": 2, "context": "all_gather"}, changed=FEW
+    ),
+    "8b, 8 ranks, offload": Cell(
+        parallel={"dp_shard": 8, "fsdp": {"cpu_offload": True}}, changed=FEW, tokens=2048
+    ),
+    "8b, 8 ranks, nf4": Cell(
+        parallel=FSDP8, changed=FEW, tokens=2048, lora={"rank": 16, "quantize": "nf4"}
+    ),
     "8b, 1 rank, 6 layers": Cell(changed=FEW, tokens=2048),
     "8b, 1 rank, 6 layers, float32": Cell(changed=FEW, tokens=2048, train={"dtype": "float32"}),
     "8b, 8 ranks, 6 layers, ddp": Cell(

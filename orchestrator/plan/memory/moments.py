@@ -183,7 +183,13 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
         reduced, flying = grads.after(done), grads.early + flying
         for activations, weights in rank.layer_back(done):
             yield At(reduced, gathered, activations, temporary=flying + weights * size)
-    yield _ends(rank, grads, root)
+    if setup.mesh.pp > 1 and units.embedding.whole and not stays:
+        # The embedding alone is gathered anew, into one buffer, and from it into its own place.
+        incoming = setup.shape.hidden_size * size * rank.tokens / setup.mesh.tp
+        embedding = units.embedding.whole * size
+        yield At(grads.summed, everything + embedding, rank.others + incoming)
+    left = stays or setup.mesh.pp > 1
+    yield _ends(rank, grads, everything if left and accumulates else root)
 
 
 def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -> Iterator[At]:
@@ -201,32 +207,41 @@ def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -
     )
     if rank.accumulates:
         return
-    reduce = COMPUTE_BYTES[setup.reduce_dtype]
     yield At(
         gathered=max(gathered, stay) - rank.units.head.whole * size,
         activations=activations + 2 * width * rank.tokens / setup.mesh.tp,
-        temporary=_reduced(grads.head, size, reduce),
+        temporary=_reduced(setup, grads.head, is_matrix=True),
     )
 
 
-def _ends(rank: _Rank, grads: "_Gradients", root: float) -> At:
-    """The last unit of the backward pass, which has the embedding; its own weights are freed."""
+def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> At:
+    """The last unit of the backward pass, which has the embedding; its own weights are freed, unless
+    they stay with all others."""
     setup, size = rank.setup, rank.size
-    unit = grads.embedding if rank.units.embedding.whole else grads.root
-    reduce = COMPUTE_BYTES[setup.reduce_dtype]
+    has_embedding = rank.units.embedding.whole > 0
+    unit = grads.embedding if has_embedding else grads.root
     return At(
         gradients=grads.summed or grads.after(rank.units.layers),
-        gathered=root if rank.units.embedding.whole else 0,
+        gathered=gathered if has_embedding else 0,
         activations=rank.others,
-        temporary=unit.whole * size if rank.accumulates else _reduced(unit, size, reduce),
+        temporary=unit.whole * size
+        if rank.accumulates
+        else _reduced(setup, unit, has_embedding),
     )
 
 
-def _reduced(unit: Piece, size: int, reduce: int) -> int:
-    """As a unit's gradient is reduced: beside the input of the reduce-scatter there is first what
-    was computed, and then the outcome, also in the optimizer's own type if that is another."""
-    outcome = reduce + (0 if reduce == MASTER_BYTES else MASTER_BYTES)
-    return unit.whole * reduce + max(unit.whole * size, unit.shard * outcome)
+def _reduced(setup: Setup, unit: Piece, is_matrix: bool) -> int:
+    """As a unit's gradient is reduced: the input of the reduce-scatter, before it what was computed
+    and after it the outcome, also in the optimizer's own type if that is another.
+
+    torch's `foreach_reduce` does not let go of a unit's last gradient before it returns, if there
+    is more than one rank. In a unit that is one matrix that is all of it.
+    """
+    size, reduce = COMPUTE_BYTES[setup.dtype], COMPUTE_BYTES[setup.reduce_dtype]
+    outcome = unit.shard * (reduce + (0 if reduce == MASTER_BYTES else MASTER_BYTES))
+    if is_matrix and sharing_of(setup) > 1:
+        return unit.whole * (reduce + size) + outcome
+    return unit.whole * reduce + max(unit.whole * size, outcome)
 
 
 @dataclass(frozen=True, slots=True)
