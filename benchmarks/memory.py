@@ -158,6 +158,17 @@ CELLS: Mapping[str, Cell] = {
     "8b, 8 ranks, nf4": Cell(
         parallel=FSDP8, changed=FEW, tokens=2048, lora={"rank": 16, "quantize": "nf4"}
     ),
+    "8b, 8 ranks, nf4, full": Cell(
+        parallel=FSDP8, changed=FEW, train=FULL, lora={"rank": 16, "quantize": "nf4"}, tokens=4096
+    ),
+    "8b, 32 ranks, pp 4, zbv": Cell(
+        parallel={"dp_shard": 8, "pp": 4, "pipeline": {"schedule": "zbv"}}, passes=16, tokens=4096
+    ),
+    "8b, 32 ranks, pp 4, interleaved_1f1b": Cell(
+        parallel={"dp_shard": 8, "pp": 4, "pipeline": {"schedule": "interleaved_1f1b"}},
+        passes=16,
+        tokens=4096,
+    ),
     "8b, 1 rank, 6 layers": Cell(changed=FEW, tokens=2048),
     "8b, 1 rank, 6 layers, float32": Cell(changed=FEW, tokens=2048, train={"dtype": "float32"}),
     "8b, 8 ranks, 6 layers, ddp": Cell(

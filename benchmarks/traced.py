@@ -17,10 +17,13 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import _PipelineSchedule
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+)
 from torch.utils._pytree import tree_leaves
 
 from orchestrator.contract.env import RankEnv
@@ -164,8 +167,17 @@ def _step(config: TrainingConfig, ranks: Ranks, stages: list[Decoder], ledger: "
 
 
 def _bytes(tensors: Iterator[torch.Tensor]) -> int:
-    storages = {id(s): s for s in (local_part(t).untyped_storage() for t in tensors)}
+    storages = {id(s): s for t in tensors for s in _storages(local_part(t))}
     return sum(storage.nbytes() for storage in storages.values())
+
+
+def _storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    """Of a tensor that is made of others, as a weight in 4 bits is, those of the others."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor.untyped_storage()
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _storages(getattr(tensor, name))
 
 
 def _agreed(_: Any, stages: Sequence[Any], *__: Any) -> None:
@@ -213,8 +225,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # It is asked again about what these are made of.
         if func is torch.ops._c10d_functional.wait_tensor.default:
             # The fake one hands on a new tensor, the real one what it waited for.
             return args[0]
@@ -222,6 +234,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._blind:
             return out
         for leaf in tree_leaves(out):
+            if is_traceable_wrapper_subclass(leaf):
+                continue
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
                 self._see(leaf.untyped_storage())
         return out

@@ -32,15 +32,24 @@ def stage_ranks(
         return (StageRank(layers=shape.num_layers, is_first=True, is_last=True, kept=1),)
     cuts = stage_cuts(shape, pp * spec.stages, tokens)
     last = 0 if spec.schedule == BACK_AND_FORTH else pp - 1
-    return tuple(
-        StageRank(
-            layers=sum(stop - first for first, stop in (cuts[s] for s in stages)),
-            is_first=rank == 0,
-            is_last=rank == last,
-            kept=kept_passes(spec, pp, rank, micro_batches) / spec.stages,
+    found = []
+    for rank in range(pp):
+        sizes = [stop - first for first, stop in (cuts[s] for s in stages_of_rank(spec, pp, rank))]
+        kept = kept_passes(spec, pp, rank, micro_batches) / spec.stages
+        if spec.schedule == BACK_AND_FORTH:
+            kept = _kept_layers(pp, rank, micro_batches, *sizes) / sum(sizes)
+        found.append(
+            StageRank(layers=sum(sizes), is_first=rank == 0, is_last=rank == last, kept=kept)
         )
-        for rank, stages in ((rank, stages_of_rank(spec, pp, rank)) for rank in range(pp))
-    )
+    return tuple(found)
+
+
+def _kept_layers(pp: int, rank: int, micro_batches: int, down: int, up: int) -> int:
+    """Layers of `rank` that have gone forward and not yet back, in ZBV: at the end of its warm-up,
+    as torch's `ScheduleZBVZeroBubble` has it, when the arm up of the V has done one for each rank
+    above and one more."""
+    first_arm = min(micro_batches, 2 * pp - 1 - rank)
+    return first_arm * down + min(micro_batches, rank + 1) * up
 
 
 @cache

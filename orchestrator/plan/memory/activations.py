@@ -97,7 +97,8 @@ def _layer(
         kept=kept,
         moments=tuple(Moment(m.tokens + twice, m.weights) for m in plain),
         plain_moments=plain,
-        last_norm=_norm(shape, tp, values) + shape.hidden_size * values.size,
+        last_norm=_norm(shape, tp, values, lora is None)
+        + (0 if lora else shape.hidden_size * values.size),
     )
 
 

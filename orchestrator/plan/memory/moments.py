@@ -20,6 +20,7 @@ from orchestrator.plan.memory.states import (
     Units,
     sharing_of,
 )
+from orchestrator.contract.pipeline import SPLITS_BACKWARD
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import StageRank
 
@@ -94,8 +95,10 @@ class _Rank:
         # GPipe goes forward with all micro batches before it goes back with one.
         waiting = self.kept if setup.pipeline.schedule == "gpipe" else 1
         logits = self.tokens * math.ceil(shape.vocab_size / tp)
+        # A pipeline's stage keeps what it came to until it has gone back.
+        each = LOSS_KEPT_BYTES + (self.size if setup.mesh.pp > 1 else 0)
         return At(
-            logits=logits * (LOSS_KEPT_BYTES * waiting + backward),
+            logits=logits * (each * waiting + backward),
             activations=self.others
             + self.below(self.units.layers)
             + self.layer.last_norm * self.tokens,
@@ -156,6 +159,10 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
     stays = setup.reshard is False or (setup.mesh.pp > 1 and setup.pipeline.stages > 1)
     everything = units.all.whole * size
     parts = 0.0 if isinstance(setup.reshard, bool) else layer / setup.reshard
+    unsummed = 0.0
+    if setup.pipeline.schedule == SPLITS_BACKWARD and setup.mesh.pp > 1:
+        # A stage's weight gradients stay as they were computed until it goes backward once more.
+        unsummed = layer * units.layers / 2
     if rank.has_loss:
         # The unit that goes back first is not freed; with a head in the root that is a layer.
         kept = everything if stays else root + (head or layer) + parts * units.layers
@@ -165,6 +172,7 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
             gathered=kept,
             activations=loss.activations,
             logits=loss.logits,
+            temporary=unsummed + head * (unsummed > 0),
         )
         if head:
             yield from _head_back(rank, grads, kept + ahead * layer, everything if stays else 0)
@@ -182,7 +190,8 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
         flying = 0.0 if accumulates else (grads.layer if done else grads.head).whole * reduce
         reduced, flying = grads.after(done), grads.early + flying
         for activations, weights in rank.layer_back(done):
-            yield At(reduced, gathered, activations, temporary=flying + weights * size)
+            temporary = flying + unsummed + weights * size
+            yield At(reduced, gathered, activations, temporary=temporary)
     if setup.mesh.pp > 1 and units.embedding.whole and not stays:
         # The embedding alone is gathered anew, into one buffer, and from it into its own place.
         incoming = setup.shape.hidden_size * size * rank.tokens / setup.mesh.tp
