@@ -9,6 +9,7 @@ trainer itself allocates.
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from orchestrator.contract.model import LoraSpec
 from orchestrator.plan.memory.states import COMPUTE_BYTES
@@ -18,8 +19,7 @@ from orchestrator.plan.setup import Checkpointing, Setup
 FLOAT32_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """A point of one layer's backward pass at which much is there at once."""
 
     tokens: float

@@ -42,6 +42,19 @@ class At(NamedTuple):
     logits: float = 0
     temporary: float = 0
     """Gradients of whole units, and what they are reduced in."""
+    apart: float = 0
+    """Zero, or less where the others are each at their most in the turn of one layer: how much of
+    them is not there at once."""
+
+
+class _Turn(NamedTuple):
+    """Of a layer that goes backward: each at its most, in bytes."""
+
+    activations: float
+    weights: float
+    """Gradients of its weights."""
+    apart: float
+    """As of `At`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,8 @@ class _Rank:
     size: int
     """Bytes of a value that is computed with."""
     has_loss: bool
+    weight_bytes: int
+    """Of an element of a gradient as it is computed."""
 
     @property
     def accumulates(self) -> bool:
@@ -104,13 +119,18 @@ class _Rank:
             + self.layer.last_norm * self.tokens,
         )
 
-    def layer_back(self, done: int) -> Iterator[tuple[float, int]]:
-        """Activations, and elements of weight gradients, at the moments of the layer that goes
-        backward after `done` others."""
+    def layer_back(self, done: int) -> "_Turn":
+        """Of the layer that goes backward after `done` others."""
         waiting = self.others + self.below(self.units.layers - 1 - done)
         plain = self.setup.checkpointing == "every_k" and self._is_plain(done)
-        for moment in self.layer.plain_moments if plain else self.layer.moments:
-            yield waiting + moment.tokens * self.tokens, moment.weights
+        moments = self.layer.plain_moments if plain else self.layer.moments
+        tokens, each = self.tokens, self.weight_bytes
+        values, weights, both = 0.0, 0, 0.0
+        for of_token, elements in moments:
+            values, weights = max(values, of_token), max(weights, elements)
+            both = max(both, of_token * tokens + elements * each)
+        most, grown = values * tokens, weights * each
+        return _Turn(waiting + most, grown, both - most - grown)
 
     def _is_plain(self, done: int) -> bool:
         return (self.units.layers - done) % every(self.setup) != 0
@@ -134,19 +154,20 @@ def every(setup: Setup) -> int:
 def moments_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[At]:
     """Every moment at which `rank` may be at its peak."""
     mesh = setup.mesh
+    alone = sharing_of(setup) * mesh.dp_replicate == 1
+    plain = alone and setup.dtype == "float32" and not setup.cpu_offload
+    sharded, size = setup.data == "fsdp" and not plain, COMPUTE_BYTES[setup.dtype]
     one = _Rank(
         setup,
         units,
         layer_of(setup),
         rank.kept,
         setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp),
-        COMPUTE_BYTES[setup.dtype],
+        size,
         rank.is_last,
+        size if sharded else MASTER_BYTES,
     )
-    alone = sharing_of(setup) * mesh.dp_replicate == 1
-    if setup.data == "fsdp" and not (alone and setup.dtype == "float32" and not setup.cpu_offload):
-        return list(_sharded(one, states))
-    return list(_copied(one, states))
+    return list(_sharded(one, states) if sharded else _copied(one, states))
 
 
 def _sharded(rank: _Rank, states: States) -> Iterator[At]:
@@ -189,9 +210,9 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
             gathered = everything
         flying = 0.0 if accumulates else (grads.layer if done else grads.head).whole * reduce
         reduced, flying = grads.after(done), grads.early + flying
-        for activations, weights in rank.layer_back(done):
-            temporary = flying + unsummed + weights * size
-            yield At(reduced, gathered, activations, temporary=temporary)
+        turn = rank.layer_back(done)
+        there = flying + unsummed + turn.weights
+        yield At(reduced, gathered, turn.activations, 0, there, turn.apart)
     if setup.mesh.pp > 1 and units.embedding.whole and not stays:
         # The embedding alone is gathered anew, into one buffer, and from it into its own place.
         incoming = setup.shape.hidden_size * size * rank.tokens / setup.mesh.tp
@@ -313,13 +334,15 @@ def _copied(rank: _Rank, states: States) -> Iterator[At]:
         waits = first if setup.shape.tied_embeddings and setup.mesh.pp == 1 else 0
         in_buckets = there - waits if setup.mesh.pp == 1 else 0
         left = units.layers - 1 - done
-        for activations, weights in rank.layer_back(done):
-            yield At(
-                gradients=whole if rank.accumulates else (there + weights) * MASTER_BYTES,
-                gathered=cast * units.layer.whole * (rank.plain(left) + 1),
-                activations=activations,
-                temporary=in_buckets * bucket,
-            )
+        turn = rank.layer_back(done)
+        yield At(
+            gradients=whole if rank.accumulates else there * MASTER_BYTES + turn.weights,
+            gathered=cast * units.layer.whole * (rank.plain(left) + 1),
+            activations=turn.activations,
+            temporary=in_buckets * bucket,
+            # Gradients that are added up come and go with each weight.
+            apart=0 if rank.accumulates else turn.apart,
+        )
     yield At(gradients=whole, activations=rank.others, temporary=states.trained.whole * bucket)
 
 
