@@ -7,10 +7,10 @@ trainer's buckets, seen by tracing the trainer (`benchmarks/memory.py`).
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
-from orchestrator.plan.memory.activations import Layer, layer_of
+from orchestrator.plan.memory.activations import Layer, Moment, layer_of
 from orchestrator.plan.memory.states import (
     COMPUTE_BYTES,
     MASTER_BYTES,
@@ -57,8 +57,15 @@ class _Turn(NamedTuple):
     """As of `At`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
+@cache
+def _turn(moments: tuple[Moment, ...], tokens: int, weight_bytes: int) -> _Turn:
+    """Without what waits; `weight_bytes`: of an element of a gradient as it is computed."""
+    parts = [(of_token * tokens, grown * weight_bytes) for of_token, grown in moments]
+    most, weights = max(part[0] for part in parts), max(part[1] for part in parts)
+    return _Turn(most, weights, max(map(sum, parts)) - most - weights)
+
+
+class _Rank(NamedTuple):
     """What the moments of one rank are made of, in bytes."""
 
     setup: Setup
@@ -66,18 +73,20 @@ class _Rank:
     layer: Layer
     kept: float
     """Micro batches that are kept at once."""
-    tokens: float
+    tokens: int
     """Of a micro batch, on this rank."""
     size: int
     """Bytes of a value that is computed with."""
     has_loss: bool
     weight_bytes: int
     """Of an element of a gradient as it is computed."""
+    accumulates: bool
+    """Gradients of several micro batches are added up before ranks reduce them."""
 
     @property
-    def accumulates(self) -> bool:
-        """Gradients of several micro batches are added up before ranks reduce them."""
-        return self.setup.micro_batches > 1
+    def others(self) -> float:
+        """Activations of the micro batches that wait."""
+        return (self.kept - 1) * self.below(self.units.layers) if self.kept != 1 else 0
 
     def below(self, layers: float) -> float:
         """Activations of so many of the lowest layers of one micro batch."""
@@ -95,11 +104,6 @@ class _Rank:
         return layers if kind == "none" else 0
 
     @property
-    def others(self) -> float:
-        """Of the micro batches that wait."""
-        return (self.kept - 1) * self.below(self.units.layers)
-
-    @property
     def loss(self) -> At:
         """The loss goes backward, and no layer has yet."""
         if not self.has_loss:
@@ -112,11 +116,10 @@ class _Rank:
         logits = self.tokens * math.ceil(shape.vocab_size / tp)
         # A pipeline's stage keeps what it came to until it has gone back.
         each = LOSS_KEPT_BYTES + (self.size if setup.mesh.pp > 1 else 0)
+        kept = self.kept * self.below(self.units.layers)
         return At(
+            activations=kept + self.layer.last_norm * self.tokens,
             logits=logits * (each * waiting + backward),
-            activations=self.others
-            + self.below(self.units.layers)
-            + self.layer.last_norm * self.tokens,
         )
 
     def layer_back(self, done: int) -> "_Turn":
@@ -124,13 +127,8 @@ class _Rank:
         waiting = self.others + self.below(self.units.layers - 1 - done)
         plain = self.setup.checkpointing == "every_k" and self._is_plain(done)
         moments = self.layer.plain_moments if plain else self.layer.moments
-        tokens, each = self.tokens, self.weight_bytes
-        values, weights, both = 0.0, 0, 0.0
-        for of_token, elements in moments:
-            values, weights = max(values, of_token), max(weights, elements)
-            both = max(both, of_token * tokens + elements * each)
-        most, grown = values * tokens, weights * each
-        return _Turn(waiting + most, grown, both - most - grown)
+        most, weights, apart = _turn(moments, self.tokens, self.weight_bytes)
+        return _Turn(waiting + most, weights, apart)
 
     def _is_plain(self, done: int) -> bool:
         return (self.units.layers - done) % every(self.setup) != 0
@@ -139,11 +137,11 @@ class _Rank:
     def turns(self) -> list[int]:
         """Layers done before those whose backward pass may be the peak: the last two to have gone
         forward and the first one; with `every_k` also the first that is computed again."""
-        layers = self.units.layers
-        found = {0, min(1, layers - 1), layers - 1}
+        last = self.units.layers - 1
         if self.setup.checkpointing == "every_k":
-            found.add(min(layers - 1, layers % every(self.setup)))
-        return sorted(found)
+            return sorted({0, min(1, last), last, min(last, (last + 1) % every(self.setup))})
+        # The second has nothing more than the first where gradients only add up.
+        return [0] if last < 1 else [0, last] if last == 1 or self.accumulates else [0, 1, last]
 
 
 def every(setup: Setup) -> int:
@@ -157,15 +155,17 @@ def moments_of(setup: Setup, rank: StageRank, units: Units, states: States) -> l
     alone = sharing_of(setup) * mesh.dp_replicate == 1
     plain = alone and setup.dtype == "float32" and not setup.cpu_offload
     sharded, size = setup.data == "fsdp" and not plain, COMPUTE_BYTES[setup.dtype]
+    tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
     one = _Rank(
         setup,
         units,
         layer_of(setup),
         rank.kept,
-        setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp),
+        tokens,
         size,
         rank.is_last,
         size if sharded else MASTER_BYTES,
+        setup.micro_batches > 1,
     )
     return list(_sharded(one, states) if sharded else _copied(one, states))
 
@@ -274,8 +274,7 @@ def _reduced(setup: Setup, unit: Piece, is_matrix: bool) -> int:
     return unit.whole * reduce + max(unit.whole * size, outcome)
 
 
-@dataclass(frozen=True, slots=True)
-class _Gradients:
+class _Gradients(NamedTuple):
     """Of what is trained, by unit."""
 
     layer: Piece
