@@ -115,8 +115,8 @@ def _in_flight(collective: Callable[..., Any]) -> Callable[..., Any]:
     """`collective`, whose work keeps its tensors until it is waited for.
 
     NCCL's does (`TensorShelf` in torch 2.13's `ProcessGroupNCCL.hpp`), the fake group's does not.
-    NCCL lets go of them earlier where its watchdog sees that the device is done; but the host, which
-    allocates, is ahead of the device by far.
+    NCCL lets go of them earlier where its watchdog sees that the device is done; but the host,
+    which allocates, is ahead of the device by far.
     """
 
     def started(*args: Any, **kwargs: Any) -> Any:

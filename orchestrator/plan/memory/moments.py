@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+from orchestrator.contract.pipeline import SPLITS_BACKWARD
 from orchestrator.plan.memory.activations import Layer, Moment, layer_of
 from orchestrator.plan.memory.states import (
     COMPUTE_BYTES,
@@ -20,7 +21,6 @@ from orchestrator.plan.memory.states import (
     Units,
     sharing_of,
 )
-from orchestrator.contract.pipeline import SPLITS_BACKWARD
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import StageRank
 
@@ -245,8 +245,8 @@ def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -
 
 
 def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> At:
-    """The last unit of the backward pass, which has the embedding; its own weights are freed, unless
-    they stay with all others."""
+    """The last unit of the backward pass, which has the embedding; its own weights are freed,
+    unless they stay with all others."""
     setup, size = rank.setup, rank.size
     has_embedding = rank.units.embedding.whole > 0
     unit = grads.embedding if has_embedding else grads.root
@@ -254,9 +254,7 @@ def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> At:
         gradients=grads.summed or grads.after(rank.units.layers),
         gathered=gathered if has_embedding else 0,
         activations=rank.others,
-        temporary=unit.whole * size
-        if rank.accumulates
-        else _reduced(setup, unit, has_embedding),
+        temporary=unit.whole * size if rank.accumulates else _reduced(setup, unit, has_embedding),
     )
 
 
