@@ -77,7 +77,7 @@ class _Node:
 
     @cached_property
     def first_seconds(self) -> float:
-        """Below what any setup takes: the first computes nothing again, where that may be chosen."""
+        """Below what any setup takes: the first computes nothing again, where there is a choice."""
         return _seconds(self.space, self.setups[0])
 
     @cached_property
