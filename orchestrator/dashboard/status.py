@@ -39,6 +39,12 @@ class Snapshot:
     """The scheduler still has it, or cannot be asked: it waits for a leader."""
 
     @property
+    def is_local(self) -> bool:
+        """There is no scheduler to ask."""
+        job = self.seen.run.job
+        return job is None or job.backend == "local"
+
+    @property
     def view(self) -> View:
         return view(self.seen, self.progress, leader_alive=self.leader_alive, now=self.now)
 
