@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.contract.rundir import RunDir
     from orchestrator.contract.spec import JobSpec
     from orchestrator.dashboard.status import Snapshot
+    from orchestrator.supervise.state import Run
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state, \
@@ -333,6 +334,15 @@ def render(
     click.echo(app.render(app.Submission(planned=planned, run_root=root), os.environ))
 
 
+def _held(run: "Run") -> str | None:
+    """What a scheduler that still has a job without a leader says of it."""
+    from orchestrator import app
+    from orchestrator.system import SystemClock
+
+    words, held = app.scheduler_words([(run, False)], os.environ, SystemClock())[0]
+    return words if held else None
+
+
 def _followed(submitted: Any) -> int:
     """The exit code of a job that is followed to its end."""
     from orchestrator.contract import exits
@@ -341,7 +351,7 @@ def _followed(submitted: Any) -> int:
 
     name = submitted.run_dir.path.name
     try:
-        return follow_job(submitted.run_dir, submitted.known, SystemClock())
+        return follow_job(submitted.run_dir, submitted.known, SystemClock(), _held)
     except KeyboardInterrupt:
         click.echo(
             f"\n{name} runs on; see it with `ndctl dashboard {name}`,"
@@ -456,7 +466,7 @@ def logs(
     run_dir = _job(job, run_root)
     shown = painted if sys.stdout.isatty() else str
     try:
-        for line in log_lines(run_dir, SystemClock(), rank, attempt, tail, follow):
+        for line in log_lines(run_dir, SystemClock(), _held, rank, attempt, tail, follow):
             click.echo(shown(line))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -487,7 +497,8 @@ def dashboard(job: str, run_root: str | None) -> None:
 
     clock = SystemClock()
     with terminal_keys(clock) as keys:
-        run_dashboard(_job(job, run_root), console=Console(), clock=clock, keys=keys)
+        run_dir = _job(job, run_root)
+        run_dashboard(run_dir, console=Console(), clock=clock, keys=keys, ask=_held)
 
 
 @cli.command(epilog="Example: ndctl cancel quickstart")
