@@ -355,22 +355,27 @@ def _standing(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
 
 
 def scheduler_words(
-    run: Run, leader_alive: bool, environ: Mapping[str, str], clock: Clock
-) -> tuple[str | None, bool]:
-    """Which job of a scheduler it is and, where no leader says more, how that stands; and whether
-    the scheduler may still bring it up again."""
-    if run.job is None or run.job.backend == "local":
-        return None, False
-    backend = _backend(run.job.backend, environ, clock)
-    name = backend.name_of(run.job.launch)
-    if leader_alive or run.ending is not None:
-        return name, False
-    try:
-        standing = backend.standing(run.job.launch)
-    except BackendError as exc:
-        return f"{name or 'the job'}: cannot be told, {exc.message}", True
-    gone = f"{name} has ended" if name else "the scheduler has no such job"
-    return standing or gone, standing is not None
+    jobs: Sequence[tuple[Run, bool]], environ: Mapping[str, str], clock: Clock
+) -> list[tuple[str | None, bool]]:
+    """Of each job with whether its leader lives: which job of a scheduler it is and, where no
+    leader says more, how that stands; and whether the scheduler may still bring it up again.
+
+    A scheduler is asked once for all jobs together, and not at all of those that are led or over.
+    """
+    said: dict[int, tuple[str | None, bool]] = {}
+    doubtful: dict[str, list[tuple[int, LaunchPlan]]] = {}
+    for at, (run, led) in enumerate(jobs):
+        if run.job is None or run.job.backend == "local":
+            continue
+        if led or run.ending is not None:
+            backend = _backend(run.job.backend, environ, clock)
+            said[at] = (backend.name_of(run.job.launch), False)
+        else:
+            doubtful.setdefault(run.job.backend, []).append((at, run.job.launch))
+    for name, launches in doubtful.items():
+        seen = _backend(name, environ, clock).glance([launch for _, launch in launches])
+        said |= {at: (one.words, one.held) for (at, _), one in zip(launches, seen, strict=True)}
+    return [said.get(at, (None, False)) for at in range(len(jobs))]
 
 
 def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:

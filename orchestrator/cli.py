@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.contract.rundir import RunDir
     from orchestrator.contract.spec import JobSpec
     from orchestrator.dashboard.status import Snapshot
+    from orchestrator.supervise.state import Run
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state, \
@@ -40,6 +41,9 @@ set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the spec."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+inventory_option = click.option(
+    "--inventory", metavar="FILE", help="The hosts to plan for. [the backend's]"
+)
 BACKENDS = click.Choice(["local", "slurm"])
 
 
@@ -81,12 +85,21 @@ def main() -> None:
         sys.exit(exc.exit_code)
 
 
-def _planned(spec: str, overrides: tuple[str, ...]) -> "Planned":
+def _planned(spec: str, overrides: tuple[str, ...], inventory: str | None = None) -> "Planned":
     from pathlib import Path
 
     from orchestrator import app
 
-    return app.plan_spec(Path(spec), overrides, os.environ)
+    hosts = None if inventory is None else Path(inventory)
+    return app.plan_spec(Path(spec), overrides, os.environ, hosts)
+
+
+def _launchable(spec: str, overrides: tuple[str, ...], inventory: str | None) -> "Planned":
+    """This machine is what it is: only of a cluster a file may say what there is."""
+    planned = _planned(spec, overrides, inventory)
+    if inventory is not None and planned.spec.cluster.backend == "local":
+        raise click.UsageError("--inventory needs a backend with hosts of its own: --backend slurm")
+    return planned
 
 
 def _job(name: str, run_root: str | None) -> "RunDir":
@@ -105,9 +118,16 @@ def _print_json(body: Any) -> None:
 @spec_argument
 @set_option
 @json_option
-def validate(spec: str, overrides: tuple[str, ...], as_json: bool) -> None:
+@inventory_option
+def validate(spec: str, overrides: tuple[str, ...], as_json: bool, inventory: str | None) -> None:
     """Check a job spec, and that a plan fits it; all errors at once."""
-    planned = _planned(spec, overrides)
+    from orchestrator.errors import BackendError
+
+    try:
+        planned = _planned(spec, overrides, inventory)
+    except BackendError as exc:
+        message = f"{spec} can be read, but not whether a plan fits it: {exc.message}"
+        raise BackendError(message, fix=exc.fix) from exc
     if as_json:
         _print_json({"valid": True, "name": planned.spec.name, "mesh": str(planned.plan.mesh)})
         return
@@ -139,7 +159,7 @@ def _keys_with_values(
 @spec_argument
 @set_option
 @json_option
-@click.option("--inventory", metavar="FILE", help="The hosts to plan for. [the backend's]")
+@inventory_option
 @click.option(
     "--backend",
     type=BACKENDS,
@@ -240,6 +260,7 @@ def _drills(
 @set_option
 @backend_option
 @root_option
+@inventory_option
 @click.option("--follow", is_flag=True, help="Stay, show progress, exit 0 only on success.")
 @click.option("--dry-run", is_flag=True, help="Show what would be started, and start nothing.")
 @click.option("--resume", is_flag=True, help="Go on with the run that ended or was cut off.")
@@ -257,6 +278,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     overrides: tuple[str, ...],
     on_backend: tuple[str, ...],
     run_root: str | None,
+    inventory: str | None,
     follow: bool,
     dry_run: bool,
     resume: bool,
@@ -270,7 +292,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
 
     if resume and new:
         raise click.UsageError("--resume and --new exclude each other")
-    planned = _planned(spec, (*overrides, *on_backend))
+    planned = _launchable(spec, (*overrides, *on_backend), inventory)
     submission = app.Submission(
         planned=planned,
         run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
@@ -295,16 +317,30 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
 @set_option
 @backend_option
 @root_option
+@inventory_option
 def render(
-    spec: str, overrides: tuple[str, ...], on_backend: tuple[str, ...], run_root: str | None
+    spec: str,
+    overrides: tuple[str, ...],
+    on_backend: tuple[str, ...],
+    run_root: str | None,
+    inventory: str | None,
 ) -> None:
     """Print exactly what `submit` starts: the batch script, or each agent's command."""
     from orchestrator import app
     from orchestrator.jobs import run_root_of
 
-    planned = _planned(spec, (*overrides, *on_backend))
+    planned = _launchable(spec, (*overrides, *on_backend), inventory)
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
     click.echo(app.render(app.Submission(planned=planned, run_root=root), os.environ))
+
+
+def _held(run: "Run") -> str | None:
+    """What a scheduler that still has a job without a leader says of it."""
+    from orchestrator import app
+    from orchestrator.system import SystemClock
+
+    words, held = app.scheduler_words([(run, False)], os.environ, SystemClock())[0]
+    return words if held else None
 
 
 def _followed(submitted: Any) -> int:
@@ -315,7 +351,7 @@ def _followed(submitted: Any) -> int:
 
     name = submitted.run_dir.path.name
     try:
-        return follow_job(submitted.run_dir, submitted.known, SystemClock())
+        return follow_job(submitted.run_dir, submitted.known, SystemClock(), _held)
     except KeyboardInterrupt:
         click.echo(
             f"\n{name} runs on; see it with `ndctl dashboard {name}`,"
@@ -325,19 +361,21 @@ def _followed(submitted: Any) -> int:
         return exits.INTERRUPTED
 
 
-def _with_scheduler(snapshot: "Snapshot | None") -> "Snapshot | None":
-    """What a scheduler says of the job is asked for where there is one."""
-    job = snapshot.seen.run.job if snapshot else None
-    if snapshot is None or job is None or job.backend == "local":
-        return snapshot
+def _with_scheduler(snapshots: "list[Snapshot]") -> "list[Snapshot]":
+    """What a scheduler says of the jobs is asked for where there is one."""
     from dataclasses import replace
 
+    if all(found.is_local for found in snapshots):
+        return snapshots
     from orchestrator import app
     from orchestrator.system import SystemClock
 
-    run, alive = snapshot.seen.run, snapshot.leader_alive
-    words, held = app.scheduler_words(run, alive, os.environ, SystemClock())
-    return replace(snapshot, scheduler=words, held=held)
+    jobs = [(found.seen.run, found.leader_alive) for found in snapshots]
+    said = app.scheduler_words(jobs, os.environ, SystemClock())
+    return [
+        replace(found, scheduler=words, held=held)
+        for found, (words, held) in zip(snapshots, said, strict=True)
+    ]
 
 
 @cli.command("list", epilog="Example: ndctl list --json")
@@ -351,8 +389,8 @@ def list_jobs(run_root: str | None, as_json: bool) -> None:
 
     now = SystemClock().now()
     root = run_root_of(run_root, os.environ)
-    snapshots = [_with_scheduler(read_snapshot(run_dir, now)) for run_dir in jobs(root)]
-    rows = list_rows(found for found in snapshots if found is not None)
+    found = (read_snapshot(run_dir, now) for run_dir in jobs(root))
+    rows = list_rows(_with_scheduler([one for one in found if one is not None]))
     if as_json:
         _print_json(rows)
     else:
@@ -379,12 +417,12 @@ def _snapshot(job: str, run_root: str | None) -> "Snapshot":
     from orchestrator.errors import JobError
     from orchestrator.system import SystemClock
 
-    snapshot = _with_scheduler(read_snapshot(_job(job, run_root), SystemClock().now()))
+    snapshot = read_snapshot(_job(job, run_root), SystemClock().now())
     if snapshot is None:
         raise JobError(
             f"job {job} was never submitted to its end", fix="submit it again with --new"
         )
-    return snapshot
+    return _with_scheduler([snapshot])[0]
 
 
 @cli.command(epilog="Example: ndctl describe quickstart")
@@ -428,7 +466,7 @@ def logs(
     run_dir = _job(job, run_root)
     shown = painted if sys.stdout.isatty() else str
     try:
-        for line in log_lines(run_dir, SystemClock(), rank, attempt, tail, follow):
+        for line in log_lines(run_dir, SystemClock(), _held, rank, attempt, tail, follow):
             click.echo(shown(line))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -459,7 +497,8 @@ def dashboard(job: str, run_root: str | None) -> None:
 
     clock = SystemClock()
     with terminal_keys(clock) as keys:
-        run_dashboard(_job(job, run_root), console=Console(), clock=clock, keys=keys)
+        run_dir = _job(job, run_root)
+        run_dashboard(run_dir, console=Console(), clock=clock, keys=keys, ask=_held)
 
 
 @cli.command(epilog="Example: ndctl cancel quickstart")

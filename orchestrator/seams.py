@@ -39,6 +39,15 @@ class HostNotice:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """How a launch stands with its scheduler."""
+
+    words: str
+    held: bool
+    """The scheduler still has it, or does not answer."""
+
+
 class Backend(Protocol):
     """How a launch becomes agents on hosts.
 
@@ -59,6 +68,9 @@ class Backend(Protocol):
 
     def standing(self, launch: LaunchPlan) -> str | None:
         """What the scheduler still has of it, in words; None when it has nothing any more."""
+
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+        """How each stands, for somebody who waits for it: within seconds, and never raises."""
 
     def name_of(self, launch: LaunchPlan) -> str | None:
         """What the scheduler calls it, as recorded: nobody is asked."""

@@ -1,5 +1,6 @@
 """Jobs as the command line finds them: submitted for real, with a backend that starts nothing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from orchestrator.contract.drills import Drill, parse_drill
 from orchestrator.contract.events import Event, LeaderStarted
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError
+from orchestrator.seams import Sighting
 from orchestrator.supervise.log import Journal, read
 from orchestrator.supervise.loop import Supervisor
 from tests.agent.world import TurnedClock
@@ -29,6 +31,8 @@ class NoCluster:
     held: str | None = None
     """What a scheduler still has of the job."""
     obstacle: str | None = None
+    asked: int = 0
+    """How often somebody looked."""
 
     def check(self, launch: LaunchPlan) -> str:
         if self.obstacle is not None:
@@ -37,6 +41,12 @@ class NoCluster:
 
     def standing(self, launch: LaunchPlan) -> str | None:
         return self.held
+
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+        self.asked += 1
+        return [Sighting(self.held or "Slurm job 12 has ended", self.held is not None)] * len(
+            launches
+        )
 
     def name_of(self, launch: LaunchPlan) -> str | None:
         return "Slurm job 12"

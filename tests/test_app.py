@@ -17,6 +17,7 @@ from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError, PlanError
 from orchestrator.jobs import find_job, jobs, run_root_of
+from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import JOB, NoCluster, cluster, drill, events, lead, submission
@@ -358,14 +359,19 @@ def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
 
     submitted = app.submit(submission(tmp_path), {}, TurnedClock())
     run = fold(entry.event for entry in read(submitted.run_dir.journal))
-    assert app.scheduler_words(run, False, {}, TurnedClock()) == (None, False), "of local jobs"
     assert run.job is not None
     from dataclasses import replace
 
-    run = replace(run, job=replace(run.job, backend="slurm"))
+    queued = replace(run, job=replace(run.job, backend="slurm"))
+    over = replace(queued, ending="FAILED")
+
+    def said(*jobs: tuple[Run, bool]) -> list[tuple[str | None, bool]]:
+        return app.scheduler_words(jobs, {}, TurnedClock())
+
+    assert said((run, False)) == [(None, False)], "of local jobs"
+    assert said((queued, True), (over, False)) == [("Slurm job 12", False)] * 2
+    assert cluster.asked == 0
     cluster.held = "Slurm job 12 is PENDING"
-    assert app.scheduler_words(run, True, {}, TurnedClock()) == ("Slurm job 12", False)
-    assert app.scheduler_words(run, False, {}, TurnedClock()) == ("Slurm job 12 is PENDING", True)
-    cluster.held = None
-    ended = ("Slurm job 12 has ended", False)
-    assert app.scheduler_words(run, False, {}, TurnedClock()) == ended
+    waits = (cluster.held, True)
+    assert said((queued, False), (run, False), (queued, False)) == [waits, (None, False), waits]
+    assert cluster.asked == 1, "about all jobs at once"

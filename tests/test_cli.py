@@ -136,6 +136,32 @@ def test_submit_again_is_refused_with_both_ways_out(job: Path) -> None:
     assert ndctl("submit", str(SPEC), "--resume").exit_code == 0
 
 
+HOSTS = str(SPEC.parents[2] / "examples" / "inventories" / "h100.yaml")
+
+
+def test_off_a_cluster_a_slurm_job_is_checked_and_rendered_with_the_hosts_in_a_file(
+    run_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    args = (str(SPEC), "--set", "cluster.backend=slurm")
+    done = ndctl("validate", *args)
+    assert done.exit_code == 6
+    assert "can be read, but not whether a plan fits it: there is no Slurm here" in done.output
+    assert "--inventory FILE" in done.output
+    assert "valid; 4 ranks" in ndctl("validate", *args, "--inventory", HOSTS).output
+    done = ndctl("render", *args, "--inventory", HOSTS)
+    assert done.exit_code == 0
+    assert "#SBATCH --nodes=2" in done.output
+
+
+def test_a_file_of_hosts_says_nothing_of_this_machine(cluster: NoCluster) -> None:
+    for verb in ("submit", "render"):
+        done = ndctl(verb, str(SPEC), "--inventory", HOSTS)
+        assert done.exit_code == 2
+        assert "--backend slurm" in done.output
+    assert cluster.submitted == []
+
+
 def test_resume_and_new_exclude_each_other(cluster: NoCluster) -> None:
     done = ndctl("submit", str(SPEC), "--resume", "--new")
     assert done.exit_code == exits.USAGE

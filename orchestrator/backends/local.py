@@ -15,7 +15,7 @@ from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
 from orchestrator.locks import is_free, is_held_alone
-from orchestrator.seams import Clock, HostNotice
+from orchestrator.seams import Clock, HostNotice, Sighting
 from orchestrator.strikes import LOCAL
 
 LEAVE_S = 15.0
@@ -97,6 +97,9 @@ class LocalBackend:
     def standing(self, launch: LaunchPlan) -> str | None:
         """Its agents' locks say it, which `submit` looks at: there is no queue."""
         return None
+
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+        return [Sighting("this machine has no queue", held=False) for _ in launches]
 
     def name_of(self, launch: LaunchPlan) -> str | None:
         return None

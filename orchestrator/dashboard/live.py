@@ -15,6 +15,7 @@ from rich.live import Live
 
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.draw import draw
+from orchestrator.dashboard.holding import Ask, Holding
 from orchestrator.dashboard.metrics import NOTHING, MetricTail, Progress, fold_metrics
 from orchestrator.dashboard.view import Seen, View, fold_seen, view
 from orchestrator.errors import JobError
@@ -33,8 +34,9 @@ class Keys(Protocol):
 class Screen:
     """What has been read of one job so far, in bounded memory."""
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, holding: Holding) -> None:
         self.run_dir = run_dir
+        self.holding = holding
         self.entries = log.Tail(run_dir.journal)
         self.metrics = MetricTail(run_dir.metrics)
         self.seen: Seen = Seen()
@@ -49,19 +51,20 @@ class Screen:
             self.progress = fold_metrics(self.progress, metrics)
         if self.seen.run.job is None:
             return None
-        shown = view(self.seen, self.progress, leader_alive=alive, now=now)
+        held = self.holding(self.seen.run, alive)
+        shown = view(self.seen, self.progress, leader_alive=alive, now=now, held=held)
         if not shown.fix:
             return shown
         return replace(shown, fix=shown.fix.replace("SPEC", str(self.run_dir.spec)))
 
 
-def run_dashboard(run_dir: RunDir, *, console: Console, clock: Clock, keys: Keys) -> None:
+def run_dashboard(run_dir: RunDir, *, console: Console, clock: Clock, keys: Keys, ask: Ask) -> None:
     """Until q or ^C; where the console is no terminal, one frame.
 
     Raises:
         JobError: nobody has submitted the job.
     """
-    screen = Screen(run_dir)
+    screen = Screen(run_dir, Holding(ask, clock))
     first = screen.look(clock.now())
     if first is None:
         raise JobError(

@@ -7,6 +7,7 @@ from rich.console import Console
 from orchestrator.contract import exits
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.follow import Follower, summary_text
+from orchestrator.dashboard.holding import Ask, Holding
 from orchestrator.dashboard.logs import (
     LogLine,
     attempts,
@@ -30,7 +31,7 @@ EXIT_CODES = {
 }
 
 
-def follow_job(run_dir: RunDir, known: int, clock: Clock) -> int:
+def follow_job(run_dir: RunDir, known: int, clock: Clock, ask: Ask) -> int:
     """Print what happens until the job has ended, and its summary; the exit code for it.
 
     Args:
@@ -38,7 +39,7 @@ def follow_job(run_dir: RunDir, known: int, clock: Clock) -> int:
     """
     entries, metrics = Tail(run_dir.journal), MetricTail(run_dir.metrics)
     console = Console(highlight=False)
-    has_ended = ending_of(run_dir, clock)
+    has_ended = ending_of(run_dir, clock, ask)
     with Follower(console, None) as follower:
         first = entries.more()
         follower.skip(first[:known], metrics.more() if known else ())
@@ -53,22 +54,24 @@ def follow_job(run_dir: RunDir, known: int, clock: Clock) -> int:
     return EXIT_CODES[snapshot.standing.state]
 
 
-def ending_of(run_dir: RunDir, clock: Clock) -> Callable[[], bool]:
-    """Asks whether the job has ended, or lost its leader; reads each journal line once."""
-    entries, seen = Tail(run_dir.journal), Seen()
+def ending_of(run_dir: RunDir, clock: Clock, ask: Ask) -> Callable[[], bool]:
+    """Asks whether the job has ended, or lost its leader for good; reads each journal line once."""
+    entries, seen, holding = Tail(run_dir.journal), Seen(), Holding(ask, clock)
 
     def has_ended() -> bool:
         nonlocal seen
         alive = has_writer(run_dir.journal)  # asked first: see `status.read_snapshot`
         seen = fold_seen(seen, entries.more())
-        return effective_state(seen.run, alive, clock.now()).state in ENDED
+        held = holding(seen.run, alive)
+        return effective_state(seen.run, alive, clock.now(), held=held).state in ENDED
 
     return has_ended
 
 
-def log_lines(
+def log_lines(  # noqa: PLR0913 - what may be asked of logs, and the world
     run_dir: RunDir,
     clock: Clock,
+    ask: Ask,
     rank: int | None,
     attempt: int | None,
     tail: int | None,
@@ -79,7 +82,7 @@ def log_lines(
         yield from follow_logs(
             run_dir,
             clock=clock,
-            ended=ending_of(run_dir, clock),
+            ended=ending_of(run_dir, clock, ask),
             rank=rank,
             attempt=attempt,
             tail=tail,

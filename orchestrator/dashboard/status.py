@@ -39,16 +39,29 @@ class Snapshot:
     """The scheduler still has it, or cannot be asked: it waits for a leader."""
 
     @property
+    def is_local(self) -> bool:
+        """There is no scheduler to ask."""
+        job = self.seen.run.job
+        return job is None or job.backend == "local"
+
+    @property
     def view(self) -> View:
-        return view(self.seen, self.progress, leader_alive=self.leader_alive, now=self.now)
+        return view(
+            self.seen,
+            self.progress,
+            leader_alive=self.leader_alive,
+            now=self.now,
+            held=self._held_words,
+        )
 
     @property
     def standing(self) -> Standing:
         run, spec = self.seen.run, str(self.run_dir.spec)
-        if self.held and not self.leader_alive and run.state not in ENDED:
-            reason = self.scheduler or run.reason
-            return Standing(state="PENDING", reason=reason, since=run.last_at)
-        return effective_state(run, self.leader_alive, self.now, spec)
+        return effective_state(run, self.leader_alive, self.now, spec, self._held_words)
+
+    @property
+    def _held_words(self) -> str | None:
+        return self.scheduler if self.held else None
 
 
 def read_snapshot(run_dir: RunDir, now: float) -> Snapshot | None:

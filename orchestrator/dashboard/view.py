@@ -152,10 +152,18 @@ class Standing:
     """What to type, where nothing will happen by itself."""
 
 
-def effective_state(run: Run, leader_alive: bool, now: float, spec: str = "SPEC") -> Standing:
-    """A job that has not ended and has no leader is not running, whatever its journal says last."""
+def effective_state(
+    run: Run, leader_alive: bool, now: float, spec: str = "SPEC", held: str | None = None
+) -> Standing:
+    """A job that has not ended and has no leader is not running, whatever its journal says last.
+
+    Args:
+        held: what a scheduler says of it, which may bring up a leader yet.
+    """
     if run.state in ENDED or leader_alive:
         return Standing(state=run.state, reason=run.reason, since=run.since)
+    if held is not None:
+        return Standing(state="PENDING", reason=held, since=run.last_at)
     if run.stage is Stage.SUBMITTED and now - run.since < LEADER_START_S:
         return Standing(state=run.state, reason=run.reason, since=run.since)
     if run.stage is Stage.SUBMITTED:
@@ -187,6 +195,7 @@ class View:
     stage: str
     """What is being done, in words."""
     backend: str
+    """With the number of a scheduler's job."""
     attempt: int
     restarts: int
     step: int
@@ -213,11 +222,18 @@ class View:
     now: float
 
 
-def view(seen: Seen, progress: Progress = NOTHING, *, leader_alive: bool, now: float) -> View:
-    """What to show at `now`."""
+def view(
+    seen: Seen,
+    progress: Progress = NOTHING,
+    *,
+    leader_alive: bool,
+    now: float,
+    held: str | None = None,
+) -> View:
+    """What to show at `now`; `held` as in `effective_state`."""
     run, last = seen.run, progress.last
     assert run.job is not None, "a journal begins with JobSubmitted"
-    standing = effective_state(run, leader_alive, now)
+    standing = effective_state(run, leader_alive, now, held=held)
     over = standing.state in ENDED
     done = last_step(run, progress)
     return View(
@@ -226,7 +242,7 @@ def view(seen: Seen, progress: Progress = NOTHING, *, leader_alive: bool, now: f
         reason=standing.reason,
         fix=standing.fix,
         stage=_doing(run),
-        backend=run.job.backend,
+        backend=_backend(run, run.job.backend),
         attempt=run.attempt,
         restarts=run.restarts,
         step=done,
@@ -246,6 +262,11 @@ def view(seen: Seen, progress: Progress = NOTHING, *, leader_alive: bool, now: f
         drills=tuple((str(drill), drill.id in run.fired) for drill in run.job.drills),
         now=now,
     )
+
+
+def _backend(run: Run, name: str) -> str:
+    """With what a scheduler calls the job."""
+    return f"{name} job {run.allocation.id}" if run.allocation else name
 
 
 def _doing(run: Run) -> str:

@@ -1,10 +1,12 @@
 """What of this login node and its Slurm would stop a job, or its recovery. Only asks."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from orchestrator.cluster.slurm.config import parse_config
+from orchestrator.cluster.slurm.partitions import Partition, parse_partitions, time_words
 from orchestrator.contract.findings import Finding, Verdict
 from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.seams import Completed, Shell
@@ -111,36 +113,19 @@ def _cluster(spec: SlurmSpec, shell: Shell) -> Iterator[Finding]:
     yield from judge_config(config, spec)
 
 
-def parse_config(text: str) -> Config:
-    """`scontrol show config`, without what it says `(null)` of."""
-    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {key.strip(): value.strip() for key, _, value in pairs if value.strip() != "(null)"}
-
-
-def parse_partitions(text: str) -> Mapping[str, Config]:
-    """`scontrol -o show partition` by name."""
-    found = {}
-    for line in text.splitlines():
-        keys = dict(re.findall(r"(\w+)=(\S*)", line))
-        if "PartitionName" in keys:
-            found[keys["PartitionName"]] = keys
-    return found
-
-
-def judge_partition(name: str | None, partitions: Mapping[str, Config]) -> Finding:
-    names = ", ".join(partitions) or "none"
+def judge_partition(name: str | None, partitions: Sequence[Partition]) -> Finding:
+    names = ", ".join(one.name for one in partitions) or "none"
     fix = "set cluster.slurm.partition to one of them"
-    if name is None:
-        name = next((n for n, keys in partitions.items() if keys.get("Default") == "YES"), None)
-        if name is None:
-            found = f"no default among {names}"
-            return Finding(what="partition", verdict="stops", found=found, fix=fix)
-    keys = partitions.get(name)
-    if keys is None:
-        found = f"there is no {name}; there are {names}"
+    wanted = name.split(",") if name else [one.name for one in partitions if one.default]
+    there = [one for one in partitions if one.name in wanted]
+    missing = [one for one in wanted if one not in {found.name for found in there}]
+    if missing or not there:
+        lacks = f"there is no {', '.join(missing)}; there are {names}"
+        found = lacks if missing else f"no default among {names}"
         return Finding(what="partition", verdict="stops", found=found, fix=fix)
-    state = keys.get("State", "UNKNOWN")
-    found = f"{name} is {state}, time limit {keys.get('MaxTime', 'unknown')}"
+    chosen = next((one for one in there if one.state == "UP"), there[0])
+    name, state = chosen.name, chosen.state
+    found = f"{name} is {state}, time limit {time_words(chosen.max_time_s)}"
     if state != "UP":
         fix = f"another partition, or ask your admins when {name} is up again"
         verdict: Verdict = "warns" if state == "DOWN" else "stops"

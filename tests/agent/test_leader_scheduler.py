@@ -91,7 +91,8 @@ def test_hosts_try_each_other_and_the_judge_names_who_is_missing(tmp_path: Path)
         agents = [await job.agent(f"host-{n}") for n in range(3)]
         orders = [await agent.hear(CheckFabric) for agent in agents]
         assert orders[0].rank == 0, "the leader's own host found the port"
-        assert {order.hosts for order in orders} == {("host-0", "host-1", "host-2")}
+        (hosts,) = {order.hosts for order in orders}
+        assert sorted(hosts) == ["host-0", "host-1", "host-2"], "in the order in which they came"
         missing = ("host-1",)
         for agent in (agents[0], agents[2]):
             said = Checked(

@@ -6,23 +6,33 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.__main__ import _hold_host, _lead, _socket_path, main
-from orchestrator.agent.agent import AgentConfig
+from orchestrator.agent.__main__ import WARNINGS, _hold_host, _lead, _socket_path, main
+from orchestrator.agent.agent import Agent, AgentConfig
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract import exits
-from orchestrator.contract.events import AgentRegistered
+from orchestrator.contract.events import (
+    AgentRegistered,
+    CancelRequested,
+    Event,
+    LeaderStarted,
+    LeaveAsked,
+)
+from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import BackendError
 from orchestrator.locks import is_free
 from orchestrator.supervise.log import Journal, has_writer, read
+from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock
-from tests.agent.world import LAUNCH, TOKEN, WAIT_S, TurnedClock, a_job, a_place, until
+from tests.agent.world import LAUNCH, TOKEN, WAIT_S, FakeBackend, TurnedClock, a_job, a_place, until
 
 
 @pytest.fixture
@@ -93,7 +103,12 @@ def test_an_agent_whose_host_is_taken_is_not_admitted(
     assert code == exits.NOT_ADMITTED
 
 
-def lead(folder: Path, script: Callable[[RunDir], Awaitable[None]] | None, socket: str = "") -> int:
+def lead(
+    folder: Path,
+    script: Callable[[RunDir], Awaitable[None]] | None,
+    socket: str = "",
+    scheduled: bool = False,
+) -> int:
     """Lead a job of two hosts of which only the leader's own comes."""
     place = a_place(folder)
     if socket:
@@ -103,7 +118,9 @@ def lead(folder: Path, script: Callable[[RunDir], Awaitable[None]] | None, socke
     config = AgentConfig(place=place, token=TOKEN, term=Term(LAUNCH), devices=1, agent_timeout=10.0)
 
     async def run() -> int:
-        leading = asyncio.create_task(_lead(config, "127.0.0.1", False, os.environ, SystemClock()))
+        leading = asyncio.create_task(
+            _lead(config, "127.0.0.1", scheduled, os.environ, SystemClock())
+        )
         if script is not None:
             await script(place.run_dir)
         return await asyncio.wait_for(leading, WAIT_S)
@@ -125,6 +142,109 @@ def test_sigterm_to_the_leader_cancels_the_job(tmp_path: Path) -> None:
     assert (run.state, run.cancelled_by) == ("CANCELLED", "SIGTERM to the leader")
     assert json.loads(run_dir.leader.read_text())["over"]
     assert not has_writer(run_dir.journal)
+
+
+@pytest.mark.parametrize("number", WARNINGS)
+def test_what_a_scheduler_signals_is_the_leaders_to_decide(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    async def warn(run_dir: RunDir) -> None:
+        def came() -> bool:
+            return any(isinstance(e.event, AgentRegistered) for e in read(run_dir.journal))
+
+        await until(came, "its own agent")
+        os.kill(os.getpid(), number)
+
+    assert lead(tmp_path, warn, scheduled=True) == exits.OK
+    found = [entry.event for entry in read(RunDir(tmp_path / "job").journal)]
+    asked = [event for event in found if isinstance(event, LeaveAsked)]
+    assert [(event.cause, event.words) for event in asked] == [
+        (None, number.name),
+        ("cancelled", number.name),
+    ], "the backend was asked why"
+    assert fold(found).state == "CANCELLED"
+
+
+def a_follower(run_dir: RunDir, *words: str) -> int:
+    """An agent of host-1 that does not lead."""
+    run_dir.token.write_text(TOKEN)
+    host = ["--host=host-1", "--address=127.0.0.1", f"--launch={LAUNCH}", "--devices=1"]
+    return main([f"--run-dir={run_dir.path}", *host, "--agent-timeout=1", *words], {})
+
+
+@pytest.mark.parametrize(("words", "left"), [((), True), (("--restarts=0",), False)])
+def test_what_a_scheduler_signals_a_follower_leaves_to_the_leader(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], left: bool
+) -> None:
+    codes: list[int | None] = []
+
+    async def signalled(agent: Agent) -> int:
+        for number in WARNINGS if words else (signal.SIGTERM,):
+            os.kill(os.getpid(), number)
+        await asyncio.sleep(0.05)
+        codes.append(agent.exit_code)
+        return exits.OK
+
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", signalled)
+    assert a_follower(run_dir, *words) == exits.OK
+    assert codes == [exits.LEADER_LOST if left else None]
+
+
+@dataclass
+class Queue(FakeBackend):
+    """A scheduler that takes a job back, or does not."""
+
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
+        super().requeue(launch, exclude)
+        if self.broken:
+            raise BackendError("it has ended")
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """The backend of an agent whose leader is gone."""
+    found = Queue()
+
+    async def lost(agent: object) -> int:
+        return exits.LEADER_LOST
+
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", lost)
+    monkeypatch.setattr("orchestrator.agent.__main__.backend_named", lambda *_: found)
+    return found
+
+
+def write(run_dir: RunDir, *happened: Event) -> None:
+    with Journal(run_dir.journal, SystemClock()) as journal:
+        supervisor = Supervisor(journal)
+        for event in (
+            a_job(run_dir.path),
+            LeaderStarted(at=time.time(), host="host-0", pid=1),
+            *happened,
+        ):
+            supervisor.feed(event)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_who_lost_the_leader_has_the_job_queued_again_once_without_its_host(
+    run_dir: RunDir, queue: Queue, broken: bool
+) -> None:
+    queue.broken = broken
+    write(run_dir)
+    assert a_follower(run_dir, "--restarts=1") == exits.LEADER_LOST
+    assert queue.requeued == [("host-0",)]
+
+
+def test_without_a_scheduler_nobody_is_asked(run_dir: RunDir, queue: Queue) -> None:
+    write(run_dir)
+    assert a_follower(run_dir) == exits.LEADER_LOST
+    assert queue.requeued == []
+
+
+def test_a_job_that_has_ended_is_not_queued_again(run_dir: RunDir, queue: Queue) -> None:
+    write(run_dir, CancelRequested(at=time.time(), by="me"))
+    assert fold(entry.event for entry in read(run_dir.journal)).ending == "CANCELLED"
+    assert a_follower(run_dir, "--restarts=0") == exits.LEADER_LOST
+    assert queue.requeued == []
 
 
 def test_a_leader_whose_own_agent_cannot_begin_does_not_wait_for_the_others(

@@ -21,7 +21,7 @@ from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, PlanError
-from orchestrator.seams import HostNotice
+from orchestrator.seams import HostNotice, Sighting
 from orchestrator.supervise.state import JobPlan
 
 TOKEN = "the-token"
@@ -134,6 +134,9 @@ class FakeBackend:
 
     def cluster(self) -> str:
         raise AssertionError("whoever starts the leader asks for it")
+
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+        raise AssertionError("a leader does not only look")
 
     def name_of(self, launch: LaunchPlan) -> str | None:
         return None

@@ -11,6 +11,7 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.live import run_dashboard, terminal_keys
 from orchestrator.errors import JobError
 from orchestrator.supervise.log import to_line
+from orchestrator.supervise.state import Run
 from tests.dashboard.dashboard_story import START, StoryClock, finished, journal, metrics, started
 from trainer.metrics import StepMetrics
 from trainer.metrics import to_line as metric_line
@@ -56,6 +57,10 @@ def write_metrics(run_dir: RunDir, last: int) -> None:
             file.write(metric_line(line))
 
 
+def nobody(run: Run) -> str | None:
+    raise AssertionError("there is no scheduler to ask")
+
+
 def no_keys(timeout: float, /) -> str:
     raise AssertionError("nobody sits at a console that is no terminal")
 
@@ -64,7 +69,7 @@ def test_a_console_that_is_no_terminal_gets_one_frame(run_dir: RunDir) -> None:
     write(run_dir, 0)
     write_metrics(run_dir, 60)
     made, out = console(False)
-    run_dashboard(run_dir, console=made, clock=StoryClock(START + 100), keys=no_keys)
+    run_dashboard(run_dir, console=made, clock=StoryClock(START + 100), keys=no_keys, ask=nobody)
     assert "✓ SUCCEEDED" in out.getvalue()
     assert "step 60/60" in out.getvalue()
     assert "\x1b" not in out.getvalue()
@@ -74,7 +79,7 @@ def test_a_console_that_is_no_terminal_gets_one_frame(run_dir: RunDir) -> None:
 def test_a_job_that_nobody_submitted_has_no_dashboard(run_dir: RunDir) -> None:
     made, _ = console(False)
     with pytest.raises(JobError, match="holds no journal"):
-        run_dashboard(run_dir, console=made, clock=StoryClock(), keys=no_keys)
+        run_dashboard(run_dir, console=made, clock=StoryClock(), keys=no_keys, ask=nobody)
 
 
 def test_the_screen_follows_the_journal_until_q(run_dir: RunDir) -> None:
@@ -90,7 +95,7 @@ def test_the_screen_follows_the_journal_until_q(run_dir: RunDir) -> None:
             made.width = 90
         return "" if len(turns) < 3 else "q"
 
-    run_dashboard(run_dir, console=made, clock=StoryClock(START + 100), keys=keys)
+    run_dashboard(run_dir, console=made, clock=StoryClock(START + 100), keys=keys, ask=nobody)
     assert "SUCCEEDED" not in turns[0]
     assert "SUCCEEDED" in turns[1]
     assert len(turns) == 3
@@ -106,7 +111,7 @@ def test_interrupt_leaves_quietly_and_gives_the_screen_back(run_dir: RunDir) -> 
     def keys(timeout: float, /) -> str:
         raise KeyboardInterrupt
 
-    run_dashboard(run_dir, console=made, clock=StoryClock(START + 100), keys=keys)
+    run_dashboard(run_dir, console=made, clock=StoryClock(START + 100), keys=keys, ask=nobody)
     assert "\x1b[?1049l" in out.getvalue()
 
 

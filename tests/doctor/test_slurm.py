@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cluster.slurm.config import parse_config
+from orchestrator.cluster.slurm.partitions import parse_partitions
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.doctor.slurm import (
@@ -14,8 +16,6 @@ from orchestrator.doctor.slurm import (
     file_system,
     judge_config,
     judge_partition,
-    parse_config,
-    parse_partitions,
     parse_version,
 )
 from orchestrator.seams import Completed
@@ -129,6 +129,8 @@ def test_submitit_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
         ("long", "stops", "long is DRAIN, time limit 7-00:00:00"),
         ("old", "warns", "old is DOWN, time limit 1:00:00"),
         ("gpu", "stops", "there is no gpu; there are train, long, old"),
+        ("old,train", "ok", "train is UP, time limit UNLIMITED"),
+        ("train,gpu", "stops", "there is no gpu; there are train, long, old"),
     ],
 )
 def test_the_partition_must_take_jobs(name: str | None, verdict: str, found: str) -> None:
@@ -137,7 +139,7 @@ def test_the_partition_must_take_jobs(name: str | None, verdict: str, found: str
 
 
 def test_a_cluster_without_a_default_partition_needs_one_in_the_spec() -> None:
-    assert judge_partition(None, {}).found == "no default among none"
+    assert judge_partition(None, ()).found == "no default among none"
 
 
 def test_accounting_is_not_needed() -> None:

@@ -1,31 +1,33 @@
 """The Slurm backend: submit once, observe, ask for nodes again, give them back, clear.
 
-What Slurm has of a job is seen by our own look at squeue and scontrol, never by submitit's: its
-`done()` is true while a job is being queued again. Gone is only what slurmctld, twice asked, says
-that it does not know.
+`find` says what Slurm has of it.
 """
 
 import contextlib
-import json
-import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends.slurm import observe, render, snapshot
+from orchestrator.backends.slurm import advice, find, observe, render, snapshot
 from orchestrator.backends.slurm.checks import problems
-from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm, refusal
+from orchestrator.backends.slurm.commands import Slurm, refusal
 from orchestrator.backends.slurm.detached import Detached, start
+from orchestrator.backends.slurm.find import Finder
+from orchestrator.backends.slurm.inventory import NODES, PARTITIONS, TOPOLOGY
 from orchestrator.backends.slurm.observe import SlurmJob
 from orchestrator.backends.slurm.task import AgentTask
+from orchestrator.cluster.slurm.config import parse_config
+from orchestrator.cluster.slurm.hostlist import expand, fold
+from orchestrator.cluster.slurm.nodes import Node, parse_nodes
+from orchestrator.cluster.slurm.partitions import parse_partitions
+from orchestrator.cluster.slurm.standing import is_wanted_back
+from orchestrator.cluster.slurm.topology import allocated_switches
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.errors import BackendError
-from orchestrator.seams import Clock, HostNotice, Shell
+from orchestrator.seams import Clock, HostNotice, Shell, Sighting
 
-LOOK_AGAIN_S = 1.0
-"""One empty answer is not to be believed; the second is taken after this."""
 CLEAR_S = 120.0
 """For all processes to end: KillWait, the epilog, and what a slow node adds."""
 CANCEL_AGAIN_S = 5.0
@@ -50,6 +52,7 @@ class SlurmBackend:
         self.clock = clock
         self.shell = shell
         self.slurm = Slurm(shell, clock)
+        self.finder = Finder(self.slurm)
         self.steps: list[Detached] = []
         """Of agents that were started again."""
 
@@ -59,10 +62,8 @@ class SlurmBackend:
         return render.script(launch, sys.executable)
 
     def check(self, launch: LaunchPlan) -> str:
-        partitions = observe.parse_partitions(
-            self.slurm.told(["scontrol", "show", "partition", "-o"])
-        )
-        nodes = observe.parse_nodes(self.slurm.told(["scontrol", "show", "node", "-o"]))
+        partitions = parse_partitions(self.slurm.told(PARTITIONS))
+        nodes = parse_nodes(self.slurm.told(NODES))
         found = problems(launch, sys.executable, partitions, nodes)
         if found:
             raise BackendError(
@@ -77,7 +78,7 @@ class SlurmBackend:
         return "\n".join(f"sbatch --test-only: {line}" for line in said.splitlines())
 
     def submit(self, launch: LaunchPlan) -> None:
-        if self._find(launch) is not None:
+        if self.finder.find(launch) is not None:
             return  # an earlier call was answered, or not heard: never a second job
         folder = render.folder(launch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,13 +91,13 @@ class SlurmBackend:
             done = self.slurm.ask(argv, tries=1)
         except BackendError:
             # Perhaps queued all the same: only its answer was lost. Not known: say so, loudly.
-            if self._find(launch) is None:
+            if self.finder.find(launch) is None:
                 done = self.slurm.ask(argv, tries=1)
             else:
                 return
         if done.code != 0:
             raise refusal(argv, done)
-        self._record(launch, done.out.strip().split(";")[0])
+        find.record(launch, done.out.strip().split(";")[0])
 
     def _pickle(self, launch: LaunchPlan) -> None:
         from submitit.core.utils import DelayedSubmission
@@ -112,84 +113,38 @@ class SlurmBackend:
     # What Slurm has of it
 
     def standing(self, launch: LaunchPlan) -> str | None:
-        job = self._find(launch)
-        if job is None or job.is_over:
-            return None
-        advice = observe.advice(job) if job.meaning in ("queued", "held") else ""
-        return observe.words(job) + (f": {advice}" if advice else "")
+        job = self.finder.find(launch)
+        return None if job is None or job.is_over else advice.standing_words(job)
+
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+        return self.finder.glance(launches)
 
     def name_of(self, launch: LaunchPlan) -> str | None:
-        job_id = self._recorded(launch)
-        return job_id and f"Slurm job {job_id}"
-
-    def _find(self, launch: LaunchPlan) -> SlurmJob | None:
-        """The Slurm job of this launch; None when Slurm surely has none.
-
-        Raises BackendError when that cannot be told.
-        """
-        if not render.script_path(launch).exists():
-            return None  # it is written before anything is queued
-        job = self._look(launch)
-        if job is None:
-            self.clock.sleep(LOOK_AGAIN_S)
-            job = self._look(launch)
-        return job
-
-    def _look(self, launch: LaunchPlan) -> SlurmJob | None:
-        recorded = self._recorded(launch)
-        if recorded is not None:
-            return self._show(launch, recorded)
-        name = f"--name={render.job_name(launch)}"
-        queue = self.slurm.told(["squeue", "-h", "-a", name, "-o", observe.SQUEUE_FORMAT])
-        ours = [job for job in observe.parse_queue(queue) if _is_of(job, launch)]
-        if not ours:
-            return None
-        self._record(launch, ours[-1].id)
-        return ours[-1]
-
-    def _show(self, launch: LaunchPlan, job_id: str, tries: int = 3) -> SlurmJob | None:
-        argv = ["scontrol", "show", "job", "-o", job_id]
-        done = self.slurm.ask(argv, tries=tries)
-        if done.code != 0:
-            if UNKNOWN_JOB.search(done.err):
-                return None
-            raise refusal(argv, done)
-        jobs = observe.parse_jobs(done.out)
-        # Job ids start again when a cluster is set up anew: another's is none of ours.
-        return next((job for job in jobs if _is_of(job, launch)), None)
-
-    def _recorded(self, launch: LaunchPlan) -> str | None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return str(json.loads(_record_path(launch).read_text())["job_id"])
-        return None
-
-    def _record(self, launch: LaunchPlan, job_id: str) -> None:
-        path = _record_path(launch)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps({"job_id": job_id}))
-        fresh.replace(path)
+        return find.name_of(launch)
 
     def cluster(self) -> str:
         inside = self.environ.get("SLURM_CLUSTER_NAME")
         if inside:
             return inside
-        config = self.slurm.told(["scontrol", "show", "config"])
-        named = re.search(r"^ClusterName\s*=\s*(\S+)", config, re.MULTILINE)
-        return named[1] if named else "slurm"
+        config = parse_config(self.slurm.told(["scontrol", "show", "config"]))
+        return config.get("ClusterName", "slurm")
 
     # For the leader, inside the allocation
 
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         job_id = self._own_id()
-        hosts = observe.expand(self.environ.get("SLURM_JOB_NODELIST", ""))
+        nodelist = self.environ.get("SLURM_JOB_NODELIST", "")
         switches, ends_at = {}, None
         with contextlib.suppress(BackendError):  # helpful, not needed
-            job = self._show(launch, job_id, tries=1)
+            job = self.finder.show(launch, job_id, tries=1)
             ends_at = job.ends_at if job else None
-            topology = self.slurm.told(["scontrol", "show", "topology", "-o"], tries=1)
-            switches = observe.parse_switches(topology, hosts)
+            switches = allocated_switches(nodelist, self.slurm.told(TOPOLOGY, tries=1))
         return Allocation(
-            id=job_id, restarts=self._restarts(), hosts=hosts, switches=switches, ends_at=ends_at
+            id=job_id,
+            restarts=self._restarts(),
+            hosts=expand(nodelist),
+            switches=switches,
+            ends_at=ends_at,
         )
 
     def _own_id(self) -> str:
@@ -204,14 +159,13 @@ class SlurmBackend:
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         if not hosts:
             return ()
-        argv = ["scontrol", "show", "node", "-o", ",".join(hosts)]
-        nodes = observe.parse_nodes(self.slurm.told(argv, tries=1))
+        reservation = (launch.slurm or SlurmSpec()).reservation
         unfit = {
-            node.name: HostNotice(host=node.name, state="+".join(node.states), reason=node.reason)
-            for node in nodes
-            if observe.UNFIT & set(node.states)
+            node.name: HostNotice(host=node.name, state=node.words, reason=node.reason)
+            for node in self._nodes(hosts)
+            if is_wanted_back(node, reservation)
         }
-        job = self._show(launch, self._own_id(), tries=1)
+        job = self.finder.show(launch, self._own_id(), tries=1)
         if job is not None and job.meaning == "running" and job.nodes:
             for host in set(hosts) - set(job.nodes) - set(unfit):
                 unfit[host] = HostNotice(
@@ -219,8 +173,12 @@ class SlurmBackend:
                 )
         return tuple(unfit[host] for host in hosts if host in unfit)
 
+    def _nodes(self, hosts: Sequence[str]) -> tuple[Node, ...]:
+        argv = ["scontrol", "show", "node", "-o", fold(hosts)]
+        return parse_nodes(self.slurm.told(argv, tries=1))
+
     def why_ending(self, launch: LaunchPlan) -> Cause:
-        job = self._show(launch, self._own_id(), tries=1)
+        job = self.finder.show(launch, self._own_id(), tries=1)
         if job is None:
             return "unknown"
         notice_s = (launch.slurm or SlurmSpec()).notice_s + NOTICE_SLACK_S
@@ -228,21 +186,20 @@ class SlurmBackend:
 
     def replace(self, launch: LaunchPlan, host: str) -> None:
         job_id = self._own_id()
-        job = self._show(launch, job_id, tries=1)
+        job = self.finder.show(launch, job_id, tries=1)
         if job is None or host not in job.nodes:
             raise BackendError(f"{host} is not in Slurm job {job_id} any more")
-        argv = ["scontrol", "show", "node", "-o", host]
-        for node in observe.parse_nodes(self.slurm.told(argv, tries=1)):
-            if observe.DEAD & set(node.states):
+        for node in self._nodes([host]):
+            if node.is_dead:
                 why = f": {node.reason}" if node.reason else ""
-                raise BackendError(f"Slurm says that {host} is {'+'.join(node.states)}{why}")
+                raise BackendError(f"Slurm says that {host} is {node.words}{why}")
         log = render.folder(launch) / f"replaced-{host}.srun"
         again = render.replacement(launch, job_id, host, sys.executable)
         self.steps.append(start(again, self.environ, log, START_S))
 
     def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
         job_id, mine = self._own_id(), self._restarts()
-        job = self._show(launch, job_id)
+        job = self.finder.show(launch, job_id)
         if job is None or job.is_over:
             raise BackendError(f"Slurm job {job_id} has ended: it cannot be queued again")
         if job.restarts > mine + 1 or (job.restarts > mine and job.meaning == "running"):
@@ -262,7 +219,7 @@ class SlurmBackend:
         the GPUs of a job whose node goes down while it completes: no step can be created in its
         next run, and the GPUs stay taken until slurmctld starts again.
         """
-        leader = observe.expand(self.environ.get("SLURM_JOB_NODELIST", ""))[:1]
+        leader = expand(self.environ.get("SLURM_JOB_NODELIST", ""))[:1]
         own = self.environ.get("SLURMD_NODENAME")
         doubtful = {*exclude, *leader} - {own}
         begun = self.clock.monotonic()
@@ -285,7 +242,7 @@ class SlurmBackend:
         return done.code == 0
 
     def _exclude(self, job_id: str, names: Sequence[str]) -> None:
-        argv = ["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(names)}"]
+        argv = ["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={fold(names)}"]
         begun = self.clock.monotonic()
         while True:
             done = self.slurm.ask(argv)
@@ -300,7 +257,7 @@ class SlurmBackend:
     def clear(self, launch: LaunchPlan) -> None:
         begun = self.clock.monotonic()
         asked: float | None = None
-        while (job := self._find(launch)) is not None and not job.is_over:
+        while (job := self.finder.find(launch)) is not None and not job.is_over:
             now = self.clock.monotonic()
             if now - begun > CLEAR_S:
                 raise _will_not_end(job)
@@ -308,16 +265,6 @@ class SlurmBackend:
                 self.slurm.ask(["scancel", job.id])
                 asked = now
             self.clock.sleep(POLL_S)
-
-
-def _is_of(job: SlurmJob, launch: LaunchPlan) -> bool:
-    mark = render.mark(launch)
-    marked = job.comment == mark or job.comment.startswith(f"{mark};")
-    return marked or job.command == str(render.script_path(launch))
-
-
-def _record_path(launch: LaunchPlan) -> Path:
-    return Path(launch.run_dir) / "slurm" / f"launch-{launch.launch}.json"
 
 
 def _will_not_end(job: SlurmJob) -> BackendError:

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.backends.slurm import observe
-from orchestrator.backends.slurm.observe import SlurmNode, SlurmPartition
-from orchestrator.contract.codec import Problem
+from orchestrator.cluster.slurm.hostlist import expand
+from orchestrator.cluster.slurm.nodes import Node
+from orchestrator.cluster.slurm.partitions import Partition, seconds, time_words
+from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
 
@@ -16,8 +18,8 @@ AT = "cluster.slurm"
 def problems(
     launch: LaunchPlan,
     python: str,
-    partitions: Sequence[SlurmPartition],
-    nodes: Sequence[SlurmNode],
+    partitions: Sequence[Partition],
+    nodes: Sequence[Node],
 ) -> list[Problem]:
     spec = launch.slurm or SlurmSpec()
     found = [*_paths(launch, spec, python)]
@@ -25,7 +27,7 @@ def problems(
     known = {one.name: one for one in partitions}
     asked = [known[name] for name in names if name in known]
     if not names:
-        asked = [one for one in partitions if one.is_default]
+        asked = [one for one in partitions if one.default]
     found += _partitions(names, known, asked)
     if asked and not found:
         found += _limits(launch, spec, asked)
@@ -73,7 +75,7 @@ def _mounted(run_dir: Path, mounts: Sequence[str]) -> bool:
 
 
 def _partitions(
-    names: Sequence[str], known: dict[str, SlurmPartition], asked: Sequence[SlurmPartition]
+    names: Sequence[str], known: dict[str, Partition], asked: Sequence[Partition]
 ) -> Iterator[Problem]:
     for name in names:
         if name not in known:
@@ -98,18 +100,16 @@ def _partitions(
         )
 
 
-def _limits(
-    launch: LaunchPlan, spec: SlurmSpec, asked: Sequence[SlurmPartition]
-) -> Iterator[Problem]:
-    wanted = observe.minutes(spec.time) if spec.time else None
-    most = [one.max_time_min for one in asked]
+def _limits(launch: LaunchPlan, spec: SlurmSpec, asked: Sequence[Partition]) -> Iterator[Problem]:
+    wanted = seconds(spec.time) if spec.time else None
+    most = [one.max_time_s for one in asked]
     limit = max((one for one in most if one is not None), default=None)
     if wanted is not None and limit is not None and None not in most and wanted > limit:
         yield Problem(
             path=f"{AT}.time",
             value=spec.time,
-            limit=f"at most the partition's {limit:g} minutes",
-            fix=f"set it to {limit:g}; the job goes on in further allocations by itself",
+            limit=f"at most the partition's {time_words(limit)}",
+            fix=f"set it to {time_words(limit)}; the job goes on in further allocations by itself",
         )
     sizes = [one.max_nodes for one in asked if one.max_nodes is not None]
     if len(sizes) == len(asked) and len(launch.hosts) > max(sizes):
@@ -122,9 +122,13 @@ def _limits(
 
 
 def _nodes(
-    launch: LaunchPlan, spec: SlurmSpec, partitions: set[str], nodes: Sequence[SlurmNode]
+    launch: LaunchPlan, spec: SlurmSpec, partitions: set[str], nodes: Sequence[Node]
 ) -> Iterator[Problem]:
-    excluded = {*observe.expand(spec.exclude or ""), *launch.exclude}
+    try:
+        excluded = {*expand(spec.exclude or ""), *launch.exclude}
+    except Invalid as exc:
+        yield from (replace(one, path=f"{AT}.exclude") for one in exc.problems)
+        return
     there = [n for n in nodes if partitions & set(n.partitions) and n.name not in excluded]
     need = 0 if spec.gpus == "none" else launch.devices_per_host
     fit = [node for node in there if node.gpus >= need]

@@ -24,14 +24,16 @@ class Slurm:
     shell: Shell
     clock: Clock
 
-    def ask(self, argv: Sequence[str], *, tries: int = 3) -> Completed:
+    def ask(
+        self, argv: Sequence[str], *, tries: int = 3, answer_s: float | None = None
+    ) -> Completed:
         """Run a command until slurmctld answers. Raises BackendError when it does not."""
         said = ""
         for again in range(tries):
             if again:
                 self.clock.sleep(RETRY_S)
             try:
-                done = self.shell(argv, timeout=ANSWER_S)
+                done = self.shell(argv, timeout=answer_s or ANSWER_S)
             except TimeoutError as exc:
                 said = str(exc)
                 continue
@@ -48,9 +50,9 @@ class Slurm:
             fix="`scontrol ping` says whether slurmctld is up; try again when it is",
         )
 
-    def told(self, argv: Sequence[str], *, tries: int = 3) -> str:
+    def told(self, argv: Sequence[str], *, tries: int = 3, answer_s: float | None = None) -> str:
         """What the command printed. Raises BackendError when Slurm refuses it as well."""
-        done = self.ask(argv, tries=tries)
+        done = self.ask(argv, tries=tries, answer_s=answer_s)
         if done.code != 0:
             raise refusal(argv, done)
         return done.out

@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.backends.slurm import address, observe
+from orchestrator.backends.slurm import address
+from orchestrator.cluster.slurm.hostlist import expand
+from orchestrator.cluster.slurm.nodes import parse_nodes
 from orchestrator.contract.rundir import RunDir
 from orchestrator.system import run_command
 
@@ -81,7 +83,7 @@ def _address(host: str, environ: Mapping[str, str]) -> str:
     resolved = address.resolve(host)
     if resolved and not address.is_loopback(resolved):
         return resolved
-    hosts = observe.expand(environ.get("SLURM_JOB_NODELIST", ""))
+    hosts = expand(environ.get("SLURM_JOB_NODELIST", ""))
     others = [name for name in hosts if name != host]
     routed = address.routed_towards(others)
     found = address.choose_address(resolved, _node_addr(host), routed)
@@ -93,7 +95,7 @@ def _address(host: str, environ: Mapping[str, str]) -> str:
 def _node_addr(host: str) -> str:
     with contextlib.suppress(TimeoutError):
         said = run_command(["scontrol", "show", "node", "-o", host], timeout=ASK_S)
-        return next((node.address for node in observe.parse_nodes(said.out)), "")
+        return next((node.address for node in parse_nodes(said.out)), "")
     return ""
 
 

@@ -24,7 +24,18 @@ class Node:
     partitions: tuple[str, ...] = ()
     reservation: str | None = None
     reason: str = ""
-    version: str = ""
+    address: str = ""
+    """NodeAddr: a name, or an address."""
+
+    @property
+    def words(self) -> str:
+        """As in `ALLOCATED+DRAIN`."""
+        return "+".join((self.state, *sorted(self.flags)))
+
+    @property
+    def is_dead(self) -> bool:
+        """Nothing can be started there."""
+        return self.state == "DOWN" or bool(self.flags & DEAD)
 
 
 MARKS = {
@@ -48,6 +59,7 @@ SYNONYMS = {
     "POWER": "POWERED_DOWN",
     "REBOOT": "REBOOT_REQUESTED",
 }
+DEAD = frozenset({"NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN"})
 IN_RESERVATION = {"RESERVED", "MAINTENANCE"}
 BASES = {"ALLOC": "ALLOCATED", "MIX": "MIXED", "UNK": "UNKNOWN", "ERR": "ERROR"}
 
@@ -72,7 +84,7 @@ def _nodes(text: str) -> Iterator[Node]:
             partitions=_listed(value(record, "Partitions")),
             reservation=_reservation(record) if flags & IN_RESERVATION else None,
             reason=reason(record),
-            version=value(record, "Version"),
+            address=value(record, "NodeAddr"),
         )
 
 

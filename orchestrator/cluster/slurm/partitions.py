@@ -16,7 +16,6 @@ class Partition:
     nodes: tuple[str, ...]
     max_time_s: int | None
     """None: no limit."""
-    default_time_s: int | None
     max_nodes: int | None
     topology: str | None = None
     """Its own, where a cluster has several (25.05 and newer)."""
@@ -30,7 +29,6 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
             default=value(record, "Default") == "YES",
             nodes=expand(value(record, "Nodes")),
             max_time_s=seconds(value(record, "MaxTime")),
-            default_time_s=seconds(value(record, "DefaultTime")),
             max_nodes=_count(value(record, "MaxNodes")),
             topology=value(record, "Topology") or None,
         )
@@ -55,3 +53,13 @@ def seconds(text: str) -> int | None:
     else:
         hours, minutes, secs = parts
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
+
+
+def time_words(seconds: int | None) -> str:
+    """As Slurm writes it: `7-00:00:00`, `1:00:00` or `UNLIMITED`."""
+    if seconds is None:
+        return "UNLIMITED"
+    days, rest = divmod(seconds, 24 * 3600)
+    hours, rest = divmod(rest, 3600)
+    clock = f"{rest // 60:02}:{rest % 60:02}"
+    return f"{days}-{hours:02}:{clock}" if days else f"{hours}:{clock}"

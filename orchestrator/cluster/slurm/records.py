@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterator
 
+NOTHING = ("(null)", "N/A", "None")
+"""Slurm's words for a value that is not there."""
+
 
 def records(text: str, key: str) -> Iterator[str]:
     """The records that begin with `key=`, each on one line; lines that are none are left out."""
@@ -32,7 +35,24 @@ def value(record: str, key: str) -> str:
     start += len(key) + 1
     end = record.find(" ", start)
     found = record[start:] if end < 0 else record[start:end]
-    return "" if found in ("(null)", "N/A") else found
+    return "" if found in NOTHING else found
+
+
+KEY = re.compile(r"(?:^|(?<=\s))([A-Z][A-Za-z:/_]*)=")
+
+
+def fields(record: str) -> dict[str, str]:
+    """All of one record, where values may hold spaces: each goes on until the next key.
+
+    A comment may hold what looks like a key: of one key, the first value counts.
+    """
+    found: dict[str, str] = {}
+    keys = list(KEY.finditer(record))
+    for key, following in zip(keys, [*keys[1:], None], strict=True):
+        end = following.start() if following else len(record)
+        said = record[key.end() : end].strip()
+        found.setdefault(key[1], "" if said in NOTHING else said)
+    return found
 
 
 SAID_BY = re.compile(r" \[[^\s@\]]+@[^\s\]]+\]")

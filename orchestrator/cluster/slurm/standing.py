@@ -67,6 +67,11 @@ def standing_of(node: Node, *, exclusive: bool = False, reservation: str | None 
     )
 
 
+def is_wanted_back(node: Node, reservation: str | None) -> bool:
+    """Whether a job that runs there should leave: its administrator, or Slurm, has given it up."""
+    return node.is_dead or any(_counts(flag, node, reservation) for flag in GIVEN_UP)
+
+
 def _counts(flag: str, node: Node, reservation: str | None) -> bool:
     if flag == "MAINTENANCE" and reservation is not None and node.reservation == reservation:
         return False  # the job runs in that very reservation

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.cluster.slurm.hostlist import expand
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.seams import Completed
@@ -60,11 +61,13 @@ class FakeSlurm:
     nodes: dict[str, str] = field(default_factory=lambda: {"node1": "IDLE", "node2": "IDLE"})
     trouble: Callable[[list[str], int], Completed | None] = lambda argv, before: None
     said: list[list[str]] = field(default_factory=list)
+    patience: float = 60.0
+    """Seconds that a command may be given at most."""
     ends_at_once: bool = True
     """What scancel ends is gone at once."""
 
     def __call__(self, argv: Sequence[str], /, *, timeout: float) -> Completed:
-        assert timeout > 0
+        assert 0 < timeout <= self.patience
         before = len(self.said)
         self.said.append(list(argv))
         return self.trouble(list(argv), before) or self.answer(list(argv))
@@ -73,21 +76,24 @@ class FakeSlurm:
         match argv:
             case ["sbatch", "--parsable", script]:
                 return Completed(0, f"{self.queue(script).id}\n", "")
-            case ["squeue", *_]:
+            case ["squeue", "-h", "-a", name, *more, "-o", _] if name.startswith("--name="):
+                over = "--states=all" in more
                 rows = (
                     f"{job.id}|{job.state}|None|{job.command}|{job.comment}\n"
                     for job in self.jobs.values()
-                    if job.state in ("PENDING", "RUNNING", "COMPLETING")
+                    if over or job.state in ("PENDING", "RUNNING", "COMPLETING")
                 )
                 return Completed(0, "".join(rows), "")
             case ["scontrol", "show", "job", "-o", job]:
                 return Completed(0, self.jobs[job].line, "") if job in self.jobs else INVALID
-            case ["scontrol", "show", "node", "-o", *names]:
-                return Completed(0, self._nodes(names), "")
-            case ["scontrol", "show", "partition", "-o"]:
+            case ["scontrol", "show", "node", "-o", names]:
+                return Completed(0, self._nodes(*expand(names)), "")
+            case ["scontrol", "-o", "show", "partitions"]:
                 line = "PartitionName=train Default=YES MaxNodes=UNLIMITED MaxTime=60 State=UP"
                 return Completed(0, f"{line} TotalNodes=2\n", "")
-            case ["scontrol", "show", "topology", "-o"]:
+            case ["scontrol", "--details", "-o", "show", "nodes"]:
+                return Completed(0, self._nodes(), "")
+            case ["scontrol", "show", "topology"]:
                 tree = "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[1-2]\n"
                 above = "SwitchName=spine Level=1 LinkSpeed=1 Nodes=node[1-2] Switches=leaf1\n"
                 return Completed(0, tree + above, "")
@@ -121,12 +127,11 @@ class FakeSlurm:
         self.jobs[job.id] = job
         return job
 
-    def _nodes(self, names: list[str]) -> str:
-        asked = names[0].split(",") if names else list(self.nodes)
+    def _nodes(self, *names: str) -> str:
         return "".join(
             f"NodeName={name} Gres=gpu:2 NodeAddr={name} State={self.nodes[name]}"
             f" Partitions=train  Reason=bad fan [root@2026-11-22T02:04:00]\n"
-            for name in asked
+            for name in names or self.nodes
         )
 
     def count(self, *begin: str) -> int:

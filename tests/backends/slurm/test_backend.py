@@ -114,7 +114,7 @@ def test_all_that_stands_in_the_way_is_said_at_once(tmp_path: Path) -> None:
     launch = replace(a_launch(tmp_path, 3, spec), devices_per_host=8)
     with pytest.raises(BackendError) as failed:
         SlurmBackend({}, TurnedClock(), FakeSlurm()).check(launch)
-    assert "cluster.slurm.time: must be at most the partition's 60 minutes" in failed.value.message
+    assert "cluster.slurm.time: must be at most the partition's 1:00:00" in failed.value.message
     assert "cluster.gpus_per_host: must be at most 2" in failed.value.message
 
 
@@ -192,7 +192,7 @@ def test_a_requeue_adds_to_the_hosts_that_are_left_out_when_slurm_lets_it(tmp_pa
 
     slurm.trouble = busy
     backend.requeue(launch, ("node2",))
-    assert (job.state, job.restarts, job.excluded) == ("COMPLETING", 1, "node2,node7,node8")
+    assert (job.state, job.restarts, job.excluded) == ("COMPLETING", 1, "node[2,7-8]")
     backend.requeue(launch, ("node2",))
     assert slurm.count("scontrol", "requeue") == 1
 

@@ -4,21 +4,22 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.slurm.checks import problems
-from orchestrator.backends.slurm.observe import SlurmNode, SlurmPartition
+from orchestrator.cluster.slurm.nodes import Node
+from orchestrator.cluster.slurm.partitions import Partition
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.slurm import ContainerSpec, SlurmSpec
 from tests.backends.slurm.slurm_launch import a_launch
 
-TRAIN = SlurmPartition(
-    name="train", is_default=True, state="UP", max_time_min=60, max_nodes=4, nodes=3
+TRAIN = Partition(
+    name="train",
+    state="UP",
+    default=True,
+    nodes=(),
+    max_time_s=3600,
+    max_nodes=4,
 )
-DEBUG = replace(TRAIN, name="debug", is_default=False, state="DOWN")
-NODES = [
-    SlurmNode(
-        name=f"node{i}", states=("IDLE",), reason="", address="", gpus=2, partitions=("train",)
-    )
-    for i in (1, 2, 3)
-]
+DEBUG = replace(TRAIN, name="debug", default=False, state="DOWN")
+NODES = [Node(name=f"node{i}", state="IDLE", gpus=2, partitions=("train",)) for i in (1, 2, 3)]
 
 
 def found(launch: LaunchPlan, python: str = "/bin/sh") -> list[str]:
@@ -39,10 +40,11 @@ def test_a_job_that_fits_has_no_problem(tmp_path: Path) -> None:
     [
         (2, {"partition": "trian"}, "one of debug, train, got 'trian'"),
         (2, {"partition": "debug"}, "up, but it is DOWN"),
-        (2, {"time": "1:01:00"}, "at most the partition's 60 minutes"),
+        (2, {"time": "1:01:00"}, "at most the partition's 1:00:00"),
         (5, {}, "at most the partition's 4 nodes a job"),
         (4, {}, "at most 3, the nodes of partition train that have 2 GPUs"),
         (3, {"exclude": "node[1-2]"}, "at most 1, the nodes"),
+        (2, {"exclude": "node[1-"}, "cluster.slurm.exclude: must be a closing bracket"),
     ],
 )
 def test_what_slurm_could_not_do_is_named_with_its_limit(

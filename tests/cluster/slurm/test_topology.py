@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.cluster.slurm.partitions import parse_partitions, seconds
+from orchestrator.cluster.slurm.partitions import parse_partitions, seconds, time_words
 from orchestrator.cluster.slurm.topology import allocated_switches, parse_topology, switches_of
 from tests.cluster.slurm.captured import captured
 
@@ -70,7 +70,7 @@ def test_a_block_is_the_innermost_switch() -> None:
 def test_partitions() -> None:
     h100, a100, cpu = parse_partitions(captured("22.05/typed-partitions.txt"))
     assert (h100.name, h100.default, h100.state) == ("h100", True, "UP")
-    assert (h100.max_time_s, h100.default_time_s) == (172_800, 3_600)
+    assert h100.max_time_s == 172_800
     assert h100.nodes == tuple(f"n{i:02}" for i in range(1, 9))
     assert (a100.state, a100.max_nodes, a100.max_time_s) == ("DRAIN", 4, 5_400)
     assert (cpu.max_time_s, cpu.max_nodes) == (None, None)
@@ -90,3 +90,8 @@ def test_partitions() -> None:
 )
 def test_times(text: str, secs: int | None) -> None:
     assert seconds(text) == secs
+
+
+@pytest.mark.parametrize("text", ["UNLIMITED", "7-00:00:00", "1:00:00", "0:30:00", "10-02:03:04"])
+def test_a_limit_is_written_as_it_was_read(text: str) -> None:
+    assert time_words(seconds(text)) == text

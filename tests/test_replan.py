@@ -1,0 +1,81 @@
+"""A smaller plan for a job that has lost hosts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator import app
+from orchestrator.contract.codec import decode
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.training import TrainingConfig
+from orchestrator.errors import PlanError
+from orchestrator.load import dump_spec
+from orchestrator.plan.show.explain import plan_json
+from orchestrator.replan import replan
+from tests.jobs_on_disk import submission
+
+FOUR = ("cluster.hosts=4", "train.global_batch_size=8", "parallel.tp=2")
+
+
+def a_run(root: Path, *overrides: str) -> tuple[RunDir, app.Planned]:
+    """What `submit` leaves of a job of four hosts with two ranks each."""
+    planned = submission(root, *FOUR, *overrides).planned
+    run_dir = RunDir(root)
+    run_dir.spec.write_text(dump_spec(planned.spec))
+    run_dir.plan(1).write_text(json.dumps(plan_json(planned.plan)))
+    return run_dir, planned
+
+
+def trained_by(run_dir: RunDir, number: int) -> TrainingConfig:
+    found: TrainingConfig = decode(
+        TrainingConfig, json.loads(run_dir.trainer_config(number).read_text())
+    )
+    return found
+
+
+def samples(plan: Plan) -> int:
+    return plan.mesh.data_parallel * plan.micro_batch_size * plan.gradient_accumulation
+
+
+def test_fewer_hosts_train_the_same_global_batch(tmp_path: Path) -> None:
+    run_dir, planned = a_run(tmp_path, "train.micro_batch_size=1")
+    former = planned.plan
+    found = replan(run_dir, former, 2, {})
+    assert (len(former.hosts), len(found.plan.hosts)) == (4, 2)
+    assert found.plan.mesh.tp == former.mesh.tp == 2
+    assert samples(found.plan) == samples(former) == 8
+    assert found.plan.gradient_accumulation == 2 * former.gradient_accumulation
+    written = json.loads(run_dir.plan(found.number).read_text())
+    assert written["mesh"]["dp_shard"] * written["mesh"]["dp_replicate"] == 2
+    config = trained_by(run_dir, found.number)
+    assert config.mesh == found.plan.mesh
+    assert config.gradient_accumulation == found.plan.gradient_accumulation
+
+
+def test_a_count_that_does_not_divide_the_batch_is_passed_over(tmp_path: Path) -> None:
+    run_dir, planned = a_run(tmp_path)
+    found = replan(run_dir, planned.plan, 3, {})
+    assert len(found.plan.hosts) == 2, "8 samples cannot be dealt to 3 copies"
+    assert samples(found.plan) == 8
+
+
+def test_never_fewer_than_the_spec_allows(tmp_path: Path) -> None:
+    run_dir, planned = a_run(tmp_path, "resilience.min_hosts=3")
+    with pytest.raises(PlanError) as refused:
+        replan(run_dir, planned.plan, 3, {})
+    assert "8" in str(refused.value), "why the largest number of hosts cannot"
+    with pytest.raises(PlanError, match="2 hosts are fewer than resilience"):
+        replan(run_dir, planned.plan, 2, {})
+    assert not run_dir.plan(2).exists()
+
+
+def test_numbers_of_plans_never_clash(tmp_path: Path) -> None:
+    run_dir, planned = a_run(tmp_path)
+    run_dir.plan(7).write_text("{}")
+    (tmp_path / "plan-9-of-mine.json").write_text("{}")
+    first, second = (replan(run_dir, planned.plan, 2, {}).number for _ in range(2))
+    assert (first, second) == (8, 9)
+    assert run_dir.trainer_config(8).exists()
+    assert run_dir.plan(7).read_text() == "{}"
