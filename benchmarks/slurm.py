@@ -1,12 +1,18 @@
-"""What ndctl takes on Slurm, as multiples of what Slurm's own commands take in the same run.
+"""What ndctl takes on Slurm, as multiples of what Slurm's own way takes in the same run.
 
-    python -m benchmarks.slurm [RUNS]
+    python -m benchmarks.slurm [RUNS [LOOKS]]
 
-Inventory: a slurmctld with 10,000 nodes of 8 GPUs and no slurmd's, read as `ndctl inventory
---backend slurm` reads it. Limit: 1 s with the commands.
+Recovery: RUNS times in turn, on one testbed of 4 nodes x 2 whose requeued jobs wait as long as by
+Slurm's defaults (`cred_expire=120`), the same training as 2 hosts of 2 ranks under ndctl with a
+spare, and as a batch job that runs torchrun by srun and asks for `scontrol requeue` when that
+fails. A rank is killed, a rank is stopped, a node is killed.
+
+Inventory: LOOKS times, a slurmctld with 10,000 nodes of 8 GPUs and no slurmd's, read as `ndctl
+inventory --backend slurm` reads it. Limit: 1 s with the commands.
 """
 
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -16,20 +22,134 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.jobs import rank_pid
+from benchmarks.slurm_jobs import (
+    Job,
+    requeued_by_slurm,
+    state_of,
+    under_ndctl,
+    wait_for,
+)
 from benchmarks.timing import machine, ratio, spread
 from orchestrator.backends.slurm.inventory import NODES, TOPOLOGY, read_cluster
 from orchestrator.cluster.slurm.gpus import gpu_table
 from orchestrator.cluster.slurm.inventory import Use
 from orchestrator.system import run_command
+from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 INVENTORY = Path(__file__).parents[1] / "slurm" / "testbed" / "slurm_inventory.sh"
 NODE_COUNT, GPUS = 10_000, 8
 LIMIT_S = 1.0
 
 
-def main(runs: int) -> None:
+CRED_EXPIRE_S = 120
+"""Slurm's default; a requeued job waits a second longer than that before it may start."""
+
+Times = dict[str, list[float]]
+FIGURES = (
+    ("submit to first step", "submit", "plain submit", "at most 1.2"),
+    ("  without the preflight", "bare submit", "plain submit", ""),
+    ("rank killed: noticed", "kill seen", "plain kill seen", ""),
+    ("  to the first new step", "kill step", "plain kill step", "at most 0.2"),
+    ("  less Slurm's wait of 121 s", "kill step", "plain kill step less wait", ""),
+    ("rank stopped: noticed", "stop seen", "", ""),
+    ("  to the first new step", "stop step", "", ""),
+    ("node killed: noticed", "node seen", "plain node seen", ""),
+    ("  to the first new step, on a spare", "node step", "", ""),
+)
+
+
+def main(runs: int, looks: int) -> None:
     print(machine())
-    times = inventory_times(runs)
+    print(run_command(["sinfo", "--version"], timeout=10).out.strip(), end=", ")
+    print(f"load before: {os.getloadavg()[0]:.1f}")
+    times: Times = {}
+    knobs = {"TB_CRED_EXPIRE": str(CRED_EXPIRE_S)}
+    with running_testbed(nodes=4, gpus=2, knobs=knobs) as testbed:
+        for _ in range(runs):
+            for name, seconds in {**ours(testbed), **plain(testbed)}.items():
+                times.setdefault(name, []).append(seconds)
+                print(f"  {name} {seconds:.2f} s", flush=True)
+    for what, mine, theirs, limit in FIGURES if runs else ():
+        print(f"{what:<36} {spread(times[mine], 's')}", end="")
+        if theirs:
+            both = {"ndctl": times[mine], "Slurm": times[theirs]}
+            print(f"   Slurm {spread(times[theirs], 's')}", end="")
+            print(f"   ndctl / Slurm {ratio(both, 'ndctl', 'Slurm')}", end="")
+        print(f"   target {limit}" if limit else "")
+    inventory(looks)
+
+
+def ours(testbed: SlurmTestbed) -> dict[str, float]:
+    """Seconds to each thing, of one job that suffers one failure after the other."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        with under_ndctl(testbed, root / "bare", "--set=resilience.preflight=false") as job:
+            found["bare submit"] = job.await_step() - job.begun
+        with under_ndctl(testbed, root / "spare", "--set=cluster.spare_hosts=1") as job:
+            job.await_checkpoint()
+            found |= _broken(job, "kill", signal.SIGKILL, "RankExited")
+            job.await_checkpoint()
+            found |= _broken(job, "stop", signal.SIGSTOP, "HangDetected")
+            job.await_checkpoint()
+            found |= _node_killed(testbed, job)
+        testbed.restore()
+        with under_ndctl(testbed, root / "plain") as job:
+            found["submit"] = job.await_step() - job.begun
+    return found
+
+
+def _broken(job: Job, name: str, number: signal.Signals, kind: str) -> dict[str, float]:
+    known = len(job.events(kind))
+    attempts = len(job.events("TrainingResumed"))
+    begun = time.perf_counter()
+    os.kill(rank_pid(job.folder, 1), number)
+    seen = job.await_event(kind, known)
+    job.await_event("TrainingResumed", attempts)
+    new = job.await_step(since=job.steps)
+    return {f"{name} seen": seen - begun, f"{name} step": new - begun}
+
+
+def _node_killed(testbed: SlurmTestbed, job: Job) -> dict[str, float]:
+    """Of a node that ranks are on but not the leader; seen by ndctl and by Slurm."""
+    node = next(host for host in job.placement() if host != job.events("LeaderStarted")[-1]["host"])
+    known = len(job.events("AgentLost"))
+    attempts = len(job.events("TrainingResumed"))
+    begun = time.perf_counter()
+    testbed.kill_node(node)
+    seen = job.await_event("AgentLost", known)
+    job.await_event("TrainingResumed", attempts)
+    new = job.await_step(since=job.steps)
+    slurm = wait_for(lambda: testbed.node_state(node).startswith("down"))
+    return {
+        "node seen": seen - begun,
+        "node step": new - begun,
+        "plain node seen": slurm - begun,
+    }
+
+
+def plain(testbed: SlurmTestbed) -> dict[str, float]:
+    """The same of a batch job, as far as Slurm notices anything."""
+    testbed.restore()
+    with tempfile.TemporaryDirectory() as folder, requeued_by_slurm(testbed, Path(folder)) as job:
+        found = {"plain submit": job.await_step() - job.begun}
+        job.await_checkpoint()
+        begun = time.perf_counter()
+        os.kill(rank_pid(job.folder, 1), signal.SIGKILL)
+        left = wait_for(lambda: state_of(testbed, job) != "RUNNING")
+        known = job.steps
+        again = wait_for(lambda: state_of(testbed, job) == "RUNNING")
+        new = job.await_step(since=known)
+        wait = min(CRED_EXPIRE_S + 1.0, again - left)
+        found["plain kill seen"] = left - begun
+        found["plain kill step"] = new - begun
+        found["plain kill step less wait"] = new - begun - wait
+    return found
+
+
+def inventory(looks: int) -> None:
+    times = inventory_times(looks)
     print(f"inventory of {NODE_COUNT:,} nodes x {GPUS} GPUs")
     for name, values in times.items():
         print(f"  {name:<40} {spread([1e3 * value for value in values], 'ms', 0)}")
@@ -76,4 +196,5 @@ def many_nodes() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)
+    runs, looks, *_ = [*map(int, sys.argv[1:]), *(3, 10)[len(sys.argv) - 1 :]]
+    main(runs, looks)
