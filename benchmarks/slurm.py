@@ -5,7 +5,7 @@
 Recovery: RUNS times in turn, on one testbed of 4 nodes x 2 whose requeued jobs wait as long as by
 Slurm's defaults (`cred_expire=120`), the same training as 2 hosts of 2 ranks under ndctl with a
 spare, and as a batch job that runs torchrun by srun and asks for `scontrol requeue` when that
-fails. A rank is killed, a rank is stopped, a node is killed.
+fails. A rank is killed, a rank is stopped, a node is killed; figures are printed as they come.
 
 Inventory: LOOKS times, a slurmctld with 10,000 nodes of 8 GPUs and no slurmd's, read as `ndctl
 inventory --backend slurm` reads it. Limit: 1 s with the commands.
@@ -48,7 +48,7 @@ CRED_EXPIRE_S = 120
 Times = dict[str, list[float]]
 FIGURES = (
     ("submit to first step", "submit", "plain submit", "at most 1.2"),
-    ("  without the preflight", "bare submit", "plain submit", ""),
+    ("  without the hosts' check", "bare submit", "plain submit", ""),
     ("rank killed: noticed", "kill seen", "plain kill seen", ""),
     ("  to the first new step", "kill step", "plain kill step", "at most 0.2"),
     ("  less Slurm's wait of 121 s", "kill step", "plain kill step less wait", ""),
@@ -61,13 +61,13 @@ FIGURES = (
 
 def main(runs: int, looks: int) -> None:
     print(machine())
-    print(run_command(["sinfo", "--version"], timeout=10).out.strip(), end=", ")
-    print(f"load before: {os.getloadavg()[0]:.1f}")
+    inventory(looks)
     times: Times = {}
     knobs = {"TB_CRED_EXPIRE": str(CRED_EXPIRE_S)}
     with running_testbed(nodes=4, gpus=2, knobs=knobs) as testbed:
+        print(f"{testbed.told('sinfo', '--version')}, load {os.getloadavg()[0]:.1f} before")
         for _ in range(runs):
-            for name, seconds in {**ours(testbed), **plain(testbed)}.items():
+            for name, seconds in (*ours(testbed), *plain(testbed)):
                 times.setdefault(name, []).append(seconds)
                 print(f"  {name} {seconds:.2f} s", flush=True)
     for what, mine, theirs, limit in FIGURES if runs else ():
@@ -77,75 +77,63 @@ def main(runs: int, looks: int) -> None:
             print(f"   Slurm {spread(times[theirs], 's')}", end="")
             print(f"   ndctl / Slurm {ratio(both, 'ndctl', 'Slurm')}", end="")
         print(f"   target {limit}" if limit else "")
-    inventory(looks)
 
 
-def ours(testbed: SlurmTestbed) -> dict[str, float]:
-    """Seconds to each thing, of one job that suffers one failure after the other."""
-    found = {}
+def ours(testbed: SlurmTestbed) -> Iterator[tuple[str, float]]:
+    """Seconds to each thing, of a job that suffers one failure after the other."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        with under_ndctl(testbed, root / "bare", "--set=resilience.preflight=false") as job:
-            found["bare submit"] = job.await_step() - job.begun
-        with under_ndctl(testbed, root / "spare", "--set=cluster.spare_hosts=1") as job:
+        with under_ndctl(testbed, root / "whole", "--set=cluster.spare_hosts=1") as job:
+            yield "submit", job.await_step() - job.begun
             job.await_checkpoint()
-            found |= _broken(job, "kill", signal.SIGKILL, "RankExited")
+            yield from _broken(job, "kill", signal.SIGKILL, "RankExited")
             job.await_checkpoint()
-            found |= _broken(job, "stop", signal.SIGSTOP, "HangDetected")
+            yield from _broken(job, "stop", signal.SIGSTOP, "HangDetected")
             job.await_checkpoint()
-            found |= _node_killed(testbed, job)
+            yield from _node_killed(testbed, job)
         testbed.restore()
-        with under_ndctl(testbed, root / "plain") as job:
-            found["submit"] = job.await_step() - job.begun
-    return found
+        with under_ndctl(testbed, root / "bare", "--set=resilience.preflight=false") as job:
+            yield "bare submit", job.await_step() - job.begun
 
 
-def _broken(job: Job, name: str, number: signal.Signals, kind: str) -> dict[str, float]:
-    known = len(job.events(kind))
-    attempts = len(job.events("TrainingResumed"))
+def _broken(job: Job, name: str, number: signal.Signals, kind: str) -> Iterator[tuple[str, float]]:
+    known, attempts = len(job.events(kind)), len(job.events("TrainingResumed"))
     begun = time.perf_counter()
     os.kill(rank_pid(job.folder, 1), number)
-    seen = job.await_event(kind, known)
+    yield f"{name} seen", job.await_event(kind, known) - begun
     job.await_event("TrainingResumed", attempts)
-    new = job.await_step(since=job.steps)
-    return {f"{name} seen": seen - begun, f"{name} step": new - begun}
+    yield f"{name} step", job.await_step(since=job.steps) - begun
 
 
-def _node_killed(testbed: SlurmTestbed, job: Job) -> dict[str, float]:
+def _node_killed(testbed: SlurmTestbed, job: Job) -> Iterator[tuple[str, float]]:
     """Of a node that ranks are on but not the leader; seen by ndctl and by Slurm."""
-    node = next(host for host in job.placement() if host != job.events("LeaderStarted")[-1]["host"])
-    known = len(job.events("AgentLost"))
-    attempts = len(job.events("TrainingResumed"))
+    leader = job.events("LeaderStarted")[-1]["host"]
+    node = next(host for host in job.placement() if host != leader)
+    known, attempts = len(job.events("AgentLost")), len(job.events("TrainingResumed"))
     begun = time.perf_counter()
     testbed.kill_node(node)
-    seen = job.await_event("AgentLost", known)
-    job.await_event("TrainingResumed", attempts)
-    new = job.await_step(since=job.steps)
+    yield "node seen", job.await_event("AgentLost", known) - begun
     slurm = wait_for(lambda: testbed.node_state(node).startswith("down"))
-    return {
-        "node seen": seen - begun,
-        "node step": new - begun,
-        "plain node seen": slurm - begun,
-    }
+    yield "plain node seen", slurm - begun
+    job.await_event("TrainingResumed", attempts)
+    yield "node step", job.await_step(since=job.steps) - begun
 
 
-def plain(testbed: SlurmTestbed) -> dict[str, float]:
+def plain(testbed: SlurmTestbed) -> Iterator[tuple[str, float]]:
     """The same of a batch job, as far as Slurm notices anything."""
     testbed.restore()
     with tempfile.TemporaryDirectory() as folder, requeued_by_slurm(testbed, Path(folder)) as job:
-        found = {"plain submit": job.await_step() - job.begun}
+        yield "plain submit", job.await_step() - job.begun
         job.await_checkpoint()
         begun = time.perf_counter()
         os.kill(rank_pid(job.folder, 1), signal.SIGKILL)
         left = wait_for(lambda: state_of(testbed, job) != "RUNNING")
+        yield "plain kill seen", left - begun
         known = job.steps
         again = wait_for(lambda: state_of(testbed, job) == "RUNNING")
         new = job.await_step(since=known)
-        wait = min(CRED_EXPIRE_S + 1.0, again - left)
-        found["plain kill seen"] = left - begun
-        found["plain kill step"] = new - begun
-        found["plain kill step less wait"] = new - begun - wait
-    return found
+        yield "plain kill step", new - begun
+        yield "plain kill step less wait", new - begun - min(CRED_EXPIRE_S + 1.0, again - left)
 
 
 def inventory(looks: int) -> None:

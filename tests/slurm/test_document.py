@@ -23,7 +23,7 @@ COMMANDS = [
     for block in re.findall(r"^```sh\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
     for line in block.splitlines()
 ]
-SETTINGS = "".join(re.findall(r"^```\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))
+SETTINGS = "".join(re.findall(r"^```conf\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))
 """What administrators can set, for slurm.conf."""
 
 SUBMIT = "ndctl submit examples/slurm.yaml"
