@@ -1,6 +1,9 @@
 # make demo   a training job that loses a rank and goes on, on this machine
 # make install  ndctl with the tested versions, in .venv
-# make test   lint, types, import layers, and all tests but the slow ones
+# make test   lint, types, import layers, and all tests but the slow ones, on a real Slurm as well:
+#             as root on Debian or Ubuntu it is installed; where there is none, the end says loudly
+#             which tests were not run
+# make test-all  the slow ones, too
 # make check  the first three of these
 # make testbed-slurm  a small Slurm cluster on this machine, to play with
 PYTHON ?= python3

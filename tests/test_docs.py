@@ -17,7 +17,10 @@ from tests import planning_docs
 ROOT = Path(__file__).parents[1]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 PLANNING = planning_docs.DOCUMENT.read_text()
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+DOCUMENTS = [
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "slurm/README.md", "slurm/testbed/README.md"),
+    *(ROOT / "docs").glob("*.md"),
+]
 
 H100 = ROOT / "examples" / "inventories" / "h100.yaml"
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if path.stem != "trainer")
