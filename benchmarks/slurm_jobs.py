@@ -54,9 +54,9 @@ class Job:
         return wait_for(lambda: self.steps >= since + more)
 
     def await_checkpoint(self) -> None:
-        """A new one, and a few steps after it."""
+        """A new one, which there is every ten steps."""
         done = self.steps
-        wait_for(lambda: self.steps >= done + 14)
+        wait_for(lambda: self.steps >= done + 12)
 
     def journal(self) -> list[dict[str, Any]]:
         """As far as it is on disk."""

@@ -35,6 +35,11 @@ SAYS: Mapping[str, str] = {
     "ndctl validate examples/slurm.yaml": r"valid; 4 ranks",
     "ndctl plan examples/slurm.yaml": r"4 ranks on 2 hosts x 2 of cpu",
     "ndctl render examples/slurm.yaml": r"#SBATCH --partition=train\n",
+    "ndctl render examples/slurm.yaml"
+    " --set cluster.slurm.container.image=/shared/train.sqsh"
+    " --set cluster.slurm.container.mounts=[/shared:/shared]": (
+        r"--container-image=/shared/train.sqsh --container-mounts=/shared:/shared "
+    ),
     "ndctl submit examples/slurm.yaml --dry-run": r"# sbatch --test-only: .* to start",
     SUBMIT: r"submitted slurm-demo to slurm",
     "ndctl list": r"slurm-demo +RUNNING",
