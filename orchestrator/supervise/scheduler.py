@@ -56,8 +56,9 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
 def _cancelled(run: Run, event: LeaveAsked) -> Result:
     job = run.job
     assert job is not None
-    run = replace(run, cancelled_by=event.words, leaving=None)
-    reason = f"cancelled by {event.words}"
+    by = f"somebody, in the scheduler ({event.words})"
+    run = replace(run, cancelled_by=by, leaving=None)
+    reason = f"cancelled by {by}"
     if run.stage in LIVE:
         return stop(run, event.at, reason, job.stop_grace)
     if run.stage is Stage.STOPPING:

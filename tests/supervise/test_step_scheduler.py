@@ -31,6 +31,7 @@ from orchestrator.supervise.state import Stage
 from tests.supervise.supervise_stage import Job, plan
 
 T = TypeVar("T")
+CANCELLED = "cancelled by somebody, in the scheduler (SIGUSR2)"
 
 
 def one(actions: Sequence[Action], kind: type[T]) -> T:
@@ -86,7 +87,9 @@ def test_a_job_cancelled_in_the_scheduler_ends() -> None:
     leave(job, None)
     leave(job, "cancelled")
     end = one(job.stops(), EndJob)
-    assert end == EndJob(state="CANCELLED", reason="cancelled by SIGUSR2")
+    assert end == EndJob(
+        state="CANCELLED", reason="cancelled by somebody, in the scheduler (SIGUSR2)"
+    )
 
 
 def test_whether_to_queue_again_is_not_decided_before_the_cause_is_known() -> None:
@@ -94,7 +97,9 @@ def test_whether_to_queue_again_is_not_decided_before_the_cause_is_known() -> No
     leave(job, None)
     assert job.stops() == ()
     end = one(leave(job, "cancelled"), EndJob)
-    assert end == EndJob(state="CANCELLED", reason="cancelled by SIGUSR2")
+    assert end == EndJob(
+        state="CANCELLED", reason="cancelled by somebody, in the scheduler (SIGUSR2)"
+    )
 
 
 def test_a_scheduler_that_never_says_why_gets_the_job_back() -> None:
