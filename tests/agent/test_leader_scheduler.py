@@ -1,11 +1,14 @@
 """The real leader between a scheduler and agents that the test plays."""
 
 import asyncio
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestrator import strikes
 from orchestrator.agent.errands import Errands
 from orchestrator.contract.actions import Requeue
 from orchestrator.contract.events import (
@@ -18,11 +21,20 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.fence import Fence, GivenUp, read_fence, write_fence
 from orchestrator.contract.launch import Allocation
-from orchestrator.contract.protocol import Checked, CheckFabric, Leave, OfferPort, Port, Start, Stop
+from orchestrator.contract.protocol import (
+    Checked,
+    CheckFabric,
+    Leave,
+    OfferPort,
+    Port,
+    Register,
+    Start,
+    Stop,
+)
 from orchestrator.seams import HostNotice
-from orchestrator.supervise.state import JobPlan
+from orchestrator.supervise.state import Culprit, Evidence, Incident, JobPlan
 from tests.agent.leader_world import NAME, Led, go, play, stopped
-from tests.agent.world import WAIT_S, a_plan, until
+from tests.agent.world import LAUNCH, WAIT_S, a_plan, until
 
 GRANTED = Allocation(id="7", restarts=0, hosts=("host-0", "host-1"))
 
@@ -56,8 +68,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_what_the_scheduler_holds_against_a_host_is_told_once(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
-        job.backend.flagged = (HostNotice("host-1", "DRAINING", "bad fan"),)
         zero, one = await job.started()
+        job.backend.flagged = (HostNotice("host-1", "DRAINING", "bad fan"),)
         for agent in (zero, one):
             assert (await agent.hear(Stop)).grace_s == 5.0
         await zero.say(stopped("host-0"))
@@ -154,5 +166,97 @@ def test_a_leader_that_hears_nobody_blames_nobody(
         await again.ws.close()
         assert (await job.happens(AgentLost)).host == "host-1", "the scheduler is heard: it is lost"
         await zero.hear(Stop)
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+def a_register(sent_at: float, host: str = "host-1", address: str = "10.0.0.1") -> Register:
+    return Register(
+        host=host,
+        address=address,
+        devices=1,
+        pid=1,
+        incarnation="1",
+        launch=LAUNCH,
+        sent_at=sent_at,
+    )
+
+
+def test_the_leader_sees_what_only_two_hosts_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"host-1": ("10.0.0.1",), "host-2": ("127.0.1.1",)}
+    monkeypatch.setattr("orchestrator.agent.errands.addresses_of", lambda name: names[name])
+
+    async def script(job: Led) -> None:
+        errands: Errands = job.leader.errands
+        assert await errands.look_at(a_register(time.time())) == ()
+        skewed, named = await errands.look_at(a_register(time.time() - 60.0, "host-2"))
+        assert (skewed.what, named.what) == ("clock", "name")
+        assert "behind the leader" in skewed.found
+        assert "127.0.1.1; it says it is at 10.0.0.1" in named.found
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+def test_name_servers_that_do_not_answer_keep_no_host_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    def slow(name: str) -> tuple[str, ...]:
+        over.wait(WAIT_S)
+        return ()
+
+    monkeypatch.setattr("orchestrator.agent.errands.addresses_of", slow)
+    monkeypatch.setattr("orchestrator.agent.errands.NAME_S", 0.05)
+
+    async def script(job: Led) -> None:
+        try:
+            (named,) = await job.leader.errands.look_at(a_register(time.time()))
+        finally:
+            over.set()
+        assert (named.what, named.verdict) == ("name", "warns")
+        assert "took longer than" in named.found
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+def an_incident(kind: str, host: str | None, signal: str | None = None) -> Incident:
+    return Incident(
+        at=time.time(),
+        attempt=2,
+        kind=kind,
+        cause="what was seen",
+        culprit=Culprit(host=host),
+        evidence=Evidence(signal=signal),
+        id=1,
+        step=3,
+        detected_after_s=0.1,
+        action="what was done",
+    )
+
+
+def test_what_a_host_is_to_blame_for_is_written_down_for_other_jobs(tmp_path: Path) -> None:
+    path = strikes.path_of(tmp_path, "tb")
+
+    async def script(job: Led) -> None:
+        strike = job.leader._strike
+        strike(an_incident("host-lost", "host-1"))
+        assert not path.exists(), "there is nowhere to write it to"
+        job.leader.granted = replace(job.leader.granted, strikes=path)
+        strike(an_incident("host-lost", "host-1"))
+        strike(an_incident("rank-killed", "host-0", "SIGKILL"))
+        strike(an_incident("rank-killed", "host-0", "SIGTERM"))
+        strike(an_incident("host-lost", None))
+        strike(replace(an_incident("host-lost", "host-1"), drill="kill:host=1@step=2"))
+        found = strikes.recall(path)
+        assert [(one.host, one.kind) for one in found if isinstance(one, strikes.Strike)] == [
+            ("host-1", "host-lost"),
+            ("host-0", "rank-killed"),
+        ]
+        path.unlink()
+        path.mkdir()
+        strike(an_incident("host-lost", "host-1"))  # a disk that fails stops no job
 
     play(tmp_path, script, allocation=GRANTED)

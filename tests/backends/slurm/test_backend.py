@@ -142,6 +142,20 @@ def test_a_leader_starts_without_slurmctld(tmp_path: Path) -> None:
     assert (granted.hosts, granted.switches) == (("node1", "node2"), {})
 
 
+def test_the_cluster_is_the_environments_or_the_one_that_slurm_names() -> None:
+    slurm = FakeSlurm(
+        trouble=lambda argv, before: Completed(
+            0, "Configuration data\nClusterName             = tb\nFoo = (null)\n", ""
+        )
+    )
+    assert SlurmBackend({"SLURM_CLUSTER_NAME": "here"}, TurnedClock(), slurm).cluster() == "here"
+    assert slurm.said == []
+    assert SlurmBackend({}, TurnedClock(), slurm).cluster() == "tb"
+    assert slurm.said == [["scontrol", "show", "config"]]
+    slurm.trouble = lambda argv, before: Completed(0, "", "")
+    assert SlurmBackend({}, TurnedClock(), slurm).cluster() == "slurm"
+
+
 def test_nodes_that_are_drained_or_taken_out_of_the_job_are_noticed(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
