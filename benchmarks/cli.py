@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from benchmarks.timing import machine, spread
-from orchestrator import app
+from orchestrator.app import planning, submitting
 from orchestrator.contract.events import AgentRegistered, LeaderStarted, StepReached
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
@@ -46,14 +46,14 @@ EIGHT_HOSTS = ("--set=cluster.gpus_per_host=2", "--set=train.global_batch_size=6
 
 def write_job(root: Path) -> None:
     """A job in its run directory as `status` finds it: submitted, started, at a step."""
-    planned = app.plan_spec(SPEC, (), {})
+    planned = planning.plan_spec(SPEC, (), {})
     clock = SystemClock()
-    submission = app.Submission(planned=planned, run_root=root)
+    submission = submitting.Submission(planned=planned, run_root=root)
     run_dir = submission.run_dir
     run_dir.logs.mkdir(parents=True)
     with Journal(run_dir.journal, clock) as journal:
         supervisor = Supervisor(journal)
-        supervisor.feed(app.submitted_event(submission, supervisor.run, clock.now()))
+        supervisor.feed(submitting.submitted_event(submission, supervisor.run, clock.now()))
         supervisor.feed(LeaderStarted(at=clock.now(), host="host-0", pid=1))
         for host in planned.plan.hosts:
             supervisor.feed(

@@ -14,7 +14,7 @@ import click
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orchestrator.app import Planned
+    from orchestrator.app.planning import Planned
     from orchestrator.contract.drills import Drill
     from orchestrator.contract.findings import Finding
     from orchestrator.contract.rundir import RunDir
@@ -88,10 +88,10 @@ def main() -> None:
 def _planned(spec: str, overrides: tuple[str, ...], inventory: str | None = None) -> "Planned":
     from pathlib import Path
 
-    from orchestrator import app
+    from orchestrator.app import planning
 
     hosts = None if inventory is None else Path(inventory)
-    return app.plan_spec(Path(spec), overrides, os.environ, hosts)
+    return planning.plan_spec(Path(spec), overrides, os.environ, hosts)
 
 
 def _launchable(spec: str, overrides: tuple[str, ...], inventory: str | None) -> "Planned":
@@ -185,7 +185,7 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     """Show how a job is best split over ranks, what it takes, how fast it goes, and why."""
     from pathlib import Path
 
-    from orchestrator import app
+    from orchestrator.app import planning
     from orchestrator.plan.show import compare as compared
     from orchestrator.plan.show import explain
     from orchestrator.plan.show.zero import describe_zero, zero_json
@@ -196,13 +196,13 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
         overrides = (*overrides, f"cluster.backend={backend}")
     hosts = None if inventory is None else Path(inventory)
     if compare:
-        found = app.compare_plans(Path(spec), overrides, os.environ, hosts, compare)
+        found = planning.compare_plans(Path(spec), overrides, os.environ, hosts, compare)
         _print(as_json, found, compared.compared_json, compared.describe_compared)
     elif zero:
-        table = app.zero_of(Path(spec), overrides, os.environ, hosts)
+        table = planning.zero_of(Path(spec), overrides, os.environ, hosts)
         _print(as_json, table, zero_json, describe_zero)
     else:
-        planned = app.plan_spec(Path(spec), overrides, os.environ, hosts)
+        planned = planning.plan_spec(Path(spec), overrides, os.environ, hosts)
         _print(as_json, planned.plan, explain.plan_json, explain.describe_plan)
 
 
@@ -224,7 +224,7 @@ def inventory(inventory: str | None, backend: str, partition: str | None, as_jso
     """Show the hosts that there are, as a tree of the switches between them."""
     from pathlib import Path
 
-    from orchestrator import app
+    from orchestrator.app import planning
     from orchestrator.cluster.show import describe_inventory, inventory_json
 
     if inventory is not None and backend != "local":
@@ -232,7 +232,7 @@ def inventory(inventory: str | None, backend: str, partition: str | None, as_jso
     if partition is not None and backend != "slurm":
         raise click.UsageError("--partition needs --backend slurm")
     file = None if inventory is None else Path(inventory)
-    found = app.inventory_at(file, os.environ, backend, partition)
+    found = planning.inventory_at(file, os.environ, backend, partition)
     if as_json:
         _print_json(inventory_json(found))
     else:
@@ -286,14 +286,14 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     drills: "tuple[Drill, ...]",
 ) -> None:
     """Start a job, under supervision, and return; or follow it to its end."""
-    from orchestrator import app
+    from orchestrator.app import submitting
     from orchestrator.jobs import run_root_of
     from orchestrator.system import SystemClock
 
     if resume and new:
         raise click.UsageError("--resume and --new exclude each other")
     planned = _launchable(spec, (*overrides, *on_backend), inventory)
-    submission = app.Submission(
+    submission = submitting.Submission(
         planned=planned,
         run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
         drills=drills,
@@ -301,9 +301,9 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
         new=new,
     )
     if dry_run:
-        click.echo(app.dry_run(submission, os.environ, SystemClock()))
+        click.echo(submitting.dry_run(submission, os.environ, SystemClock()))
         return
-    submitted = app.submit(submission, os.environ, SystemClock())
+    submitted = submitting.submit(submission, os.environ, SystemClock())
     click.echo(
         f"submitted {planned.spec.name} to {planned.spec.cluster.backend}: {submitted.run_dir.path}"
     )
@@ -326,20 +326,20 @@ def render(
     inventory: str | None,
 ) -> None:
     """Print exactly what `submit` starts: the batch script, or each agent's command."""
-    from orchestrator import app
+    from orchestrator.app import submitting
     from orchestrator.jobs import run_root_of
 
     planned = _launchable(spec, (*overrides, *on_backend), inventory)
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
-    click.echo(app.render(app.Submission(planned=planned, run_root=root), os.environ))
+    click.echo(submitting.render(submitting.Submission(planned=planned, run_root=root), os.environ))
 
 
 def _held(run: "Run") -> str | None:
     """What a scheduler that still has a job without a leader says of it."""
-    from orchestrator import app
+    from orchestrator.app import schedulers
     from orchestrator.system import SystemClock
 
-    words, held = app.scheduler_words([(run, False)], os.environ, SystemClock())[0]
+    words, held = schedulers.scheduler_words([(run, False)], os.environ, SystemClock())[0]
     return words if held else None
 
 
@@ -367,11 +367,11 @@ def _with_scheduler(snapshots: "list[Snapshot]") -> "list[Snapshot]":
 
     if all(found.is_local for found in snapshots):
         return snapshots
-    from orchestrator import app
+    from orchestrator.app import schedulers
     from orchestrator.system import SystemClock
 
     jobs = [(found.seen.run, found.leader_alive) for found in snapshots]
-    said = app.scheduler_words(jobs, os.environ, SystemClock())
+    said = schedulers.scheduler_words(jobs, os.environ, SystemClock())
     return [
         replace(found, scheduler=words, held=held)
         for found, (words, held) in zip(snapshots, said, strict=True)
@@ -507,13 +507,13 @@ def dashboard(job: str, run_root: str | None) -> None:
 @click.option("--no-wait", is_flag=True, help="Return at once, not when the job has ended.")
 def cancel(job: str, run_root: str | None, no_wait: bool) -> None:
     """End a job: its ranks write a checkpoint and leave."""
-    from orchestrator import app
+    from orchestrator.app import cancelling
     from orchestrator.system import SystemClock
 
     run_dir = _job(job, run_root)
-    click.echo(app.cancel(run_dir, os.environ, SystemClock()))
+    click.echo(cancelling.cancel(run_dir, os.environ, SystemClock()))
     if not no_wait:
-        click.echo(app.wait_until_ended(run_dir, os.environ, SystemClock()))
+        click.echo(cancelling.wait_until_ended(run_dir, os.environ, SystemClock()))
 
 
 def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
@@ -599,7 +599,7 @@ def hosts(ctx: click.Context, run_root: str | None, as_json: bool) -> None:
 @click.pass_obj
 def clear_host(root: "Path", host: str, cluster: str | None) -> None:
     """Forget a host's strikes: it is in order again."""
-    from orchestrator import app
+    from orchestrator.app import hosts
     from orchestrator.system import SystemClock
 
-    click.echo(app.clear_host(root, host, cluster, SystemClock()))
+    click.echo(hosts.clear_host(root, host, cluster, SystemClock()))

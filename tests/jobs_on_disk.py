@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import app
+from orchestrator.app import planning, submitting
 from orchestrator.contract.drills import Drill, parse_drill
 from orchestrator.contract.events import Event, LeaderStarted
 from orchestrator.contract.launch import LaunchPlan
@@ -74,9 +74,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> NoCluster:
     return cluster
 
 
-def submission(run_root: Path, *overrides: str, **more: Any) -> app.Submission:
-    planned = app.plan_spec(SPEC, overrides, {})
-    return app.Submission(planned=planned, run_root=run_root, **more)
+def submission(run_root: Path, *overrides: str, **more: Any) -> submitting.Submission:
+    planned = planning.plan_spec(SPEC, overrides, {})
+    return submitting.Submission(planned=planned, run_root=run_root, **more)
 
 
 def drill(text: str) -> Drill:

@@ -15,7 +15,7 @@ from orchestrator.contract import exits
 from orchestrator.contract.events import AgentRegistered, CancelRequested, StepReached
 from orchestrator.errors import NdctlError
 from tests.agent.world import WAIT_S, TurnedClock
-from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster, lead, submission
+from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster, lead
 
 __all__ = ["cluster"]
 AT = TurnedClock().now()
@@ -51,9 +51,10 @@ def ndctl_json(*words: str) -> object:
 @pytest.fixture
 def job(cluster: NoCluster, run_root: Path) -> Path:
     """A job that was submitted, got its agents and a step, and lost its leader."""
-    from orchestrator import app
+    from orchestrator.app import submitting
+    from tests.jobs_on_disk import submission
 
-    run_dir = app.submit(submission(run_root), {}, TurnedClock()).run_dir
+    run_dir = submitting.submit(submission(run_root), {}, TurnedClock()).run_dir
     agents = [
         AgentRegistered(
             at=AT, host=f"host-{i}", address="127.0.0.1", devices=2, pid=i, incarnation=str(i)

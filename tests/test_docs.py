@@ -81,20 +81,20 @@ def test_files_that_the_help_names_exist() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_plan(example: Path) -> None:
-    from orchestrator import app
+    from orchestrator.app import planning
 
     on = H100 if example.stem.startswith(("llama3", "slurm")) else None
-    planned = app.plan_spec(example, (), {}, on)
+    planned = planning.plan_spec(example, (), {}, on)
     cluster = planned.spec.cluster
     assert planned.plan.world_size == cluster.hosts * cluster.gpus_per_host
 
 
 @pytest.mark.parametrize("name", ["slurm", "slurm-spare"])
 def test_the_script_of_a_slurm_example_is_as_in_the_golden_file(name: str) -> None:
-    from orchestrator import app
+    from orchestrator.app import planning, submitting
 
-    planned = app.plan_spec(ROOT / "examples" / f"{name}.yaml", (), {}, H100)
-    script = app.render(app.Submission(planned=planned, run_root=Path("/runs")), {})
+    planned = planning.plan_spec(ROOT / "examples" / f"{name}.yaml", (), {}, H100)
+    script = submitting.render(submitting.Submission(planned=planned, run_root=Path("/runs")), {})
     golden = ROOT / "tests" / "backends" / "slurm" / "golden" / f"example-{name}.sh"
     assert script.replace(shlex.quote(sys.executable), "python") == golden.read_text()
 

@@ -20,6 +20,7 @@ from orchestrator.agent.evidence import holders, send_signal
 from orchestrator.agent.leader import Granted, Leader, take_over
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term
+from orchestrator.app.replanning import replan
 from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
 from orchestrator.contract.actions import EndJob, Requeue
@@ -30,7 +31,6 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
 from orchestrator.locks import is_free, try_lock
 from orchestrator.preflight.host import Wanted, examine_host, sight
-from orchestrator.replan import replan
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal, read
 from orchestrator.supervise.loop import Supervisor

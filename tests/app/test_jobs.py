@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from orchestrator import app
 from orchestrator.agent.whereabouts import Term, announce
+from orchestrator.app import cancelling, schedulers, submitting
 from orchestrator.contract.events import CancelRequested, JobSubmitted
 from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
@@ -26,8 +26,8 @@ __all__ = ["cluster"]
 CLOCK = TurnedClock()
 
 
-def submit(run_root: Path, *overrides: str, **more: object) -> app.Submitted:
-    return app.submit(submission(run_root, *overrides, **more), {}, TurnedClock())
+def submit(run_root: Path, *overrides: str, **more: object) -> submitting.Submitted:
+    return submitting.submit(submission(run_root, *overrides, **more), {}, TurnedClock())
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def test_submitting_writes_the_run_directory_and_then_starts_the_agents(
     assert config["out"] == str(run_dir.path)
     (job,) = events(tmp_path)
     assert isinstance(job, JobSubmitted)
-    assert (job.resume, job.plan_number, job.init_timeout) == (False, 1, app.INIT_TIMEOUT_S)
+    assert (job.resume, job.plan_number, job.init_timeout) == (False, 1, submitting.INIT_TIMEOUT_S)
     (launch,) = cluster.submitted
     assert launch == job.launch
     assert (launch.hosts, launch.launch) == (("host-0", "host-1"), 1)
@@ -189,7 +189,7 @@ def test_a_model_that_the_trainer_cannot_train_is_refused_before_anything_is_mad
 def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
-    shown = app.dry_run(submission(tmp_path), {}, TurnedClock())
+    shown = submitting.dry_run(submission(tmp_path), {}, TurnedClock())
     assert '"micro_batch_size"' in shown
     assert "2 agents would be started\n" in shown
     assert list(tmp_path.iterdir()) == []
@@ -209,13 +209,13 @@ def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(
 ) -> None:
     run_dir = submit(tmp_path).run_dir
     lead(tmp_path)
-    assert "had no leader any more" in app.cancel(run_dir, {}, TurnedClock())
+    assert "had no leader any more" in cancelling.cancel(run_dir, {}, TurnedClock())
     assert [launch.launch for launch in cluster.cleared] == [1]
     run = fold(events(tmp_path))
     assert (run.state, run.stage.name) == ("CANCELLED", "ENDED")
-    assert "e2e: CANCELLED, cancelled by" in app.wait_until_ended(run_dir, {}, TurnedClock())
+    assert "e2e: CANCELLED, cancelled by" in cancelling.wait_until_ended(run_dir, {}, TurnedClock())
     with pytest.raises(JobError, match="already ended: CANCELLED"):
-        app.cancel(run_dir, {}, TurnedClock())
+        cancelling.cancel(run_dir, {}, TurnedClock())
 
 
 def test_a_journal_without_a_line_has_nothing_to_cancel(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_journal_without_a_line_has_nothing_to_cancel(tmp_path: Path) -> None:
     run_dir.path.mkdir()
     run_dir.journal.touch()
     with pytest.raises(JobError, match="never submitted to its end"):
-        app.cancel(run_dir, {}, TurnedClock())
+        cancelling.cancel(run_dir, {}, TurnedClock())
 
 
 @contextmanager
@@ -264,7 +264,7 @@ def leader(run_dir: RunDir, status: int, launch: int = 1) -> Iterator[list[str]]
 def test_a_leader_is_asked_to_cancel_with_the_token(tmp_path: Path, cluster: NoCluster) -> None:
     run_dir = submit(tmp_path).run_dir
     with leader(run_dir, 202) as heard:
-        assert "is being cancelled" in app.cancel(run_dir, {}, TurnedClock())
+        assert "is being cancelled" in cancelling.cancel(run_dir, {}, TurnedClock())
     assert heard[0] == f"Bearer {run_dir.token.read_text()}"
     assert heard[1]
     assert cluster.cleared == []
@@ -273,7 +273,7 @@ def test_a_leader_is_asked_to_cancel_with_the_token(tmp_path: Path, cluster: NoC
 def test_a_leader_that_refuses_to_cancel_is_an_error(tmp_path: Path, cluster: NoCluster) -> None:
     run_dir = submit(tmp_path).run_dir
     with leader(run_dir, 401), pytest.raises(BackendError, match="refused to cancel: 401"):
-        app.cancel(run_dir, {}, TurnedClock())
+        cancelling.cancel(run_dir, {}, TurnedClock())
 
 
 def test_the_address_of_an_earlier_launchs_leader_is_not_asked(
@@ -283,7 +283,7 @@ def test_the_address_of_an_earlier_launchs_leader_is_not_asked(
     with leader(run_dir, 401, launch=7) as heard:
         # The lock is held by this test, so what is recorded comes after its patience is over.
         with pytest.raises(JobError, match="written by another process"):
-            app.cancel(run_dir, {}, TurnedClock())
+            cancelling.cancel(run_dir, {}, TurnedClock())
         assert heard == []
     assert len(cluster.cleared) == 1
 
@@ -293,7 +293,7 @@ def test_waiting_for_the_end_notices_that_the_leader_went_away(
 ) -> None:
     run_dir = submit(tmp_path).run_dir
     with pytest.raises(JobError, match="went away before the job had ended"):
-        app.wait_until_ended(run_dir, {}, TurnedClock())
+        cancelling.wait_until_ended(run_dir, {}, TurnedClock())
 
 
 def test_waiting_for_the_end_reads_once_more_after_the_leader_has_left(
@@ -307,19 +307,19 @@ def test_waiting_for_the_end_reads_once_more_after_the_leader_has_left(
         def sleep(self, seconds: float) -> None:
             lead(tmp_path, CancelRequested(at=self.now(), by="me"))
 
-    assert app.wait_until_ended(run_dir, {}, Ends()) == "e2e: CANCELLED, cancelled by me"
+    assert cancelling.wait_until_ended(run_dir, {}, Ends()) == "e2e: CANCELLED, cancelled by me"
 
 
 def test_a_job_that_a_scheduler_still_has_is_not_submitted_twice(
     cluster: NoCluster, tmp_path: Path
 ) -> None:
-    app.submit(submission(tmp_path), {}, TurnedClock())
+    submitting.submit(submission(tmp_path), {}, TurnedClock())
     cluster.held = "Slurm job 12 is PENDING (Resources)"
     for again in (submission(tmp_path), submission(tmp_path, resume=True)):
         with pytest.raises(JobError, match=r"Slurm job 12 is PENDING \(Resources\)") as failed:
-            app.submit(again, {}, TurnedClock())
+            submitting.submit(again, {}, TurnedClock())
         assert "ndctl cancel e2e" in failed.value.fix
-    app.submit(submission(tmp_path, new=True), {}, TurnedClock())
+    submitting.submit(submission(tmp_path, new=True), {}, TurnedClock())
     assert (len(cluster.submitted), len(cluster.cleared)) == (2, 1)
 
 
@@ -328,13 +328,13 @@ def test_what_stands_in_the_way_is_said_before_anything_is_written(
 ) -> None:
     cluster.obstacle = "partition: must be one of train"
     with pytest.raises(BackendError, match="must be one of train"):
-        app.submit(submission(tmp_path), {}, TurnedClock())
+        submitting.submit(submission(tmp_path), {}, TurnedClock())
     assert not (tmp_path / "e2e").exists()
-    assert "# partition: must be" in app.dry_run(submission(tmp_path), {}, TurnedClock())
+    assert "# partition: must be" in submitting.dry_run(submission(tmp_path), {}, TurnedClock())
 
 
 def test_a_dry_run_has_the_schedulers_answer(cluster: NoCluster, tmp_path: Path) -> None:
-    shown = app.dry_run(submission(tmp_path), {}, TurnedClock())
+    shown = submitting.dry_run(submission(tmp_path), {}, TurnedClock())
     assert shown.endswith("\n# it would start\n# at noon")
 
 
@@ -345,11 +345,11 @@ def test_on_slurm_the_hosts_are_asked_for_by_their_number_with_the_spares(tmp_pa
     spec = found.planned.spec
     cluster = replace(spec.cluster, backend="slurm", spare_hosts=1)
     on_slurm = replace(found, planned=replace(found.planned, spec=replace(spec, cluster=cluster)))
-    launch = app.launch_of(on_slurm, 3)
+    launch = submitting.launch_of(on_slurm, 3)
     assert launch.hosts == tuple(f"node-{i}" for i in range(len(launch.hosts)))
     assert len(launch.hosts) == len(found.planned.plan.hosts) + 1
     assert launch.slurm == cluster.slurm
-    assert app.launch_of(found, 3).slurm is None
+    assert submitting.launch_of(found, 3).slurm is None
 
 
 def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
@@ -357,7 +357,7 @@ def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
 ) -> None:
     from orchestrator.supervise.log import read
 
-    submitted = app.submit(submission(tmp_path), {}, TurnedClock())
+    submitted = submitting.submit(submission(tmp_path), {}, TurnedClock())
     run = fold(entry.event for entry in read(submitted.run_dir.journal))
     assert run.job is not None
     from dataclasses import replace
@@ -366,7 +366,7 @@ def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
     over = replace(queued, ending="FAILED")
 
     def said(*jobs: tuple[Run, bool]) -> list[tuple[str | None, bool]]:
-        return app.scheduler_words(jobs, {}, TurnedClock())
+        return schedulers.scheduler_words(jobs, {}, TurnedClock())
 
     assert said((run, False)) == [(None, False)], "of local jobs"
     assert said((queued, True), (over, False)) == [("Slurm job 12", False)] * 2

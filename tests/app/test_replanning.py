@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import app
+from orchestrator.app import planning
+from orchestrator.app.replanning import replan
 from orchestrator.contract.codec import decode
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.rundir import RunDir
@@ -13,13 +14,12 @@ from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import PlanError
 from orchestrator.load import dump_spec
 from orchestrator.plan.show.explain import plan_json
-from orchestrator.replan import replan
 from tests.jobs_on_disk import submission
 
 FOUR = ("cluster.hosts=4", "train.global_batch_size=8", "parallel.tp=2")
 
 
-def a_run(root: Path, *overrides: str) -> tuple[RunDir, app.Planned]:
+def a_run(root: Path, *overrides: str) -> tuple[RunDir, planning.Planned]:
     """What `submit` leaves of a job of four hosts with two ranks each."""
     planned = submission(root, *FOUR, *overrides).planned
     run_dir = RunDir(root)

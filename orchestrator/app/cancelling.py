@@ -1,0 +1,106 @@
+"""From a wish to nothing left: `ndctl cancel`."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from orchestrator.app.schedulers import clear, standing
+from orchestrator.contract.protocol import CANCEL_PATH
+from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import BackendError, JobError
+from orchestrator.seams import Clock
+from orchestrator.supervise.log import Journal, has_writer, read
+from orchestrator.supervise.step import fold
+
+if TYPE_CHECKING:
+    pass
+
+CANCEL_TIMEOUT_S = 10.0
+ENDING_POLL_S = 0.1
+LEAVE_S = 15.0
+"""For the agents of a job that has ended to leave by themselves."""
+
+
+def cancel(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
+    """Ask the leader to stop; without one, end what is left. What was done, in words."""
+    run = fold(entry.event for entry in read(run_dir.journal))
+    name = run_dir.path.name
+    if run.ending is not None:
+        raise JobError(f"job {name} has already ended: {run.state}", fix="nothing to cancel")
+    if run.job is None:
+        raise JobError(f"job {name} was never submitted to its end", fix="submit it again")
+    if has_writer(run_dir.journal) and _ask_to_cancel(run_dir, run.job.launch.launch):
+        return f"{name} is being cancelled: its ranks write a checkpoint and leave"
+    clear(run, environ, clock)
+    return _record_cancel(run_dir, clock)
+
+
+def _ask_to_cancel(run_dir: RunDir, launch: int) -> bool:
+    """Whether the leader took the order."""
+    import urllib.error  # late, as is getpass and secrets: `ndctl plan` needs none of them
+    import urllib.request
+
+    try:
+        leader = json.loads(run_dir.leader.read_text())
+        if leader["launch"] != launch:
+            return False  # of an earlier launch; another program may have its port by now
+        request = urllib.request.Request(
+            f"http://{leader['address']}:{leader['port']}{CANCEL_PATH}",
+            data=json.dumps({"by": _user()}).encode(),
+            headers={
+                "Authorization": f"Bearer {run_dir.token.read_text().strip()}",
+                "Content-Type": "application/json",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=CANCEL_TIMEOUT_S) as answer:
+            return bool(answer.status == 202)
+    except urllib.error.HTTPError as exc:
+        raise BackendError(
+            f"the leader refused to cancel: {exc.code} {exc.reason}",
+            fix=f"use the token in {run_dir.token}",
+        ) from exc
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def wait_until_ended(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
+    """Wait for the end of a job that was cancelled; its state and why, in words.
+
+    A scheduler has nothing of it any more then.
+    """
+    alive = True
+    while (run := fold(entry.event for entry in read(run_dir.journal))).ending is None:
+        if not alive:
+            raise JobError(
+                f"the leader of {run_dir.path.name} went away before the job had ended",
+                fix=f"type `ndctl cancel {run_dir.path.name}` again",
+            )
+        clock.sleep(ENDING_POLL_S)
+        alive = has_writer(run_dir.journal)  # asked before the journal is read, which it ends
+    leaving = clock.monotonic()
+    while standing(run, environ, clock) is not None and clock.monotonic() - leaving < LEAVE_S:
+        clock.sleep(ENDING_POLL_S)
+    if run.job is not None and run.job.backend != "local":
+        clear(run, environ, clock)
+    return f"{run_dir.path.name}: {run.state}, {run.reason}"
+
+
+def _record_cancel(run_dir: RunDir, clock: Clock) -> str:
+    """The journal of a job without a leader gets its end from here."""
+    from orchestrator.contract.events import CancelRequested, LeaderStarted
+    from orchestrator.supervise.loop import Supervisor
+
+    with Journal(run_dir.journal, clock) as journal:
+        supervisor = Supervisor(journal)
+        assert supervisor.run.job is not None
+        host = supervisor.run.job.launch.leader
+        supervisor.feed(LeaderStarted(at=clock.now(), host=host, pid=os.getpid()))
+        supervisor.feed(CancelRequested(at=clock.now(), by=_user()))
+    return f"{run_dir.path.name} had no leader any more; what was left of it has been ended"
+
+
+def _user() -> str:
+    import getpass
+
+    return getpass.getuser()

@@ -1,0 +1,151 @@
+"""From a spec to its plan: `ndctl validate`, `plan` and `inventory`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.spec import JobSpec
+from orchestrator.errors import PlanError
+
+if TYPE_CHECKING:
+    from orchestrator.backends.slurm.inventory import HostsFor
+    from orchestrator.cluster.inventory import Inventory
+    from orchestrator.plan.show.compare import Compared
+    from orchestrator.plan.show.zero import ZeroTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A spec with everything that follows from it."""
+
+    spec: JobSpec
+    plan: Plan
+    model_config: Mapping[str, Any]
+
+
+def plan_spec(
+    path: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    inventory: Path | None = None,
+) -> Planned:
+    """Read and plan a spec, for the hosts in the file `inventory`, or else for those of the spec's
+    backend: Slurm's, or this machine's.
+
+    Raises SpecError or PlanError with everything that is wrong, BackendError where Slurm does not
+    answer.
+    """
+    from orchestrator.load import read_spec
+    from orchestrator.model_config import hub_cache, read_model_config
+    from orchestrator.plan.planner import plan
+
+    spec = read_spec(path, overrides)
+    config = read_model_config(spec.model, hub_cache(environ))
+    if inventory is None and spec.cluster.backend == "slurm":
+        return _planned_on_slurm(spec, config, environ)
+    found = plan(spec, _inventory(spec, inventory, environ), config)
+    return Planned(spec=spec, plan=found, model_config=config)
+
+
+def _planned_on_slurm(
+    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str]
+) -> Planned:
+    """Planned for the hosts that Slurm has, and with what the plan asks of the topology."""
+    from orchestrator.cluster.slurm.request import request_of, requested
+    from orchestrator.plan.planner import plan
+
+    hosts = _slurm_hosts(spec, environ)
+    found = plan(spec, hosts.inventory, config)
+    found = replace(found, notes=(*found.notes, *hosts.notes))
+    asks = request_of(found, hosts.inventory, hosts.topology, spec.cluster.spare_hosts)
+    cluster = replace(spec.cluster, slurm=requested(spec.cluster.slurm, asks))
+    return Planned(spec=replace(spec, cluster=cluster), plan=found, model_config=config)
+
+
+def _slurm_hosts(spec: JobSpec, environ: Mapping[str, str]) -> "HostsFor":
+    from orchestrator.backends.slurm.inventory import hosts_for
+    from orchestrator.cluster.slurm.gpus import gpu_table
+    from orchestrator.system import run_command
+
+    return hosts_for(run_command, gpu_table(environ), spec.cluster)
+
+
+def _inventory(spec: JobSpec, file: Path | None, environ: Mapping[str, str]) -> "Inventory":
+    if file is not None:
+        from orchestrator.cluster.file import read_inventory
+
+        return read_inventory(file)
+    if spec.cluster.backend == "slurm":
+        return _slurm_hosts(spec, environ).inventory
+    from orchestrator.cluster.local import local_inventory
+
+    return local_inventory(spec.cluster)
+
+
+def inventory_at(
+    file: Path | None,
+    environ: Mapping[str, str],
+    backend: str = "local",
+    partition: str | None = None,
+) -> "Inventory":
+    """The hosts in `file`, or else those of `backend`: Slurm's, or this machine."""
+    if file is None and backend == "slurm":
+        from orchestrator.backends.slurm.inventory import read_cluster
+        from orchestrator.cluster.slurm.gpus import gpu_table
+        from orchestrator.cluster.slurm.inventory import Use
+        from orchestrator.system import run_command
+
+        table = gpu_table(environ)
+        return read_cluster(run_command, partition, whole=True).inventory(table, Use())
+    if file is None:
+        from orchestrator.cluster.local import this_machine
+
+        return this_machine(environ)
+    from orchestrator.cluster.file import read_inventory
+
+    return read_inventory(file)
+
+
+def compare_plans(
+    path: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    inventory: Path | None,
+    compare: Sequence[str],
+) -> "list[Compared]":
+    """A plan for each combination of the values in `compare`, each `KEY=VALUE,VALUE`."""
+    from itertools import product
+
+    from orchestrator.plan.show.compare import Compared
+
+    keys = [one.partition("=")[::2] for one in compare]
+    found = []
+    for values in product(*([f"{key}={value}" for value in some.split(",")] for key, some in keys)):
+        said = " ".join(values)
+        try:
+            planned = plan_spec(path, (*overrides, *values), environ, inventory)
+        except PlanError as exc:
+            found.append(Compared(values=said, plan=None, refusal=exc.message))
+        else:
+            found.append(Compared(values=said, plan=planned.plan))
+    return found
+
+
+def zero_of(
+    path: Path, overrides: Sequence[str], environ: Mapping[str, str], inventory: Path | None
+) -> "ZeroTable":
+    """What ZeRO's levels need of the model on as many devices as the job has, fit or not."""
+    from orchestrator.load import read_spec
+    from orchestrator.model_config import hub_cache, read_model_config
+    from orchestrator.plan.model.families import shape_of
+    from orchestrator.plan.show.zero import ZeroTable
+
+    spec = read_spec(path, overrides)
+    shape = shape_of(read_model_config(spec.model, hub_cache(environ)))
+    devices = spec.cluster.hosts * spec.cluster.gpus_per_host
+    fabric = _inventory(spec, inventory, environ).fabric(spec.cluster.gpus_per_host)
+    real = inventory is not None or spec.cluster.backend != "local"
+    limit = fabric.profile.memory_bytes if fabric and real else None
+    return ZeroTable.of(shape, devices, spec.train.optimizer.name, limit)

@@ -1,0 +1,55 @@
+"""The backend of a job, and what it has of it. The only place where the command line picks one."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.seams import Backend, Clock
+from orchestrator.supervise.state import Run
+
+if TYPE_CHECKING:
+    pass
+
+
+def backend_of(name: str, environ: Mapping[str, str], clock: Clock) -> Backend:
+    from orchestrator.backends import backend_named
+    from orchestrator.system import run_command
+
+    return backend_named(name, environ, clock, run_command)
+
+
+def clear(run: Run, environ: Mapping[str, str], clock: Clock) -> None:
+    """End what a launch left running."""
+    if run.job is not None:
+        backend_of(run.job.backend, environ, clock).clear(run.job.launch)
+
+
+def standing(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
+    """What a scheduler still has of a job, in words."""
+    if run.job is None:
+        return None
+    return backend_of(run.job.backend, environ, clock).standing(run.job.launch)
+
+
+def scheduler_words(
+    jobs: Sequence[tuple[Run, bool]], environ: Mapping[str, str], clock: Clock
+) -> list[tuple[str | None, bool]]:
+    """Of each job with whether its leader lives: which job of a scheduler it is and, where no
+    leader says more, how that stands; and whether the scheduler may still bring it up again.
+
+    A scheduler is asked once for all jobs together, and not at all of those that are led or over.
+    """
+    said: dict[int, tuple[str | None, bool]] = {}
+    doubtful: dict[str, list[tuple[int, LaunchPlan]]] = {}
+    for at, (run, led) in enumerate(jobs):
+        if run.job is None or run.job.backend == "local":
+            continue
+        if led or run.ending is not None:
+            backend = backend_of(run.job.backend, environ, clock)
+            said[at] = (backend.name_of(run.job.launch), False)
+        else:
+            doubtful.setdefault(run.job.backend, []).append((at, run.job.launch))
+    for name, launches in doubtful.items():
+        seen = backend_of(name, environ, clock).glance([launch for _, launch in launches])
+        said |= {at: (one.words, one.held) for (at, _), one in zip(launches, seen, strict=True)}
+    return [said.get(at, (None, False)) for at in range(len(jobs))]

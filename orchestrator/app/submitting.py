@@ -1,0 +1,259 @@
+"""From a plan to running agents: `ndctl submit` and `render`."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.app.planning import Planned
+from orchestrator.app.schedulers import backend_of, clear, standing
+from orchestrator.contract.codec import encode
+from orchestrator.contract.drills import Drill
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.training import TrainingConfig
+from orchestrator.errors import BackendError, JobError, PlanError
+from orchestrator.seams import Backend, Clock
+from orchestrator.supervise.log import Journal, has_writer, read
+from orchestrator.supervise.state import Run
+from orchestrator.supervise.step import fold
+
+if TYPE_CHECKING:
+    pass
+
+INIT_TIMEOUT_S = 600.0
+"""`init_timeout: auto`: imports on a cold file system, rendezvous, loading a checkpoint."""
+ARCHIVE = ".archive"
+"""Where `--new` puts the run of the same name that ended before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    planned: Planned
+    run_root: Path
+    drills: tuple[Drill, ...] = ()
+    resume: bool = False
+    new: bool = False
+
+    @property
+    def run_dir(self) -> RunDir:
+        return RunDir((self.run_root / self.planned.spec.name).absolute())
+
+
+def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) -> LaunchPlan:
+    spec = submission.planned.spec
+    cluster, count = spec.cluster, len(submission.planned.plan.hosts) + spec.cluster.spare_hosts
+    on_slurm = cluster.backend == "slurm"
+    # Which hosts a scheduler gives is known when it has given them.
+    stem = "node" if on_slurm else "host"
+    return LaunchPlan(
+        job=spec.name,
+        run_dir=str(submission.run_dir.path),
+        launch=number,
+        hosts=tuple(f"{stem}-{i}" for i in range(count)),
+        devices_per_host=cluster.gpus_per_host,
+        agent_timeout=spec.resilience.agent_timeout,
+        slurm=cluster.slurm if on_slurm else None,
+        exclude=tuple(exclude),
+    )
+
+
+def _struck(submission: Submission, backend: Backend, clock: Clock) -> tuple[str, ...]:
+    """Hosts of the cluster that broke too many jobs to be asked for."""
+    from orchestrator import strikes
+
+    if not (submission.run_root / strikes.FOLDER).exists():
+        return ()  # without asking the scheduler its name
+    path = strikes.path_of(submission.run_root, backend.cluster())
+    return tuple(sorted(strikes.excluded(path, clock.now())))
+
+
+def render(submission: Submission, environ: Mapping[str, str]) -> str:
+    """Exactly what `submit` would start, or hand to a scheduler."""
+    from orchestrator.system import SystemClock
+
+    clock = SystemClock()
+    backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
+    return backend.describe(launch_of(submission, 1, _struck(submission, backend, clock)))
+
+
+def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) -> str:
+    """What `submit` would write and start, and what a scheduler that can be asked says to it."""
+    backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
+    config = json.dumps(encode(_trainer_config(submission)), indent=2)
+    launch = launch_of(submission, 1, _struck(submission, backend, clock))
+    try:
+        said = backend.check(launch)
+    except BackendError as exc:
+        said = str(exc)
+    answer = "".join(f"\n# {line}" for line in said.splitlines())
+    return f"# trainer configuration\n{config}\n\n{backend.describe(launch)}{answer}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    run_dir: RunDir
+    known: int
+    """Lines that the journal had before."""
+
+
+def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Submitted:
+    """Write the run directory, start the agents, and return while they work.
+
+    Raises:
+        PlanError: the bundled trainer cannot train the model, which can be planned all the same.
+        JobError: the job runs already, or ended and neither `resume` nor `new` is said.
+        BackendError: the agents could not be started; nothing is left running.
+    """
+    run_dir = submission.run_dir
+    backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
+    _check_trainable(submission)
+    _check_drills(submission)
+    struck = _struck(submission, backend, clock)
+    backend.check(launch_of(submission, 1, struck))
+    try:
+        _admit(submission, environ, clock)
+        run_dir.logs.mkdir(parents=True, exist_ok=True)
+        with Journal(run_dir.journal, clock) as journal:
+            known = len(journal.entries)
+            past = fold(entry.event for entry in journal.entries)
+            job = submitted_event(submission, past, clock.now(), struck)
+            _write_files(submission, job.plan_number)
+            journal.append(job)
+    except OSError as exc:
+        raise BackendError(
+            f"the run directory cannot be written: {exc}",
+            fix="give --run-root a directory that you may write to; `ndctl doctor` looks at it",
+        ) from exc
+    backend.submit(job.launch)
+    return Submitted(run_dir=run_dir, known=known)
+
+
+def _check_trainable(submission: Submission) -> None:
+    from orchestrator.plan.model.families import shape_of
+
+    shape = shape_of(submission.planned.model_config)
+    if shape.untrainable is not None:
+        raise PlanError(
+            f"the bundled trainer cannot train {shape.model_type}: {shape.untrainable}",
+            fix="`ndctl plan` plans it; train it with a trainer of your own",
+        )
+
+
+def _check_drills(submission: Submission) -> None:
+    """A drill that can never happen would rehearse nothing."""
+    plan, steps = submission.planned.plan, submission.planned.spec.train.steps
+    for drill in submission.drills:
+        count = plan.world_size if drill.target == "rank" else len(plan.hosts)
+        if drill.index >= count or drill.step > steps:
+            raise JobError(
+                f"drill {drill} would never happen: the job has {count} {drill.target}s,"
+                f" counted from 0, and {steps} steps",
+                fix=f"for example --drill {drill.fault}:{drill.target}=0@step={min(2, steps)}",
+            )
+
+
+def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> None:
+    """Refuse a second start; make room for a new one."""
+    run_dir, name = submission.run_dir, submission.planned.spec.name
+    if has_writer(run_dir.journal):
+        raise JobError(
+            f"job {name} is running",
+            fix=f"watch it with `ndctl dashboard {name}`, end it with `ndctl cancel {name}`",
+        )
+    entries = read(run_dir.journal)
+    if not entries:
+        if submission.resume:
+            raise JobError(f"job {name} has no run to resume", fix="submit it without --resume")
+        return
+    run = fold(entry.event for entry in entries)
+    if submission.new:
+        clear(run, environ, clock)
+        _archive(submission.run_root, run_dir, clock)
+        return
+    left = standing(run, environ, clock)
+    if left is not None:
+        raise JobError(
+            f"job {name} is in the scheduler's hands: {left}",
+            fix=f"watch it with `ndctl status {name}`, end it with `ndctl cancel {name}`",
+        )
+    if not submission.resume:
+        state = run.state
+        ended = f"ended {state}" if state in ("SUCCEEDED", "FAILED", "CANCELLED") else "was cut off"
+        raise JobError(
+            f"job {name} exists in {run_dir.path} and {ended}",
+            fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
+            f" run in {ARCHIVE}/",
+        )
+
+
+def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:
+    import secrets
+
+    stamp = datetime.fromtimestamp(clock.now(), UTC).strftime("%Y%m%dT%H%M%SZ")
+    archive = run_root / ARCHIVE
+    archive.mkdir(exist_ok=True)
+    run_dir.path.rename(archive / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
+
+
+def submitted_event(
+    submission: Submission, past: Run, at: float, exclude: Sequence[str] = ()
+) -> JobSubmitted:
+    spec = submission.planned.spec
+    resilience = spec.resilience
+    number = past.job.launch.launch + 1 if past.job else 1
+    plans = max(past.current.number + 1, number) if past.job else number
+    return JobSubmitted(
+        at=at,
+        backend=spec.cluster.backend,
+        steps=spec.train.steps,
+        plan=submission.planned.plan,
+        plan_number=plans,
+        launch=launch_of(submission, number, exclude),
+        max_restarts=resilience.max_restarts,
+        hang_timeout=None if resilience.hang_timeout == "auto" else resilience.hang_timeout,
+        init_timeout=INIT_TIMEOUT_S
+        if resilience.init_timeout == "auto"
+        else resilience.init_timeout,
+        stop_grace=resilience.stop_grace,
+        drills=submission.drills,
+        resume=past.job is not None,
+        shrink=resilience.shrink,
+        min_hosts=resilience.min_hosts,
+        preflight=_preflight(spec),
+    )
+
+
+def _preflight(spec: JobSpec) -> bool:
+    wanted = spec.resilience.preflight
+    return spec.cluster.backend != "local" if wanted == "auto" else wanted
+
+
+def _trainer_config(submission: Submission) -> TrainingConfig:
+    from orchestrator.plan.training import trainer_config
+
+    planned = submission.planned
+    out = str(submission.run_dir.path)
+    return trainer_config(planned.spec, planned.plan, planned.model_config, out)
+
+
+def _write_files(submission: Submission, number: int) -> None:
+    from orchestrator.load import dump_spec
+    from orchestrator.plan.show.explain import plan_json
+
+    run_dir, planned = submission.run_dir, submission.planned
+    run_dir.spec.write_text(dump_spec(planned.spec))
+    run_dir.plan(number).write_text(json.dumps(plan_json(planned.plan), indent=2))
+    config = encode(_trainer_config(submission))
+    run_dir.trainer_config(number).write_text(json.dumps(config, indent=2))
+    if not run_dir.token.exists():
+        import secrets
+
+        fd = os.open(run_dir.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_urlsafe(32))
