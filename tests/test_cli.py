@@ -404,7 +404,8 @@ def test_help_imports_next_to_nothing() -> None:
     assert not modules & {*HEAVY, "yaml", "urllib.request"}
     ours = {name for name in modules if name.startswith("orchestrator.")}
     assert ours <= {
-        *("orchestrator.cli", "orchestrator.errors"),
+        *(name for name in ours if name.startswith("orchestrator.cli")),
+        "orchestrator.errors",
         *("orchestrator.contract", "orchestrator.contract.exits"),
     }
 

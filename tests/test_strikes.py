@@ -114,7 +114,6 @@ def test_many_jobs_append_at_once(tmp_path: Path) -> None:
     [
         ("host-lost", None, None, True),
         ("hang", None, None, True),
-        ("fabric", None, None, True),
         ("preflight", None, None, True),
         ("rank-killed", "SIGKILL", None, True),
         ("rank-killed", "SIGBUS", None, True),
@@ -124,7 +123,7 @@ def test_many_jobs_append_at_once(tmp_path: Path) -> None:
         ("exception", None, None, False),
         ("rank-exited", None, None, False),
         ("rank-stopped", None, None, False),
-        ("leader-lost", None, None, False),
+        ("leader-lost", None, None, True),
         ("preempted", None, None, False),
     ],
 )

@@ -1,0 +1,58 @@
+"""The command line: parse, call `app`, print, exit.
+
+Only click is imported here and in the modules of the verbs; what a verb needs is imported when it
+runs, so that `ndctl --help` answers at once.
+"""
+
+import sys
+
+import click
+
+from orchestrator.cli import jobs, launch, machines, plans
+
+EXIT_CODES = (
+    "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state,"
+    " 6 backend, 7 cancelled, 130 interrupted."
+)
+
+
+@click.group(
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="ndctl")
+def cli() -> None:
+    """Plan, place, launch and supervise n-dimensional parallel training jobs."""
+
+
+for _command in (
+    plans.validate,
+    plans.schema,
+    plans.plan,
+    plans.inventory,
+    launch.submit,
+    launch.render,
+    jobs.list_jobs,
+    jobs.status,
+    jobs.describe,
+    jobs.logs,
+    jobs.events,
+    jobs.dashboard,
+    jobs.cancel,
+    machines.doctor,
+    machines.hosts,
+):
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """Entry point: errors that ndctl raises on purpose become one message and their exit code."""
+    try:
+        cli(prog_name="ndctl")
+    except Exception as exc:
+        from orchestrator.errors import NdctlError
+
+        if not isinstance(exc, NdctlError):
+            raise
+        click.echo(f"error: {exc}", err=True)
+        sys.exit(exc.exit_code)

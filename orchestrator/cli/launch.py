@@ -1,0 +1,142 @@
+"""Jobs begin: `submit`, `render`."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator.cli.jobs import held
+from orchestrator.cli.options import (
+    backend_option,
+    inventory_option,
+    plan_for,
+    root_option,
+    set_option,
+    spec_argument,
+)
+
+if TYPE_CHECKING:
+    from orchestrator.app.planning import Planned
+    from orchestrator.contract.drills import Drill
+
+
+def _launchable(spec: str, overrides: tuple[str, ...], inventory: str | None) -> "Planned":
+    """This machine is what it is: only of a cluster a file may say what there is."""
+    planned = plan_for(spec, overrides, inventory)
+    if inventory is not None and planned.spec.cluster.backend == "local":
+        raise click.UsageError("--inventory needs a backend with hosts of its own: --backend slurm")
+    return planned
+
+
+def _drills(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> "tuple[Drill, ...]":
+    if not texts:
+        return ()
+    from orchestrator.contract.codec import Invalid
+    from orchestrator.contract.drills import parse_drill
+
+    try:
+        return tuple(parse_drill(text, number) for number, text in enumerate(texts, 1))
+    except Invalid as exc:
+        raise click.BadParameter(str(exc)) from exc
+
+
+@click.command(
+    epilog="Example: ndctl submit examples/quickstart.yaml --follow --drill kill:rank=1@step=25"
+)
+@spec_argument
+@set_option
+@backend_option
+@root_option
+@inventory_option
+@click.option("--follow", is_flag=True, help="Stay, show progress, exit 0 only on success.")
+@click.option("--dry-run", is_flag=True, help="Show what would be started, and start nothing.")
+@click.option("--resume", is_flag=True, help="Go on with the run that ended or was cut off.")
+@click.option("--new", is_flag=True, help="Start over; the old run is kept in .archive/.")
+@click.option(
+    "--drill",
+    "drills",
+    multiple=True,
+    callback=_drills,
+    metavar="FAULT",
+    help="Make a fault happen once: kill|stop|raise|exit:rank=R@step=S, kill:host=H@step=S.",
+)
+def submit(  # noqa: PLR0913 - click hands over one argument for each option
+    spec: str,
+    overrides: tuple[str, ...],
+    on_backend: tuple[str, ...],
+    run_root: str | None,
+    inventory: str | None,
+    follow: bool,
+    dry_run: bool,
+    resume: bool,
+    new: bool,
+    drills: "tuple[Drill, ...]",
+) -> None:
+    """Start a job, under supervision, and return; or follow it to its end."""
+    from orchestrator.app import submitting
+    from orchestrator.jobs import run_root_of
+    from orchestrator.system import SystemClock
+
+    if resume and new:
+        raise click.UsageError("--resume and --new exclude each other")
+    planned = _launchable(spec, (*overrides, *on_backend), inventory)
+    submission = submitting.Submission(
+        planned=planned,
+        run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
+        drills=drills,
+        resume=resume,
+        new=new,
+    )
+    if dry_run:
+        click.echo(submitting.dry_run(submission, os.environ, SystemClock()))
+        return
+    submitted = submitting.submit(submission, os.environ, SystemClock())
+    click.echo(
+        f"submitted {planned.spec.name} to {planned.spec.cluster.backend}: {submitted.run_dir.path}"
+    )
+    if follow:
+        sys.exit(_followed(submitted))
+    click.echo(f"watch it with `ndctl dashboard {planned.spec.name}`")
+
+
+@click.command(epilog="Example: ndctl render examples/quickstart.yaml --backend slurm")
+@spec_argument
+@set_option
+@backend_option
+@root_option
+@inventory_option
+def render(
+    spec: str,
+    overrides: tuple[str, ...],
+    on_backend: tuple[str, ...],
+    run_root: str | None,
+    inventory: str | None,
+) -> None:
+    """Print exactly what `submit` starts: the batch script, or each agent's command."""
+    from orchestrator.app import submitting
+    from orchestrator.jobs import run_root_of
+
+    planned = _launchable(spec, (*overrides, *on_backend), inventory)
+    root = run_root_of(run_root, os.environ, planned.spec.run_root)
+    click.echo(submitting.render(submitting.Submission(planned=planned, run_root=root), os.environ))
+
+
+def _followed(submitted: Any) -> int:
+    """The exit code of a job that is followed to its end."""
+    from orchestrator.contract import exits
+    from orchestrator.dashboard.session import follow_job
+    from orchestrator.system import SystemClock
+
+    name = submitted.run_dir.path.name
+    try:
+        return follow_job(submitted.run_dir, submitted.known, SystemClock(), held)
+    except KeyboardInterrupt:
+        click.echo(
+            f"\n{name} runs on; see it with `ndctl dashboard {name}`,"
+            f" end it with `ndctl cancel {name}`",
+            err=True,
+        )
+        return exits.INTERRUPTED

@@ -1,0 +1,104 @@
+"""What jobs run on: `doctor`, `hosts`."""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli.options import json_option, plan_for, print_json, root_option, set_option
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orchestrator.contract.findings import Finding
+    from orchestrator.contract.spec import JobSpec
+
+
+def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
+    from pathlib import Path
+
+    from orchestrator.load import read_spec
+
+    return read_spec(Path(spec), overrides) if spec else None
+
+
+def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...]":
+    from pathlib import Path
+
+    from orchestrator.contract.slurm import SlurmSpec
+    from orchestrator.doctor.slurm import examine_slurm
+    from orchestrator.system import run_command
+
+    slurm = wish.cluster.slurm if wish else SlurmSpec()
+    return examine_slurm(root, slurm, run_command, Path("/proc/mounts").read_text())
+
+
+@click.command(epilog="Example: ndctl doctor examples/quickstart.yaml")
+@click.argument("spec", required=False)
+@set_option
+@root_option
+@click.option(
+    "--backend", type=click.Choice(["local", "slurm"]), help="Where it is to run. [the spec's]"
+)
+@json_option
+def doctor(
+    spec: str | None,
+    overrides: tuple[str, ...],
+    run_root: str | None,
+    backend: str | None,
+    as_json: bool,
+) -> None:
+    """Find what on this machine or its cluster would stop a job; with SPEC, that job."""
+    from orchestrator.contract.codec import encode
+    from orchestrator.doctor.machine import describe_findings, examine
+    from orchestrator.jobs import run_root_of
+    from orchestrator.system import SystemClock, run_command
+
+    wish = _wish(spec, overrides)
+    root = run_root_of(run_root, os.environ, wish.run_root if wish else "")
+    if backend is None:
+        backend = wish.cluster.backend if wish else "local"
+    # Ranks that run elsewhere take nothing of this machine.
+    here = plan_for(spec, overrides).plan if spec and backend == "local" else None
+    findings = examine(root, here, os.environ, run_command, SystemClock())
+    if backend == "slurm":
+        findings += _slurm_findings(root, wish)
+    if as_json:
+        print_json(encode(findings))
+    else:
+        click.echo(describe_findings(findings))
+    sys.exit(1 if any(finding.verdict == "stops" for finding in findings) else 0)
+
+
+@click.group(invoke_without_command=True, epilog="Example: ndctl hosts --json")
+@root_option
+@json_option
+@click.pass_context
+def hosts(ctx: click.Context, run_root: str | None, as_json: bool) -> None:
+    """Show the hosts that broke jobs, per cluster, and which are left out until when."""
+    from orchestrator.jobs import run_root_of
+    from orchestrator.strikes import hosts_json, hosts_text, records
+    from orchestrator.system import SystemClock
+
+    root = run_root_of(run_root, os.environ)
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = root
+        return
+    found = records(root, SystemClock().now())
+    if as_json:
+        print_json(hosts_json(found))
+    else:
+        click.echo(hosts_text(found) or f"no strikes in {root.absolute()}")
+
+
+@hosts.command("clear", epilog="Example: ndctl hosts clear node7")
+@click.argument("host")
+@click.option("--cluster", metavar="NAME", help="Of this cluster alone. [every one]")
+@click.pass_obj
+def clear_host(root: "Path", host: str, cluster: str | None) -> None:
+    """Forget a host's strikes: it is in order again."""
+    from orchestrator.app import hosts
+    from orchestrator.system import SystemClock
+
+    click.echo(hosts.clear_host(root, host, cluster, SystemClock()))

@@ -1,0 +1,76 @@
+"""Options and arguments that several verbs share, and how answers are printed."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from orchestrator.app.planning import Planned
+    from orchestrator.contract.rundir import RunDir
+
+
+def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from pathlib import Path
+
+    root = Path(ctx.params.get("run_root") or os.environ.get("NDCTL_RUN_ROOT") or "ndctl-runs")
+    return [p.parent.name for p in root.glob(f"{incomplete}*/journal.jsonl")]
+
+
+spec_argument = click.argument("spec")
+job_argument = click.argument("job", shell_complete=complete_job)
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the spec."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+inventory_option = click.option(
+    "--inventory", metavar="FILE", help="The hosts to plan for. [the backend's]"
+)
+BACKENDS = click.Choice(["local", "slurm"])
+
+
+def _as_setting(ctx: click.Context, param: click.Parameter, backend: str | None) -> tuple[str, ...]:
+    return () if backend is None else (f"cluster.backend={backend}",)
+
+
+backend_option = click.option(
+    "--backend",
+    "on_backend",
+    type=BACKENDS,
+    callback=_as_setting,
+    help="Where it runs: short for --set cluster.backend=…  [the spec's]",
+)
+root_option = click.option(
+    "--run-root", metavar="DIR", help="Where run directories are. [NDCTL_RUN_ROOT, else the spec's]"
+)
+
+
+def find(name: str, run_root: str | None) -> "RunDir":
+    from orchestrator.jobs import find_job, run_root_of
+
+    return find_job(run_root_of(run_root, os.environ), name)
+
+
+def print_json(body: Any) -> None:
+    import json
+
+    click.echo(json.dumps(body, indent=2))
+
+
+def print_as(
+    as_json: bool, value: Any, body: Callable[[Any], Any], text: Callable[[Any], str]
+) -> None:
+    if as_json:
+        print_json(body(value))
+    else:
+        click.echo(text(value))
+
+
+def plan_for(spec: str, overrides: tuple[str, ...], inventory: str | None = None) -> "Planned":
+    from pathlib import Path
+
+    from orchestrator.app import planning
+
+    hosts = None if inventory is None else Path(inventory)
+    return planning.plan_spec(Path(spec), overrides, os.environ, hosts)

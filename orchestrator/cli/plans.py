@@ -1,0 +1,136 @@
+"""Before anything runs: `validate`, `schema`, `plan`, `inventory`."""
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli.options import (
+    BACKENDS,
+    inventory_option,
+    json_option,
+    plan_for,
+    print_as,
+    print_json,
+    set_option,
+    spec_argument,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command(epilog="Example: ndctl validate examples/quickstart.yaml --set train.steps=100")
+@spec_argument
+@set_option
+@json_option
+@inventory_option
+def validate(spec: str, overrides: tuple[str, ...], as_json: bool, inventory: str | None) -> None:
+    """Check a job spec, and that a plan fits it; all errors at once."""
+    from orchestrator.errors import BackendError
+
+    try:
+        planned = plan_for(spec, overrides, inventory)
+    except BackendError as exc:
+        message = f"{spec} can be read, but not whether a plan fits it: {exc.message}"
+        raise BackendError(message, fix=exc.fix) from exc
+    if as_json:
+        print_json({"valid": True, "name": planned.spec.name, "mesh": str(planned.plan.mesh)})
+        return
+    click.echo(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.mesh}")
+
+
+@click.command(epilog="Example: ndctl schema > job.schema.json")
+def schema() -> None:
+    """Print the JSON schema of a job spec, for editors."""
+    from orchestrator.schema import json_schema
+
+    print_json(json_schema())
+
+
+def _keys_with_values(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...]:
+    for text in texts:
+        key, _, values = text.partition("=")
+        if not key or not values:
+            raise click.BadParameter(f"must be KEY=VALUE,VALUE, got {text}")
+    return texts
+
+
+@click.command(
+    epilog="Example: ndctl plan examples/llama3-8b.yaml --inventory"
+    " examples/inventories/h100.yaml --compare parallel.tp=1,2,4,8"
+)
+@spec_argument
+@set_option
+@json_option
+@inventory_option
+@click.option(
+    "--backend",
+    type=BACKENDS,
+    help="Plan for the hosts that this has. [the spec's cluster.backend]",
+)
+@click.option(
+    "--compare",
+    multiple=True,
+    callback=_keys_with_values,
+    metavar="KEY=A,B",
+    help="Set the plans with these values side by side.",
+)
+@click.option("--zero", is_flag=True, help="Show what ZeRO-0 to 3 need on as many devices.")
+def plan(  # noqa: PLR0913 - click hands over one argument for each option
+    spec: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    inventory: str | None,
+    backend: str | None,
+    compare: tuple[str, ...],
+    zero: bool,
+) -> None:
+    """Show how a job is best split over ranks, what it takes, how fast it goes, and why."""
+    from pathlib import Path
+
+    from orchestrator.app import planning
+    from orchestrator.plan.show import compare as compared
+    from orchestrator.plan.show import explain
+    from orchestrator.plan.show.zero import describe_zero, zero_json
+
+    if compare and zero:
+        raise click.UsageError("--compare and --zero exclude each other")
+    if backend is not None:
+        overrides = (*overrides, f"cluster.backend={backend}")
+    hosts = None if inventory is None else Path(inventory)
+    if compare:
+        found = planning.compare_plans(Path(spec), overrides, os.environ, hosts, compare)
+        print_as(as_json, found, compared.compared_json, compared.describe_compared)
+    elif zero:
+        table = planning.zero_of(Path(spec), overrides, os.environ, hosts)
+        print_as(as_json, table, zero_json, describe_zero)
+    else:
+        planned = planning.plan_spec(Path(spec), overrides, os.environ, hosts)
+        print_as(as_json, planned.plan, explain.plan_json, explain.describe_plan)
+
+
+@click.command(epilog="Example: ndctl inventory --inventory examples/inventories/h100.yaml")
+@click.option("--inventory", metavar="FILE", help="The hosts to show. [the backend's]")
+@click.option("--backend", type=BACKENDS, default="local", help="Whose hosts. [this machine]")
+@click.option("--partition", metavar="P", help="Slurm's nodes in this partition alone.")
+@json_option
+def inventory(inventory: str | None, backend: str, partition: str | None, as_json: bool) -> None:
+    """Show the hosts that there are, as a tree of the switches between them."""
+    from pathlib import Path
+
+    from orchestrator.app import planning
+    from orchestrator.cluster.show import describe_inventory, inventory_json
+
+    if inventory is not None and backend != "local":
+        raise click.UsageError("--inventory and --backend slurm exclude each other")
+    if partition is not None and backend != "slurm":
+        raise click.UsageError("--partition needs --backend slurm")
+    file = None if inventory is None else Path(inventory)
+    found = planning.inventory_at(file, os.environ, backend, partition)
+    if as_json:
+        print_json(inventory_json(found))
+    else:
+        click.echo(describe_inventory(found))
