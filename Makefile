@@ -1,5 +1,9 @@
 # make demo   a training job that loses a rank and goes on, on this machine
-# make test   lint, types, import layers, and all tests but the slow ones
+# make install  ndctl with the tested versions, in .venv
+# make test   lint, types, import layers, and all tests but the slow ones, on a real Slurm as well:
+#             as root on Debian or Ubuntu it is installed; where there is none, the end says loudly
+#             which tests were not run
+# make test-all  the slow ones, too
 # make check  the first three of these
 # make testbed-slurm  a small Slurm cluster on this machine, to play with
 PYTHON ?= python3
@@ -10,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 .DEFAULT_GOAL := help
 SLURM_TESTBED := slurm/testbed/slurm_testbed.sh
 
-.PHONY: help demo testbed-slurm test test-all check format clean
+.PHONY: help install demo testbed-slurm test test-all check format clean
 
 help:
 	@sed -n "s/^\# //p" Makefile
@@ -21,6 +25,8 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(READY)
+
+install: $(READY)
 
 demo: $(READY)
 	$(BIN)/ndctl submit examples/quickstart.yaml --new --follow --drill kill:rank=1@step=25

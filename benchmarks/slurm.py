@@ -1,12 +1,18 @@
-"""What ndctl takes on Slurm, as multiples of what Slurm's own commands take in the same run.
+"""What ndctl takes on Slurm, as multiples of what Slurm's own way takes in the same run.
 
-    python -m benchmarks.slurm [RUNS]
+    python -m benchmarks.slurm [RUNS [LOOKS]]
 
-Inventory: a slurmctld with 10,000 nodes of 8 GPUs and no slurmd's, read as `ndctl inventory
---backend slurm` reads it. Limit: 1 s with the commands.
+Recovery: RUNS times in turn, on one testbed of 4 nodes x 2 whose requeued jobs wait as long as by
+Slurm's defaults (`cred_expire=120`), the same training as 2 hosts of 2 ranks under ndctl with a
+spare, and as a batch job that runs torchrun by srun and asks for `scontrol requeue` when that
+fails. A rank is killed, a rank is stopped, a node is killed; figures are printed as they come.
+
+Inventory: LOOKS times, a slurmctld with 10,000 nodes of 8 GPUs and no slurmd's, read as `ndctl
+inventory --backend slurm` reads it. Limit: 1 s with the commands.
 """
 
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -14,22 +20,137 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
+from benchmarks.jobs import rank_pid
+from benchmarks.slurm_jobs import (
+    Job,
+    requeued_by_slurm,
+    state_of,
+    under_ndctl,
+    wait_for,
+)
 from benchmarks.timing import machine, ratio, spread
 from orchestrator.backends.slurm.inventory import NODES, TOPOLOGY, read_cluster
 from orchestrator.cluster.slurm.gpus import gpu_table
 from orchestrator.cluster.slurm.inventory import Use
 from orchestrator.system import run_command
+from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 INVENTORY = Path(__file__).parents[1] / "slurm" / "testbed" / "slurm_inventory.sh"
 NODE_COUNT, GPUS = 10_000, 8
 LIMIT_S = 1.0
 
 
-def main(runs: int) -> None:
+CRED_EXPIRE_S = 120
+"""Slurm's default; a requeued job waits a second longer than that before it may start."""
+
+Times = dict[str, list[float]]
+FIGURES = (
+    ("submit to first step", "submit", "plain submit", "at most 1.2"),
+    ("  without the hosts' check", "bare submit", "plain submit", ""),
+    ("rank killed: noticed", "kill seen", "plain kill seen", ""),
+    ("  to the first new step", "kill step", "plain kill step", "at most 0.2"),
+    ("  less Slurm's wait of 121 s", "kill step", "plain kill step less wait", ""),
+    ("rank stopped: noticed", "stop seen", "", ""),
+    ("  to the first new step", "stop step", "", ""),
+    ("node killed: noticed", "node seen", "plain node seen", ""),
+    ("  to the first new step, on a spare", "node step", "", ""),
+)
+
+
+def main(runs: int, looks: int) -> None:
     print(machine())
-    times = inventory_times(runs)
+    inventory(looks)
+    if runs:
+        recovery(runs)
+
+
+def recovery(runs: int) -> None:
+    times: Times = {}
+    knobs = {"TB_CRED_EXPIRE": str(CRED_EXPIRE_S)}
+    with running_testbed(nodes=4, gpus=2, knobs=knobs) as testbed:
+        print(f"{testbed.told('sinfo', '--version')}, load {os.getloadavg()[0]:.1f} before")
+        for _ in range(runs):
+            for name, seconds in chain(ours(testbed), plain(testbed), bare(testbed)):
+                times.setdefault(name, []).append(seconds)
+                print(f"  {name} {seconds:.2f} s", flush=True)
+    for what, mine, theirs, limit in FIGURES:
+        print(f"{what:<36} {spread(times[mine], 's')}", end="")
+        if theirs:
+            both = {"ndctl": times[mine], "Slurm": times[theirs]}
+            print(f"   Slurm {spread(times[theirs], 's')}", end="")
+            print(f"   ndctl / Slurm {ratio(both, 'ndctl', 'Slurm')}", end="")
+        print(f"   target {limit}" if limit else "")
+
+
+def ours(testbed: SlurmTestbed) -> Iterator[tuple[str, float]]:
+    """Seconds to each thing, of a job that suffers one failure after the other."""
+    spare = "--set=cluster.spare_hosts=1"
+    with tempfile.TemporaryDirectory() as folder, under_ndctl(testbed, Path(folder), spare) as job:
+        yield "submit", job.await_step() - job.begun
+        job.await_checkpoint()
+        yield from _broken(job, "kill", 1, signal.SIGKILL, "RankExited")
+        job.await_checkpoint()
+        # On the other host: one that is the culprit twice would be left out.
+        yield from _broken(job, "stop", 3, signal.SIGSTOP, "HangDetected")
+        job.await_checkpoint()
+        yield from _node_killed(testbed, job)
+
+
+def bare(testbed: SlurmTestbed) -> Iterator[tuple[str, float]]:
+    """Where the hosts do not try each other first."""
+    testbed.restore()
+    bold = "--set=resilience.preflight=false"
+    with tempfile.TemporaryDirectory() as folder, under_ndctl(testbed, Path(folder), bold) as job:
+        yield "bare submit", job.await_step() - job.begun
+
+
+def _broken(
+    job: Job, name: str, rank: int, number: signal.Signals, kind: str
+) -> Iterator[tuple[str, float]]:
+    known, attempts = len(job.events(kind)), len(job.events("TrainingResumed"))
+    begun = time.perf_counter()
+    os.kill(rank_pid(job.folder, rank), number)
+    yield f"{name} seen", job.await_event(kind, known) - begun
+    job.await_event("TrainingResumed", attempts)
+    yield f"{name} step", job.await_step(since=job.steps) - begun
+
+
+def _node_killed(testbed: SlurmTestbed, job: Job) -> Iterator[tuple[str, float]]:
+    """Of a node that ranks are on but not the leader; seen by ndctl and by Slurm."""
+    leader = job.events("LeaderStarted")[-1]["host"]
+    node = next(host for host in job.placement() if host != leader)
+    known, attempts = len(job.events("AgentLost")), len(job.events("TrainingResumed"))
+    begun = time.perf_counter()
+    testbed.kill_node(node)
+    yield "node seen", job.await_event("AgentLost", known) - begun
+    slurm = wait_for(lambda: testbed.node_state(node).startswith("down"))
+    yield "plain node seen", slurm - begun
+    job.await_event("TrainingResumed", attempts)
+    yield "node step", job.await_step(since=job.steps) - begun
+
+
+def plain(testbed: SlurmTestbed) -> Iterator[tuple[str, float]]:
+    """The same of a batch job, as far as Slurm notices anything."""
+    testbed.restore()
+    with tempfile.TemporaryDirectory() as folder, requeued_by_slurm(testbed, Path(folder)) as job:
+        yield "plain submit", job.await_step() - job.begun
+        job.await_checkpoint()
+        begun = time.perf_counter()
+        os.kill(rank_pid(job.folder, 1), signal.SIGKILL)
+        left = wait_for(lambda: state_of(testbed, job) != "RUNNING")
+        yield "plain kill seen", left - begun
+        known = job.steps
+        again = wait_for(lambda: state_of(testbed, job) == "RUNNING")
+        new = job.await_step(since=known)
+        yield "plain kill step", new - begun
+        yield "plain kill step less wait", new - begun - min(CRED_EXPIRE_S + 1.0, again - left)
+
+
+def inventory(looks: int) -> None:
+    times = inventory_times(looks)
     print(f"inventory of {NODE_COUNT:,} nodes x {GPUS} GPUs")
     for name, values in times.items():
         print(f"  {name:<40} {spread([1e3 * value for value in values], 'ms', 0)}")
@@ -41,19 +162,21 @@ def main(runs: int) -> None:
 
 
 COMMANDS = "scontrol show nodes, show topology"
+CPU = "  of it on a core"
 
 
-def inventory_times(runs: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {COMMANDS: [], "ndctl: commands and reading": []}
+def inventory_times(runs: int) -> Times:
+    times: Times = {COMMANDS: [], "ndctl: commands and reading": [], CPU: []}
     with many_nodes():
         for _ in range(runs):
             begun = time.perf_counter()
             for argv in (NODES, TOPOLOGY):
                 subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
             times[COMMANDS].append(time.perf_counter() - begun)
-            begun = time.perf_counter()
+            begun, worked = time.perf_counter(), sum(os.times()[:4])
             found = read_cluster(run_command, None, whole=True).inventory(gpu_table({}), Use())
             times["ndctl: commands and reading"].append(time.perf_counter() - begun)
+            times[CPU].append(sum(os.times()[:4]) - worked)
             assert len(found.hosts) == NODE_COUNT
             assert all(host.devices == GPUS and len(host.switches) == 3 for host in found.hosts)
     return times
@@ -76,4 +199,5 @@ def many_nodes() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)
+    runs, looks, *_ = [*map(int, sys.argv[1:]), *(3, 10)[len(sys.argv) - 1 :]]
+    main(runs, looks)

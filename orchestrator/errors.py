@@ -4,7 +4,8 @@
     ├── SpecError        the job spec cannot be read as a JobSpec
     ├── PlanError        no plan fits the spec and the cluster
     ├── JobError         the job is unknown, or not in a state that allows the verb
-    ├── BackendError     the cluster refused or did not answer
+    ├── BackendError     the cluster refused
+    │   └── Unanswered   it did not answer: nothing is known, and to ask again may help
     └── TrainingError    the trainer refuses its configuration; trying again would not help
 
 A message holds the offending value and the limit; `fix` says what to type or to change.
@@ -44,6 +45,10 @@ class JobError(NdctlError):
 
 class BackendError(NdctlError):
     exit_code = exits.BACKEND
+
+
+class Unanswered(BackendError):
+    pass
 
 
 class TrainingError(NdctlError):

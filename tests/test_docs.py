@@ -1,6 +1,8 @@
 """The documents say what is true."""
 
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +17,10 @@ from tests import planning_docs
 ROOT = Path(__file__).parents[1]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 PLANNING = planning_docs.DOCUMENT.read_text()
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+DOCUMENTS = [
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "slurm/README.md", "slurm/testbed/README.md"),
+    *(ROOT / "docs").glob("*.md"),
+]
 
 H100 = ROOT / "examples" / "inventories" / "h100.yaml"
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if path.stem != "trainer")
@@ -49,6 +54,7 @@ def test_every_file_of_the_run_directory_is_documented() -> None:
         run_dir.tokens,
         run_dir.token,
         run_dir.leader,
+        run_dir.fence,
     ):
         assert path.name in OPERATIONS
 
@@ -77,10 +83,20 @@ def test_files_that_the_help_names_exist() -> None:
 def test_examples_plan(example: Path) -> None:
     from orchestrator import app
 
-    on = H100 if example.stem.startswith("llama3") else None
+    on = H100 if example.stem.startswith(("llama3", "slurm")) else None
     planned = app.plan_spec(example, (), {}, on)
     cluster = planned.spec.cluster
     assert planned.plan.world_size == cluster.hosts * cluster.gpus_per_host
+
+
+@pytest.mark.parametrize("name", ["slurm", "slurm-spare"])
+def test_the_script_of_a_slurm_example_is_as_in_the_golden_file(name: str) -> None:
+    from orchestrator import app
+
+    planned = app.plan_spec(ROOT / "examples" / f"{name}.yaml", (), {}, H100)
+    script = app.render(app.Submission(planned=planned, run_root=Path("/runs")), {})
+    golden = ROOT / "tests" / "backends" / "slurm" / "golden" / f"example-{name}.sh"
+    assert script.replace(shlex.quote(sys.executable), "python") == golden.read_text()
 
 
 @pytest.mark.parametrize("command", planning_docs.commands(planning_docs.DOCUMENT.read_text()))

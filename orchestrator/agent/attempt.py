@@ -222,7 +222,9 @@ class Attempt:
         # torchrun's own code does not count: it may fail after its ranks have done their work.
         all_came = len(ended) == self.start.ranks_per_host
         finished = all_came and all(end.exit_code == 0 for end in ended)
-        why = "" if finished else f"torchrun ended with code {code}\n" + self._torchrun_said()
+        why = ""
+        if not (finished or self.stopping):  # what it says of being stopped explains nothing
+            why = f"torchrun ended with code {code}\n" + self._torchrun_said()
         stopped = Stopped(
             attempt=self.start.attempt, host=self.place.host, finished=finished, why=why
         )

@@ -4,12 +4,13 @@ hosts try each other, or looks for a smaller plan. What comes of an errand is an
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orchestrator.agent.connections import Connections
 from orchestrator.agent.sockets import free_port
 from orchestrator.contract.actions import CheckHosts, ReplaceAgent, Replan, Requeue
 from orchestrator.contract.events import (
+    AgentLost,
     Event,
     HostFlagged,
     HostsChecked,
@@ -23,7 +24,7 @@ from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import Checked, CheckFabric, Register
-from orchestrator.errors import BackendError, PlanError
+from orchestrator.errors import BackendError, PlanError, Unanswered
 from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
@@ -38,6 +39,10 @@ CHECK_SLACK_S = 5.0
 """For reports of a check to come in after its time is over."""
 REQUEUE_RETRY_S = 5.0
 NAME_S = 5.0
+CUT_OFF_S = 300.0
+"""For a leader in another place to take over from one that hears nobody: Slurm's own default of
+SlurmdTimeout, after which it gives up a node."""
+CUT_OFF_POLL_S = 2.0
 
 Replanner = Callable[[Plan, int], JobPlan]
 """Of a plan and a number of hosts: a plan for no more than those. Raises PlanError."""
@@ -68,6 +73,27 @@ class Errands:
         """The leader's own, once it serves."""
         self.checked: dict[str, Checked] = {}
         """What hosts have said of the check that is going on."""
+
+    async def lose(self, lost: Sequence[AgentLost], hosts: Sequence[str]) -> None:
+        """All others fell silent at once: did they, or was this host cut off from all?
+
+        While the scheduler cannot be heard either, the latter is more likely: then nobody is
+        blamed, and whoever takes over in another place ends this leader by the fence. Agents that
+        are heard again meanwhile were not lost.
+        """
+        deadline = self.clock.monotonic() + CUT_OFF_S
+        while self.clock.monotonic() < deadline:
+            try:
+                await asyncio.to_thread(self.backend.notices, self.job.launch, hosts)
+                break
+            except Unanswered as exc:
+                log.error("no other agent is heard, nor the scheduler: cut off? %s", exc)
+                await asyncio.sleep(CUT_OFF_POLL_S)
+            except BackendError:
+                break
+        for event in lost:
+            if event.host not in self.connections.by_host:
+                self.happened(event)
 
     async def look_at(self, register: Register) -> tuple[Finding, ...]:
         """What only two hosts can see of one: is its clock right, does its name lead to it?"""
@@ -103,7 +129,8 @@ class Errands:
         self.happened(LeaveAsked(at=self.now(), cause=cause, words=signal_name))
 
     async def hear_notices(self, allocation: Allocation) -> None:
-        """Ask now and then what the scheduler holds against the hosts."""
+        """Ask now and then what the scheduler holds against the hosts; tell it once of each."""
+        told: set[str] = set()
         while True:
             await asyncio.sleep(NOTICES_S)
             try:
@@ -114,7 +141,8 @@ class Errands:
                 log.warning("the scheduler does not answer: %s", exc)
                 continue
             for notice in found:
-                if notice.host not in self.run().exclude:
+                if notice.host not in told | set(self.run().exclude):
+                    told.add(notice.host)
                     flagged = HostFlagged(
                         at=self.now(), host=notice.host, state=notice.state, reason=notice.reason
                     )
@@ -124,6 +152,8 @@ class Errands:
         """Ask the backend; one that fails silently is found out by the agent's absence."""
         try:
             await asyncio.to_thread(self.backend.replace, self.job.launch, action.host)
+        except Unanswered as exc:
+            log.error("whether %s can have a new agent is not known: %s", action.host, exc)
         except BackendError as exc:
             log.error("no new agent for %s: %s", action.host, exc)
             why = f"no agent can be had there: {exc.message}"

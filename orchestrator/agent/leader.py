@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, assert_never
@@ -16,7 +16,7 @@ from typing import Any, assert_never
 from aiohttp import WSCloseCode, web
 
 from orchestrator import strikes
-from orchestrator.agent.connections import Connections, report_in
+from orchestrator.agent.connections import Connections, Silence, report_in
 from orchestrator.agent.errands import Errands, Replanner
 from orchestrator.agent.translate import (
     event_of,
@@ -310,14 +310,22 @@ class Leader:
                 continue  # first hear what was said meanwhile
             await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
             at = self.steady.now()
-            for silence in self.connections.forget_silent():
-                lost = AgentLost(
-                    at=at, host=silence.host, why=silence.why, silent_s=silence.silent_s
-                )
-                self._happened(lost)
+            self._lose(self.connections.forget_silent(), at)
             if self.watch is not None:
                 self._detect(self.watch, at)
             self._happened(Tick(at=at))
+
+    def _lose(self, silences: Sequence[Silence], at: float) -> None:
+        lost = [
+            AgentLost(at=at, host=silence.host, why=silence.why, silent_s=silence.silent_s)
+            for silence in silences
+        ]
+        others = set(self.connections.by_host) - {self.errands.host}
+        if self.granted.allocation is not None and lost and not others:
+            self._beside(self.errands.lose(lost, self.granted.allocation.hosts))
+            return
+        for event in lost:
+            self._happened(event)
 
     def _detect(self, watch: Watch, at: float) -> None:
         now, attempt = self.clock.monotonic(), self.watched

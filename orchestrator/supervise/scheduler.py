@@ -19,8 +19,8 @@ from orchestrator.supervise.moves import (
     requeue,
     start_if_ready,
     stop,
-    usable,
 )
+from orchestrator.supervise.roster import usable
 from orchestrator.supervise.state import LIVE, JobPlan, Leaving, Run, Stage
 
 WORDS: dict[Cause | None, str] = {
@@ -56,8 +56,9 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
 def _cancelled(run: Run, event: LeaveAsked) -> Result:
     job = run.job
     assert job is not None
-    run = replace(run, cancelled_by=event.words, leaving=None)
-    reason = f"cancelled by {event.words}"
+    by = f"somebody, in the scheduler ({event.words})"
+    run = replace(run, cancelled_by=by, leaving=None)
+    reason = f"cancelled by {by}"
     if run.stage in LIVE:
         return stop(run, event.at, reason, job.stop_grace)
     if run.stage is Stage.STOPPING:
@@ -78,7 +79,8 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
     if run.stage not in LIVE or event.host not in run.placement or run.leaving is not None:
         return run, ()
     enough = len(usable(run)) >= len(run.plan.hosts)
-    leaving = Leaving(cause="drained", words=words, requeue=not (enough or job.shrink))
+    stays = event.host != run.leader and (enough or job.shrink)
+    leaving = Leaving(cause="drained", words=words, requeue=not stays)
     return stop(replace(run, leaving=leaving), event.at, words, job.stop_grace)
 
 

@@ -140,7 +140,8 @@ def test_a_stop_while_torchrun_is_being_started_is_not_lost(tmp_path: Path) -> N
         _, stopped = await asyncio.wait_for(attempt.wait(), WAIT_S)
         return stopped
 
-    assert asyncio.run(run()).why.startswith("torchrun ended with code -9")
+    stopped = asyncio.run(run())
+    assert (stopped.finished, stopped.why) == (False, ""), "it was told to stop"
 
 
 @pytest.mark.process

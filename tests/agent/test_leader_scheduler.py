@@ -12,6 +12,7 @@ from orchestrator import strikes
 from orchestrator.agent.errands import Errands
 from orchestrator.contract.actions import Requeue
 from orchestrator.contract.events import (
+    AgentLost,
     HostFlagged,
     HostsChecked,
     HostUnavailable,
@@ -33,7 +34,7 @@ from orchestrator.contract.protocol import (
 from orchestrator.seams import HostNotice
 from orchestrator.supervise.state import Culprit, Evidence, Incident, JobPlan
 from tests.agent.leader_world import NAME, Led, go, play, stopped
-from tests.agent.world import LAUNCH, WAIT_S, a_plan
+from tests.agent.world import LAUNCH, WAIT_S, a_plan, until
 
 GRANTED = Allocation(id="7", restarts=0, hosts=("host-0", "host-1"))
 
@@ -141,6 +142,30 @@ def test_errands_do_not_end_with_the_scheduler_being_down(tmp_path: Path) -> Non
         job.backend.broken = True
         await errands.ask_why("SIGTERM")
         assert (await job.happens(LeaveAsked)).cause == "unknown"
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+def test_a_leader_that_hears_nobody_blames_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off from agents and scheduler alike; what it hears afterwards was never lost."""
+    monkeypatch.setattr("orchestrator.agent.errands.CUT_OFF_POLL_S", 0.05)
+
+    async def script(job: Led) -> None:
+        job.backend.mute = True
+        zero, one = await job.started()
+        await one.ws.close()
+        await until(lambda: "host-1" not in job.leader.connections.by_host, "the silence")
+        await asyncio.sleep(0.3)
+        assert job.events(AgentLost) == []
+        again = await job.agent("host-1")
+        job.backend.mute = False
+        await asyncio.sleep(0.3)
+        assert job.events(AgentLost) == []
+        await again.ws.close()
+        assert (await job.happens(AgentLost)).host == "host-1", "the scheduler is heard: it is lost"
+        await zero.hear(Stop)
 
     play(tmp_path, script, allocation=GRANTED)
 

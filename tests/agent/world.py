@@ -20,7 +20,7 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, PlanError
+from orchestrator.errors import BackendError, PlanError, Unanswered
 from orchestrator.seams import HostNotice, Sighting
 from orchestrator.supervise.state import JobPlan
 
@@ -119,6 +119,7 @@ class FakeBackend:
     busy: int = 0
     """How often a scheduler does not answer before it does."""
     smaller: JobPlan | None = None
+    mute: bool = False
 
     def describe(self, launch: LaunchPlan) -> str:
         return "nothing"
@@ -145,6 +146,8 @@ class FakeBackend:
         raise AssertionError("whoever starts the leader asks for it")
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        if self.mute:
+            raise Unanswered("the scheduler does not answer")
         return self.flagged
 
     def why_ending(self, launch: LaunchPlan) -> Cause:

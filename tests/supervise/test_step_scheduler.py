@@ -31,6 +31,7 @@ from orchestrator.supervise.state import Stage
 from tests.supervise.supervise_stage import Job, plan
 
 T = TypeVar("T")
+CANCELLED = "cancelled by somebody, in the scheduler (SIGUSR2)"
 
 
 def one(actions: Sequence[Action], kind: type[T]) -> T:
@@ -86,7 +87,9 @@ def test_a_job_cancelled_in_the_scheduler_ends() -> None:
     leave(job, None)
     leave(job, "cancelled")
     end = one(job.stops(), EndJob)
-    assert end == EndJob(state="CANCELLED", reason="cancelled by SIGUSR2")
+    assert end == EndJob(
+        state="CANCELLED", reason="cancelled by somebody, in the scheduler (SIGUSR2)"
+    )
 
 
 def test_whether_to_queue_again_is_not_decided_before_the_cause_is_known() -> None:
@@ -94,7 +97,9 @@ def test_whether_to_queue_again_is_not_decided_before_the_cause_is_known() -> No
     leave(job, None)
     assert job.stops() == ()
     end = one(leave(job, "cancelled"), EndJob)
-    assert end == EndJob(state="CANCELLED", reason="cancelled by SIGUSR2")
+    assert end == EndJob(
+        state="CANCELLED", reason="cancelled by somebody, in the scheduler (SIGUSR2)"
+    )
 
 
 def test_a_scheduler_that_never_says_why_gets_the_job_back() -> None:
@@ -164,6 +169,12 @@ def test_a_drained_host_without_a_spare_sends_the_job_back_to_the_queue() -> Non
     flag(job, "host-1")
     requeue = one(job.stops(), Requeue)
     assert requeue.exclude == ("host-1",)
+
+
+def test_a_job_whose_leader_sits_on_a_drained_host_goes_back_to_the_queue() -> None:
+    job = scheduled(spares=1).running()
+    flag(job, "host-0")
+    assert one(job.stops(), Requeue).exclude == ("host-0",)
 
 
 def test_a_drained_spare_is_only_left_out() -> None:
@@ -308,8 +319,9 @@ def test_hosts_are_tried_together_before_ranks_start() -> None:
     (incident,) = job.run.incidents
     assert (incident.kind, str(incident.culprit)) == ("preflight", "host-1")
     job.trains()
-    job.exits(1)
-    one(job.stops(), StartAttempt)
+    job.loses("host-2")
+    job.stops("host-0")
+    one(job.registers("host-2", pid=2), StartAttempt)
 
 
 def test_a_check_that_does_not_end_keeps_nobody_from_training() -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.errors import BackendError
+from orchestrator.errors import BackendError, Unanswered
 from orchestrator.seams import Clock, Completed, Shell
 
 ANSWER_S = 30.0
@@ -27,7 +27,7 @@ class Slurm:
     def ask(
         self, argv: Sequence[str], *, tries: int = 3, answer_s: float | None = None
     ) -> Completed:
-        """Run a command until slurmctld answers. Raises BackendError when it does not."""
+        """Run a command until slurmctld answers. Raises Unanswered when it does not."""
         said = ""
         for again in range(tries):
             if again:
@@ -45,7 +45,7 @@ class Slurm:
             if done.code == 0 or not AGAIN.search(done.err):
                 return done
             said = done.err.strip().splitlines()[-1]
-        raise BackendError(
+        raise Unanswered(
             f"Slurm does not answer `{' '.join(argv[:3])}`: {said}",
             fix="`scontrol ping` says whether slurmctld is up; try again when it is",
         )
