@@ -369,7 +369,8 @@ def scheduler_words(
         standing = backend.standing(run.job.launch)
     except BackendError as exc:
         return f"{name or 'the job'}: cannot be told, {exc.message}", True
-    gone = f"{name} has ended" if name else "the scheduler has no such job"
+    # Without a name it may be that it is being submitted at this moment.
+    gone = f"{name} has ended" if name else None
     return standing or gone, standing is not None
 
 

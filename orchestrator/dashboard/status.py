@@ -21,7 +21,7 @@ from orchestrator.dashboard.view import (
     view,
 )
 from orchestrator.supervise import log
-from orchestrator.supervise.state import ENDED, Incident, State
+from orchestrator.supervise.state import ENDED, Incident, Stage, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,10 @@ class Snapshot:
         if self.held and not self.leader_alive and run.state not in ENDED:
             reason = self.scheduler or run.reason
             return Standing(state="PENDING", reason=reason, since=run.last_at)
+        if self.scheduler and not self.leader_alive and run.stage is Stage.SUBMITTED:
+            reason = f"no leader ever started: {self.scheduler}"
+            fix = f"ndctl submit {spec} --resume"
+            return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
         return effective_state(run, self.leader_alive, self.now, spec)
 
 

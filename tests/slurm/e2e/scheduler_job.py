@@ -108,6 +108,16 @@ class Job(Ndctl):
         mine = set(self.ids())
         return [job for job in self.slurm.told("squeue", "-h", "-o", "%A").split() if job in mine]
 
+    def ranks(self) -> dict[int, int]:
+        """Rank to the process that trains, below torchrun and its keeper."""
+        found = {}
+        for pid, command in processes_of(self.run_dir).items():
+            if " trainer " in command:
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                rank = next(one for one in environ if one.startswith(b"RANK="))
+                found[int(rank.removeprefix(b"RANK="))] = pid
+        return found
+
     def last_step(self) -> int:
         return max(self.losses(), default=0) if self.steps() else 0
 
