@@ -5,9 +5,9 @@ import functools
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.e2e.job import Done, Ndctl, assert_nothing_left, processes_of, wait_for
 from tests.slurm.testbed import SlurmTestbed, TestbedError
@@ -32,9 +32,8 @@ WIDE = {
     "cluster.gpus_per_host": "1",
     "parallel.tp": "1",
 }
-"""2 nodes x 1 rank; steps that take long enough for a scheduler to come in between, and no checkpoint but the one
-that the ranks write when they are asked to leave."""
-ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+"""2 nodes x 1 rank; steps that take long enough for a scheduler to come in between, and no
+checkpoint but the one that the ranks write when they are asked to leave."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,16 @@ class Job(Ndctl):
     """`ndctl` on a login node of a cluster."""
 
     slurm: SlurmTestbed
+    more: Mapping[str, str] = field(default_factory=dict)
+    """Further variables of the environment."""
 
     @property
     def environ(self) -> dict[str, str]:
-        return {**super().environ, **self.slurm.environ, "NDCTL_RUN_ROOT": str(self.run_root)}
+        conf = self.slurm.environ["SLURM_CONF"]
+        return {**super().environ, "SLURM_CONF": conf, **self.more}
+
+    def with_environ(self, **more: str) -> Self:
+        return replace(self, more=more)
 
     def submit(self, *words: str, **options: str) -> Done:
         return super().submit("--backend=slurm", *words, **{**WIDE, **options})
@@ -82,8 +87,7 @@ class Job(Ndctl):
             with contextlib.suppress(OSError, TestbedError):
                 if found := condition():
                     return found
-            if self.run_dir.exists() and (ended := self.decided("EndJob")):
-                raise AssertionError(f"it ended before {what}: {ended}")
+            assert not self.has_ended(), f"it ended before {what}: {self.decided('EndJob')}"
             return None
 
         return wait_for(holds, what, limit)
@@ -96,8 +100,13 @@ class Job(Ndctl):
         self.until(f"step {step} of attempt {attempt}", there)
 
     def until_ended(self, limit: float = 180.0) -> None:
-        wait_for(lambda: self.decided("EndJob"), "the end of the job", limit)
+        wait_for(self.has_ended, "the end of the job", limit)
         self.until_left()
+
+    def has_ended(self) -> bool:
+        """As often as it was submitted."""
+        ends = len(self.decided("EndJob"))
+        return ends > 0 and ends == len(self.events("JobSubmitted"))
 
     def until_left(self) -> None:
         """No process of it on any node, and no job in Slurm's hands."""
@@ -112,10 +121,10 @@ class Job(Ndctl):
         """Rank to the process that trains, below torchrun and its keeper."""
         found = {}
         for pid, command in processes_of(self.run_dir).items():
-            if " trainer " in command:
+            if "torch.distributed" not in command and "orchestrator" not in command:
                 environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                rank = next(one for one in environ if one.startswith(b"RANK="))
-                found[int(rank.removeprefix(b"RANK="))] = pid
+                rank = [one.removeprefix(b"RANK=") for one in environ if one[:5] == b"RANK="]
+                found.update({int(number): pid for number in rank})
         return found
 
     def last_step(self) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.e2e.scheduler_job import STEPS, TESTBED, Job, job_on, uninterrupted
+from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on, uninterrupted
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
@@ -67,12 +67,14 @@ def test_preempted_by_a_higher_partition(job: Job) -> None:
 @pytest.mark.usefixtures("slurm_there")
 def test_preempted_where_the_site_sends_the_users_signal(tmp_path: Path) -> None:
     asked = f"{TESTBED['TB_EXTRA']}\nSlurmctldParameters=preempt_send_user_signal"
-    with running_testbed(nodes=2, gpus=1, knobs={**TESTBED, "TB_EXTRA": asked}) as testbed:
-        with job_on(testbed, tmp_path / "runs") as job:
-            job.submitted(**{"cluster.slurm.partition": "train"})
-            job.until_step(TRAINING)
-            make_room(job)
-            assert_went_on(job, "preempted", "SIGUSR2")
+    with (
+        running_testbed(nodes=2, gpus=1, knobs={**TESTBED, "TB_EXTRA": asked}) as testbed,
+        job_on(testbed, tmp_path / "runs") as job,
+    ):
+        job.submitted(**{"cluster.slurm.partition": "train"})
+        job.until_step(TRAINING)
+        make_room(job)
+        assert_went_on(job, "preempted", "SIGUSR2")
 
 
 def test_requeued_by_an_administrator(job: Job) -> None:
