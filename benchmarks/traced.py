@@ -3,12 +3,12 @@
 The rank is one of a fake process group, and its tensors are fake: they have shapes, types and
 storages of the right size, and no contents. So a step of any model on any number of ranks runs in
 seconds on a laptop, and every allocation of it is seen. It is CPU's code that runs: its attention
-kernel, and no streams.
+kernel, and no streams. What a collective was handed is there until it is waited for, as with NCCL.
 """
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,13 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import _PipelineSchedule
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+)
 from torch.utils._pytree import tree_leaves
 
 from orchestrator.contract.env import RankEnv
@@ -32,6 +35,7 @@ from trainer.main import loss_of, named_to_update, optimizer_of
 from trainer.model.decoder import Decoder
 from trainer.model.fresh import allocate
 from trainer.model.regions import local_part
+from trainer.parallel import zero1
 from trainer.parallel.context import local_positions
 from trainer.parallel.tied import TiedWeight, find_tied
 from trainer.passes import Passes
@@ -92,10 +96,42 @@ def _unseen(ledger: "Ledger") -> Any:
 def fake_world(size: int, rank: int) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
-        with _patched(_PipelineSchedule, "_warmup_p2p", _agreed):
+        with ExitStack() as patches:
+            patches.enter_context(_patched(_PipelineSchedule, "_warmup_p2p", _agreed))
+            for owner, name in ASYNCHRONOUS:
+                patches.enter_context(_patched(owner, name, _in_flight(getattr(owner, name))))
             yield
     finally:
         dist.destroy_process_group()
+
+
+ASYNCHRONOUS = ((dist, "all_reduce"), (zero1, "REDUCE_SCATTER"), (zero1, "ALL_GATHER"))
+"""What the trainer starts and waits for later, with nothing of its own that keeps all tensors."""
+
+
+def _in_flight(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """`collective`, whose work keeps its tensors until it is waited for.
+
+    NCCL's does (`TensorShelf` in torch 2.13's `ProcessGroupNCCL.hpp`), the fake group's does not.
+    NCCL lets go of them earlier where its watchdog sees that the device is done; but the host,
+    which allocates, is ahead of the device by far.
+    """
+
+    def started(*args: Any, **kwargs: Any) -> Any:
+        work = collective(*args, **kwargs)
+        return work and _Work(work, [leaf for leaf in args if isinstance(leaf, torch.Tensor)])
+
+    return started
+
+
+@dataclass(slots=True)
+class _Work:
+    work: dist.Work
+    tensors: list[torch.Tensor]
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.tensors.clear()
 
 
 def laid_out(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
@@ -156,8 +192,17 @@ def _step(config: TrainingConfig, ranks: Ranks, stages: list[Decoder], ledger: "
 
 
 def _bytes(tensors: Iterator[torch.Tensor]) -> int:
-    storages = {id(s): s for s in (local_part(t).untyped_storage() for t in tensors)}
+    storages = {id(s): s for t in tensors for s in _storages(local_part(t))}
     return sum(storage.nbytes() for storage in storages.values())
+
+
+def _storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    """Of a tensor that is made of others, as a weight in 4 bits is, those of the others."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor.untyped_storage()
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _storages(getattr(tensor, name))
 
 
 def _agreed(_: Any, stages: Sequence[Any], *__: Any) -> None:
@@ -205,8 +250,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # It is asked again about what these are made of.
         if func is torch.ops._c10d_functional.wait_tensor.default:
             # The fake one hands on a new tensor, the real one what it waited for.
             return args[0]
@@ -214,6 +259,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._blind:
             return out
         for leaf in tree_leaves(out):
+            if is_traceable_wrapper_subclass(leaf):
+                continue
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
                 self._see(leaf.untyped_storage())
         return out

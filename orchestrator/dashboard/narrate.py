@@ -53,9 +53,9 @@ def event_line(entry: Entry, zone: tzinfo | None) -> str:
 
 def action_words(action: Action) -> str:
     match action:
-        case StartAttempt(reason=reason, drills=drills):
+        case StartAttempt(reason=reason, drills=drills, crossing=crossing):
             armed = f", drills armed: {', '.join(map(str, drills))}" if drills else ""
-            return f"start {reason}{armed}"
+            return f"start {reason}{_crossing(crossing)}{armed}"
         case StopAttempt(attempt=attempt, grace_s=grace, reason=reason):
             return f"stop attempt {attempt} within {words.duration(grace)} ({reason})"
         case GatherEvidence(attempt=attempt, reason=reason):
@@ -71,6 +71,14 @@ def action_words(action: Action) -> str:
             return f"end the job: {state} ({reason})"
         case _:
             assert_never(action)
+
+
+def _crossing(crossing: tuple[int, ...]) -> str:
+    """What these hosts cost: bytes that leave a host in a step, and of these a leaf switch."""
+    if not crossing:
+        return ""
+    leaf = f", {words.size(crossing[1])} a leaf switch" if len(crossing) > 1 else ""
+    return f", a step sends {words.size(crossing[0])} out of hosts{leaf}"
 
 
 _VERBS = {CheckHosts: "check the hosts", Replan: "look for a smaller plan"}

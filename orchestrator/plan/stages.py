@@ -12,8 +12,10 @@ from orchestrator.plan.model.shape import ModelShape
 class Held:
     """What one rank along pp has of the model."""
 
+    stages: tuple[int, ...]
+    """Layers of each of its stages."""
     layers: int
-    """Of all its stages."""
+    """Of all of them."""
     is_first: bool
     is_last: bool
 
@@ -38,11 +40,18 @@ def stage_ranks(
             layers=held.layers,
             is_first=held.is_first,
             is_last=held.is_last,
-            # Without a pipeline one micro batch goes back before the next goes forward.
-            kept=kept_passes(spec, pp, rank, micro_batches) / spec.stages if pp > 1 else 1,
+            kept=_kept(held, pp, spec, rank, micro_batches),
         )
         for rank, held in enumerate(held_along(shape, pp, spec, tokens))
     )
+
+
+def _kept(held: Held, pp: int, spec: PipelineSpec, rank: int, micro_batches: int) -> float:
+    if pp == 1:
+        return 1  # one micro batch goes back before the next goes forward
+    if spec.schedule == BACK_AND_FORTH:
+        return _kept_layers(pp, rank, micro_batches, *held.stages) / held.layers
+    return kept_passes(spec, pp, rank, micro_batches) / spec.stages
 
 
 @cache
@@ -52,17 +61,25 @@ def held_along(shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int) -> t
     With fewer layers than stages, which is refused elsewhere, as if there were as many.
     """
     if pp == 1:
-        return (Held(layers=shape.num_layers, is_first=True, is_last=True),)
+        layers = shape.num_layers
+        return (Held(stages=(layers,), layers=layers, is_first=True, is_last=True),)
     cuts = stage_cuts(shape, pp * spec.stages, tokens)
     last = 0 if spec.schedule == BACK_AND_FORTH else pp - 1
-    return tuple(
-        Held(
-            layers=sum(stop - first for first, stop in (cuts[s] for s in stages)),
-            is_first=rank == 0,
-            is_last=rank == last,
+    found = []
+    for rank in range(pp):
+        sizes = tuple(cuts[s][1] - cuts[s][0] for s in stages_of_rank(spec, pp, rank))
+        found.append(
+            Held(stages=sizes, layers=sum(sizes), is_first=rank == 0, is_last=rank == last)
         )
-        for rank, stages in ((rank, stages_of_rank(spec, pp, rank)) for rank in range(pp))
-    )
+    return tuple(found)
+
+
+def _kept_layers(pp: int, rank: int, micro_batches: int, down: int, up: int) -> int:
+    """Layers of `rank` that have gone forward and not yet back, in ZBV: at the end of its warm-up,
+    as torch's `ScheduleZBVZeroBubble` has it, when the arm up of the V has done one for each rank
+    above and one more."""
+    first_arm = min(micro_batches, 2 * pp - 1 - rank)
+    return first_arm * down + min(micro_batches, rank + 1) * up
 
 
 @cache

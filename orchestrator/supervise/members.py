@@ -46,6 +46,7 @@ def registered(run: Run, event: AgentRegistered) -> Result:
         pid=event.pid,
         incarnation=event.incarnation,
         unfit=why_unfit(event.findings) or "",
+        checked=known is not None and known.checked,
     )
     run = replace(run, hosts={**run.hosts, event.host: host})
     if run.stage is Stage.WAITING:

@@ -18,11 +18,11 @@ from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 from orchestrator.supervise.diagnose import Verdict, diagnose
 from orchestrator.supervise.policy import decide, repeated_culprits
+from orchestrator.supervise.roster import coming, switches_of, usable, who_came
 from orchestrator.supervise.state import (
     Culprit,
     Evidence,
     Findings,
-    HostState,
     Incident,
     Leaving,
     Run,
@@ -34,8 +34,6 @@ FAILED_GRACE_S = 3.0
 STOP_SLACK_S = 15.0
 """After SIGKILL is due, for every agent to say that no process is left."""
 
-REPLACE_S = 30.0
-"""After an agent was lost, for another one of its host to register."""
 CHECK_S = 60.0
 """For the check of all hosts together, imports on a cold file system included."""
 
@@ -63,9 +61,9 @@ def start_if_ready(run: Run, at: float) -> Result:
     there = usable(run)
     if run.leaving is not None:
         return run, ()  # why the scheduler wants the hosts back is still to be told
-    if room_for(run.plan, there, _switches(run)) < len(run.plan.hosts):
+    if room_for(run.plan, there, switches_of(run)) < len(run.plan.hosts):
         return too_few(run, at, there)
-    if at < run.settle_until and _coming(run, at):
+    if at < run.settle_until and coming(run, at):
         return run, ()
     if run.job.preflight and not all(run.hosts[name].checked for name in there):
         return check(run, at, there)
@@ -74,7 +72,7 @@ def start_if_ready(run: Run, at: float) -> Result:
 
 def _start(run: Run, at: float, there: list[str]) -> Result:
     assert run.job is not None
-    plan, switches = run.plan, _switches(run)
+    plan, switches = run.plan, switches_of(run)
     # Of a scheduler the plan's names only count hosts: that one of them is real means nothing.
     planned = plan.hosts if run.allocation is None else ()
     placement = place(
@@ -111,30 +109,6 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
     return after, (start,)
 
 
-def _switches(run: Run) -> Mapping[str, tuple[str, ...]]:
-    """Above each host, as the scheduler says that granted it, or else as planned."""
-    return run.allocation.switches if run.allocation else run.plan.switches
-
-
-def hosts_given(run: Run) -> tuple[str, ...]:
-    """All hosts that the job has, spares included, whether their agents have come or not."""
-    assert run.job is not None
-    return run.allocation.hosts if run.allocation else run.job.launch.hosts
-
-
-def usable(run: Run) -> list[str]:
-    """Hosts that can carry their part of the plan."""
-    need = run.plan.ranks_per_host
-    return [
-        host.name
-        for host in run.hosts.values()
-        if host.alive and host.devices >= need and not host.unfit and host.name not in run.exclude
-    ]
-
-
-# Too few hosts
-
-
 def too_few(run: Run, at: float, there: list[str]) -> Result:
     """Wait for those that may still come; else shrink, or queue for others, or wait to the end."""
     assert run.job is not None
@@ -142,7 +116,7 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
     if run.replanning is not None:
         return run, ()
     overdue = run.deadline is not None and at >= run.deadline
-    if not overdue and room_for(run.plan, (*there, *_coming(run, at)), _switches(run)) >= need:
+    if not overdue and room_for(run.plan, (*there, *coming(run, at)), switches_of(run)) >= need:
         return run, ()
     reason = f"{len(there)} of {need} hosts are left, and no spare"
     if _may_shrink(run, len(there)):
@@ -150,23 +124,8 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
     if run.allocation is not None:
         return requeue(run, at, f"{reason}{_refusal(run)}")
     if overdue:
-        return end(run, at, "FAILED", _who_came(run, there))
+        return end(run, at, "FAILED", who_came(run, there))
     return run, ()
-
-
-def _coming(run: Run, at: float) -> list[str]:
-    """Hosts without an agent that may have one soon."""
-    return [
-        name
-        for name in hosts_given(run)
-        if name not in run.exclude and _may_come(run.hosts.get(name), at)
-    ]
-
-
-def _may_come(host: HostState | None, at: float) -> bool:
-    if host is None:
-        return True  # its agent is starting
-    return not host.alive and not host.unfit and (host.back or at < host.lost_at + REPLACE_S)
 
 
 def _may_shrink(run: Run, there: int) -> bool:
@@ -182,32 +141,6 @@ def _refusal(run: Run) -> str:
     if run.refused is not None:
         return f"; there is no plan for {run.refused} hosts or fewer"
     return f"; resilience.min_hosts is {run.job.min_hosts}"
-
-
-def _who_came(run: Run, fit: list[str]) -> str:
-    assert run.job is not None
-    plan, limit = run.plan, run.job.init_timeout
-    missing = {
-        host.name: _against(run, host) for host in run.hosts.values() if host.name not in fit
-    }
-    words = "".join(f"; {name}: {why}" for name, why in sorted(missing.items()) if why)
-    if len(fit) >= len(plan.hosts):
-        room = room_for(plan, fit, _switches(run))
-        words += f"; tp groups that stay in an NVLink block find room on {room} of them"
-    return (
-        f"{len(fit)} of {len(plan.hosts)} hosts registered within {limit:.0f} s"
-        f" ({', '.join(sorted(fit)) or 'none'}){words}; see logs/agent-<host>.log of the others"
-    )
-
-
-def _against(run: Run, host: HostState) -> str:
-    """Why a host that registered is not used."""
-    if host.name in run.exclude:
-        return run.exclude[host.name]
-    if host.unfit:
-        return host.unfit
-    need = run.plan.ranks_per_host
-    return f"fewer than {need} devices" if host.alive and host.devices < need else ""
 
 
 def requeue(run: Run, at: float, reason: str) -> Result:

@@ -19,8 +19,8 @@ from orchestrator.supervise.moves import (
     requeue,
     start_if_ready,
     stop,
-    usable,
 )
+from orchestrator.supervise.roster import usable
 from orchestrator.supervise.state import LIVE, JobPlan, Leaving, Run, Stage
 
 WORDS: dict[Cause | None, str] = {
@@ -78,7 +78,8 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
     if run.stage not in LIVE or event.host not in run.placement or run.leaving is not None:
         return run, ()
     enough = len(usable(run)) >= len(run.plan.hosts)
-    leaving = Leaving(cause="drained", words=words, requeue=not (enough or job.shrink))
+    stays = event.host != run.leader and (enough or job.shrink)
+    leaving = Leaving(cause="drained", words=words, requeue=not stays)
     return stop(replace(run, leaving=leaving), event.at, words, job.stop_grace)
 
 

@@ -9,7 +9,15 @@ from typing import get_args
 
 import pytest
 
-from orchestrator.contract.actions import Action, EndJob, ReplaceAgent
+from orchestrator.contract.actions import (
+    Action,
+    CheckHosts,
+    EndJob,
+    ReplaceAgent,
+    Replan,
+    Requeue,
+    StartAttempt,
+)
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.events import (
     AgentLost,
@@ -18,13 +26,21 @@ from orchestrator.contract.events import (
     Event,
     EvidenceGathered,
     HealthChanged,
+    HostFlagged,
+    HostsChecked,
     HostStopped,
+    HostUnavailable,
+    LeaderStarted,
+    LeaveAsked,
     RankError,
     RankEvidence,
     RankExited,
+    Replanned,
+    ReplanRefused,
     Tick,
     TrainingResumed,
 )
+from orchestrator.contract.launch import Allocation
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.describe import describe_text
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
@@ -321,7 +337,42 @@ def all_events() -> list[Event]:
         killed(START),
         HostStopped(at=START, attempt=1, host="host-0", finished=False, why="two\nlines"),
         *arrivals(["host-9"], START),
+        *scheduled(),
     ]
+
+
+def scheduled() -> list[Event]:
+    """What only a scheduler makes happen."""
+    smaller = submitted().plan
+    return [
+        LeaveAsked(at=START, cause=None, words="SIGUSR2"),
+        LeaveAsked(at=START, cause="preempted", words="SIGUSR2"),
+        HostFlagged(at=START, host="host-1", state="DRAINING", reason="bad fan"),
+        HostUnavailable(at=START, host="host-1", why="Slurm says DOWN"),
+        HostsChecked(at=START, check=1, unfit={"host-1": "both links are slow"}),
+        Replanned(at=START, plan=smaller, plan_number=2),
+        ReplanRefused(at=START, hosts=1, why="the batch does not divide"),
+    ]
+
+
+def test_what_a_scheduler_does_is_told_in_words() -> None:
+    lines = [event_words(event) for event in scheduled()]
+    assert lines[0] == "the scheduler asks the job to leave: why is being asked (SIGUSR2)"
+    assert lines[2] == "host-1 is DRAINING: bad fan"
+    assert lines[4] == "the hosts were tried together: host-1 (both links are slow)"
+    allocation = Allocation(id="17", restarts=2, hosts=("host-0", "host-1"))
+    started = LeaderStarted(at=START, host="host-0", pid=7, allocation=allocation)
+    assert event_words(started) == (
+        "leader started on host-0 (pid 7) in allocation 17, restart 2 of 2 hosts"
+    )
+
+
+def test_what_a_placement_costs_stands_where_an_attempt_starts() -> None:
+    start = StartAttempt(
+        attempt=1, hosts=("a", "b"), drills=(), reason="attempt 1", crossing=(3 << 30, 1 << 30)
+    )
+    line = "start attempt 1, a step sends 3.0 GiB out of hosts, 1.0 GiB a leaf switch"
+    assert action_words(start) == line
 
 
 def test_every_kind_of_event_has_one_line() -> None:
@@ -338,6 +389,9 @@ def test_every_kind_of_action_is_told_with_its_reason() -> None:
     entries = [*journal(failed()), *journal(hung())]
     actions = [action for entry in entries for action in entry.actions]
     actions.append(ReplaceAgent(host="host-1", reason="it is gone"))
+    actions.append(CheckHosts(check=1, hosts=("host-1",), timeout_s=60, reason="before the start"))
+    actions.append(Replan(hosts=1, reason="one is left"))
+    actions.append(Requeue(exclude=("host-1",), reason="none is left"))
     assert {type(action) for action in actions} == set(get_args(Action))
     for action in actions:
         assert action.reason in action_words(action)

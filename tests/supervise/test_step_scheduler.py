@@ -166,6 +166,12 @@ def test_a_drained_host_without_a_spare_sends_the_job_back_to_the_queue() -> Non
     assert requeue.exclude == ("host-1",)
 
 
+def test_a_job_whose_leader_sits_on_a_drained_host_goes_back_to_the_queue() -> None:
+    job = scheduled(spares=1).running()
+    flag(job, "host-0")
+    assert one(job.stops(), Requeue).exclude == ("host-0",)
+
+
 def test_a_drained_spare_is_only_left_out() -> None:
     job = scheduled(spares=1).running()
     assert flag(job, "host-2") == ()
@@ -308,8 +314,9 @@ def test_hosts_are_tried_together_before_ranks_start() -> None:
     (incident,) = job.run.incidents
     assert (incident.kind, str(incident.culprit)) == ("preflight", "host-1")
     job.trains()
-    job.exits(1)
-    one(job.stops(), StartAttempt)
+    job.loses("host-2")
+    job.stops("host-0")
+    one(job.registers("host-2", pid=2), StartAttempt)
 
 
 def test_a_check_that_does_not_end_keeps_nobody_from_training() -> None:

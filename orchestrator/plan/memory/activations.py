@@ -9,6 +9,7 @@ trainer itself allocates.
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from orchestrator.contract.model import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
@@ -16,8 +17,7 @@ from orchestrator.plan.setup import Checkpointing, Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """A point of one layer's backward pass at which much is there at once."""
 
     tokens: float
@@ -46,32 +46,57 @@ class Layer:
 def layer_of(setup: Setup) -> Layer:
     kind: Checkpointing = "full" if setup.checkpointing == "every_k" else setup.checkpointing
     ulysses = setup.mesh.cp > 1 and setup.context == "ulysses"
-    return _layer(setup.shape, setup.mesh.tp, COMPUTE_BYTES[setup.dtype], ulysses, kind, setup.lora)
+    return _layer(setup.shape, setup.mesh.tp, _values(setup), ulysses, kind, setup.lora)
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Bytes of a value."""
+
+    size: int
+    """That is computed with."""
+    hidden: int
+    """Of the hidden states. FSDP casts weights and inputs; autocast, which DDP and ZeRO-1 have,
+    leaves float32 weights where they are, so that all but products comes out in float32."""
+
+    @property
+    def autocast(self) -> bool:
+        """Each product casts its own input, and keeps that."""
+        return self.hidden > self.size
+
+
+def _values(setup: Setup) -> _Values:
+    size = COMPUTE_BYTES[setup.dtype]
+    return _Values(size, size if setup.data == "fsdp" else FLOAT32_BYTES)
 
 
 @cache
 def _layer(
     shape: ModelShape,
     tp: int,
-    size: int,
+    values: _Values,
     ulysses: bool,
     kind: Checkpointing,
     lora: LoraSpec | None,
 ) -> Layer:
-    parts = _Parts.of(shape, tp, size, ulysses, lora)
-    plain = _moments(shape, tp, size, parts, lora)
-    hidden = shape.hidden_size * size / tp
-    kept = {"none": parts.whole, "selective": _by_matmuls(shape, tp, size, ulysses)}.get(
+    parts = _Parts.of(shape, tp, values, ulysses, lora)
+    plain = _moments(shape, tp, values, parts, lora)
+    hidden = shape.hidden_size * values.hidden / tp
+    kept = {"none": parts.whole, "selective": _by_matmuls(shape, tp, values, ulysses)}.get(
         kind, hidden
     )
     # What was kept and is computed again all the same goes with the layer; the rest is there twice.
-    twice = {"none": 0.0, "full": hidden, "selective": _twice(shape, tp, size)}[kind]
+    twice = {"none": 0.0, "full": hidden, "selective": _twice(shape, tp, values.size)}[kind]
+    if values.autocast:
+        # The first norm takes its input as it is.
+        twice -= {"none": 0.0, "full": hidden, "selective": 0.0}[kind]
     return Layer(
         whole=parts.whole,
         kept=kept,
         moments=tuple(Moment(m.tokens + twice, m.weights) for m in plain),
         plain_moments=plain,
-        last_norm=_norm(shape, tp, size) + shape.hidden_size * size,
+        last_norm=_norm(shape, tp, values, lora is None)
+        + (0 if lora else shape.hidden_size * values.size),
     )
 
 
@@ -90,42 +115,46 @@ class _Parts:
 
     @classmethod
     def of(
-        cls, shape: ModelShape, tp: int, size: int, ulysses: bool, lora: LoraSpec | None
+        cls, shape: ModelShape, tp: int, values: _Values, ulysses: bool, lora: LoraSpec | None
     ) -> "_Parts":
         """The matmuls keep the norms' results, which tensor parallelism gathers.
 
         Adapters alone need their own inputs; a frozen matrix needs none for its gradient.
         """
-        targets = None if lora is None else set(lora.target_modules)
+        targets, size = None if lora is None else set(lora.target_modules), values.size
         query, kv, heads = shape.query_size, shape.kv_size, shape.num_heads
         attention = (2 * query + 2 * kv + query * ulysses) * size + heads * FLOAT32_BYTES
         if shape.qk_norm:
             attention += (query + kv) * (FLOAT32_BYTES + size)
         into = shape.hidden_size * size
-        norm = _norm(shape, tp, size, trained=lora is None)
+        norm = _norm(shape, tp, values, trained=lora is None)
         further = (shape.layer_norms - 2) / 2 * norm
-        enters = into if _meets(targets, "q_proj", "k_proj", "v_proj", "c_attn") else 0
-        mlp_enters = into if _meets(targets, "gate_proj", "up_proj", "c_fc") else 0
+        enters = _met(shape, targets, "q_proj", "k_proj", "v_proj", "c_attn")
+        mlp_enters = _met(shape, targets, "gate_proj", "up_proj", "c_fc")
+        if not values.autocast:
+            enters, mlp_enters = min(1, enters), min(1, mlp_enters)
         return cls(
-            attention=norm + enters + further + attention / tp,
-            mlp_norm=norm + mlp_enters + further,
+            attention=norm + into * enters + further + attention / tp,
+            mlp_norm=norm + into * mlp_enters + further,
             mlp=_mlp(shape, size, targets) / tp,
         )
 
 
-def _meets(targets: set[str] | None, *names: str) -> bool:
-    return targets is None or not targets.isdisjoint(names)
+def _met(shape: ModelShape, targets: set[str] | None, *names: str) -> int:
+    """How many of the layer's matrices by these names are trained, or have adapters."""
+    there = {name for name, _, _ in shape.linear}.intersection(names)
+    return len(there if targets is None else there & targets)
 
 
-def _norm(shape: ModelShape, tp: int, size: int, trained: bool = True) -> float:
+def _norm(shape: ModelShape, tp: int, values: _Values, trained: bool = True) -> float:
     """Of one norm, whose tokens sequence parallelism cuts.
 
     transformers computes RMS norms in float32 and keeps their input so, and, for the gradient of
     the scale, what is scaled. A layer norm keeps its input.
     """
     if shape.norm_bias:
-        return shape.hidden_size * size / tp
-    scaled = FLOAT32_BYTES if shape.norms_in_float32 else size
+        return shape.hidden_size * values.hidden / tp
+    scaled = FLOAT32_BYTES if shape.norms_in_float32 else values.hidden
     return shape.hidden_size * (FLOAT32_BYTES + scaled * trained) / tp
 
 
@@ -135,7 +164,7 @@ def _mlp(shape: ModelShape, size: int, targets: set[str] | None) -> float:
     its own, and a copy of what goes in and of what comes out."""
     if not shape.gated:
         return 5 * shape.intermediate_size * size
-    product = _meets(targets, "down_proj")
+    product = targets is None or "down_proj" in targets
     inside = (3 + product) * shape.intermediate_size * size
     if not shape.num_experts:
         return inside
@@ -143,7 +172,7 @@ def _mlp(shape: ModelShape, size: int, targets: set[str] | None) -> float:
     return routed + shape.num_experts * 2 * FLOAT32_BYTES
 
 
-def _by_matmuls(shape: ModelShape, tp: int, size: int, ulysses: bool) -> float:
+def _by_matmuls(shape: ModelShape, tp: int, values: _Values, ulysses: bool) -> float:
     """Of one layer's input and the results of its matmuls and its attention.
 
     Two of the matmuls are as wide as the model on every tp rank, before their sum is scattered;
@@ -153,7 +182,8 @@ def _by_matmuls(shape: ModelShape, tp: int, size: int, ulysses: bool) -> float:
     split = 2 * shape.query_size + 2 * shape.kv_size + met * shape.up_size
     split += shape.query_size * ulysses + shape.hidden_size * (3 if tp > 1 else 1)
     whole = shape.hidden_size * (4 if tp > 1 else 1 + met)
-    return (whole + split / tp) * size + shape.num_heads * FLOAT32_BYTES / tp
+    wider = shape.hidden_size * (1 / tp + 2 * (tp > 1)) * (values.hidden - values.size)
+    return (whole + split / tp) * values.size + wider + shape.num_heads * FLOAT32_BYTES / tp
 
 
 def _twice(shape: ModelShape, tp: int, size: int) -> float:
@@ -165,15 +195,15 @@ def _twice(shape: ModelShape, tp: int, size: int) -> float:
 
 
 def _moments(
-    shape: ModelShape, tp: int, size: int, parts: _Parts, lora: LoraSpec | None
+    shape: ModelShape, tp: int, values: _Values, parts: _Parts, lora: LoraSpec | None
 ) -> tuple[Moment, ...]:
     """In the order of the backward pass: in the MLP, before it, and in the first norm.
 
     An RMS norm's backward pass has five float32 values at once beside its input, which the
     derivatives of its square, mean and product are made of; a layer norm's has its result.
     """
-    hidden, inner = shape.hidden_size * size, shape.up_size * size / tp
-    incoming = hidden / tp
+    hidden, inner = shape.hidden_size * values.size, shape.up_size * values.size / tp
+    incoming = shape.hidden_size * values.hidden / tp
     met = shape.experts_per_token if shape.num_experts else 1
     outward, into = shape.hidden_size * shape.intermediate_size, shape.hidden_size * shape.up_size
     weights = (math.ceil(outward / tp), math.ceil((outward + into) / tp), _split(shape, tp))

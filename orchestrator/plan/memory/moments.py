@@ -7,10 +7,11 @@ trainer's buckets, seen by tracing the trainer (`benchmarks/memory.py`).
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
-from orchestrator.plan.memory.activations import Layer, layer_of
+from orchestrator.contract.pipeline import SPLITS_BACKWARD
+from orchestrator.plan.memory.activations import Layer, Moment, layer_of
 from orchestrator.plan.memory.states import (
     MASTER_BYTES,
     NOTHING,
@@ -41,10 +42,30 @@ class At(NamedTuple):
     logits: float = 0
     temporary: float = 0
     """Gradients of whole units, and what they are reduced in."""
+    apart: float = 0
+    """Zero, or less where the others are each at their most in the turn of one layer: how much of
+    them is not there at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
+class _Turn(NamedTuple):
+    """Of a layer that goes backward: each at its most, in bytes."""
+
+    activations: float
+    weights: float
+    """Gradients of its weights."""
+    apart: float
+    """As of `At`."""
+
+
+@cache
+def _turn(moments: tuple[Moment, ...], tokens: int, weight_bytes: int) -> _Turn:
+    """Without what waits; `weight_bytes`: of an element of a gradient as it is computed."""
+    parts = [(of_token * tokens, grown * weight_bytes) for of_token, grown in moments]
+    most, weights = max(part[0] for part in parts), max(part[1] for part in parts)
+    return _Turn(most, weights, max(map(sum, parts)) - most - weights)
+
+
+class _Rank(NamedTuple):
     """What the moments of one rank are made of, in bytes."""
 
     setup: Setup
@@ -52,30 +73,35 @@ class _Rank:
     layer: Layer
     kept: float
     """Micro batches that are kept at once."""
-    tokens: float
+    tokens: int
     """Of a micro batch, on this rank."""
     size: int
     """Bytes of a value that is computed with."""
     has_loss: bool
+    weight_bytes: int
+    """Of an element of a gradient as it is computed."""
+    accumulates: bool
+    """Gradients of several micro batches are added up before ranks reduce them."""
 
     @property
-    def accumulates(self) -> bool:
-        """Gradients of several micro batches are added up before ranks reduce them."""
-        return self.setup.micro_batches > 1
+    def others(self) -> float:
+        """Activations of the micro batches that wait."""
+        return (self.kept - 1) * self.below(self.units.layers) if self.kept != 1 else 0
 
     def below(self, layers: float) -> float:
         """Activations of so many of the lowest layers of one micro batch."""
         setup = self.setup
         if setup.checkpointing != "every_k":
             return layers * self.layer.kept * self.tokens
-        treated = layers // every(setup)
-        kept = (layers - treated) * self.layer.whole + treated * self.layer.kept
-        return kept * self.tokens
+        plain = self.plain(layers)
+        return (plain * self.layer.whole + (layers - plain) * self.layer.kept) * self.tokens
 
-    @property
-    def others(self) -> float:
-        """Of the micro batches that wait."""
-        return (self.kept - 1) * self.below(self.units.layers)
+    def plain(self, layers: float) -> float:
+        """How many of the lowest layers keep all that they are computed with."""
+        kind = self.setup.checkpointing
+        if kind == "every_k":
+            return layers - layers // every(self.setup)
+        return layers if kind == "none" else 0
 
     @property
     def loss(self) -> At:
@@ -88,20 +114,21 @@ class _Rank:
         # GPipe goes forward with all micro batches before it goes back with one.
         waiting = self.kept if setup.pipeline.schedule == "gpipe" else 1
         logits = self.tokens * math.ceil(shape.vocab_size / tp)
+        # A pipeline's stage keeps what it came to until it has gone back.
+        each = LOSS_KEPT_BYTES + (self.size if setup.mesh.pp > 1 else 0)
+        kept = self.kept * self.below(self.units.layers)
         return At(
-            logits=logits * (LOSS_KEPT_BYTES * waiting + backward),
-            activations=self.others
-            + self.below(self.units.layers)
-            + self.layer.last_norm * self.tokens,
+            activations=kept + self.layer.last_norm * self.tokens,
+            logits=logits * (each * waiting + backward),
         )
 
-    def layer_back(self, done: int) -> Iterator[tuple[float, int]]:
-        """Activations, and elements of weight gradients, at the moments of the layer that goes
-        backward after `done` others."""
+    def layer_back(self, done: int) -> "_Turn":
+        """Of the layer that goes backward after `done` others."""
         waiting = self.others + self.below(self.units.layers - 1 - done)
         plain = self.setup.checkpointing == "every_k" and self._is_plain(done)
-        for moment in self.layer.plain_moments if plain else self.layer.moments:
-            yield waiting + moment.tokens * self.tokens, moment.weights
+        moments = self.layer.plain_moments if plain else self.layer.moments
+        most, weights, apart = _turn(moments, self.tokens, self.weight_bytes)
+        return _Turn(waiting + most, weights, apart)
 
     def _is_plain(self, done: int) -> bool:
         return (self.units.layers - done) % every(self.setup) != 0
@@ -110,29 +137,32 @@ class _Rank:
     def turns(self) -> list[int]:
         """Layers done before those whose backward pass may be the peak: the last two to have gone
         forward and the first one; with `every_k` also the first that is computed again."""
-        layers = self.units.layers
-        found = {0, min(1, layers - 1), layers - 1}
+        last = self.units.layers - 1
         if self.setup.checkpointing == "every_k":
-            found.add(min(layers - 1, layers % every(self.setup)))
-        return sorted(found)
+            return sorted({0, min(1, last), last, min(last, (last + 1) % every(self.setup))})
+        # The second has nothing more than the first where gradients only add up.
+        return [0] if last < 1 else [0, last] if last == 1 or self.accumulates else [0, 1, last]
 
 
 def moments_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[At]:
     """Every moment at which `rank` may be at its peak."""
     mesh = setup.mesh
+    alone = sharing_of(setup) * mesh.dp_replicate == 1
+    plain = alone and setup.dtype == "float32" and not setup.cpu_offload
+    sharded, size = setup.data == "fsdp" and not plain, COMPUTE_BYTES[setup.dtype]
+    tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
     one = _Rank(
         setup,
         units,
         layer_of(setup),
         rank.kept,
-        setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp),
-        COMPUTE_BYTES[setup.dtype],
+        tokens,
+        size,
         rank.is_last,
+        size if sharded else MASTER_BYTES,
+        setup.micro_batches > 1,
     )
-    alone = sharing_of(setup) * mesh.dp_replicate == 1
-    if setup.data == "fsdp" and not (alone and setup.dtype == "float32" and not setup.cpu_offload):
-        return list(_sharded(one, states))
-    return list(_copied(one, states))
+    return list(_sharded(one, states) if sharded else _copied(one, states))
 
 
 def _sharded(rank: _Rank, states: States) -> Iterator[At]:
@@ -145,6 +175,10 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
     stays = setup.reshard is False or (setup.mesh.pp > 1 and setup.pipeline.stages > 1)
     everything = units.all.whole * size
     parts = 0.0 if isinstance(setup.reshard, bool) else layer / setup.reshard
+    unsummed = 0.0
+    if setup.pipeline.schedule == SPLITS_BACKWARD and setup.mesh.pp > 1:
+        # A stage's weight gradients stay as they were computed until it goes backward once more.
+        unsummed = layer * units.layers / 2
     if rank.has_loss:
         # The unit that goes back first is not freed; with a head in the root that is a layer.
         kept = everything if stays else root + (head or layer) + parts * units.layers
@@ -154,6 +188,7 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
             gathered=kept,
             activations=loss.activations,
             logits=loss.logits,
+            temporary=unsummed + head * (unsummed > 0),
         )
         if head:
             yield from _head_back(rank, grads, kept + ahead * layer, everything if stays else 0)
@@ -170,9 +205,16 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
             gathered = everything
         flying = 0.0 if accumulates else (grads.layer if done else grads.head).whole * reduce
         reduced, flying = grads.after(done), grads.early + flying
-        for activations, weights in rank.layer_back(done):
-            yield At(reduced, gathered, activations, temporary=flying + weights * size)
-    yield _ends(rank, grads, root)
+        turn = rank.layer_back(done)
+        there = flying + unsummed + turn.weights
+        yield At(reduced, gathered, turn.activations, 0, there, turn.apart)
+    if setup.mesh.pp > 1 and units.embedding.whole and not stays:
+        # The embedding alone is gathered anew, into one buffer, and from it into its own place.
+        incoming = setup.shape.hidden_size * size * rank.tokens / setup.mesh.tp
+        embedding = units.embedding.whole * size
+        yield At(grads.summed, everything + embedding, rank.others + incoming)
+    left = stays or setup.mesh.pp > 1
+    yield _ends(rank, grads, everything if left and accumulates else root)
 
 
 def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -> Iterator[At]:
@@ -190,31 +232,42 @@ def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -
     )
     if rank.accumulates:
         return
-    reduce = COMPUTE_BYTES[setup.reduce_dtype]
     yield At(
-        gradients=grads.head.shard * grads.each,
         gathered=max(gathered, stay) - rank.units.head.whole * size,
         activations=activations + 2 * width * rank.tokens / setup.mesh.tp,
-        temporary=grads.head.whole * (size + reduce),
+        temporary=_reduced(setup, grads.head, is_matrix=True),
     )
 
 
-def _ends(rank: _Rank, grads: "_Gradients", root: float) -> At:
-    """The last unit of the backward pass, which has the embedding; its own weights are freed."""
+def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> At:
+    """The last unit of the backward pass, which has the embedding; its own weights are freed,
+    unless they stay with all others."""
     setup, size = rank.setup, rank.size
-    unit = grads.embedding if rank.units.embedding.whole else grads.root
-    reduce = COMPUTE_BYTES[setup.reduce_dtype]
-    every_layer = grads.after(rank.units.layers) + unit.shard * grads.each
+    has_embedding = rank.units.embedding.whole > 0
+    unit = grads.embedding if has_embedding else grads.root
     return At(
-        gradients=grads.summed or every_layer,
-        gathered=root if rank.units.embedding.whole else 0,
+        gradients=grads.summed or grads.after(rank.units.layers),
+        gathered=gathered if has_embedding else 0,
         activations=rank.others,
-        temporary=unit.whole * (size + (0 if rank.accumulates else reduce)),
+        temporary=unit.whole * size if rank.accumulates else _reduced(setup, unit, has_embedding),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Gradients:
+def _reduced(setup: Setup, unit: Piece, is_matrix: bool) -> int:
+    """As a unit's gradient is reduced: the input of the reduce-scatter, before it what was computed
+    and after it the outcome, also in the optimizer's own type if that is another.
+
+    torch's `foreach_reduce` does not let go of a unit's last gradient before it returns, if there
+    is more than one rank. In a unit that is one matrix that is all of it.
+    """
+    size, reduce = COMPUTE_BYTES[setup.dtype], COMPUTE_BYTES[setup.reduce_dtype]
+    outcome = unit.shard * (reduce + (0 if reduce == MASTER_BYTES else MASTER_BYTES))
+    if is_matrix and sharing_of(setup) > 1:
+        return unit.whole * (reduce + size) + outcome
+    return unit.whole * reduce + max(unit.whole * size, outcome)
+
+
+class _Gradients(NamedTuple):
     """Of what is trained, by unit."""
 
     layer: Piece
@@ -254,26 +307,44 @@ def _copied(rank: _Rank, states: States) -> Iterator[At]:
     setup, units, size = rank.setup, rank.units, rank.size
     whole = states.trained.whole * MASTER_BYTES
     per_layer = states.trained.whole // max(1, units.layers) if setup.lora else units.layer.whole
-    # Autocast keeps what it cast of the matrices for the backward pass.
+    # Autocast keeps what it cast of the matrices: all to the end of the forward pass, and for the
+    # backward pass those of layers that are not computed again.
     cast = 0 if size == MASTER_BYTES else size
-    matrices = units.layers * units.layer.whole + units.head.whole + units.late_root.whole
-    bucket = COMPUTE_BYTES[setup.reduce_dtype] if sharing_of(setup) > 1 else 0
-    outer = whole - per_layer * units.layers * MASTER_BYTES
-    loss = rank.loss
+    ends = units.head.whole + units.late_root.whole
+    first = 0 if setup.lora else ends
+    bucket = _bucket_bytes(setup, states)
     if rank.has_loss:
-        yield At(
-            gradients=whole if rank.accumulates else 0,
-            gathered=cast * matrices,
-            activations=loss.activations,
-            logits=loss.logits,
-        )
+        loss, all_layers = rank.loss, units.layers * units.layer.whole
+        summed = whole if rank.accumulates else 0
+        logits = rank.tokens * math.ceil(setup.shape.vocab_size / setup.mesh.tp) * size
+        yield At(summed, cast * (all_layers + ends), loss.activations, logits)
+        plain = rank.plain(units.layers) * units.layer.whole
+        yield At(summed, cast * (plain + ends), loss.activations, loss.logits)
     for done in rank.turns:
-        there = per_layer * done * MASTER_BYTES + (outer if rank.has_loss else 0)
-        for activations, weights in rank.layer_back(done):
-            yield At(
-                gradients=whole if rank.accumulates else there + weights * MASTER_BYTES,
-                gathered=cast * units.layer.whole * (units.layers - done),
-                activations=activations,
-                temporary=there // MASTER_BYTES * bucket,
-            )
+        there = per_layer * done + first
+        # A tied head's gradient waits for the embedding's; a pipeline averages at its end.
+        waits = first if setup.shape.tied_embeddings and setup.mesh.pp == 1 else 0
+        in_buckets = there - waits if setup.mesh.pp == 1 else 0
+        left = units.layers - 1 - done
+        turn = rank.layer_back(done)
+        yield At(
+            gradients=whole if rank.accumulates else there * MASTER_BYTES + turn.weights,
+            gathered=cast * units.layer.whole * (rank.plain(left) + 1),
+            activations=turn.activations,
+            temporary=in_buckets * bucket,
+            # Gradients that are added up come and go with each weight.
+            apart=0 if rank.accumulates else turn.apart,
+        )
     yield At(gradients=whole, activations=rank.others, temporary=states.trained.whole * bucket)
+
+
+def _bucket_bytes(setup: Setup, states: States) -> float:
+    """Of an element whose gradient is being averaged. ZeRO-1 has what is scattered, padded, and
+    the rank's rows of the outcome; it takes the place of the gradients when all are there."""
+    ranks = sharing_of(setup)
+    if ranks == 1:
+        return 0
+    rows = 1.0
+    if setup.data == "zero1":
+        rows = states.trained.shard * (ranks + 1) / states.trained.whole
+    return COMPUTE_BYTES[setup.reduce_dtype] * rows

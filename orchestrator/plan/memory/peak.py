@@ -5,8 +5,8 @@ Formulas, their sources and how far off they are: `docs/memory.md`.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from orchestrator.cluster.profile import Fabric
 from orchestrator.contract.parallel import PipelineSpec
@@ -21,8 +21,7 @@ from orchestrator.plan.sizes import COMPUTE_BYTES
 from orchestrator.plan.stages import StageRank, stage_ranks
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
+class _Rank(NamedTuple):
     """One rank along pp, at its peak."""
 
     number: int

@@ -68,12 +68,24 @@ class _Node:
 
     @cached_property
     def setups(self) -> tuple[Setup, ...]:
-        """With the mesh that shards most: one for each checkpointing, the quickest first. Most
-        nodes are never asked."""
+        """With the mesh that shards most: one for each checkpointing, that which computes least
+        again first. Most nodes are never asked."""
         spec, mesh = self.space.spec, _widest(self.family)
         first, *more = checkpointings(spec, mesh.pp, self.pipeline)
         setup = _setup(self.space, mesh, self.pipeline, self.micro, first)
         return (setup, *(replace(setup, checkpointing=kind) for kind in more))
+
+    @cached_property
+    def first_seconds(self) -> float:
+        """Below what any setup takes: the first computes nothing again, where there is a choice."""
+        return _seconds(self.space, self.setups[0])
+
+    @cached_property
+    def seconds(self) -> tuple[float, ...]:
+        """Of each of the setups, below all arrangements of the data-parallel ranks. To compute less
+        again does not always take less time: one operation more costs as much as a small one."""
+        more = (_seconds(self.space, setup) for setup in self.setups[1:])
+        return (self.first_seconds, *more)
 
     @property
     def alike(self) -> tuple[PipelineSpec, bool]:
@@ -267,19 +279,25 @@ def _least_seconds(space: Space, nodes: Sequence[_Node]) -> Iterator[float]:
 
 def _tighter_bound(space: Space, objective: str, node: _Node, level: int) -> float | None:
     """As if all of it fitted, and then with what fits; None where nothing does."""
-    return _seconds(space, node.setups[0]) if level == 0 else _own_bound(space, objective, node)
+    return node.first_seconds if level == 0 else _own_bound(space, objective, node)
 
 
 def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
     """With what fits on the mesh that shards most; None where nothing does."""
-    sizes = []
-    for setup in node.setups:
-        memory = space.memory(setup)
-        if space.fits(setup, memory, node.smallest):
-            if objective != "memory":
-                return _seconds(space, setup)
-            sizes.append(memory.peak_bytes)
-    return min(sizes, default=None)
+    if objective == "memory":
+        memories = [(setup, space.memory(setup)) for setup in node.setups]
+        fit = (m.peak_bytes for setup, m in memories if space.fits(setup, m, node.smallest))
+        return min(fit, default=None)
+    least: float | None = None
+    for number, setup in enumerate(node.setups):
+        if least == node.first_seconds:
+            break  # nothing takes less
+        if least is not None and least <= node.seconds[number]:
+            continue
+        if space.fits(setup, space.memory(setup), node.smallest):
+            seconds = node.seconds[number] if number else node.first_seconds
+            least = seconds if least is None else min(least, seconds)
+    return least
 
 
 def _seconds(space: Space, setup: Setup) -> float:
@@ -288,12 +306,15 @@ def _seconds(space: Space, setup: Setup) -> float:
 
 
 def _options(space: Space, objective: str, node: _Node, mesh: Mesh) -> Iterator[Option]:
-    """With each way to reshard, the least checkpointing that fits: more takes longer."""
+    """With each way to reshard, every checkpointing that fits and may be better than one before."""
     for reshard in reshardings(space.spec, mesh, node.pipeline):
-        for widest in node.setups:
+        least = math.inf
+        for widest, seconds in zip(node.setups, node.seconds, strict=True):
+            if objective != "memory" and seconds > least:
+                continue
             setup = replace(widest, mesh=mesh, reshard=reshard)
             memory = space.memory(setup)
             if space.fits(setup, memory, node.smallest):
-                yield space.option(setup, memory)
-                if objective != "memory" and setup.checkpointing != "every_k":
-                    break
+                option = space.option(setup, memory)
+                least = min(least, option.time.step_s)
+                yield option
