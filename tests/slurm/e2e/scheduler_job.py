@@ -154,11 +154,10 @@ class Job(Ndctl):
     def assert_resumed_where_it_left(self, attempt: int) -> None:
         """This attempt lost no step: it began at the checkpoint of the one before."""
         resumed = next(one for one in self.events("TrainingResumed") if one["attempt"] == attempt)
-        step: int = resumed["step"]
+        step = resumed["step"]
         assert step > 0, resumed
         ends = [one["step"] for one in self.events("CheckpointSaved") if one["attempt"] < attempt]
         assert step == max(ends)
-        return step
 
 
 @functools.cache
