@@ -108,8 +108,17 @@ def leaving(job: Job) -> Iterator[None]:
 Stage = Callable[[Job], contextlib.AbstractContextManager[None]]
 
 
-@pytest.mark.parametrize("give_up", [scancel, ndctl_cancel])
-@pytest.mark.parametrize("stage", [pending, before_the_agents, waiting_for_agents])
+@pytest.mark.parametrize(
+    ("stage", "give_up"),
+    [
+        (pending, scancel),
+        pytest.param(pending, ndctl_cancel, marks=pytest.mark.slow),
+        pytest.param(before_the_agents, scancel, marks=pytest.mark.slow),
+        (before_the_agents, ndctl_cancel),
+        (waiting_for_agents, scancel),
+        pytest.param(waiting_for_agents, ndctl_cancel, marks=pytest.mark.slow),
+    ],
+)
 def test_given_up_before_any_step(job: Job, stage: Stage, give_up: Callable[[Job], None]) -> None:
     with stage(job):
         assert_refused(job.submit(), job)
