@@ -43,7 +43,8 @@ class HostNotice:
 class Sighting:
     """How a launch stands with its scheduler."""
 
-    words: str
+    words: str | None
+    """None: nothing is known of it, and it may be being submitted at this moment."""
     held: bool
     """The scheduler still has it, or does not answer."""
 

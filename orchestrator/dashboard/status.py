@@ -21,7 +21,7 @@ from orchestrator.dashboard.view import (
     view,
 )
 from orchestrator.supervise import log
-from orchestrator.supervise.state import ENDED, Incident, State
+from orchestrator.supervise.state import ENDED, Incident, Stage, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,11 @@ class Snapshot:
     @property
     def standing(self) -> Standing:
         run, spec = self.seen.run, str(self.run_dir.spec)
+        gone = self.scheduler is not None and not self.held and not self.leader_alive
+        if gone and run.stage is Stage.SUBMITTED:
+            reason = f"no leader ever started: {self.scheduler}"
+            fix = f"ndctl submit {spec} --resume"
+            return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
         return effective_state(run, self.leader_alive, self.now, spec, self._held_words)
 
     @property

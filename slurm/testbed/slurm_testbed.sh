@@ -10,7 +10,7 @@
 #   slurm_testbed.sh can-net                           whether TB_NET works here (root, network namespaces)
 #   slurm_testbed.sh play [DIR]                        4 nodes x 2 fake GPUs, and what to type
 # Environment knobs: TB_LEAF (nodes per leaf switch, 8), TB_SLURMD_TIMEOUT (5), TB_MSG_TIMEOUT (5: a killed slurmd is
-# DOWN after about 2 x (this + 3) s), TB_RETURN (ReturnToService, 1), TB_CRED_EXPIRE (5: a
+# DOWN after about 2 x (this + 3) s), TB_RETURN (ReturnToService, 1), TB_KILL_WAIT (2; Slurm's own default is 30), TB_CRED_EXPIRE (5: a
 # requeued job waits this + 1 s in BeginTime; Slurm's own default of 120 means two minutes), TB_EXTRA (lines
 # appended to slurm.conf before the nodes), TB_PARTITIONS (replaces the partition lines), TB_READY_S (60),
 # TB_GPU_TYPE (fake: ndctl plans for CPU ranks there; empty: GPUs without a type),
@@ -221,7 +221,7 @@ SchedulerParameters=bf_interval=1,sched_interval=2
 ReturnToService=${TB_RETURN:-1}
 SlurmdTimeout=${TB_SLURMD_TIMEOUT:-5}
 MessageTimeout=${TB_MSG_TIMEOUT:-5}
-KillWait=2
+KillWait=${TB_KILL_WAIT:-2}
 MinJobAge=300
 InactiveLimit=0
 UnkillableStepTimeout=120

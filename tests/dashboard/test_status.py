@@ -434,3 +434,12 @@ def test_a_job_that_waits_at_a_scheduler_is_pending_and_says_for_what() -> None:
     head, row = list_text(list_rows([waiting]), UTC).splitlines()
     assert head.endswith("SCHEDULER")
     assert row.endswith("Slurm job 12 is PENDING (JobHeldUser)")
+
+
+def test_a_job_that_was_taken_out_of_the_queue_waits_for_nothing() -> None:
+    queued = snapshot([submitted()], now=START + 1, alive=False)
+    assert status_json(queued)["state"] == "SUBMITTED"
+    gone = status_json(replace(queued, scheduler="Slurm job 12 has ended"))
+    assert gone["state"] == "FAILED"
+    assert gone["reason"] == "no leader ever started: Slurm job 12 has ended"
+    assert gone["fix"].endswith("--resume")

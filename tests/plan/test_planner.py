@@ -1,6 +1,6 @@
 """Which plan a spec becomes, and what is refused with which way out."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -283,6 +283,14 @@ def test_too_few_hosts_are_told_with_what_the_inventory_has() -> None:
     error = refused(job(cluster__hosts=3), inventory=local_inventory(job().cluster))
     assert "cluster.hosts=3: the inventory has 2" in error.message
     assert "--set cluster.hosts=2" in error.fix
+
+
+def test_hosts_that_are_not_free_are_named() -> None:
+    drained = replace(host("b", 4), state="drained", reason="drained: ECC errors")
+    inventory = Inventory(hosts=(host("a", 4), drained))
+    error = refused(job(), inventory=inventory)
+    assert "cluster.hosts=2: only 1 can be used (b is drained (drained: ECC" in error.message
+    assert "--set cluster.hosts=1" in error.fix
 
 
 def test_hosts_with_too_few_devices_are_named() -> None:

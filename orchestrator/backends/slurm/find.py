@@ -109,7 +109,7 @@ def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> Sighting:
         return Sighting(advice.standing_words(job), held=True)
     name = name_of(launch) if job is None else f"Slurm job {job.id}"
     if name is None:
-        return Sighting("Slurm has no such job", held=False)
+        return Sighting(None, held=False)
     return Sighting(f"{name} has ended" + (f": {job.state}" if job else ""), held=False)
 
 

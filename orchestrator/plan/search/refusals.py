@@ -55,6 +55,11 @@ def _of_hosts(spec: JobSpec, inventory: Inventory) -> Iterator[str]:
             f"cluster.gpus_per_host={ranks}: only {able} of the {hosts} hosts that are needed"
             f" have so many devices ({shown}{more})"
         )
+    elif len(inventory.hosts) >= hosts:
+        left_out = inventory.left_out(ranks)
+        shown = "; ".join(f"{name} {why}" for name, why in list(left_out.items())[:4])
+        more = f"; and {len(left_out) - 4} more" if len(left_out) > 4 else ""
+        yield f"cluster.hosts={hosts}: only {able} can be used ({shown}{more})"
 
 
 def _of_model(spec: JobSpec, shape: ModelShape) -> Iterator[str]:

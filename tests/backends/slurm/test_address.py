@@ -1,6 +1,11 @@
 import pytest
 
-from orchestrator.backends.slurm.address import choose_address, interface_of, resolve
+from orchestrator.backends.slurm.address import (
+    choose_address,
+    interface_of,
+    resolve,
+    routed_towards,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,3 +31,9 @@ def test_loopback_has_an_interface_and_a_name() -> None:
     assert resolve("localhost") == "127.0.0.1"
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
+
+
+def test_the_way_to_others_is_the_first_that_means_anything() -> None:
+    assert routed_towards(["no-such-host.invalid", "127.0.0.1"]) == "127.0.0.1"
+    assert routed_towards([]) is None
+    assert resolve("no-such-host.invalid") is None

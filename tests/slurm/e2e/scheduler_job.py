@@ -1,0 +1,182 @@
+"""A job on a real Slurm, as its user sees it, and what must hold when the scheduler had its way."""
+
+import contextlib
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from tests.e2e.job import Done, Ndctl, assert_nothing_left, processes_of, wait_for
+from tests.slurm.testbed import SlurmTestbed, TestbedError
+
+TESTBED: Mapping[str, str] = {
+    "TB_KILL_WAIT": "30",
+    "TB_EXTRA": "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE",
+    "TB_PARTITIONS": "PartitionName=train Nodes=ALL Default=YES State=UP MaxTime=INFINITE"
+    " PriorityTier=1 PreemptMode=REQUEUE GraceTime=60\n"
+    "PartitionName=urgent Nodes=ALL State=UP MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF",
+}
+"""Knobs for a cluster that leaves its jobs the time that Slurm leaves them by default, and has a
+partition whose jobs push others out."""
+NAME = "e2e"
+STEPS = 32
+WIDE = {
+    "model.config.hidden_size": "256",
+    "model.config.intermediate_size": "704",
+    "model.config.num_hidden_layers": "4",
+    "train.steps": str(STEPS),
+    "checkpoint.every_steps": "100",
+    "cluster.gpus_per_host": "1",
+    "parallel.tp": "1",
+}
+"""2 nodes x 1 rank; steps that take long enough for a scheduler to come in between, and no
+checkpoint but the one that the ranks write when they are asked to leave."""
+
+
+@dataclass(frozen=True)
+class Job(Ndctl):
+    """`ndctl` on a login node of a cluster."""
+
+    slurm: SlurmTestbed
+    more: Mapping[str, str] = field(default_factory=dict)
+    """Further variables of the environment."""
+
+    @property
+    def environ(self) -> dict[str, str]:
+        conf = self.slurm.environ["SLURM_CONF"]
+        return {**super().environ, "SLURM_CONF": conf, **self.more}
+
+    def with_environ(self, **more: str) -> Self:
+        return replace(self, more=more)
+
+    def submit(self, *words: str, **options: str) -> Done:
+        return super().submit("--backend=slurm", *words, **{**WIDE, **options})
+
+    def submitted(self, *words: str, **options: str) -> None:
+        done = self.submit(*words, **options)
+        assert done.code == 0, done.out + done.err
+
+    # What Slurm has of it
+
+    @property
+    def id(self) -> str:
+        (found,) = self.ids()
+        return found
+
+    def ids(self) -> list[str]:
+        """Every Slurm job of this run, ended ones included."""
+        said = self.slurm.told("scontrol", "show", "job", "-o")
+        lines = [line for line in said.splitlines() if f"{self.run_dir}/" in line]
+        return [line.split()[0].removeprefix("JobId=") for line in lines]
+
+    def shown(self) -> dict[str, str]:
+        """Of `scontrol show job`."""
+        words = self.slurm.told("scontrol", "show", "job", "-o", self.id).split()
+        pairs = (word.partition("=") for word in words if "=" in word)
+        return {key: value for key, _, value in pairs}
+
+    # What it has come to
+
+    def until(self, what: str, condition: Callable[[], Any], limit: float = 150.0) -> Any:
+        """Wait for it; a job that ends meanwhile is shown at once."""
+
+        def holds() -> Any:
+            with contextlib.suppress(OSError, TestbedError):
+                if found := condition():
+                    return found
+            assert not self.has_ended(), f"it ended before {what}: {self.decided('EndJob')}"
+            return None
+
+        return wait_for(holds, what, limit)
+
+    def until_step(self, step: int, attempt: int = 1) -> None:
+        def there() -> bool:
+            started = len(self.decided("StartAttempt"))
+            return started >= attempt and self.last_step() >= step
+
+        self.until(f"step {step} of attempt {attempt}", there)
+
+    def until_ended(self, limit: float = 180.0) -> None:
+        wait_for(self.has_ended, "the end of the job", limit)
+        self.until_left()
+
+    def has_ended(self) -> bool:
+        """As often as it was submitted."""
+        ends = len(self.decided("EndJob"))
+        return ends > 0 and ends == len(self.events("JobSubmitted"))
+
+    def until_left(self) -> None:
+        """No process of it on any node, and no job in Slurm's hands."""
+        wait_for(lambda: not self.alive(), f"Slurm to be done with {self.ids()}", 60.0)
+        assert_nothing_left(self.run_dir)
+
+    def alive(self) -> list[str]:
+        mine = set(self.ids())
+        return [job for job in self.slurm.told("squeue", "-h", "-o", "%A").split() if job in mine]
+
+    def ranks(self) -> dict[int, int]:
+        """Rank to the process that trains, below torchrun and its keeper."""
+        found = {}
+        for pid, command in processes_of(self.run_dir).items():
+            if "torch.distributed" not in command and "orchestrator" not in command:
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                rank = [one.removeprefix(b"RANK=") for one in environ if one[:5] == b"RANK="]
+                found.update({int(number): pid for number in rank})
+        return found
+
+    def last_step(self) -> int:
+        return max(self.losses(), default=0) if self.steps() else 0
+
+    def actions(self) -> list[dict[str, Any]]:
+        lines = (self.run_dir / "journal.jsonl").read_text().split("\n")[:-1]
+        return [action for line in lines for action in json.loads(line)["actions"]]
+
+    def decided(self, kind: str) -> list[dict[str, Any]]:
+        if not (self.run_dir / "journal.jsonl").exists():
+            return []
+        return [action for action in self.actions() if action["kind"] == kind]
+
+    def story(self) -> str:
+        """What `ndctl events` tells."""
+        done = self("events", NAME)
+        assert done.code == 0, done.err
+        return done.out
+
+    def assert_blameless(self) -> None:
+        """It succeeded, and nothing that the scheduler did was held against it."""
+        status = self.status()
+        assert status["state"] == "SUCCEEDED", status
+        assert (status["restarts"], status["incidents"]) == (0, [])
+
+    def assert_resumed_where_it_left(self, attempt: int) -> None:
+        """This attempt lost no step: it began at the checkpoint of the one before."""
+        resumed = next(one for one in self.events("TrainingResumed") if one["attempt"] == attempt)
+        step = resumed["step"]
+        assert step > 0, resumed
+        ends = [one["step"] for one in self.events("CheckpointSaved") if one["attempt"] < attempt]
+        assert step == max(ends)
+
+
+@functools.cache
+def uninterrupted(**options: str) -> dict[int, float]:
+    """The losses of the same mesh and spec, without a scheduler and its whims."""
+    with tempfile.TemporaryDirectory(prefix="ndctl-uninterrupted-") as folder:
+        command = Ndctl(Path(folder))
+        done = command.submit("--follow", **{**WIDE, **options})
+        assert done.code == 0, done.out + done.err
+        return command.losses()
+
+
+@contextlib.contextmanager
+def job_on(slurm: SlurmTestbed, run_root: Path) -> Iterator[Job]:
+    """A job that is gone afterwards, whatever came of it."""
+    job = Job(run_root, slurm)
+    try:
+        yield job
+    finally:
+        if job.run_dir.exists() and processes_of(job.run_dir):
+            slurm.restore()
+            assert_nothing_left(job.run_dir)

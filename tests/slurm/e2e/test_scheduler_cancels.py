@@ -1,0 +1,169 @@
+"""The end of a job that a person gives up, in Slurm's words or in ours, wherever it stands."""
+
+import contextlib
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.job import Done, processes_of, wait_for
+from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on, uninterrupted
+from tests.slurm.testbed import SlurmTestbed, running_testbed
+
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
+
+TRAINING = 3
+BAD_STATE = 5
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_there: None) -> Iterator[SlurmTestbed]:
+    with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
+        yield testbed
+
+
+@pytest.fixture
+def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
+    cluster.restore()
+    with job_on(cluster, tmp_path / "runs") as job:
+        yield job
+
+
+# How it is given up
+
+
+def scancel(job: Job) -> None:
+    job.slurm.told("scancel", job.id)
+
+
+def ndctl_cancel(job: Job) -> None:
+    done = job("cancel", NAME)
+    assert done.code == 0, done.err
+    assert not job.alive(), "it is complete when the command returns"
+    assert not processes_of(job.run_dir)
+
+
+# Where it stands
+
+
+@contextlib.contextmanager
+def pending(job: Job) -> Iterator[None]:
+    """Another job has the nodes."""
+    other = job.slurm.told("sbatch", "--parsable", "-N2", "-o/dev/null", "--wrap", "sleep 600")
+    running = ("squeue", "-h", "-o", "%T", "-j", other)
+    job.slurm.wait_for("the other job", lambda: job.slurm.told(*running) == "RUNNING")
+    job.submitted()
+    wait_for(lambda: job.shown().get("Reason") in ("Resources", "Priority"), "a place in the queue")
+    yield
+    job.slurm.told("scancel", other)
+
+
+@contextlib.contextmanager
+def before_the_agents(job: Job) -> Iterator[None]:
+    """Slurm has granted the nodes, and the site's lines of shell run."""
+    begun = job.run_root / "begun"
+    lines = f'["touch {begun}; sleep 600"]'
+    job.submitted(**{"cluster.slurm.setup": lines})
+    job.until("the lines of shell", begun.exists)
+    yield
+
+
+@contextlib.contextmanager
+def waiting_for_agents(job: Job) -> Iterator[None]:
+    """The leader is there, and the other agent finds its host taken."""
+    logs = job.run_dir / "logs"
+    logs.mkdir(parents=True)
+    with (logs / "agent-node2.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        job.submitted()
+        job.until("the leader's own agent", lambda: job.events("AgentRegistered"))
+        assert not job.decided("StartAttempt")
+        yield
+
+
+@contextlib.contextmanager
+def training(job: Job) -> Iterator[None]:
+    job.submitted()
+    job.until_step(TRAINING)
+    yield
+
+
+@contextlib.contextmanager
+def leaving(job: Job) -> Iterator[None]:
+    """Ranks have been told to leave, and one cannot yet."""
+    with training(job):
+        ranks = job.ranks()
+        os.kill(ranks[1], signal.SIGSTOP)
+        job.slurm.told("scancel", "--signal=USR1", job.id)
+        job.until("the leader to hear", lambda: job.events("LeaveAsked"))
+        assert not job.decided("Requeue")
+        yield
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(ranks[1], signal.SIGCONT)
+
+
+Stage = Callable[[Job], contextlib.AbstractContextManager[None]]
+
+
+@pytest.mark.parametrize(
+    ("stage", "give_up"),
+    [
+        (pending, scancel),
+        pytest.param(pending, ndctl_cancel, marks=pytest.mark.slow),
+        pytest.param(before_the_agents, scancel, marks=pytest.mark.slow),
+        (before_the_agents, ndctl_cancel),
+        (waiting_for_agents, scancel),
+        pytest.param(waiting_for_agents, ndctl_cancel, marks=pytest.mark.slow),
+    ],
+)
+def test_given_up_before_any_step(job: Job, stage: Stage, give_up: Callable[[Job], None]) -> None:
+    with stage(job):
+        assert_refused(job.submit(), job)
+        give_up(job)
+        job.until_left()
+    assert job.shown()["JobState"] == "CANCELLED"
+    status = job.status()
+    told = "CANCELLED" if job.decided("EndJob") or give_up is ndctl_cancel else "FAILED"
+    assert status["state"] == told, status
+    assert f"{job.id} has ended" in status["reason"] or told == "CANCELLED"
+    assert "--resume" in job("status", NAME).out
+    assert_refused(job.submit(), job)
+    assert len(job.ids()) == 1, "no second job came of it"
+
+
+def assert_refused(done: Done, job: Job) -> None:
+    """A second submission changes nothing."""
+    assert done.code == BAD_STATE, done.out + done.err
+    assert len(job.ids()) == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "give_up"),
+    [
+        (training, scancel),
+        pytest.param(training, ndctl_cancel, marks=pytest.mark.slow),
+        pytest.param(leaving, scancel, marks=pytest.mark.slow),
+    ],
+)
+def test_given_up_in_training_and_taken_up_again(
+    job: Job, stage: Stage, give_up: Callable[[Job], None]
+) -> None:
+    with stage(job):
+        assert_refused(job.submit(), job)
+        give_up(job)
+    job.until_left()
+    status = job.status()
+    assert (status["state"], status["incidents"]) == ("CANCELLED", [])
+    assert not job.decided("Requeue")
+    left_at = status["checkpoint"]["step"]
+    assert left_at >= TRAINING
+
+    job.submitted("--resume")
+    job.until_ended()
+    assert job.losses() == uninterrupted()
+    job.assert_blameless()
+    assert job.events("TrainingResumed")[-1]["step"] == left_at
+    assert len(job.ids()) == 2

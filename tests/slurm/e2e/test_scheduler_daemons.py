@@ -1,0 +1,168 @@
+"""slurmctld goes away and comes back, and what it makes of jobs that it could not start."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract import exits
+from tests.e2e.job import Done, wait_for
+from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on, uninterrupted
+from tests.slurm.testbed import SlurmTestbed, running_testbed
+
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_there: None) -> Iterator[SlurmTestbed]:
+    with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
+        yield testbed
+
+
+@pytest.fixture
+def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
+    cluster.restore()
+    with job_on(cluster, tmp_path / "runs") as job:
+        yield job
+
+
+@pytest.mark.slow
+def test_a_job_trains_on_while_slurmctld_is_dead_and_after(job: Job) -> None:
+    job.submitted()
+    job.until_step(3)
+    job.slurm.stop_ctld("KILL")
+    job.until_step(job.last_step() + 4)
+    status = job.status()
+    assert (status["state"], status["leader_alive"]) == ("RUNNING", True)
+    assert f"Slurm job {status['scheduler'].split()[-1]}" == status["scheduler"]
+    job.slurm.start_ctld()
+    job.until_ended()
+    assert job.losses() == uninterrupted()
+    job.assert_blameless()
+    assert len(job.events("LeaderStarted")) == 1
+    assert job.shown()["JobState"] == "COMPLETED"
+
+
+def back_again(job: Job) -> None:
+    """slurmctld runs, and has heard of all nodes."""
+    slurm = job.slurm
+    slurm.start_ctld()
+    known = ("idle", "allocated", "mixed")
+    slurm.wait_for("all nodes", lambda: all(slurm.node_state(n) in known for n in slurm.names))
+
+
+@pytest.mark.slow
+def test_submit_while_slurmctld_is_down_leaves_nothing_behind(job: Job) -> None:
+    job.slurm.stop_ctld("KILL")
+    done = job.submit()
+    assert done.code == exits.BACKEND, done.out + done.err
+    assert "Slurm does not answer" in done.err
+    assert "scontrol ping" in done.err
+    back_again(job)
+    assert not job.ids()
+    job.submitted()
+    job.slurm.told("scancel", job.id)
+
+
+SBATCH = """#!/bin/sh
+case "$*" in *--test-only*) exec /usr/bin/sbatch "$@";; esac
+{before}
+said=$(/usr/bin/sbatch "$@"); code=$?
+{after}
+exit $code
+"""
+LOST = 'echo "sbatch: error: Unable to contact slurm controller (connect failure)" >&2; code=1'
+
+
+def submit_through(job: Job, tmp_path: Path, before: str, after: str) -> Done:
+    """The real sbatch, with something that happens around it."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = folder / "sbatch"
+    script.write_text(SBATCH.format(before=before, after=after))
+    script.chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    return job.with_environ(PATH=path).submit()
+
+
+def stop_now(job: Job) -> str:
+    """slurmctld ends, having written down what it has."""
+    pid = (job.slurm.folder / "run" / "slurmctld.pid").read_text().strip()
+    return f"kill -TERM {pid}; while kill -0 {pid} 2>/dev/null; do sleep 0.1; done"
+
+
+@pytest.mark.parametrize(
+    "queued",
+    [
+        pytest.param(False, id="not queued", marks=pytest.mark.slow),
+        pytest.param(True, id="queued, answer lost"),
+    ],
+)
+def test_slurmctld_dies_during_submit(job: Job, tmp_path: Path, queued: bool) -> None:
+    other = job.slurm.told("sbatch", "--parsable", "-N2", "-o/dev/null", "--wrap", "sleep 600")
+    stop = stop_now(job)
+    before, after = ("", f"{stop}; {LOST}") if queued else (stop, 'echo "$said"')
+    done = submit_through(job, tmp_path, before, after)
+    assert done.code == exits.BACKEND, done.out + done.err
+    assert "Slurm does not answer" in done.err
+    back_again(job)
+    assert job.slurm.told("squeue", "-h", "-o", "%T", "-j", other) == "RUNNING"
+
+    again = job.submit()
+    assert again.code == exits.BAD_JOB_STATE, again.out + again.err
+    assert len(job.ids()) == queued
+    resumed = job.submit("--resume")
+    assert resumed.code == (exits.BAD_JOB_STATE if queued else exits.OK), resumed.err
+    assert len(job.ids()) == 1
+    assert job.status()["state"] == "PENDING"
+    assert job("cancel", NAME).code == exits.OK
+    assert not job.alive()
+    assert job.status()["state"] == "CANCELLED"
+
+
+def test_says_what_to_do_about_a_job_that_slurm_holds(slurm_there: None, tmp_path: Path) -> None:
+    """Slurm holds a job that it could not start, here for a Prolog that fails."""
+    broken, prolog = tmp_path / "broken", tmp_path / "prolog.sh"
+    prolog.write_text(f"#!/bin/sh\n[ ! -e {broken} ]\n")
+    prolog.chmod(0o755)
+    broken.touch()
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    knobs = {**TESTBED, "TB_EXTRA": f"{TESTBED['TB_EXTRA']}\nProlog={prolog}"}
+    with (
+        running_testbed(nodes=2, gpus=1, knobs=knobs) as testbed,
+        job_on(testbed, tmp_path / "runs") as job,
+    ):
+        job.submitted()
+        held = "launch_failed_requeued_held"
+        testbed.wait_for("the job to be held", lambda: job.shown()["Reason"] == held)
+        status = job.status()
+        assert status["state"] == "PENDING"
+        first, *_ = job("status", NAME).out.splitlines()
+        assert f"`scontrol release {job.id}`" in first
+        assert "administrators" in first
+        assert job.submit().code in (exits.BAD_JOB_STATE, exits.NO_PLAN)
+        assert len(job.ids()) == 1
+
+        broken.unlink()
+        drained = [name for name in testbed.names if testbed.node_state(name) != "idle"]
+        for name in drained:
+            testbed.told("scontrol", "update", f"NodeName={name}", "State=RESUME")
+        testbed.told("scontrol", "release", job.id)
+        job.until("a leader", lambda: job.events("LeaderStarted"))
+        assert len(job.ids()) == 1
+        assert job("cancel", NAME).code == exits.OK
+        job.until_left()
+
+
+@pytest.mark.slow
+def test_a_held_job_and_who_lets_it_go(job: Job) -> None:
+    job.slurm.told("sbatch", "-N2", "-o/dev/null", "--wrap", "sleep 600")
+    job.submitted()
+    job.slurm.told("scontrol", "uhold", job.id)
+    wait_for(lambda: job.shown()["Reason"] == "JobHeldUser", "the hold")
+    first, *_ = job("status", NAME).out.splitlines()
+    assert f"`scontrol release {job.id}`" in first
+    assert job("cancel", NAME).code == exits.OK
+    job.until_left()

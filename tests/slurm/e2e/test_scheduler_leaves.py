@@ -1,0 +1,110 @@
+"""The scheduler wants the nodes back: ranks write a checkpoint, the job queues again by itself and
+goes on, and nobody is to blame."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on, uninterrupted
+from tests.slurm.testbed import SlurmTestbed, running_testbed
+
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
+
+TRAINING = 3
+"""The step from which on a job surely trains."""
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_there: None) -> Iterator[SlurmTestbed]:
+    with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
+        yield testbed
+
+
+@pytest.fixture
+def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
+    cluster.restore()
+    with job_on(cluster, tmp_path / "runs") as job:
+        yield job
+
+
+def assert_went_on(job: Job, cause: str, signal: str) -> None:
+    """In a second run of the same Slurm job, where the first had left off."""
+    job.until_ended()
+    assert job.losses() == uninterrupted()
+    job.assert_blameless()
+    job.assert_resumed_where_it_left(attempt=2)
+    first, again = job.events("LeaderStarted")
+    assert (first["allocation"]["restarts"], again["allocation"]["restarts"]) == (0, 1)
+    assert first["allocation"]["id"] == again["allocation"]["id"] == job.id
+    story = job.story()
+    assert f"asks the job to leave: {cause} ({signal})" in story
+    assert story.count("back to the queue") == 1
+    assert "back to the queue without" not in story, "no host did anything wrong"
+
+
+def make_room(job: Job) -> None:
+    """A job with a higher priority takes a node, and gives it back once ours is in the queue."""
+    slurm = job.slurm
+    other = slurm.told(
+        *("sbatch", "--parsable", "-p", "urgent", "-N1", "--gpus-per-node=1", "-o/dev/null"),
+        *("--wrap", "sleep 600"),
+    )
+    state = ("squeue", "-h", "-t", "all", "-o", "%T", "-j")
+    slurm.wait_for("the other job to run", lambda: slurm.told(*state, other) == "RUNNING")
+    assert slurm.told(*state, job.id) == "PENDING"
+    slurm.told("scancel", other)
+
+
+def test_preempted_by_a_higher_partition(job: Job) -> None:
+    job.submitted(**{"cluster.slurm.partition": "train"})
+    job.until_step(TRAINING)
+    make_room(job)
+    assert_went_on(job, "preempted", "SIGTERM")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("slurm_there")
+def test_preempted_where_the_site_sends_the_users_signal(tmp_path: Path) -> None:
+    asked = f"{TESTBED['TB_EXTRA']}\nSlurmctldParameters=preempt_send_user_signal"
+    with (
+        running_testbed(nodes=2, gpus=1, knobs={**TESTBED, "TB_EXTRA": asked}) as testbed,
+        job_on(testbed, tmp_path / "runs") as job,
+    ):
+        job.submitted(**{"cluster.slurm.partition": "train"})
+        job.until_step(TRAINING)
+        make_room(job)
+        assert_went_on(job, "preempted", "SIGUSR2")
+
+
+def test_requeued_by_an_administrator(job: Job) -> None:
+    job.submitted()
+    job.until_step(TRAINING)
+    job.slurm.told("scontrol", "requeue", job.id)
+    assert_went_on(job, "requeued", "SIGTERM")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal", ["USR1", "USR2"])
+def test_a_signal_sent_by_hand(job: Job, signal: str) -> None:
+    job.submitted()
+    job.until_step(TRAINING)
+    job.slurm.told("scancel", f"--signal={signal}", job.id)
+    assert_went_on(job, "unknown", f"SIG{signal}")
+
+
+@pytest.mark.slow
+def test_goes_on_in_one_allocation_after_the_other(job: Job) -> None:
+    """A minute is the shortest limit that Slurm has; it warns up to 30 s early."""
+    steps = "150"
+    chain = {"train.steps": steps}
+    job.submitted(**chain, **{"cluster.slurm.time": "1", "cluster.slurm.notice_s": "10"})
+    job.until_ended(limit=420)
+    assert job.losses() == uninterrupted(**chain)
+    job.assert_blameless()
+    leaders = job.events("LeaderStarted")
+    assert [one["allocation"]["restarts"] for one in leaders] == list(range(len(leaders)))
+    assert len(leaders) >= 2
+    for attempt in range(2, len(leaders) + 1):
+        job.assert_resumed_where_it_left(attempt)
+    assert job.story().count("leave: time-limit (SIGUSR2)") == len(leaders) - 1
