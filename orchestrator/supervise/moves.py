@@ -249,13 +249,14 @@ def checked(run: Run, at: float, unfit: Mapping[str, str]) -> Result:
     for name in run.checking:
         hosts[name] = replace(hosts[name], checked=True, unfit=unfit.get(name, ""))
     for name, why in sorted(unfit.items()):
-        run = replace(run, incidents=(*run.incidents, _preflight_incident(run, at, name, why)))
+        run = left_out(run, at, name, why)
     run = replace(wait(run, at, "the hosts were tried"), hosts=hosts, checking=())
     return start_if_ready(run, at)
 
 
-def _preflight_incident(run: Run, at: float, host: str, why: str) -> Incident:
-    return Incident(
+def left_out(run: Run, at: float, host: str, why: str) -> Run:
+    """With the incident of a host that was found wanting before ranks started on it."""
+    incident = Incident(
         id=len(run.incidents) + 1,
         attempt=run.attempt,
         at=at,
@@ -266,7 +267,9 @@ def _preflight_incident(run: Run, at: float, host: str, why: str) -> Incident:
         action=f"{host} is left out",
         step=run.step,
         detected_after_s=0.0,
+        recovered_after_s=0.0 if run.stage is Stage.RUNNING else None,
     )
+    return replace(run, incidents=(*run.incidents, incident))
 
 
 # An attempt ends

@@ -290,6 +290,21 @@ def test_a_host_whose_own_look_at_it_found_a_defect_is_not_used() -> None:
     start = one(job.registers("host-2"), StartAttempt)
     assert start.hosts == ("host-1", "host-2")
     assert job.run.hosts["host-0"].unfit == "devices: 7 of 8 GPUs"
+    (incident,) = job.run.incidents
+    assert (incident.kind, str(incident.culprit)) == ("preflight", "host-0")
+    assert "7 of 8 GPUs" in incident.cause
+    job.trains()
+    assert not job.run.recovering
+
+
+def test_a_spare_that_comes_with_a_defect_holds_nobody_up() -> None:
+    job = scheduled(spares=1)
+    job.starts()
+    job.trains()
+    gpu = Finding(what="devices", verdict="stops", found="7 of 8 GPUs", fix="drain it")
+    job.registers("host-2", pid=2, findings=(gpu,))
+    assert job.run.incidents[-1].culprit.host == "host-2"
+    assert not job.run.recovering
 
 
 # Hosts are tried together
