@@ -212,7 +212,12 @@ def _against(run: Run, host: HostState) -> str:
 
 def requeue(run: Run, at: float, reason: str) -> Result:
     """Give the allocation back and queue for another one, without the hosts that are no good."""
-    bad = {host.name for host in run.hosts.values() if host.unfit or not host.alive}
+    bad = {
+        host.name: host.unfit or "its agent was gone when the job was queued again"
+        for host in run.hosts.values()
+        if host.unfit or not host.alive
+    }
+    exclude = {**bad, **run.exclude}
     after = replace(
         run,
         stage=Stage.QUEUED,
@@ -221,8 +226,9 @@ def requeue(run: Run, at: float, reason: str) -> Result:
         reason=reason,
         leaving=None,
         replanning=None,
+        exclude=exclude,
     )
-    return after, (Requeue(exclude=tuple(sorted(bad | set(run.exclude))), reason=reason),)
+    return after, (Requeue(exclude=tuple(sorted(exclude)), reason=reason),)
 
 
 # Hosts are tried together
