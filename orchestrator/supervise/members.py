@@ -9,6 +9,7 @@ from orchestrator.supervise.moves import (
     FAILED_GRACE_S,
     Result,
     end,
+    left_out,
     start_if_ready,
     stop_or_conclude,
 )
@@ -49,6 +50,8 @@ def registered(run: Run, event: AgentRegistered) -> Result:
         checked=known is not None and known.checked,
     )
     run = replace(run, hosts={**run.hosts, event.host: host})
+    if host.unfit:
+        run = left_out(run, event.at, host.name, host.unfit)
     if run.stage is Stage.WAITING:
         run, more = start_if_ready(run, event.at)
         actions += more

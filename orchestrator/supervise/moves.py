@@ -145,7 +145,12 @@ def _refusal(run: Run) -> str:
 
 def requeue(run: Run, at: float, reason: str) -> Result:
     """Give the allocation back and queue for another one, without the hosts that are no good."""
-    bad = {host.name for host in run.hosts.values() if host.unfit or not host.alive}
+    bad = {
+        host.name: host.unfit or "its agent was gone when the job was queued again"
+        for host in run.hosts.values()
+        if host.unfit or not host.alive
+    }
+    exclude = {**bad, **run.exclude}
     after = replace(
         run,
         stage=Stage.QUEUED,
@@ -154,8 +159,9 @@ def requeue(run: Run, at: float, reason: str) -> Result:
         reason=reason,
         leaving=None,
         replanning=None,
+        exclude=exclude,
     )
-    return after, (Requeue(exclude=tuple(sorted(bad | set(run.exclude))), reason=reason),)
+    return after, (Requeue(exclude=tuple(sorted(exclude)), reason=reason),)
 
 
 # Hosts are tried together
@@ -182,13 +188,14 @@ def checked(run: Run, at: float, unfit: Mapping[str, str]) -> Result:
     for name in run.checking:
         hosts[name] = replace(hosts[name], checked=True, unfit=unfit.get(name, ""))
     for name, why in sorted(unfit.items()):
-        run = replace(run, incidents=(*run.incidents, _preflight_incident(run, at, name, why)))
+        run = left_out(run, at, name, why)
     run = replace(wait(run, at, "the hosts were tried"), hosts=hosts, checking=())
     return start_if_ready(run, at)
 
 
-def _preflight_incident(run: Run, at: float, host: str, why: str) -> Incident:
-    return Incident(
+def left_out(run: Run, at: float, host: str, why: str) -> Run:
+    """With the incident of a host that was found wanting before ranks started on it."""
+    incident = Incident(
         id=len(run.incidents) + 1,
         attempt=run.attempt,
         at=at,
@@ -199,7 +206,9 @@ def _preflight_incident(run: Run, at: float, host: str, why: str) -> Incident:
         action=f"{host} is left out",
         step=run.step,
         detected_after_s=0.0,
+        recovered_after_s=0.0 if run.stage is Stage.RUNNING else None,
     )
+    return replace(run, incidents=(*run.incidents, incident))
 
 
 # An attempt ends

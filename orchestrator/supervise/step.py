@@ -212,6 +212,8 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
     if run.cancelled_by is not None:
         return end(run, event.at, "CANCELLED", f"cancelled by {run.cancelled_by}")
     findings = _left_behind(run, event.at)
+    # The scheduler was asked to leave these out, and may have killed the leader before it heard.
+    known = run.exclude if run.stage is Stage.QUEUED else {}
     waiting = replace(
         wait(run, event.at, "waiting for agents"),
         hosts={},
@@ -225,7 +227,8 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
         refused=None,
         leaving=None,
     )
-    waiting = replace(waiting, exclude={**event.exclude, **repeated_culprits(waiting, event.at)})
+    repeated = repeated_culprits(waiting, event.at)
+    waiting = replace(waiting, exclude={**known, **event.exclude, **repeated})
     if findings is None:
         return waiting, ()
     return recover(waiting, findings, event.at)

@@ -74,21 +74,40 @@ class Ndctl:
         lines = (self.run_dir / "journal.jsonl").read_text().split("\n")[:-1]
         return [json.loads(line)["event"] for line in lines]
 
+    def actions(self) -> list[dict[str, Any]]:
+        """What the leader has decided so far."""
+        lines = (self.run_dir / "journal.jsonl").read_text().split("\n")[:-1]
+        return [action for line in lines for action in json.loads(line)["actions"]]
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.journal() if event["kind"] == kind]
 
     def losses(self) -> dict[int, float]:
         """Step to loss; where a step was computed twice, both must be the same bits."""
         losses: dict[int, float] = {}
-        for line in (self.run_dir / "metrics.jsonl").read_text().splitlines():
-            metric = json.loads(line)
+        for metric in self.metrics():
             assert losses.setdefault(metric["step"], metric["loss"]) == metric["loss"], metric
         return losses
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """Whole lines of metrics.jsonl so far."""
+        path = self.run_dir / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.split("\n")[:-1]]
+
     def steps(self) -> int:
         """Lines of metrics.jsonl."""
-        path = self.run_dir / "metrics.jsonl"
-        return len(path.read_text().splitlines()) if path.exists() else 0
+        return len(self.metrics())
+
+    def rank_pid(self, rank: int) -> int:
+        """The rank's own process: neither torchrun, nor the keeper above it."""
+        for pid, command in processes_of(self.run_dir).items():
+            if "orchestrator" in command or "torch.distributed.run" in command:
+                continue
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in environ:
+                return pid
+        raise AssertionError(f"no process of rank {rank}")
 
 
 def wait_for(condition: Callable[[], Any], what: str, limit: float = WAIT_S) -> Any:

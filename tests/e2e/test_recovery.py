@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import Ndctl, assert_nothing_left, kill, processes_of, wait_for
+from tests.e2e.job import Ndctl, assert_nothing_left, kill, wait_for
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(900)]
 
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_was_being_written_is_never_used(ndctl: Ndctl) -> None
     checkpoints = ndctl.run_dir / "checkpoints"
     wait_for(lambda: (checkpoints / "step-3").exists(), "the first checkpoint")
     partial = wait_for(lambda: _being_written(checkpoints, 6), "the second one to be begun")
-    kill(_rank_pid(ndctl, 3))
+    kill(ndctl.rank_pid(3))
     torn = partial.exists() and not (checkpoints / "step-6").exists()
     assert torn, "the write was over before the kill: make the model larger"
 
@@ -129,17 +129,6 @@ def test_a_checkpoint_that_was_being_written_is_never_used(ndctl: Ndctl) -> None
 def _being_written(checkpoints: Path, step: int) -> Path | None:
     """The folder of a save that has begun to write data."""
     return next((file.parent for file in checkpoints.glob(f"step-{step}.partial-*/*.distcp")), None)
-
-
-def _rank_pid(ndctl: Ndctl, rank: int) -> int:
-    """The rank's own process: neither torchrun, nor the keeper above it."""
-    for pid, command in processes_of(ndctl.run_dir).items():
-        if "orchestrator" in command or "torch.distributed.run" in command:
-            continue
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if f"RANK={rank}".encode() in environ:
-            return pid
-    raise AssertionError(f"no process of rank {rank}")
 
 
 def test_cancel_writes_a_checkpoint_and_resume_goes_on_from_it(

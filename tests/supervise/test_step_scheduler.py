@@ -28,7 +28,7 @@ from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Cause
 from orchestrator.contract.plan import Traffic
 from orchestrator.supervise.state import Stage
-from tests.supervise.supervise_stage import Job, plan
+from tests.supervise.supervise_stage import Job, plan, submitted
 
 T = TypeVar("T")
 CANCELLED = "cancelled by somebody, in the scheduler (SIGUSR2)"
@@ -208,6 +208,24 @@ def test_without_spare_and_shrink_a_job_is_queued_again_without_the_bad_host() -
     )
 
 
+def test_a_bad_host_that_the_scheduler_gives_again_is_still_not_used() -> None:
+    """The leader may be killed after the requeue and before the scheduler heard of the host."""
+    job = scheduled()
+    lost_one(job)
+    job.granted(restarts=1)
+    job.leads()
+    requeue = one(job.registers("host-0", pid=2), Requeue)
+    assert requeue.exclude == ("host-1",)
+    assert job.run.attempt == 1
+
+
+def test_a_person_who_submits_again_may_use_every_host() -> None:
+    job = scheduled()
+    lost_one(job)
+    job.tell(submitted(resume=True))
+    assert job.run.exclude == {}
+
+
 def test_a_host_that_may_come_back_is_waited_for_a_while() -> None:
     job = scheduled().running()
     _, again = job.loses("host-1")
@@ -251,8 +269,9 @@ def test_a_shrunk_job_is_its_full_size_again_in_a_new_allocation() -> None:
     job.tell(Replanned(at=job.now(), plan=plan(1), plan_number=2))
     leave(job, "time-limit")
     job.stops()
+    job.everywhere = ("host-0", "host-2")
     job.granted(restarts=1).starts()
-    assert (job.run.placement, job.run.current.number) == (("host-0", "host-1"), 1)
+    assert (job.run.placement, job.run.current.number) == (("host-0", "host-2"), 1)
 
 
 def test_a_host_that_came_back_while_a_smaller_plan_was_made_is_used() -> None:
@@ -301,6 +320,21 @@ def test_a_host_whose_own_look_at_it_found_a_defect_is_not_used() -> None:
     start = one(job.registers("host-2"), StartAttempt)
     assert start.hosts == ("host-1", "host-2")
     assert job.run.hosts["host-0"].unfit == "devices: 7 of 8 GPUs"
+    (incident,) = job.run.incidents
+    assert (incident.kind, str(incident.culprit)) == ("preflight", "host-0")
+    assert "7 of 8 GPUs" in incident.cause
+    job.trains()
+    assert not job.run.recovering
+
+
+def test_a_spare_that_comes_with_a_defect_holds_nobody_up() -> None:
+    job = scheduled(spares=1)
+    job.starts()
+    job.trains()
+    gpu = Finding(what="devices", verdict="stops", found="7 of 8 GPUs", fix="drain it")
+    job.registers("host-2", pid=2, findings=(gpu,))
+    assert job.run.incidents[-1].culprit.host == "host-2"
+    assert not job.run.recovering
 
 
 # Hosts are tried together

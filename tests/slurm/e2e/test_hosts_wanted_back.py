@@ -1,0 +1,95 @@
+"""An administrator takes nodes away: at once, or when the job can do without them."""
+
+import os
+import signal
+
+import pytest
+
+from tests.e2e.job import wait_for
+from tests.slurm.e2e.slurm_job import LIMIT_S, SlurmNdctl, hosts_of, incidents
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
+
+PATIENT = {"resilience__hang_timeout": "300", "resilience__stop_grace": "60"}
+"""For ranks that a test holds still."""
+
+
+def drain(ndctl: SlurmNdctl, host: str) -> None:
+    """Have Slurm drain `host`, and the leader learn of it.
+
+    It asks every 15 s, and on a fast machine all steps take less: ranks are held until it knows.
+    """
+    ranks = [ndctl.rank_pid(rank) for rank in range(4)]
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    ndctl.testbed.told(
+        "scontrol", "update", f"NodeName={host}", "State=DRAIN", "Reason=a fan is loud"
+    )
+    wait_for(
+        lambda: any(event["host"] == host for event in ndctl.events("HostFlagged")),
+        f"word of {host}",
+        LIMIT_S,
+    )
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_spares_take_over_from_nodes_that_are_set_down_and_drained(
+    ndctl: SlurmNdctl, finished: SlurmNdctl
+) -> None:
+    done = ndctl.submit(cluster__spare_hosts="2", **PATIENT)
+    assert done.code == 0, done.err
+    ndctl.wait_until(step=3)
+    leader = ndctl.leaders()[0]
+    down = next(host for host in hosts_of(ndctl) if host != leader)
+    ndctl.testbed.told("scontrol", "update", f"NodeName={down}", "State=DOWN", "Reason=a test")
+    ndctl.wait_until(step=10, attempt=2)
+    drained = next(host for host in hosts_of(ndctl) if host != leader)
+    drain(ndctl, drained)
+    ndctl.wait_for_end()
+
+    assert ndctl.losses() == finished.losses()
+    # A host that is wanted back is nobody's fault.
+    assert incidents(ndctl) == [("host-lost", down, None)]
+    (flagged,) = [one for one in ndctl.events("HostFlagged") if one["host"] == drained]
+    assert flagged["reason"].startswith("a fan is loud")
+    first, second, third = ndctl.events("TrainingResumed")
+    assert first["step"] == 0
+    before = [metric["step"] for metric in ndctl.metrics() if metric["attempt"] == 2]
+    assert third["step"] == before[-1] > second["step"], "a checkpoint at the next step boundary"
+    assert not {down, drained} & set(hosts_of(ndctl))
+    assert ndctl.status()["restarts"] == 1
+    job = ndctl.slurm_job()
+    assert (job["Restarts"], job["ExcNodeList"]) == ("0", "(null)")
+    ndctl.assert_nothing_left()
+
+
+def test_without_a_spare_a_drained_node_sends_the_job_back_to_the_queue(
+    ndctl: SlurmNdctl, finished: SlurmNdctl
+) -> None:
+    done = ndctl.submit(**PATIENT)
+    assert done.code == 0, done.err
+    ndctl.wait_until(step=5)
+    drained = hosts_of(ndctl)[0]
+    drain(ndctl, drained)
+    ndctl.wait_for_end()
+
+    assert ndctl.losses() == finished.losses()
+    assert incidents(ndctl) == []
+    (requeue,) = [action for action in ndctl.actions() if action["kind"] == "Requeue"]
+    assert requeue["exclude"] == [drained]
+    assert f"{drained} is " in requeue["reason"]
+    assert "a fan is loud" in requeue["reason"]
+    before = [metric["step"] for metric in ndctl.metrics() if metric["attempt"] == 1]
+    assert ndctl.events("TrainingResumed")[1]["step"] == before[-1]
+    assert drained not in ndctl.allocated()
+    assert ndctl.status()["restarts"] == 0
+    job = ndctl.slurm_job()
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
+    assert ndctl.testbed.node_state(drained) == "drained"
+    ndctl.assert_nothing_left()

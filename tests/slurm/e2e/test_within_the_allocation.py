@@ -1,0 +1,84 @@
+"""Nobody queues again for these: no fault, lost ranks, a lost node where there is a spare."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.job import Ndctl, kill
+from tests.slurm.e2e.slurm_job import STEPS, SlurmNdctl, hosts_of, incidents
+
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
+
+
+def test_what_was_rendered_ran_to_its_end(finished: SlurmNdctl) -> None:
+    rendered = finished("render", "tests/e2e/job.yaml", "--backend", "slurm").out
+    # What Slurm was given it gives back.
+    given = finished.testbed.told("scontrol", "write", "batch_script", finished.job_id, "-")
+    assert rendered.strip() == given
+    job = finished.slurm_job()
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("COMPLETED", "0:0", "0")
+    assert finished.state() == "SUCCEEDED"
+    assert incidents(finished) == []
+    finished.assert_nothing_left()
+
+
+def test_trains_what_the_local_backend_trains(finished: SlurmNdctl, tmp_path: Path) -> None:
+    local = Ndctl(tmp_path / "local")
+    done = local.submit("--follow")
+    assert done.code == 0, done.out + done.err
+    assert sorted(finished.losses()) == list(STEPS)
+    assert finished.losses() == local.losses()
+
+
+def test_the_views_show_the_slurm_job(finished: SlurmNdctl) -> None:
+    for view in (("status", "e2e"), ("list",), ("describe", "e2e")):
+        done = finished(*view)
+        assert done.code == 0, done.err
+        assert f"Slurm job {finished.job_id}" in done.out
+
+
+def test_ranks_and_a_node_are_lost_and_a_spare_takes_over(
+    ndctl: SlurmNdctl, finished: SlurmNdctl
+) -> None:
+    """One rank is killed, one is stopped, and then a node dies with all that ran on it."""
+    spare = {"cluster__spare_hosts": "1", "resilience__hang_timeout": "6"}
+    done = ndctl.submit(**spare)
+    assert done.code == 0, done.err
+    ndctl.wait_until(step=2)
+    first, other = hosts_of(ndctl)
+    kill(ndctl.rank_pid(3))
+    ndctl.wait_until(step=10, attempt=2)
+    os.kill(ndctl.rank_pid(0), signal.SIGSTOP)
+    ndctl.wait_until(step=18, attempt=3)
+    ndctl.testbed.kill_node(other)
+    ndctl.wait_for_end()
+
+    assert ndctl.losses() == finished.losses()
+    assert incidents(ndctl) == [
+        ("rank-killed", other, 3),
+        ("hang", first, 0),
+        ("host-lost", other, None),
+    ]
+    killed, stopped, dead = ndctl.status()["incidents"]
+    assert killed["evidence"]["signal"] == "SIGKILL"
+    assert killed["action"].startswith("restart as attempt 2 from ")
+    assert "stopped by a signal" in stopped["cause"]
+    assert stopped["action"] == "restart as attempt 3 from checkpoint step-8"
+    assert dead["action"] == "restart as attempt 4 from checkpoint step-16"
+    # agent_timeout is 5; what kills a node closes its connections.
+    assert 0 < dead["detected_after_s"] < 10
+    spare_host = next(host for host in ndctl.allocated() if host not in (first, other))
+    assert sorted(hosts_of(ndctl)) == sorted([first, spare_host])
+    held = json.loads(ndctl("hosts", "--json").out)
+    assert {(one["host"], len(one["strikes"]), one["excluded"]) for one in held} == {
+        (first, 1, False),
+        (other, 2, True),
+    }
+    assert ndctl.status()["attempt"] == 4
+    job = ndctl.slurm_job()
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0")
+    assert len(ndctl.events("LeaderStarted")) == 1
+    ndctl.assert_nothing_left()
