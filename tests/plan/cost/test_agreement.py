@@ -59,6 +59,7 @@ def both(
         data=config.parallel.data,
         reshard=config.parallel.fsdp.reshard,
         context=config.parallel.context,
+        pipeline=config.parallel.pipeline,
     )
     return config, setup
 
