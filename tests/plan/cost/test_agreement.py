@@ -25,6 +25,8 @@ MODEL: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 TOKENS = 128
+GATHERS = pytest.mark.filterwarnings(r"ignore:.*(all_gather|reduce_scatter)_tensor:FutureWarning")
+"""torch 2.13 would have the trainer's gathered attention call them by other names."""
 
 
 def both(
@@ -63,6 +65,7 @@ def both(
     return config, setup
 
 
+@GATHERS
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -87,11 +90,11 @@ def test_tensor_parallel_with_recomputation(checkpointing: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@GATHERS
 @pytest.mark.parametrize("context", ["ring", "all_gather", "ulysses"])
-def test_axes_together_with_recomputation(context: str, checkpointing: str) -> None:
+def test_axes_together_with_recomputation(context: str) -> None:
     parallel = {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2, "context": context}
-    agree(parallel, micro_batches=2, checkpointing=checkpointing)
+    agree(parallel, micro_batches=2, checkpointing="full")
 
 
 def test_the_last_stage_of_two() -> None:
@@ -99,23 +102,28 @@ def test_the_last_stage_of_two() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reshard", [True, False, 2])
 @pytest.mark.parametrize(
-    "parallel",
+    ("schedule", "pp", "stages", "reshard"),
     [
-        {"pp": 4, "pipeline": {"schedule": "1f1b"}},
-        {"pp": 4, "pipeline": {"schedule": "gpipe"}},
-        {"pp": 2, "pipeline": {"schedule": "interleaved_1f1b"}},
-        {"pp": 3, "pipeline": {"schedule": "interleaved_1f1b", "stages_per_rank": 3}},
-        {"pp": 2, "pipeline": {"schedule": "zbv"}},
-        {"pp": 3, "pipeline": {"schedule": "zbv"}},
+        ("1f1b", 4, 1, True),
+        ("1f1b", 4, 1, 2),
+        ("gpipe", 4, 1, False),
+        ("interleaved_1f1b", 2, 2, True),
+        ("interleaved_1f1b", 3, 3, True),
+        ("zbv", 2, 2, True),
+        ("zbv", 3, 2, False),
     ],
 )
-def test_pipelines(parallel: dict[str, Any], reshard: bool | int) -> None:
+def test_pipelines(schedule: str, pp: int, stages: int, reshard: bool | int) -> None:
     """What is said of weights is that of one rank, the slowest; sends are those of the rank that
     sends the most."""
-    fsdp = {"dp_shard": 4, "fsdp": {"reshard_after_forward": reshard}}
-    config, setup = both(parallel | fsdp, 6, layers=9)
+    parallel = {
+        "pp": pp,
+        "dp_shard": 4,
+        "fsdp": {"reshard_after_forward": reshard},
+        "pipeline": {"schedule": schedule, "stages_per_rank": stages},
+    }
+    config, setup = both(parallel, 6, layers=9)
     ears = [spoken(config, rank) for rank in range(0, config.mesh.world_size, 4)]
     counted = bytes_of(setup)
     assert counted.pop(("pp", "send")) == max(ear.bytes.pop(("pp", "send")) for ear in ears)
