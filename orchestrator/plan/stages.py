@@ -1,10 +1,18 @@
 """What each rank of a pipeline has and keeps, and how long it waits."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
 from orchestrator.contract.parallel import PipelineSpec
-from orchestrator.contract.pipeline import BACK_AND_FORTH, cut, demand, layer_costs, stages_of_rank
+from orchestrator.contract.pipeline import (
+    BACK_AND_FORTH,
+    cut,
+    demand,
+    layer_costs,
+    rank_of_stage,
+    stages_of_rank,
+)
 from orchestrator.plan.model.shape import ModelShape
 
 
@@ -116,6 +124,19 @@ def kept_passes(spec: PipelineSpec, pp: int, rank: int, micro_batches: int) -> i
             return min(most, (spec.stages - 1) * a_round + 2 * (pp - 1 - rank) + 1)
         case "zbv":
             return min(most, 2 * pp)
+
+
+@cache
+def most_sends(spec: PipelineSpec, pp: int) -> int:
+    """Hidden states and gradients of them that go to another rank for each micro batch, from the
+    rank of which the most do: the ends of a pipeline have one neighbour, and of the stages of a V
+    two neighbours are on one rank."""
+    sends: Counter[int] = Counter()
+    for stage in range(pp * spec.stages - 1):
+        ends = {rank_of_stage(spec, pp, stage), rank_of_stage(spec, pp, stage + 1)}
+        if len(ends) > 1:
+            sends.update(ends)
+    return max(sends.values(), default=0)
 
 
 def takes(spec: PipelineSpec, pp: int, micro_batches: int) -> bool:

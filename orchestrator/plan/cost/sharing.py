@@ -6,6 +6,7 @@ pass, or once a step where they are not freed in between.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from orchestrator.plan.cost.collectives import (
@@ -124,18 +125,33 @@ def _gather(
         0.0, again - room_back
     )
     shown_back += max(0.0, embedding_again - room_back)
-    layers = units.layer.gathered
-    sent = forward * ring_gather_bytes(wire.group.size, units.gathered)
-    sent += backward * ring_gather_bytes(
-        inner.group.size, units.again * layers + units.embedding.gathered
+    ahead = (
+        forward * ring_gather_bytes(wire.group.size, units.gathered),
+        forward * units.number,
+        forward * (units.layers * first + root + embedding + head),
+        forward * shown,
     )
-    total = forward * (units.layers * first + root + embedding + head)
-    total += backward * (units.again * again + embedding_again)
-    calls = forward * units.number + backward * (units.again + (embedding_again > 0))
-    shown_all = forward * shown + backward * shown_back
-    sharing.add(
-        Flow(axis, "all-gather", "weights", sent, calls, wire.group, total, shown_all), wire
+    whole_again = units.again * units.layer.gathered + units.embedding.gathered
+    behind = (
+        backward * ring_gather_bytes(inner.group.size, whole_again),
+        backward * (units.again + (embedding_again > 0)),
+        backward * (units.again * again + embedding_again),
+        backward * shown_back,
     )
+    if inner is wire:
+        both = [one + other for one, other in zip(ahead, behind, strict=True)]
+        _add_gathers(sharing, axis, "weights", wire, both)
+    else:
+        _add_gathers(sharing, axis, "weights", wire, ahead)
+        _add_gathers(sharing, axis, "weights again", inner, behind)
+
+
+def _add_gathers(
+    sharing: Sharing, axis: str, what: str, wire: Wire, numbers: Iterable[float]
+) -> None:
+    sent, calls, seconds, exposed = numbers
+    flow = Flow(axis, "all-gather", what, sent, calls, wire.group, seconds, exposed)
+    sharing.add(flow, wire)
 
 
 def _offloaded(setup: Setup, machine: Machine, parameters: float) -> float:

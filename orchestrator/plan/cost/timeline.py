@@ -13,6 +13,7 @@ from orchestrator.plan.cost.units import Units, units_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup, every
 from orchestrator.plan.sizes import COMPUTE_BYTES, NF4_BYTES
+from orchestrator.plan.stages import most_sends
 
 OPTIMIZER_BYTES = {"adamw": 28, "adam": 28, "nadam": 60, "radam": 60, "adafactor": 60, "sgd": 28}
 """Read and written of each parameter: fused Adam reads four float32 values and writes three; the
@@ -116,11 +117,11 @@ def _handed_on(setup: Setup, machine: Machine, part: Slice) -> tuple[float, list
         return 0.0, []
     wire = machine.wire(mesh.pp, mesh.world_size // mesh.pp)
     size = handed_on_bytes(setup.shape, part)
-    calls = 2 * setup.pipeline.stages
-    each = calls * wire.send_s(size)
-    total = micro * each
+    # A rank waits for what it is sent as for what it sends, also at the ends of the pipeline.
+    each = 2 * setup.pipeline.stages * wire.send_s(size)
+    sends, total = micro * most_sends(setup.pipeline, mesh.pp), micro * each
     where = ("pp", "send", "activations")
-    return each, [Flow(*where, micro * calls * size, micro * calls, wire.group, total, total)]
+    return each, [Flow(*where, sends * size, sends, wire.group, total, total)]
 
 
 def handed_on_bytes(shape: ModelShape, part: Slice) -> float:

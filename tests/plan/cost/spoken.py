@@ -5,17 +5,26 @@ nothing, but it says all that a rank says.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
+from torch._library.custom_ops import OPDEFS
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.traced import fake_world, laid_out, ready
 from orchestrator.contract.env import RankEnv
+from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.training import TrainingConfig
+from orchestrator.plan.cost.collectives import (
+    exchange_bytes,
+    ring_all_reduce_bytes,
+    ring_gather_bytes,
+)
 from trainer.ranks import arrange
 
 KINDS = {
@@ -31,47 +40,75 @@ KINDS = {
     "send": "send",
 }
 SILENT = {"wait_tensor", "_wrap_tensor_autograd", "recv_", "barrier"}
+SENT: dict[str, Callable[[int, int], float]] = {
+    "all-gather": ring_gather_bytes,
+    "reduce-scatter": ring_gather_bytes,
+    "all-reduce": ring_all_reduce_bytes,
+    "all-to-all": exchange_bytes,
+    "send": lambda _, size: size,
+}
+"""Bytes that a rank of so many sends, by those of the largest tensor that is handed over: a
+gather's result, else the input."""
 SMALL = 4096
 """Bytes below which a collective is of single values, as a norm's gradient or a loss is."""
 
+Heard = Counter[tuple[str, str]]
+"""Bytes, or calls, by axis and collective."""
+
 
 class Ear(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up what is handed to collectives: of a gather the result, else the input."""
+    """Adds up what is handed to collectives, also by the operators of context parallel."""
 
-    def __init__(self) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes: Counter[str] = Counter()
+        self._mesh = mesh
+        self.bytes: Heard = Counter()
+        self.calls: Heard = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        out = func(*args, **(kwargs or {}))
         space, name = func._schema.name.split("::")
+        if space == "ndctl":
+            # Called as an operator it would not be heard, for torch takes modes off within one.
+            with self:
+                return OPDEFS[func._schema.name]._init_fn(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
         if space in ("c10d", "_c10d_functional"):
             assert name in KINDS or name in SILENT, name
-            size = max(
-                (
-                    leaf.numel() * leaf.element_size()
-                    for leaf in tree_leaves((args, out))
-                    if isinstance(leaf, torch.Tensor)
-                ),
-                default=0,
-            )
-            if name in KINDS and size >= SMALL:
-                self.bytes[KINDS[name]] += size
+            sizes = [
+                leaf.numel() * leaf.element_size()
+                for leaf in tree_leaves((args, out))
+                if isinstance(leaf, torch.Tensor)
+            ]
+            if name in KINDS and max(sizes) >= SMALL:
+                self._hear(KINDS[name], dist.get_process_group_ranks(_group(args)), max(sizes))
         return out
 
+    def _hear(self, kind: str, ranks: list[int], size: int) -> None:
+        places = [self._mesh.coords(rank) for rank in ranks]
+        axes = [axis for axis in AXES if len({place[axis] for place in places}) > 1]
+        row = " x ".join(axes), kind
+        self.bytes[row] += SENT[kind](len(ranks), size)  # type: ignore[assignment]
+        self.calls[row] += 1
 
-def spoken(config: TrainingConfig) -> Counter[str]:
-    """Bytes of the whole tensors of a step's collectives on rank 0, by kind."""
-    size = config.mesh.world_size
-    with fake_world(size, 0):
-        ranks = arrange(config.mesh, RankEnv(rank=0, world_size=size))
-        rank = ready(config, ranks, laid_out(config, ranks))
-        ear = Ear()
-        with ear:
-            rank.passes.train(rank.batches)
-            rank.optimizer.step()
-    return ear.bytes
+
+def _group(args: Sequence[Any]) -> dist.ProcessGroup:
+    """Whom a collective is among: an object, or a name behind all other words."""
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject):
+            return dist.ProcessGroup.unbox(arg)
+    return _resolve_process_group([arg for arg in args if isinstance(arg, str)][-1])
+
+
+def spoken(config: TrainingConfig, rank: int = 0) -> Ear:
+    """What `rank` says in a step."""
+    with fake_world(config.mesh.world_size, rank):
+        ranks = arrange(config.mesh, RankEnv(rank=rank, world_size=config.mesh.world_size))
+        it = ready(config, ranks, laid_out(config, ranks))
+        with Ear(config.mesh) as ear:
+            it.passes.train(it.batches)
+            it.optimizer.step()
+    return ear

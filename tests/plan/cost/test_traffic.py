@@ -72,6 +72,17 @@ def test_a_number_gathers_again_among_so_many_ranks() -> None:
     assert sent(half, "dp_shard", "all-gather") - once == pytest.approx(again * (1 / 2) / (7 / 8))
 
 
+def test_what_is_gathered_among_fewer_ranks_stays_among_them() -> None:
+    """With 8 ranks to a host: all weights come from all hosts, and again from the own one."""
+    rows = {
+        row.what: row
+        for row in traffic_of(setup(mesh=Mesh(dp_shard=32), reshard=8), fabric(hosts=4))
+    }
+    assert rows["weights"].by_level["leaf"] > 0
+    assert rows["weights again"].level == "host"
+    assert rows["weights again"].by_level["leaf"] == 0
+
+
 def test_hsdp_sums_shards_between_their_copies() -> None:
     copies = of(setup(mesh=Mesh(dp_replicate=4, dp_shard=8)), hosts=4)
     summed = copies["dp_replicate", "all-reduce"]
@@ -147,6 +158,24 @@ def test_stages_hand_on_hidden_states_and_gradients() -> None:
         sent(setup(mesh=Mesh(pp=4, dp_shard=2), micro_batches=8, pipeline=two), "pp", "send")
         == 2 * 8 * 2 * state
     )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pp", "sends"),
+    [
+        ("1f1b", 2, 1),
+        ("1f1b", 3, 2),
+        ("interleaved_1f1b", 2, 3),
+        ("interleaved_1f1b", 3, 4),
+        ("zbv", 2, 2),
+        ("zbv", 3, 4),
+    ],
+)
+def test_the_ends_of_a_pipeline_have_one_neighbour(schedule: Any, pp: int, sends: int) -> None:
+    pipe = setup(mesh=Mesh(pp=pp), micro_batches=6, pipeline=PipelineSpec(schedule=schedule))
+    row = of(pipe)["pp", "send"]
+    assert row.messages == 6 * sends
+    assert row.bytes_per_step == 6 * sends * 8192 * 4096 * 2
 
 
 def test_a_pipeline_keeps_what_a_backward_pass_gathered() -> None:
