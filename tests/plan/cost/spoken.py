@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 from torch._library.custom_ops import OPDEFS
+from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -100,7 +101,8 @@ def _group(args: Sequence[Any]) -> dist.ProcessGroup:
     for arg in args:
         if isinstance(arg, torch.ScriptObject):
             return dist.ProcessGroup.unbox(arg)
-    return _resolve_process_group([arg for arg in args if isinstance(arg, str)][-1])
+    name = [arg for arg in args if isinstance(arg, str)][-1]
+    return _resolve_process_group(GroupName(name))
 
 
 def spoken(config: TrainingConfig, rank: int = 0) -> Ear:
@@ -108,7 +110,8 @@ def spoken(config: TrainingConfig, rank: int = 0) -> Ear:
     with fake_world(config.mesh.world_size, rank):
         ranks = arrange(config.mesh, RankEnv(rank=rank, world_size=config.mesh.world_size))
         it = ready(config, ranks, laid_out(config, ranks))
-        with Ear(config.mesh) as ear:
+        ear = Ear(config.mesh)
+        with ear:
             it.passes.train(it.batches)
             it.optimizer.step()
     return ear
