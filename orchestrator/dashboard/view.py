@@ -325,8 +325,9 @@ def _rest(seen: Seen, state: State, host: str) -> Health:
         return "dead"
     if state in ENDED:
         return "stopped"
-    if run.stage in (Stage.SUBMITTED, Stage.WAITING):
-        return "stopped" if run.attempt else "starting"
+    if run.stage in (Stage.SUBMITTED, Stage.WAITING, Stage.CHECKING, Stage.QUEUED):
+        queued = state == "PENDING" and run.stage is Stage.SUBMITTED
+        return "stopped" if run.attempt or queued else "starting"
     if host in run.done:
         return "done" if run.done[host] else "stopped"
     return "ok" if seen.started else "starting"

@@ -23,6 +23,12 @@ class Done:
     err: str
 
 
+def submission(*words: str, **options: str) -> tuple[str, ...]:
+    """What is typed; in the keys of `options` two underscores stand for a dot."""
+    sets = [f"--set={key.replace('__', '.')}={value}" for key, value in options.items()]
+    return ("submit", str(SPEC), *sets, *words)
+
+
 @dataclass(frozen=True)
 class Ndctl:
     """The `ndctl` command with a run root of its own."""
@@ -56,8 +62,7 @@ class Ndctl:
         )
 
     def submit(self, *words: str, **options: str) -> Done:
-        sets = [f"--set={key.replace('__', '.')}={value}" for key, value in options.items()]
-        return self("submit", str(SPEC), *sets, *words)
+        return self(*submission(*words, **options))
 
     def status(self) -> dict[str, Any]:
         done = self("status", "e2e", "--json")
@@ -73,6 +78,13 @@ class Ndctl:
         """The events so far."""
         lines = (self.run_dir / "journal.jsonl").read_text().split("\n")[:-1]
         return [json.loads(line)["event"] for line in lines]
+
+    def has_ended(self) -> bool:
+        """As often as it was submitted; asked of the journal, as to start ndctl costs a core."""
+        if not (self.run_dir / "journal.jsonl").exists():
+            return False
+        ends = [action for action in self.actions() if action["kind"] == "EndJob"]
+        return len(ends) >= len(self.events("JobSubmitted")) > 0
 
     def actions(self) -> list[dict[str, Any]]:
         """What the leader has decided so far."""

@@ -117,7 +117,8 @@ def test_a_checkpoint_that_was_being_written_is_never_used(ndctl: Ndctl) -> None
     torn = partial.exists() and not (checkpoints / "step-6").exists()
     assert torn, "the write was over before the kill: make the model larger"
 
-    wait_for(lambda: ndctl.status()["state"] == "SUCCEEDED", "the end")
+    wait_for(ndctl.has_ended, "the end")
+    assert ndctl.status()["state"] == "SUCCEEDED"
     resumed = ndctl.events("TrainingResumed")[1]
     assert resumed["step"] == 3
     # A rank that outlives the other for a while takes what the failed save has written away.
@@ -156,5 +157,6 @@ def test_interrupting_follow_leaves_the_job_running(ndctl: Ndctl, reference: Ndc
     _, said = following.communicate(timeout=20)
     assert following.returncode == 130
     assert "ndctl dashboard e2e" in said
-    wait_for(lambda: ndctl.status()["state"] == "SUCCEEDED", "the end")
+    wait_for(ndctl.has_ended, "the end")
+    assert ndctl.status()["state"] == "SUCCEEDED"
     assert ndctl.losses() == reference.losses()

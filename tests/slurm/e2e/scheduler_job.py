@@ -3,13 +3,21 @@
 import contextlib
 import functools
 import json
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tests.e2e.job import Done, Ndctl, assert_nothing_left, processes_of, wait_for
+from tests.e2e.job import (
+    Done,
+    Ndctl,
+    assert_nothing_left,
+    processes_of,
+    submission,
+    wait_for,
+)
 from tests.slurm.testbed import SlurmTestbed, TestbedError
 
 TESTBED: Mapping[str, str] = {
@@ -59,6 +67,10 @@ class Job(Ndctl):
         done = self.submit(*words, **options)
         assert done.code == 0, done.out + done.err
 
+    def followed(self) -> subprocess.Popen[str]:
+        """Submitted, and watched by whoever did so."""
+        return self.start(*submission("--backend=slurm", "--follow", **WIDE))
+
     # What Slurm has of it
 
     @property
@@ -102,11 +114,6 @@ class Job(Ndctl):
     def until_ended(self, limit: float = 180.0) -> None:
         wait_for(self.has_ended, "the end of the job", limit)
         self.until_left()
-
-    def has_ended(self) -> bool:
-        """As often as it was submitted."""
-        ends = len(self.decided("EndJob"))
-        return ends > 0 and ends == len(self.events("JobSubmitted"))
 
     def until_left(self) -> None:
         """No process of it on any node, and no job in Slurm's hands."""

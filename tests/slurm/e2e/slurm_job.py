@@ -58,9 +58,8 @@ class SlurmNdctl(Ndctl):
         wait_for(lambda: self.reached(step, attempt), f"step {step} in attempt {attempt}", LIMIT_S)
 
     def wait_for_end(self, state: str = "SUCCEEDED", limit: float = LIMIT_S) -> None:
-        ends = ("SUCCEEDED", "FAILED", "CANCELLED")
         try:
-            wait_for(lambda: self.state() in ends, "the end", limit)
+            wait_for(self.has_ended, "the end", limit)
         except AssertionError as exc:
             raise AssertionError(f"{exc}\n{self.story()}") from exc
         assert self.state() == state, self.story()

@@ -78,10 +78,14 @@ def test_preempted_where_the_site_sends_the_users_signal(tmp_path: Path) -> None
 
 
 def test_requeued_by_an_administrator(job: Job) -> None:
-    job.submitted()
+    """Whoever follows it sees it to its end, through the queue."""
+    following = job.followed()
     job.until_step(TRAINING)
     job.slurm.told("scontrol", "requeue", job.id)
     assert_went_on(job, "requeued", "SIGTERM")
+    said = following.communicate(timeout=60)
+    assert following.returncode == 0, said
+    assert "SUCCEEDED" in said[0]
 
 
 @pytest.mark.slow
