@@ -144,11 +144,14 @@ def _refusal(run: Run) -> str:
 
 
 def requeue(run: Run, at: float, reason: str) -> Result:
-    """Give the allocation back and queue for another one, without the hosts that are no good."""
+    """Give the allocation back and queue for another one, without the hosts that are no good.
+
+    Agents that went while the job was leaving were ended with it, and say nothing against a host.
+    """
     bad = {
         host.name: host.unfit or "its agent was gone when the job was queued again"
         for host in run.hosts.values()
-        if host.unfit or not host.alive
+        if host.unfit or not (host.alive or run.leaving)
     }
     exclude = {**bad, **run.exclude}
     after = replace(
