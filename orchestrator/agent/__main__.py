@@ -24,7 +24,7 @@ from orchestrator.app.replanning import replan
 from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
 from orchestrator.contract.actions import EndJob, Requeue
-from orchestrator.contract.fence import GivenUp
+from orchestrator.contract.fence import GivenUp, check_leader
 from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
@@ -139,7 +139,8 @@ async def _lead(
     patience_s = TAKE_OVER_S if scheduled else LOCK_PATIENCE_S
     name = secrets.token_hex(8)
     take_over(place.run_dir, name)
-    with Journal(place.run_dir.journal, clock, patience_s) as journal:
+    guard = partial(check_leader, place.run_dir.fence, name)
+    with Journal(place.run_dir.journal, clock, patience_s, guard) as journal:
         supervisor = Supervisor(journal)
         job = supervisor.run.job
         assert job is not None

@@ -79,6 +79,8 @@ FAREWELL_S = 5.0
 JOURNAL_RETRY_S = 1.0
 DETECT_S = 0.25
 """Between two looks at the clock."""
+FENCE_S = 1.0
+"""Between two looks at the fence of a leader that has nothing to write."""
 STALL_S = 1.0
 """A look that comes later than this says more of the leader's machine than of the agents."""
 CLOSE_S = 1.0
@@ -300,6 +302,7 @@ class Leader:
     # Time
 
     async def _tick(self) -> None:
+        looked = self.clock.monotonic()
         while True:
             before = self.clock.monotonic()
             await asyncio.sleep(DETECT_S)
@@ -308,7 +311,9 @@ class Leader:
                 log.warning("the leader itself stood still for %.1f s", late)
                 self.connections.excuse(late)
                 continue  # first hear what was said meanwhile
-            await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
+            if self.clock.monotonic() - looked >= FENCE_S:
+                looked = self.clock.monotonic()
+                await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
             at = self.steady.now()
             self._lose(self.connections.forget_silent(), at)
             if self.watch is not None:
@@ -389,7 +394,6 @@ class Leader:
         """Journal and step. A disk that is slow or full stops no training: pulses go on."""
         while True:
             try:
-                await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
                 return await asyncio.to_thread(self.supervisor.feed, event)
             except GivenUp:
                 raise

@@ -10,7 +10,7 @@ A crash can cut the last line short; a reader drops it, and the next writer remo
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -122,9 +122,19 @@ def _open_alone(path: Path, clock: Clock, patience_s: float) -> int:
 class Journal:
     """The one writer; holds a lock on the file for as long as it is open."""
 
-    def __init__(self, path: Path, clock: Clock, patience_s: float = LOCK_PATIENCE_S) -> None:
-        """Raises JobError when another process still writes to it after `patience_s`."""
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        patience_s: float = LOCK_PATIENCE_S,
+        guard: Callable[[], None] | None = None,
+    ) -> None:
+        """Raises JobError when another process still writes to it after `patience_s`.
+
+        `guard` is asked before each line, and raises where this process may not write any more.
+        """
         self.path = path
+        self.guard = guard
         self.fd = _open_alone(path, clock, patience_s)
         try:
             self.entries = self._recall()
@@ -148,8 +158,11 @@ class Journal:
     def append(self, event: Event, actions: Iterable[Action] = ()) -> Entry:
         """Write one line and wait until it is on disk.
 
-        Raises OSError, with the file as it was before, when the disk does not take it.
+        Raises OSError, with the file as it was before, when the disk does not take it, and what
+        the guard raises.
         """
+        if self.guard is not None:
+            self.guard()
         entry = Entry(seq=self.seq + 1, event=event, actions=tuple(actions))
         line = to_line(entry)
         self._drop_torn()  # of a write that failed, where the disk would not even be cut

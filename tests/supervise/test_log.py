@@ -6,6 +6,7 @@ import json
 import os
 import resource
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 
 from orchestrator.contract.actions import StopAttempt
 from orchestrator.contract.events import CancelRequested, Tick
+from orchestrator.contract.fence import Fence, GivenUp, check_leader, write_fence
 from orchestrator.errors import JobError
 from orchestrator.supervise import log
 from orchestrator.supervise.log import Entry, Journal, Tail, from_line, has_writer, read, to_line
+from orchestrator.system import SystemClock
 from tests.supervise.supervise_stage import Job, exited, raised, submitted
 
 
@@ -279,3 +282,17 @@ def test_a_tail_may_wait_for_a_journal_to_be_made(path: Path, clock: FakeClock) 
     with Journal(path, clock) as journal:
         journal.append(tick(1))
     assert len(tail.more()) == 1
+
+
+def test_who_may_not_write_any_more_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    fence = tmp_path / "fence.json"
+    write_fence(fence, Fence(leader="mine", attempt=1))
+    guard = partial(check_leader, fence, "mine")
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, SystemClock(), guard=guard) as journal:
+        journal.append(Tick(at=1.0))
+        before = path.read_bytes()
+        write_fence(fence, Fence(leader="another", attempt=1))
+        with pytest.raises(GivenUp):
+            journal.append(Tick(at=2.0))
+    assert path.read_bytes() == before
