@@ -180,7 +180,7 @@ BAD: list[tuple[str, str, str, str]] = [
         "set stages_per_rank to auto",
     ),
     ("parallel.pp=most", "parallel.pp", "a whole number (at least 1) or 'auto'", "set parallel.pp"),
-    ("cluster.backend=slrm", "cluster.backend", "'local'", "set cluster.backend"),
+    ("cluster.backend=slrm", "cluster.backend", "'slurm'", "did you mean slurm?"),
     ("cluster.host=2", "cluster.host", "one of the keys backend", "did you mean hosts?"),
     ("cluster.gpus_per_host=0", "cluster.gpus_per_host", "at least 1", "1 or more"),
     ("cluster.spare_hosts=-1", "cluster.spare_hosts", "at least 0", "0 or more"),

@@ -15,7 +15,8 @@ TRAINED = range(1, 25)
 
 
 def test_goes_on_after_two_ranks_and_then_a_host_are_lost(ndctl: Ndctl, reference: Ndctl) -> None:
-    faults = ("exit:rank=3@step=5", "kill:rank=1@step=10", "kill:host=1@step=19")
+    # Some steps after each save, for it to be complete also on a busy machine.
+    faults = ("exit:rank=3@step=5", "kill:rank=1@step=14", "kill:host=1@step=22")
     drills = [word for fault in faults for word in ("--drill", fault)]
     done = ndctl.submit("--follow", *drills)
     assert done.code == 0, done.out + done.err
@@ -26,7 +27,7 @@ def test_goes_on_after_two_ranks_and_then_a_host_are_lost(ndctl: Ndctl, referenc
     assert left["evidence"]["exit_code"] == 1
     assert (first["kind"], first["culprit"]) == ("rank-killed", {"host": "host-0", "rank": 1})
     assert (second["kind"], second["culprit"]) == ("host-lost", {"host": "host-1", "rank": None})
-    assert first["drill"] == "kill:rank=1@step=10"
+    assert first["drill"] == "kill:rank=1@step=14"
     assert first["evidence"]["signal"] == "SIGKILL"
     assert first["action"] == "restart as attempt 3 from checkpoint step-8"
     assert second["action"] == "restart as attempt 4 from checkpoint step-16"

@@ -69,6 +69,7 @@ def told(slurm_there: None) -> Iterator[SlurmTestbed]:
 
 @pytest.mark.slurm
 @pytest.mark.process
+@pytest.mark.slow
 def test_the_commands_do_what_the_document_says(told: SlurmTestbed, tmp_path: Path) -> None:
     environ = _environ(told, tmp_path)
     run = tmp_path / "runs" / "slurm-demo"

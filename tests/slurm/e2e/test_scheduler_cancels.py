@@ -114,8 +114,8 @@ Stage = Callable[[Job], contextlib.AbstractContextManager[None]]
         (pending, scancel),
         pytest.param(pending, ndctl_cancel, marks=pytest.mark.slow),
         pytest.param(before_the_agents, scancel, marks=pytest.mark.slow),
-        (before_the_agents, ndctl_cancel),
-        (waiting_for_agents, scancel),
+        pytest.param(before_the_agents, ndctl_cancel, marks=pytest.mark.slow),
+        pytest.param(waiting_for_agents, scancel, marks=pytest.mark.slow),
         pytest.param(waiting_for_agents, ndctl_cancel, marks=pytest.mark.slow),
     ],
 )

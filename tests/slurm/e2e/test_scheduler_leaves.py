@@ -56,6 +56,7 @@ def make_room(job: Job) -> None:
     slurm.told("scancel", other)
 
 
+@pytest.mark.slow
 def test_preempted_by_a_higher_partition(job: Job) -> None:
     job.submitted(**{"cluster.slurm.partition": "train"})
     job.until_step(TRAINING)
