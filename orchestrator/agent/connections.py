@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from aiohttp import WSMessage, WSMsgType, web
@@ -11,6 +12,7 @@ from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.protocol import PULSE_S, Order, Pulse, Register, Report, Start
 from orchestrator.seams import Clock
 
+HEARD_S = 3 * PULSE_S
 RECONNECT_S = 2.0
 """After a connection broke, for an agent that lives to come back."""
 
@@ -85,6 +87,11 @@ class Connections:
         now = self.clock.monotonic()
         for connection in self.by_host.values():
             connection.heard = min(now, connection.heard + seconds)
+
+    def hears(self, hosts: Iterable[str]) -> bool:
+        """Whether each of `hosts` has said something in the last few pulses."""
+        since = self.clock.monotonic() - HEARD_S
+        return all(host in self.by_host and self.by_host[host].heard >= since for host in hosts)
 
     def forget_silent(self) -> list[Silence]:
         """Drop the agents that were silent for too long, and say which and why."""

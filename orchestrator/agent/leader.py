@@ -333,11 +333,12 @@ class Leader:
             self._happened(event)
 
     def _detect(self, watch: Watch, at: float) -> None:
-        now, attempt = self.clock.monotonic(), self.watched
+        now, attempt, run = self.clock.monotonic(), self.watched, self.supervisor.run
         for change in watch.health_changes(now):
             self._happened(health_changed(change, attempt, at))
         hang = watch.hang(now)
-        if hang is not None and not self.hung:
+        # A host that is not heard explains a stall better: its silence is judged first.
+        if hang is not None and not self.hung and self.connections.hears(run.placement):
             self.hung = True
             self._happened(hang_detected(hang, attempt, at))
 

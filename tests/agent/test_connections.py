@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 
-from orchestrator.agent.connections import RECONNECT_S, Connections
+from orchestrator.agent.connections import HEARD_S, RECONNECT_S, Connections
 from orchestrator.contract.codec import decode
 from orchestrator.contract.protocol import (
     Leave,
@@ -169,3 +169,16 @@ def test_an_old_line_takes_no_orders_from_the_new_one(
         assert connection.orders.get_nowait() == Leave(reason="over")
 
     asyncio.run(run())
+
+
+def test_hosts_are_heard_while_each_speaks_every_few_pulses(
+    connections: Connections, clock: TurnedClock
+) -> None:
+    zero, _ = connections.admit(register("host-0"), ws())
+    connections.admit(register("host-1"), ws())
+    assert connections.hears(("host-0", "host-1"))
+    assert not connections.hears(("host-0", "host-2")), "it never came"
+    clock.sleep(HEARD_S + 0.5)
+    zero.heard = clock.monotonic()
+    assert connections.hears(("host-0",))
+    assert not connections.hears(("host-0", "host-1"))
