@@ -40,7 +40,7 @@ class SlurmSpec:
     """None: the cluster's default."""
     account: Word | None = None
     qos: Word | None = None
-    time: Time | None = None
+    time: Count | Time | None = None
     """Of one allocation; the job goes back to the queue at its end until all steps are done. None:
     the partition's."""
     gpus: Literal["per-node", "gres", "none"] = "per-node"

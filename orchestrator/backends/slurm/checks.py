@@ -101,7 +101,7 @@ def _partitions(
 
 
 def _limits(launch: LaunchPlan, spec: SlurmSpec, asked: Sequence[Partition]) -> Iterator[Problem]:
-    wanted = seconds(spec.time) if spec.time else None
+    wanted = seconds(str(spec.time)) if spec.time else None
     most = [one.max_time_s for one in asked]
     limit = max((one for one in most if one is not None), default=None)
     if wanted is not None and limit is not None and None not in most and wanted > limit:
