@@ -24,7 +24,7 @@ from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import Checked, CheckFabric, Register
-from orchestrator.errors import BackendError, PlanError, Unanswered
+from orchestrator.errors import BackendError, NdctlError, Unanswered
 from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
@@ -98,14 +98,15 @@ class Errands:
     async def look_at(self, register: Register) -> tuple[Finding, ...]:
         """What only two hosts can see of one: is its clock right, does its name lead to it?"""
         skew = clock_skew(register.host, register.sent_at, self.clock.now())
+        patience_s = min(NAME_S, self.job.launch.agent_timeout / 2)  # it is not heard meanwhile
         asking = asyncio.to_thread(name_resolves, register.host, register.address, addresses_of)
         try:
-            name = await asyncio.wait_for(asking, NAME_S)
+            name = await asyncio.wait_for(asking, patience_s)
         except TimeoutError:
             name = Finding(
                 what="name",
                 verdict="warns",
-                found=f"looking up {register.host} took longer than {NAME_S:.0f} s",
+                found=f"looking up {register.host} took longer than {patience_s:.0f} s",
                 fix="look at the name servers in /etc/resolv.conf of the leader's host",
             )
         return tuple(finding for finding in (skew, name) if finding is not None)
@@ -187,7 +188,7 @@ class Errands:
     async def _replan(self, action: Replan) -> None:
         try:
             found = await asyncio.to_thread(self.replanner, self.job.plan, action.hosts)
-        except (PlanError, OSError) as exc:
+        except (NdctlError, OSError) as exc:
             log.error("no plan for %s hosts: %s", action.hosts, exc)
             why = str(exc).split("\n")[0]
             self.happened(ReplanRefused(at=self.now(), hosts=action.hosts, why=why))

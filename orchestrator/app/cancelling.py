@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from orchestrator.app.schedulers import clear, standing
 from orchestrator.contract.protocol import CANCEL_PATH
@@ -12,9 +11,6 @@ from orchestrator.errors import BackendError, JobError
 from orchestrator.seams import Clock
 from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.step import fold
-
-if TYPE_CHECKING:
-    pass
 
 CANCEL_TIMEOUT_S = 10.0
 ENDING_POLL_S = 0.1
@@ -47,7 +43,7 @@ def _ask_to_cancel(run_dir: RunDir, launch: int) -> bool:
             return False  # of an earlier launch; another program may have its port by now
         request = urllib.request.Request(
             f"http://{leader['address']}:{leader['port']}{CANCEL_PATH}",
-            data=json.dumps({"by": _user()}).encode(),
+            data=json.dumps({"by": user()}).encode(),
             headers={
                 "Authorization": f"Bearer {run_dir.token.read_text().strip()}",
                 "Content-Type": "application/json",
@@ -96,11 +92,11 @@ def _record_cancel(run_dir: RunDir, clock: Clock) -> str:
         assert supervisor.run.job is not None
         host = supervisor.run.job.launch.leader
         supervisor.feed(LeaderStarted(at=clock.now(), host=host, pid=os.getpid()))
-        supervisor.feed(CancelRequested(at=clock.now(), by=_user()))
+        supervisor.feed(CancelRequested(at=clock.now(), by=user()))
     return f"{run_dir.path.name} had no leader any more; what was left of it has been ended"
 
 
-def _user() -> str:
+def user() -> str:
     import getpass
 
     return getpass.getuser()

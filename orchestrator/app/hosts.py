@@ -1,14 +1,10 @@
 """What is held against hosts: `ndctl hosts clear`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from orchestrator.app.cancelling import _user
+from orchestrator.app.cancelling import user
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
-
-if TYPE_CHECKING:
-    pass
 
 
 def clear_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:
@@ -27,6 +23,6 @@ def clear_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> 
             fix="`ndctl hosts` lists the hosts with strikes; is --run-root the right one?",
         )
     for name in found:
-        cleared = strikes.Cleared(at=now, host=host, by=_user())
+        cleared = strikes.Cleared(at=now, host=host, by=user())
         strikes.record(strikes.path_of(run_root, name), cleared)
     return f"{host} has no strikes any more in {', '.join(found)}"

@@ -1,14 +1,10 @@
 """The backend of a job, and what it has of it. The only place where the command line picks one."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.state import Run
-
-if TYPE_CHECKING:
-    pass
 
 
 def backend_of(name: str, environ: Mapping[str, str], clock: Clock) -> Backend:

@@ -113,9 +113,11 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
     """Wait for those that may still come; else shrink, or queue for others, or wait to the end."""
     assert run.job is not None
     need = len(run.plan.hosts)
-    if run.replanning is not None:
-        return run, ()
     overdue = run.deadline is not None and at >= run.deadline
+    if run.replanning is not None:
+        if not overdue:
+            return run, ()
+        run = replace(run, replanning=None, refused=run.replanning)  # nobody answered
     if not overdue and room_for(run.plan, (*there, *coming(run, at)), switches_of(run)) >= need:
         return run, ()
     reason = f"{len(there)} of {need} hosts are left, and no spare"

@@ -120,6 +120,8 @@ class FakeBackend:
     """How often a scheduler does not answer before it does."""
     smaller: JobPlan | None = None
     mute: bool = False
+    asked: int = 0
+    """How often what it holds against hosts was asked."""
 
     def describe(self, launch: LaunchPlan) -> str:
         return "nothing"
@@ -146,6 +148,7 @@ class FakeBackend:
         raise AssertionError("whoever starts the leader asks for it")
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        self.asked += 1
         if self.mute:
             raise Unanswered("the scheduler does not answer")
         return self.flagged

@@ -257,6 +257,14 @@ def test_a_job_that_cannot_be_planned_smaller_is_queued_again() -> None:
     assert requeue.reason.endswith("there is no plan for 1 hosts or fewer")
 
 
+def test_a_smaller_plan_that_never_comes_is_not_waited_for_longer_than_hosts_are() -> None:
+    job = scheduled(shrink=True)
+    lost_one(job)
+    assert job.waits(60) == ()
+    requeue = one(job.waits(600), Requeue)
+    assert requeue.reason.endswith("there is no plan for 1 hosts or fewer")
+
+
 def test_a_job_does_not_shrink_below_its_least_number_of_hosts() -> None:
     job = scheduled(shrink=True, min_hosts=2)
     requeue = one(lost_one(job), Requeue)

@@ -1,4 +1,4 @@
-"""One uninterrupted run on Slurm, which every interrupted one must equal bit by bit."""
+"""Clusters, jobs on them, and one uninterrupted run that every interrupted one must equal."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import processes_of
+from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on
 from tests.slurm.e2e.slurm_job import SlurmNdctl
-from tests.slurm.testbed import SlurmTestbed
+from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 
 @pytest.fixture
@@ -28,3 +29,17 @@ def finished(_shared: SlurmTestbed, tmp_path_factory: pytest.TempPathFactory) ->
     done = command.submit("--follow")
     assert done.code == 0, done.out + done.err
     return command
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_there: None) -> Iterator[SlurmTestbed]:
+    """Of a module's own, on which a scheduler does what schedulers do."""
+    with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
+        yield testbed
+
+
+@pytest.fixture
+def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
+    cluster.restore()
+    with job_on(cluster, tmp_path / "runs") as job:
+        yield job

@@ -5,31 +5,16 @@ import fcntl
 import os
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.job import Done, processes_of, wait_for
-from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on, uninterrupted
-from tests.slurm.testbed import SlurmTestbed, running_testbed
+from tests.slurm.e2e.scheduler_job import NAME, Job, uninterrupted
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 
 TRAINING = 3
 BAD_STATE = 5
-
-
-@pytest.fixture(scope="module")
-def cluster(slurm_there: None) -> Iterator[SlurmTestbed]:
-    with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
-        yield testbed
-
-
-@pytest.fixture
-def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
-    cluster.restore()
-    with job_on(cluster, tmp_path / "runs") as job:
-        yield job
 
 
 # How it is given up

@@ -1,7 +1,6 @@
 """slurmctld goes away and comes back, and what it makes of jobs that it could not start."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,22 +8,9 @@ import pytest
 from orchestrator.contract import exits
 from tests.e2e.job import Done, wait_for
 from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on, uninterrupted
-from tests.slurm.testbed import SlurmTestbed, running_testbed
+from tests.slurm.testbed import running_testbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def cluster(slurm_there: None) -> Iterator[SlurmTestbed]:
-    with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
-        yield testbed
-
-
-@pytest.fixture
-def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
-    cluster.restore()
-    with job_on(cluster, tmp_path / "runs") as job:
-        yield job
 
 
 @pytest.mark.slow

@@ -1,31 +1,17 @@
 """The scheduler wants the nodes back: ranks write a checkpoint, the job queues again by itself and
 goes on, and nobody is to blame."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on, uninterrupted
-from tests.slurm.testbed import SlurmTestbed, running_testbed
+from tests.slurm.testbed import running_testbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 
 TRAINING = 3
 """The step from which on a job surely trains."""
-
-
-@pytest.fixture(scope="module")
-def cluster(slurm_there: None) -> Iterator[SlurmTestbed]:
-    with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
-        yield testbed
-
-
-@pytest.fixture
-def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
-    cluster.restore()
-    with job_on(cluster, tmp_path / "runs") as job:
-        yield job
 
 
 def assert_went_on(job: Job, cause: str, signal: str) -> None:
