@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.slurm import SlurmSpec
 
 
@@ -19,7 +20,8 @@ class LaunchPlan:
     devices_per_host: int
     agent_timeout: float
     slurm: SlurmSpec | None = None
-    """For the backend of that name."""
+    kubernetes: KubernetesSpec | None = None
+    """Each for the backend of that name."""
     exclude: tuple[str, ...] = ()
     """Hosts that a scheduler is asked not to give."""
 
@@ -46,3 +48,6 @@ class Allocation:
     """Host to its switches from the outermost down, where the scheduler knows them."""
     ends_at: float | None = None
     """Unix seconds of the time limit."""
+    elastic: bool = False
+    """Hosts that are lost are replaced by the scheduler itself, by others under other names, while
+    those that are left wait in place; `hosts` are those of the moment."""

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.data import DataSpec
+from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.limits import AtLeast, Matches
 from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.parallel import ParallelSpec
@@ -19,7 +20,7 @@ from orchestrator.contract.words import Auto, Count, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    backend: Literal["local", "slurm"] = "local"
+    backend: Literal["local", "slurm", "kubernetes"] = "local"
     """Where the job runs; `local` plays the hosts as processes of this machine."""
     hosts: Count = 1
     gpus_per_host: Count = 1
@@ -28,6 +29,8 @@ class ClusterSpec:
     """Hosts that register and wait, to take the place of one that breaks."""
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
     """For `backend: slurm`."""
+    kubernetes: KubernetesSpec = field(default_factory=KubernetesSpec)
+    """For `backend: kubernetes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,129 @@
+"""What a site's Kubernetes needs to be told of a job, in Kubernetes' own words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from orchestrator.contract.limits import AtLeast, Matches
+from orchestrator.contract.words import Count, Seconds
+
+Name = Annotated[
+    str,
+    Matches(
+        r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?",
+        "a Kubernetes name: 1 to 253 of a-z, 0-9, - and ., at both ends no - or .",
+        "training",
+    ),
+]
+Quantity = Annotated[
+    str,
+    Matches(
+        r"\d+(\.\d+)?(m|[kKMGTPE]i?|e\d+)?",
+        "a Kubernetes quantity as text, as in `500Gi`, `16` or `1500m`",
+        "500Gi",
+    ),
+]
+Path = Annotated[str, Matches(r"/.*", "an absolute path", "/data")]
+Kind = Literal["pytorchjob", "jobset", "trainjob"]
+"""Which custom resource becomes the pods: Kubeflow's training operator v1, JobSet, Kubeflow's
+Trainer v2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunVolume:
+    """Where run directories are: one volume that every pod of the job mounts at `cluster`'s
+    run_root. Give one of the two; it has to be readable and writable from all nodes."""
+
+    claim: Name | None = None
+    """A PersistentVolumeClaim (ReadWriteMany) of the namespace."""
+    host_path: Path | None = None
+    """The same path on every node, as of a mounted parallel file system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountedVolume:
+    """One more volume in every pod; one of claim, host_path, secret, config_map, empty_dir."""
+
+    name: Name
+    mount_path: Path
+    claim: Name | None = None
+    host_path: Path | None = None
+    secret: Name | None = None
+    config_map: Name | None = None
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toleration:
+    key: str = ""
+    """Empty: every taint."""
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+    """Empty: every effect."""
+    toleration_seconds: Annotated[int, AtLeast(0)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesSpec:
+    kind: Kind = "pytorchjob"
+    context: str | None = None
+    """Of the kubeconfig; None: its current one."""
+    namespace: Name | None = None
+    """None: the context's, else `default`."""
+    image: Annotated[str, Matches(r"\S+", "an image reference", "ghcr.io/you/ndctl:0.1")] | None = (
+        None
+    )
+    """With ndctl installed, see manifests/image/; needed to render or submit."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    image_pull_secrets: tuple[Name, ...] = ()
+    python: str = "python3"
+    """The interpreter inside the image, which has ndctl installed."""
+    service_account: Name = "ndctl-job"
+    """manifests/base makes it, with the least rights that a leader needs."""
+    priority_class: Name | None = None
+    runs: RunVolume = field(default_factory=RunVolume)
+    run_root: Path = "/ndctl/runs"
+    """Where `runs` is mounted in each pod."""
+    gpu_resource: str | None = "nvidia.com/gpu"
+    """What `cluster.gpus_per_host` devices are asked for as; None: ranks run on CPUs."""
+    rdma_resource: str | None = None
+    """Name differs by site, as in `rdma/hca_shared_devices_a` or `nvidia.com/hostdev`."""
+    rdma_count: Count = 1
+    cpu: Quantity | None = None
+    """Of a pod; request, without a limit: a limit would throttle the ranks."""
+    memory: Quantity | None = None
+    """Of a pod; request and limit."""
+    shm: Quantity | None = "64Gi"
+    """Size limit of /dev/shm (an emptyDir in memory, counted as memory of the pod); None: the
+    runtime's 64 MiB."""
+    host_network: bool = False
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    volumes: tuple[MountedVolume, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Both on the job and on its pods."""
+    run_as_user: Annotated[int, AtLeast(1)] = 1000
+    run_as_group: Annotated[int, AtLeast(1)] = 1000
+    queue: Name | None = None
+    """A LocalQueue of Kueue; jobs wait suspended until they are admitted."""
+    gang_scheduler: Literal["volcano", "coscheduling"] | None = None
+    """Puts schedulingPolicy on a PyTorchJob, for the operator's pod groups."""
+    topology_labels: tuple[str, ...] = (
+        "topology.kubernetes.io/zone",
+        "topology.kubernetes.io/block",
+        "topology.kubernetes.io/rack",
+    )
+    """Node labels that name the switches above a node, the outermost first; those that no node
+    has are passed over."""
+    nvlink_label: str = "nvidia.com/gpu.clique"
+    """Node label of the NVLink domain (GPU feature discovery sets this one)."""
+    force_delete_after: Seconds = 120.0
+    """A pod whose node does not answer is deleted by force after so long, where RBAC allows."""
+    pod_patience: Seconds = 600.0
+    """For a lost pod to be scheduled and started again before the job goes on with fewer hosts or
+    queues anew; the others wait in place."""
+    pod_template: Mapping[str, Any] = field(default_factory=dict)
+    """Merged into each pod template (lists of named things by name), for what has no key here."""
