@@ -194,8 +194,8 @@ def test_what_a_scheduler_signals_a_follower_leaves_to_the_leader(
 class Queue(FakeBackend):
     """A scheduler that takes a job back, or does not."""
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
-        super().requeue(launch, exclude)
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+        super().requeue(launch, exclude, whole=whole)
         if self.broken:
             raise BackendError("it has ended")
 
