@@ -25,8 +25,6 @@ MODEL: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 TOKENS = 128
-GATHERS = pytest.mark.filterwarnings(r"ignore:.*(all_gather|reduce_scatter)_tensor:FutureWarning")
-"""torch 2.13 would have the trainer's gathered attention call them by other names."""
 
 
 def both(
@@ -65,7 +63,6 @@ def both(
     return config, setup
 
 
-@GATHERS
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -90,7 +87,6 @@ def test_tensor_parallel_with_recomputation(checkpointing: str) -> None:
 
 
 @pytest.mark.slow
-@GATHERS
 @pytest.mark.parametrize("context", ["ring", "all_gather", "ulysses"])
 def test_axes_together_with_recomputation(context: str) -> None:
     parallel = {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2, "context": context}
