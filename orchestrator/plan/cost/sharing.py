@@ -8,6 +8,8 @@ pass, or once a step where they are not freed in between.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import mul
+from typing import NamedTuple
 
 from orchestrator.plan.cost.collectives import (
     Wire,
@@ -19,9 +21,8 @@ from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.units import Units
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
+from orchestrator.plan.stages import Held, held_along, stage_gathers
 
-STAGES_AT_ONCE = 3
-"""Of one rank's, that torch's schedules keep gathered (`_add_unshard_reshard`)."""
 BUCKET_BYTES = 25 * 2**20
 """Of the trainer's buckets (`trainer/parallel/buckets.py`)."""
 
@@ -54,32 +55,56 @@ class Sharing:
         return sum(flow.exposed for flow in self.flows)
 
 
-def sharing_of(setup: Setup, machine: Machine, units: Units, windows: Windows) -> Sharing:
+def sharing_of(
+    setup: Setup, machine: Machine, rank: Held, units: Units, windows: Windows
+) -> Sharing:
     if setup.data == "fsdp":
-        return _fsdp(setup, machine, units, windows)
+        return _fsdp(setup, machine, _gathers(setup, rank), units, windows)
     return _copies(setup, machine, units, windows)
 
 
-def gathers(setup: Setup) -> tuple[int, int]:
-    """How often a step gathers a layer: for forward and for backward passes."""
-    micro, stages = setup.micro_batches, setup.pipeline.stages
-    if setup.mesh.pp == 1:
-        return (1, 0) if setup.reshard is False else (micro, micro)
-    if stages > STAGES_AT_ONCE:
-        return micro, micro
-    # torch's schedules keep what a backward pass gathered for the forward pass that follows, and
-    # all of a rank's stages where it has several.
-    return 1, micro if stages == 1 and setup.reshard is not False else 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathers:
+    """How often a step gathers what a rank holds."""
+
+    forward: int
+    """All of it, for forward passes."""
+    backward: int
+    """All of it, for backward passes."""
+    layers: int = 0
+    """Layers that a pipeline's schedule freed, and gathers once more: the sum of all times."""
+    ends: int = 0
+    """The same of embedding or head."""
 
 
-def _fsdp(setup: Setup, machine: Machine, units: Units, windows: Windows) -> Sharing:
+def _gathers(setup: Setup, rank: Held) -> Gathers:
+    micro, spec, mesh = setup.micro_batches, setup.pipeline, setup.mesh
+    if mesh.pp == 1:
+        once = setup.reshard is False
+        return Gathers(forward=1 if once else micro, backward=0 if once else micro)
+    if spec.stages == 1:
+        # torch's schedules keep what a backward pass gathered for the forward pass that follows.
+        return Gathers(forward=1, backward=0 if setup.reshard is False else micro)
+    more = [
+        [times - 1 for times in stage_gathers(spec, mesh.pp, number, micro)]
+        for number, held in enumerate(held_along(setup.shape, mesh.pp, spec, setup.tokens))
+        if held == rank
+    ]
+    # Of ranks with as many layers the one that gathers the most, which is the first.
+    most = max(more, key=lambda stages: sum(map(mul, stages, rank.stages)))
+    ends = most[0] * rank.is_first + most[-1] * rank.is_last
+    return Gathers(forward=1, backward=0, layers=sum(map(mul, most, rank.stages)), ends=ends)
+
+
+def _fsdp(
+    setup: Setup, machine: Machine, often: Gathers, units: Units, windows: Windows
+) -> Sharing:
     mesh, sharing = setup.mesh, Sharing()
     shards = mesh.dp_shard * mesh.cp
-    forward, backward = gathers(setup)
+    times = often.forward + often.backward + _again_bytes(often, units) / units.gathered
     # What is gathered is cast before, and copied to its place behind; gradients are cast, added up
     # and copied to where each rank's part lies together.
-    sharing.copied = units.gathered * 2 * (forward + backward)
-    sharing.copied += units.held / shards * 6 * (forward + backward)
+    sharing.copied = (units.gathered * 2 + units.held / shards * 6) * times
     reduced = units.trained
     sharing.copied += reduced * 6 + reduced * 10 * (setup.micro_batches - 1)
     if shards * mesh.dp_replicate == 1:
@@ -88,10 +113,10 @@ def _fsdp(setup: Setup, machine: Machine, units: Units, windows: Windows) -> Sha
     inner = wire
     if not isinstance(setup.reshard, bool) and setup.reshard < shards:
         inner = machine.wire(setup.reshard, mesh.tp)
-    axis = _together("dp_shard", mesh.dp_shard, mesh.cp)
+    ways = Ways(wire, inner, _together("dp_shard", mesh.dp_shard, mesh.cp), often)
     if shards > 1:
-        _gather(sharing, setup, machine, units, windows, (wire, inner, axis))
-    _reduce(sharing, setup, machine, units, windows, (wire, inner, axis))
+        _gather(sharing, setup, machine, units, windows, ways)
+    _reduce(sharing, setup, machine, units, windows, ways)
     return sharing
 
 
@@ -102,15 +127,31 @@ def _together(axis: str, size: int, cp: int) -> str:
     return f"{axis} x cp" if size > 1 else "cp"
 
 
-Ways = tuple[Wire, Wire, str]
-"""Between all shards; between those that hold a copy from forward to backward; their axis."""
+class Ways(NamedTuple):
+    wire: Wire
+    """Between all shards."""
+    inner: Wire
+    """Between those that hold a copy from forward to backward."""
+    axis: str
+    """Theirs."""
+    often: Gathers
+
+
+def _again_bytes(often: Gathers, units: Units) -> float:
+    outer = sum(unit.gathered for unit in units.outer)
+    return often.layers * units.layer.gathered + often.ends * outer
 
 
 def _gather(
-    sharing: Sharing, setup: Setup, machine: Machine, units: Units, windows: Windows, ways: Ways
+    sharing: Sharing,
+    setup: Setup,
+    machine: Machine,
+    units: Units,
+    windows: Windows,
+    ways: Ways,
 ) -> None:
-    wire, inner, axis = ways
-    forward, backward = gathers(setup)
+    wire, inner, axis, often = ways
+    forward, backward = often.forward, often.backward
     fetched = _offloaded(setup, machine, units.held / units.layers)
     first = fetched + wire.gather_s(units.layer.gathered)
     again = fetched + inner.gather_s(units.layer.gathered)
@@ -125,11 +166,15 @@ def _gather(
         0.0, again - room_back
     )
     shown_back += max(0.0, embedding_again - room_back)
+    outer = root + embedding + head
+    # What a schedule freed it asks for two stages ahead, so it has one stage to hide behind.
+    shown_once_more = often.layers * max(0.0, first - room) + often.ends * max(0.0, outer - room)
+    whole = forward * units.gathered + _again_bytes(often, units)
     ahead = (
-        forward * ring_gather_bytes(wire.group.size, units.gathered),
-        forward * units.number,
-        forward * (units.layers * first + root + embedding + head),
-        forward * shown,
+        ring_gather_bytes(wire.group.size, whole),
+        forward * units.number + often.layers + often.ends * (units.number - units.layers),
+        forward * (units.layers * first + outer) + often.layers * first + often.ends * outer,
+        forward * shown + shown_once_more,
     )
     whole_again = units.again * units.layer.gathered + units.embedding.gathered
     behind = (
@@ -175,7 +220,7 @@ def _reduce(
     ways: Ways,
 ) -> None:
     """Once a step, with the last backward pass: between shards, then between their copies."""
-    mesh, (wire, inner, axis) = setup.mesh, ways
+    mesh, (wire, inner, axis, often) = setup.mesh, ways
     shards = wire.group.size
     copies = machine.wire(mesh.dp_replicate, mesh.dp_shard * mesh.cp * mesh.tp)
     outer = [unit.reduced for unit in units.outer if unit.reduced]
@@ -190,7 +235,7 @@ def _reduce(
         shown, shown_summed = total, total_summed
     else:
         # Gathers of the same pass go over the same links.
-        busy = inner.gather_s(units.layer.gathered) if gathers(setup)[1] else 0.0
+        busy = inner.gather_s(units.layer.gathered) if often.backward else 0.0
         room = max(0.0, windows.backward - busy)
         more = units.layers - 1
         # The last to be reduced, the first layer's and the embedding's, are waited for.
