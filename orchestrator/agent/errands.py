@@ -4,7 +4,7 @@ hosts try each other, or looks for a smaller plan. What comes of an errand is an
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.agent.connections import Connections
 from orchestrator.agent.sockets import free_port
@@ -28,6 +28,7 @@ from orchestrator.errors import BackendError, NdctlError, Unanswered
 from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
+from orchestrator.supervise.roster import switches_of, usable
 from orchestrator.supervise.state import JobPlan, Run
 
 log = logging.getLogger(__name__)
@@ -44,8 +45,9 @@ CUT_OFF_S = 300.0
 SlurmdTimeout, after which it gives up a node."""
 CUT_OFF_POLL_S = 2.0
 
-Replanner = Callable[[Plan, int], JobPlan]
-"""Of a plan and a number of hosts: a plan for no more than those. Raises PlanError."""
+Replanner = Callable[[Plan, Sequence[str], Mapping[str, tuple[str, ...]]], JobPlan]
+"""Of a plan, the hosts that are left and the switches above them: a plan for no more than those.
+Raises PlanError."""
 
 
 class Errands:
@@ -187,7 +189,9 @@ class Errands:
 
     async def _replan(self, action: Replan) -> None:
         try:
-            found = await asyncio.to_thread(self.replanner, self.job.plan, action.hosts)
+            run = self.run()
+            hosts, switches = usable(run), switches_of(run)
+            found = await asyncio.to_thread(self.replanner, self.job.plan, hosts, switches)
         except (NdctlError, OSError) as exc:
             log.error("no plan for %s hosts: %s", action.hosts, exc)
             why = str(exc).split("\n")[0]

@@ -10,6 +10,7 @@ from orchestrator.contract.events import (
     ReplanRefused,
 )
 from orchestrator.contract.launch import Cause
+from orchestrator.plan.placement.place import room_for
 from orchestrator.supervise.moves import (
     Result,
     all_done,
@@ -20,7 +21,7 @@ from orchestrator.supervise.moves import (
     start_if_ready,
     stop,
 )
-from orchestrator.supervise.roster import usable
+from orchestrator.supervise.roster import switches_of, usable
 from orchestrator.supervise.state import LIVE, JobPlan, Leaving, Run, Stage
 
 WORDS: dict[Cause | None, str] = {
@@ -96,7 +97,8 @@ def replanned(run: Run, event: Replanned) -> Result:
     if run.replanning is None:
         return run, ()
     run = replace(run, replanning=None)
-    if len(usable(run)) < len(job.plan.hosts):  # else the host came back meanwhile
+    room = room_for(job.plan, usable(run), switches_of(run))
+    if room < len(job.plan.hosts):  # else the host came back meanwhile
         run = replace(run, replanned=JobPlan(plan=event.plan, number=event.plan_number))
     return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
 
