@@ -1,7 +1,7 @@
 """What each rank of a pipeline has and keeps, and how long it waits."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -133,22 +133,27 @@ def kept_passes(spec: PipelineSpec, pp: int, rank: int, micro_batches: int) -> i
 
 
 @cache
-def stage_gathers(spec: PipelineSpec, pp: int, rank: int, micro_batches: int) -> tuple[int, ...]:
-    """How often a step gathers each stage of `rank`, where it has several.
+def stage_gathers(
+    spec: PipelineSpec, pp: int, rank: int, micro_batches: int
+) -> tuple[tuple[int, ...], ...]:
+    """Each gathering of each stage of `rank`, where it has several: how many passes through other
+    stages are between the asking and the first use.
 
     torch's schedules gather a whole stage before its first pass and free it when it is not among
     the next three that the rank needs (`_add_unshard_reshard`).
     """
     if spec.stages <= STAGES_AT_ONCE:
-        return (1,) * spec.stages
+        return tuple((stage,) for stage in range(spec.stages))
     passes = list(_interleaved_passes(spec, pp, rank, micro_batches))
-    gathered: Counter[int] = Counter()
-    there: set[int] = set()
+    gathered: list[list[int]] = [[] for _ in range(spec.stages)]
+    there: Collection[int] = ()
     for at in range(len(passes)):
         needed = _next_stages(passes, at)
-        gathered.update(needed - there)
+        for stage, ahead in needed.items():
+            if stage not in there:
+                gathered[stage].append(ahead)
         there = needed
-    return tuple(gathered[stage] for stage in range(spec.stages))
+    return tuple(map(tuple, gathered))
 
 
 def _interleaved_passes(
@@ -165,10 +170,11 @@ def _interleaved_passes(
             yield stages - 1 - (turn - warmup) // a_round % stages
 
 
-def _next_stages(passes: Sequence[int], at: int) -> set[int]:
-    found: set[int] = set()
-    for stage in islice(passes, at, None):
-        found.add(stage)
+def _next_stages(passes: Sequence[int], at: int) -> dict[int, int]:
+    """Which come next, and how many passes after `at` they do."""
+    found: dict[int, int] = {}
+    for ahead, stage in enumerate(islice(passes, at, None)):
+        found.setdefault(stage, ahead)
         if len(found) == STAGES_AT_ONCE:
             break
     return found

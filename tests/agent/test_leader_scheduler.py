@@ -97,6 +97,7 @@ def test_a_host_where_no_agent_can_be_had_makes_the_job_smaller(tmp_path: Path) 
         assert (start.nodes, start.config) == (1, str(job.run_dir.trainer_config(2)))
         assert job.events(HostUnavailable)[0].host == "host-1"
         assert job.events(Replanned)[0].plan_number == 2
+        assert job.backend.left == ("host-0",)
 
     play(tmp_path, script, shrink=True)
 

@@ -118,7 +118,7 @@ def test_stages_are_gathered_as_often_as_torchs_schedule_does(stages: int) -> No
                     if action.computation_type is Kind.UNSHARD
                 )
                 found = stage_gathers(spec, pp, rank, micro_batches)
-                assert found == tuple(told[stage] for stage in range(stages))
+                assert [len(times) for times in found] == [told[stage] for stage in range(stages)]
 
 
 def layers(count: int) -> ModelShape:

@@ -6,9 +6,8 @@ pass, or once a step where they are not freed in between.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import mul
 from typing import NamedTuple
 
 from orchestrator.plan.cost.collectives import (
@@ -63,6 +62,16 @@ def sharing_of(
     return _copies(setup, machine, units, windows)
 
 
+class Again(NamedTuple):
+    """One stage that a pipeline's schedule freed, and gathers once more."""
+
+    layers: int
+    has_end: bool
+    """It has the embedding or the head."""
+    ahead: int
+    """Passes through other stages between the asking and the use."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathers:
     """How often a step gathers what a rank holds."""
@@ -71,10 +80,7 @@ class Gathers:
     """All of it, for forward passes."""
     backward: int
     """All of it, for backward passes."""
-    layers: int = 0
-    """Layers that a pipeline's schedule freed, and gathers once more: the sum of all times."""
-    ends: int = 0
-    """The same of embedding or head."""
+    again: tuple[Again, ...] = ()
 
 
 def _gathers(setup: Setup, rank: Held) -> Gathers:
@@ -85,15 +91,23 @@ def _gathers(setup: Setup, rank: Held) -> Gathers:
     if spec.stages == 1:
         # torch's schedules keep what a backward pass gathered for the forward pass that follows.
         return Gathers(forward=1, backward=0 if setup.reshard is False else micro)
-    more = [
-        [times - 1 for times in stage_gathers(spec, mesh.pp, number, micro)]
+    alike = [
+        _again(rank, stage_gathers(spec, mesh.pp, number, micro))
         for number, held in enumerate(held_along(setup.shape, mesh.pp, spec, setup.tokens))
         if held == rank
     ]
-    # Of ranks with as many layers the one that gathers the most, which is the first.
-    most = max(more, key=lambda stages: sum(map(mul, stages, rank.stages)))
-    ends = most[0] * rank.is_first + most[-1] * rank.is_last
-    return Gathers(forward=1, backward=0, layers=sum(map(mul, most, rank.stages)), ends=ends)
+    most = max(alike, key=lambda again: sum(one.layers for one in again))
+    return Gathers(forward=1, backward=0, again=most)
+
+
+def _again(rank: Held, gathers: Sequence[Sequence[int]]) -> tuple[Again, ...]:
+    """All but the first gathering of each stage of `rank`."""
+    last = len(gathers) - 1
+    return tuple(
+        Again(layers, (stage == 0 and rank.is_first) or (stage == last and rank.is_last), ahead)
+        for stage, (layers, times) in enumerate(zip(rank.stages, gathers, strict=True))
+        for ahead in times[1:]
+    )
 
 
 def _fsdp(
@@ -139,7 +153,7 @@ class Ways(NamedTuple):
 
 def _again_bytes(often: Gathers, units: Units) -> float:
     outer = sum(unit.gathered for unit in units.outer)
-    return often.layers * units.layer.gathered + often.ends * outer
+    return sum(one.layers * units.layer.gathered + one.has_end * outer for one in often.again)
 
 
 def _gather(
@@ -167,14 +181,16 @@ def _gather(
     )
     shown_back += max(0.0, embedding_again - room_back)
     outer = root + embedding + head
-    # What a schedule freed it asks for two stages ahead, so it has one stage to hide behind.
-    shown_once_more = often.layers * max(0.0, first - room) + often.ends * max(0.0, outer - room)
+    more = [(one, one.layers * first + one.has_end * outer) for one in often.again]
+    # Passes are taken to be forward ones, through stages as long as the one that is waited for.
+    shown_more = sum(max(0.0, time - one.ahead * one.layers * room) for one, time in more)
+    ends = units.number - units.layers
     whole = forward * units.gathered + _again_bytes(often, units)
     ahead = (
         ring_gather_bytes(wire.group.size, whole),
-        forward * units.number + often.layers + often.ends * (units.number - units.layers),
-        forward * (units.layers * first + outer) + often.layers * first + often.ends * outer,
-        forward * shown + shown_once_more,
+        forward * units.number + sum(one.layers + one.has_end * ends for one, _ in more),
+        forward * (units.layers * first + outer) + sum(time for _, time in more),
+        forward * shown + shown_more,
     )
     whole_again = units.again * units.layer.gathered + units.embedding.gathered
     behind = (
