@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.limits import AtLeast, Matches
 from orchestrator.contract.words import Count, Seconds
 
@@ -39,10 +40,23 @@ class RunVolume:
     host_path: Path | None = None
     """The same path on every node, as of a mounted parallel file system."""
 
+    def __post_init__(self) -> None:
+        if self.claim is not None and self.host_path is not None:
+            raise Invalid(
+                [
+                    Problem(
+                        path="host_path",
+                        value=self.host_path,
+                        limit="left out where claim is given: run directories are in one volume",
+                        fix=f"remove host_path, or claim: {self.claim}",
+                    )
+                ]
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountedVolume:
-    """One more volume in every pod; one of claim, host_path, secret, config_map, empty_dir."""
+    """One more volume in every pod, of one source."""
 
     name: Name
     mount_path: Path
@@ -50,7 +64,51 @@ class MountedVolume:
     host_path: Path | None = None
     secret: Name | None = None
     config_map: Name | None = None
+    empty_dir: Quantity | None = None
+    """A folder of the node of at most this size, gone with the pod."""
     read_only: bool = True
+    """Of no meaning for an empty_dir."""
+
+    def __post_init__(self) -> None:
+        sources = ("claim", "host_path", "secret", "config_map", "empty_dir")
+        given = [source for source in sources if getattr(self, source) is not None]
+        if len(given) != 1:
+            raise Invalid(
+                [
+                    Problem(
+                        path="",
+                        value=", ".join(given) or "none of them",
+                        limit=f"of one source: {', '.join(sources)}",
+                        fix=f"volume {self.name}: give one of them",
+                    )
+                ]
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyRequest:
+    """How near to each other the hosts of a job have to be, in node labels that name a switch, a
+    block or a rack."""
+
+    required: str | None = None
+    """All hosts have one value of this label, or the job waits."""
+    preferred: str | None = None
+    """The same, if it can be."""
+    slice: str | None = None
+    """Every `slice_size` hosts, in order of their ranks, have one value of this label."""
+    slice_size: Count | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.required is not None and self.preferred is not None:
+            limit = "left out where required is given"
+            fix = "remove one of the two"
+            problems.append(Problem(path="preferred", value=self.preferred, limit=limit, fix=fix))
+        if (self.slice is None) != (self.slice_size is None):
+            limit = "given together with slice_size"
+            problems.append(Problem(path="slice", limit=limit, fix="give both, or neither"))
+        if problems:
+            raise Invalid(problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +176,9 @@ class KubernetesSpec:
     )
     """Node labels that name the switches above a node, the outermost first; those that no node
     has are passed over."""
+    topology: TopologyRequest | None = None
+    """None: what the plan asks for. Kueue sees to all of it; without `queue` the scheduler sees to
+    `required` and `preferred`, and prefers one value of `slice` for all hosts."""
     nvlink_label: str = "nvidia.com/gpu.clique"
     """Node label of the NVLink domain (GPU feature discovery sets this one)."""
     force_delete_after: Seconds = 120.0
@@ -126,4 +187,6 @@ class KubernetesSpec:
     """For a lost pod to be scheduled and started again before the job goes on with fewer hosts or
     queues anew; the others wait in place."""
     pod_template: Mapping[str, Any] = field(default_factory=dict)
-    """Merged into each pod template (lists of named things by name), for what has no key here."""
+    """Merged into each pod template, for what has no key here: mappings key by key, null removes a
+    key, lists of named things (containers, env, volumes) by name and volumeMounts by mountPath;
+    other lists replace what was there."""
