@@ -24,6 +24,14 @@ Quantity = Annotated[
         "500Gi",
     ),
 ]
+Label = Annotated[
+    str,
+    Matches(
+        r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
+        "the key of a label: a name of 1 to 63 signs, with or without a domain and / before it",
+        "topology.kubernetes.io/rack",
+    ),
+]
 Path = Annotated[str, Matches(r"/.*", "an absolute path", "/data")]
 Kind = Literal["pytorchjob", "jobset", "trainjob"]
 """Which custom resource becomes the pods: Kubeflow's training operator v1, JobSet, Kubeflow's
@@ -86,17 +94,37 @@ class MountedVolume:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyRequest:
-    """How near to each other the hosts of a job have to be, in node labels that name a switch, a
-    block or a rack."""
+class Toleration:
+    key: str = ""
+    """Empty: every taint."""
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+    """Empty: every effect."""
+    toleration_seconds: Annotated[int, AtLeast(0)] | None = None
 
-    required: str | None = None
-    """All hosts have one value of this label, or the job waits."""
-    preferred: str | None = None
-    """The same, if it can be."""
-    slice: str | None = None
-    """Every `slice_size` hosts, in order of their ranks, have one value of this label."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyRequest:
+    """Where the pods of a job should come to lie, in labels of nodes; what is None, or empty, is
+    not asked."""
+
+    required: Label | None = None
+    """All pods below one value of it, or the job waits: podset-required-topology with a queue of
+    Kueue, else a required pod affinity."""
+    preferred: Label | None = None
+    """As near to that as there is room: Kueue's podset-preferred-topology."""
+    slice: Label | None = None
+    """Each `slice_size` pods in order below one value of it: Kueue's
+    podset-slice-required-topology; of Kueue alone, and of a job of one kind of pods."""
     slice_size: Count | None = None
+    levels: tuple[Label, ...] = ()
+    """Without Kueue: pod affinities that the scheduler prefers, the innermost, which is the last,
+    before the others."""
+    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Label -> values, one of which a node must have: devices of one kind."""
+    prefer_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Label -> values that are better: the racks that the plan is made for."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -109,17 +137,6 @@ class TopologyRequest:
             problems.append(Problem(path="slice", limit=limit, fix="give both, or neither"))
         if problems:
             raise Invalid(problems)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toleration:
-    key: str = ""
-    """Empty: every taint."""
-    operator: Literal["Exists", "Equal"] = "Exists"
-    value: str = ""
-    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
-    """Empty: every effect."""
-    toleration_seconds: Annotated[int, AtLeast(0)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,18 +186,19 @@ class KubernetesSpec:
     """A LocalQueue of Kueue; jobs wait suspended until they are admitted."""
     gang_scheduler: Literal["volcano", "coscheduling"] | None = None
     """Puts schedulingPolicy on a PyTorchJob, for the operator's pod groups."""
-    topology_labels: tuple[str, ...] = (
+    topology_labels: tuple[Label, ...] = (
         "topology.kubernetes.io/zone",
         "topology.kubernetes.io/block",
         "topology.kubernetes.io/rack",
     )
     """Node labels that name the switches above a node, the outermost first; those that no node
     has are passed over."""
-    topology: TopologyRequest | None = None
-    """None: what the plan asks for. Kueue sees to all of it; without `queue` the scheduler sees to
-    `required` and `preferred`, and prefers one value of `slice` for all hosts."""
-    nvlink_label: str = "nvidia.com/gpu.clique"
+    nvlink_label: Label = "nvidia.com/gpu.clique"
     """Node label of the NVLink domain (GPU feature discovery sets this one)."""
+    exclude: tuple[Name, ...] = ()
+    """Nodes that the job shall not have, by name."""
+    topology: TopologyRequest | None = None
+    """None: what the plan asks for."""
     force_delete_after: Seconds = 120.0
     """A pod whose node does not answer is deleted by force after so long, where RBAC allows."""
     pod_patience: Seconds = 600.0
