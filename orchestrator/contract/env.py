@@ -20,6 +20,8 @@ RUN_ROOT = "NDCTL_RUN_ROOT"
 """Default of `--run-root` for every verb."""
 SLURM_GPUS = "NDCTL_SLURM_GPUS"
 """A site's own table of what GPUs Slurm's gres types are, before ndctl's."""
+KUBERNETES_GPUS = "NDCTL_KUBERNETES_GPUS"
+"""A site's own table of what GPUs its nodes' labels stand for, before ndctl's."""
 TOKEN = "NDCTL_TOKEN"
 """The job's token, where a backend cannot hand over the file."""
 
