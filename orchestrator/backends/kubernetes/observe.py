@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup, name_of
 from orchestrator.contract.launch import Cause
 
-LABEL = "ndctl.dev/job"
-LAUNCH = "ndctl.dev/launch"
-CANCELLED = "ndctl.dev/cancelled-by"
-QUEUE = "kueue.x-k8s.io/queue-name"
+LABEL = names.JOB_LABEL
+LAUNCH = names.LAUNCH_ANNOTATION
+CANCELLED = names.CANCELLED_ANNOTATION
+QUEUE = names.QUEUE_LABEL
 
 Meaning = Literal["missing", "suspended", "waiting", "running", "succeeded", "failed"]
 
