@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 
 
@@ -55,16 +56,16 @@ class Backend(Protocol):
     Every method raises BackendError when the scheduler does not answer or refuses.
     """
 
-    def describe(self, launch: LaunchPlan) -> str:
-        """Exactly what `submit` would start, for a person to read."""
+    def describe(self, handover: Handover) -> str:
+        """Exactly what `submit` would start, for a person to read; nobody is asked."""
 
-    def check(self, launch: LaunchPlan) -> str:
+    def check(self, handover: Handover) -> str:
         """What the scheduler says to it before anything is queued, in words; `` without one.
 
         The BackendError names everything that stands in the way.
         """
 
-    def submit(self, launch: LaunchPlan) -> None:
+    def submit(self, handover: Handover) -> None:
         """Start one agent on each host, having made sure that none of an earlier launch is left."""
 
     def standing(self, launch: LaunchPlan) -> str | None:

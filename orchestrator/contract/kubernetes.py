@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.limits import AtLeast, Matches
 from orchestrator.contract.words import Count, Seconds
 
@@ -47,10 +48,23 @@ class RunVolume:
     host_path: Path | None = None
     """The same path on every node, as of a mounted parallel file system."""
 
+    def __post_init__(self) -> None:
+        if self.claim is not None and self.host_path is not None:
+            raise Invalid(
+                [
+                    Problem(
+                        path="host_path",
+                        value=self.host_path,
+                        limit="left out where claim is given: run directories are in one volume",
+                        fix=f"remove host_path, or claim: {self.claim}",
+                    )
+                ]
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountedVolume:
-    """One more volume in every pod; one of claim, host_path, secret, config_map, empty_dir."""
+    """One more volume in every pod, of one source."""
 
     name: Name
     mount_path: Path
@@ -58,7 +72,25 @@ class MountedVolume:
     host_path: Path | None = None
     secret: Name | None = None
     config_map: Name | None = None
+    empty_dir: Quantity | None = None
+    """A folder of the node of at most this size, gone with the pod."""
     read_only: bool = True
+    """Of no meaning for an empty_dir."""
+
+    def __post_init__(self) -> None:
+        sources = ("claim", "host_path", "secret", "config_map", "empty_dir")
+        given = [source for source in sources if getattr(self, source) is not None]
+        if len(given) != 1:
+            raise Invalid(
+                [
+                    Problem(
+                        path="",
+                        value=", ".join(given) or "none of them",
+                        limit=f"of one source: {', '.join(sources)}",
+                        fix=f"volume {self.name}: give one of them",
+                    )
+                ]
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +125,18 @@ class TopologyRequest:
     """Label -> values, one of which a node must have: devices of one kind."""
     prefer_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Label -> values that are better: the racks that the plan is made for."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.required is not None and self.preferred is not None:
+            limit = "left out where required is given"
+            fix = "remove one of the two"
+            problems.append(Problem(path="preferred", value=self.preferred, limit=limit, fix=fix))
+        if (self.slice is None) != (self.slice_size is None):
+            limit = "given together with slice_size"
+            problems.append(Problem(path="slice", limit=limit, fix="give both, or neither"))
+        if problems:
+            raise Invalid(problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,4 +213,6 @@ class KubernetesSpec:
     """For a lost pod to be scheduled and started again before the job goes on with fewer hosts or
     queues anew; the others wait in place."""
     pod_template: Mapping[str, Any] = field(default_factory=dict)
-    """Merged into each pod template (lists of named things by name), for what has no key here."""
+    """Merged into each pod template, for what has no key here: mappings key by key, null removes a
+    key, lists of named things (containers, env, volumes) by name and volumeMounts by mountPath;
+    other lists replace what was there."""
