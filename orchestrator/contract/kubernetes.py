@@ -188,6 +188,14 @@ class KubernetesSpec:
     """Puts schedulingPolicy on a PyTorchJob, for the operator's pod groups."""
     topology_labels: tuple[Label, ...] = (
         "topology.kubernetes.io/zone",
+        "network.topology.nvidia.com/core",
+        "network.topology.nvidia.com/spine",
+        "network.topology.nvidia.com/leaf",
+        "cloud.google.com/gce-topology-block",
+        "cloud.google.com/gce-topology-subblock",
+        "topology.k8s.aws/network-node-layer-1",
+        "topology.k8s.aws/network-node-layer-2",
+        "topology.k8s.aws/network-node-layer-3",
         "topology.kubernetes.io/block",
         "topology.kubernetes.io/rack",
     )

@@ -69,7 +69,7 @@ def _kind(
     label with its values, or else the names of the others."""
     ours = [by_name[host.name] for host in able if _is_of(plan, host)]
     others = [by_name[host.name] for host in able if not _is_of(plan, host)]
-    if not others:
+    if not ours or not others:
         return {}, ()
     for label in KINDS:
         values = {node.labels.get(label) for node in ours}
