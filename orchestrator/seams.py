@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
+from orchestrator.contract.rundir import RunDir
 
 
 class Clock(Protocol):
@@ -103,3 +105,41 @@ class Backend(Protocol):
 
     def clear(self, launch: LaunchPlan) -> None:
         """End every process of the job; returns when none is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """What a cluster has of a job of some name."""
+
+    launch: int
+    """Number of the submission that it is of."""
+    over: bool
+    """Nothing of it runs, nor will."""
+    words: str
+
+
+class Copy(Protocol):
+    """A job whose run directory is elsewhere: what is known of it here, to be read as one."""
+
+    run_dir: RunDir
+
+    def refresh(self) -> None:
+        """Bring it up to date. Raises BackendError where that cannot be."""
+
+    def fetch_logs(self) -> None:
+        """Bring the ranks' logs."""
+
+    def cancel(self) -> Completed | None:
+        """Have its leader end the job; None where nothing of it runs that could be asked."""
+
+
+@runtime_checkable
+class RemoteBackend(Backend, Protocol):
+    """One whose jobs write their run directories themselves, where whoever submits may not see
+    them: of what `submit` hands over."""
+
+    def former(self, launch: LaunchPlan) -> Former | None:
+        """What there is of the name already."""
+
+    def copy(self, launch: LaunchPlan, run_root: Path) -> Copy:
+        """Where this machine keeps what it knows of the job."""

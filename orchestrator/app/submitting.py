@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.app.planning import Planned
@@ -15,7 +15,7 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import BackendError, JobError, PlanError
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import Backend, Clock, Copy, RemoteBackend
 from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.opening import ARCHIVE, archive, write_files
 from orchestrator.supervise.state import Run
@@ -135,6 +135,8 @@ class Submitted:
     run_dir: RunDir
     known: int
     """Lines that the journal had before."""
+    copy: Copy | None = None
+    """Where the run directory is elsewhere: what is known of it here."""
 
 
 def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Submitted:
@@ -150,7 +152,10 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     _check_trainable(submission)
     _check_drills(submission)
     struck = _struck(submission, backend, clock)
-    backend.check(handover_of(submission, submitted_event(submission, Run(), 0.0, struck)))
+    first = submitted_event(submission, Run(), 0.0, struck)
+    backend.check(handover_of(submission, first))
+    if isinstance(backend, RemoteBackend):
+        return _submit_remotely(submission, backend, first, clock)
     try:
         _admit(submission, environ, clock)
         run_dir.logs.mkdir(parents=True, exist_ok=True)
@@ -168,6 +173,34 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         ) from exc
     backend.submit(handover)
     return Submitted(run_dir=run_dir, known=known)
+
+
+def _submit_remotely(
+    submission: Submission, backend: RemoteBackend, first: JobSubmitted, clock: Clock
+) -> Submitted:
+    """Hand it all over; the leader writes the run directory."""
+    name, launch = submission.planned.spec.name, first.launch
+    former = backend.former(launch)
+    if former is not None and not former.over:
+        raise JobError(
+            f"job {name} is in the scheduler's hands: {former.words}",
+            fix=f"watch it with `ndctl status {name}`, end it with `ndctl cancel {name}`",
+        )
+    again = submission.resume or submission.new
+    if former is not None and not again:
+        raise JobError(
+            f"job {name} exists: {former.words}",
+            fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
+            f" run in {ARCHIVE}/",
+        )
+    number = 1
+    if again:
+        # Where nothing tells which launch was the last one, the time is later than all of them.
+        number = former.launch + 1 if former is not None else int(clock.now())
+    job = replace(first, launch=replace(launch, launch=number), resume=submission.resume)
+    backend.submit(handover_of(submission, job))
+    copy = backend.copy(job.launch, submission.run_root)
+    return Submitted(run_dir=copy.run_dir, known=0, copy=copy)
 
 
 def _check_trainable(submission: Submission) -> None:

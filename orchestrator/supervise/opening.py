@@ -67,9 +67,7 @@ def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> 
         plans = run.current.number + 1 if run.job else handover.job.plan_number
         write_files(run_dir, handover, plans, token=token)
         resume = run.job is not None
-        journal.append(
-            replace(handover.job, at=clock.now(), plan_number=plans, resume=resume)
-        )
+        journal.append(replace(handover.job, at=clock.now(), plan_number=plans, resume=resume))
     return known(run_dir)
 
 

@@ -8,9 +8,10 @@ fields that are newer or older than they are. It is imported late: other verbs d
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -57,9 +58,9 @@ class Api:
     @cached_property
     def _config(self) -> Any:
         """The client's Configuration. Raises BackendError without credentials."""
-        from kubernetes import config
         from kubernetes.client import Configuration
 
+        config: Any = import_module("kubernetes.config")
         made = Configuration()
         try:
             if self.in_cluster:
@@ -90,8 +91,7 @@ class Api:
             with contextlib.suppress(OSError):
                 return "in-cluster", NAMESPACE.read_text().strip()
             return "in-cluster", "default"
-        from kubernetes import config
-
+        config: Any = import_module("kubernetes.config")
         try:
             contexts, current = config.list_kube_config_contexts(self._file)
         except config.ConfigException as exc:
@@ -143,7 +143,8 @@ class Api:
     def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
         """None where there is no such object."""
         try:
-            return self._json("get", resource.path(namespace, name))
+            found: Object = self._json("get", resource.path(namespace, name))
+            return found
         except Missing:
             if resource.group and not self.has(resource):
                 raise
@@ -184,16 +185,19 @@ class Api:
         resource = resource_of(item)
         path = resource.path(item["metadata"].get("namespace", namespace), item["metadata"]["name"])
         query = {"fieldManager": MANAGER, "force": "true", "dryRun": "All" if dry_run else ""}
-        return self._json("patch", path, query, item, APPLY)
+        made: Object = self._json("patch", path, query, item, APPLY)
+        return made
 
     def create(self, item: Object, namespace: str) -> Object:
         """Raises Conflict where it exists."""
-        return self._json("create", resource_of(item).path(namespace), None, item)
+        made: Object = self._json("create", resource_of(item).path(namespace), None, item)
+        return made
 
     def merge(self, resource: Resource, namespace: str | None, name: str, change: Object) -> Object:
         """RFC 7386: what is null is taken away, lists are replaced."""
         path = resource.path(namespace, name)
-        return self._json("patch", path, {"fieldManager": MANAGER}, change, MERGE)
+        made: Object = self._json("patch", path, {"fieldManager": MANAGER}, change, MERGE)
+        return made
 
     def delete(
         self,
@@ -280,34 +284,34 @@ class Api:
             yield rest
 
     def exec(
-        self, namespace: str, pod: str, container: str, argv: list[str], *, timeout_s: float
+        self, namespace: str, pod: str, container: str, argv: Sequence[str], *, timeout_s: float
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a pod: its exit code, what it wrote, and its errors."""
-        from kubernetes.stream import ws_client
+        client: Any = import_module("kubernetes.stream.ws_client")
 
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
         query = [("container", container), ("stdout", "true"), ("stderr", "true")]
         query += [("command", word) for word in argv]
-        url = ws_client.get_websocket_url(self.server + path, query)
+        url = client.get_websocket_url(self.server + path, query)
         asked = Asked(verb="create", path=path)
         self.requests += 1
         import websocket
 
         try:
-            client = ws_client.WSClient(
+            socket = client.WSClient(
                 self._config, url, self._headers(), capture_all=False, binary=True
             )
             try:
-                client.run_forever(timeout=timeout_s)
-                if client.is_open():
+                socket.run_forever(timeout=timeout_s)
+                if socket.is_open():
                     raise Unanswered(f"`{' '.join(argv)}` in pod {pod} took over {timeout_s:.0f} s")
                 return (
-                    _exit_code(client.read_channel(ws_client.ERROR_CHANNEL)),
-                    client.read_channel(ws_client.STDOUT_CHANNEL),
-                    client.read_channel(ws_client.STDERR_CHANNEL),
+                    _exit_code(socket.read_channel(client.ERROR_CHANNEL)),
+                    socket.read_channel(client.STDOUT_CHANNEL),
+                    socket.read_channel(client.STDERR_CHANNEL),
                 )
             finally:
-                client.close()
+                socket.close()
         except websocket.WebSocketBadStatusException as exc:
             body = exc.resp_body or b""
             raise refusal(asked, exc.status_code, body) from exc

@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from orchestrator.backends.kubernetes import observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
 from orchestrator.backends.kubernetes.exclusion import without
+from orchestrator.backends.kubernetes.mirror import Mirror, Remote, folder_of
 from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
@@ -28,7 +30,7 @@ from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.errors import BackendError, Unanswered
-from orchestrator.seams import Clock, HostNotice, Sighting
+from orchestrator.seams import Clock, Former, HostNotice, Sighting
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,37 @@ class KubernetesBackend:
     def submit(self, handover: Handover) -> None:
         spec = spec_of(handover.launch)
         submitting.submit(self.api(spec), self.clock, self.namespace(spec), handover)
+
+    def own(self, launch: LaunchPlan) -> None:
+        """What `kubectl apply` made beside the job goes with it."""
+        spec = spec_of(launch)
+        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        job = api.get(kind.resource, namespace, launch.job)
+        if job is not None:
+            submitting.own(api, namespace, kind, job)
+
+    def former(self, launch: LaunchPlan) -> Former | None:
+        seen = self._seen([launch])[0]
+        if seen.meaning == "missing" and not seen.pods:
+            return None
+        return Former(launch=seen.launch or 0, over=seen.is_over, words=seen.words)
+
+    def copy(self, launch: LaunchPlan, run_root: Path) -> Mirror:
+        spec = spec_of(launch)
+        api, namespace = self.api(spec), self.namespace(spec)
+        made = Mirror(folder_of(run_root, api.context, namespace, launch.job), api)
+        made.write(
+            Remote(
+                context=api.context,
+                namespace=namespace,
+                kind=spec.kind,
+                job=launch.job,
+                run_dir=launch.run_dir,
+                python=spec.python,
+                launch=launch.launch,
+            )
+        )
+        return made
 
     # What Kubernetes has of it
 
@@ -142,13 +175,12 @@ class KubernetesBackend:
         job = api.get(kind.resource, namespace, launch.job)
         pods = [pod for pod in self._pods(launch) if observe.is_running(pod)]
         hosts = tuple(dict.fromkeys(node for pod in pods if (node := observe.node_of(pod))))
-        said = lookup(job or {}, ("metadata", "annotations", REQUEUES), "0")
         return Allocation(
             id=shown_name(kind, namespace, launch.job),
-            restarts=int(said) if str(said).isdigit() else 0,
+            restarts=_requeues(job or {}),
             hosts=hosts,
             switches=self._switches(spec, hosts),
-            elastic=True,
+            successor_s=spec.pod_patience,
         )
 
     def _switches(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -201,13 +233,17 @@ class KubernetesBackend:
         pod = api.get(PODS, namespace, self.environ.get(POD_NAME, ""))
         return observe.cause(kind, job, pod, launch.launch)
 
-    def replace(self, launch: LaunchPlan, host: str) -> None:
+    def replace(self, launch: LaunchPlan, host: str, *, elsewhere: bool = False) -> None:
         """The operator makes a pod anew once the old one is gone; perhaps it is already."""
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
+        if elsewhere:
+            self._exclude(launch, [host])
         for pod in self._pods(launch):
             if observe.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
                 continue
+            if not observe.alive([pod]):
+                continue  # its end is the operator's to see
             if not observe.is_leaving(pod):
                 api.delete(PODS, namespace, name_of(pod), uid=pod["metadata"]["uid"])
             self._see_it_go(spec, host, pod)
@@ -252,8 +288,18 @@ class KubernetesBackend:
                 return True
         return False
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
-        """All pods at once, without the job: they come back on other nodes. Ours goes with them."""
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+        """Pods go without the job, and come back on other nodes. Ours goes with them."""
+        spec = spec_of(launch)
+        api, namespace = self.api(spec), self.namespace(spec)
+        self._exclude(launch, exclude, counted=whole)
+        if whole:
+            api.delete_all(PODS, namespace, labels=f"{LABEL}={launch.job}")
+        elif (own := self.environ.get(POD_NAME)) is not None:
+            api.delete(PODS, namespace, own)
+
+    def _exclude(self, launch: LaunchPlan, hosts: Sequence[str], *, counted: bool = False) -> None:
+        """Keep new pods off `hosts`. `counted`: the job says how often it was given back."""
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
@@ -261,20 +307,20 @@ class KubernetesBackend:
             raise BackendError(
                 f"{launch.job} is no job of the cluster any more: it cannot be queued again"
             )
-        said = lookup(job, ("metadata", "annotations", REQUEUES), "0")
-        count = int(said) + 1 if str(said).isdigit() else 1
-        change: dict[str, Any] = {"metadata": {"annotations": {REQUEUES: str(count)}}}
+        count: dict[str, Any] = {}
+        if counted:
+            said = str(_requeues(job) + 1)
+            count = {"metadata": {"annotations": {REQUEUES: said}}}
+        change = {**count, **without(spec.kind, job, hosts)}
+        if not change:
+            return
         try:
-            api.merge(
-                kind.resource, namespace, launch.job, {**change, **without(spec.kind, job, exclude)}
-            )
+            api.merge(kind.resource, namespace, launch.job, change)
         except Unanswered:
             raise
         except BackendError as exc:
-            # Pods of some kinds cannot be changed while they are: the leader keeps to its own list.
-            log.warning("%s are not excluded: %s", ", ".join(exclude) or "no nodes", exc.message)
-            api.merge(kind.resource, namespace, launch.job, change)
-        api.delete_all(PODS, namespace, labels=f"{LABEL}={launch.job}")
+            # Then the leader alone keeps to the list of those it does not use.
+            log.warning("%s are not excluded: %s", ", ".join(hosts) or "no nodes", exc.message)
 
     # The end
 
@@ -328,10 +374,14 @@ def _other(seen: Observed, launch: LaunchPlan) -> bool:
     return seen.launch is not None and seen.launch != launch.launch
 
 
+def _requeues(job: Object) -> int:
+    said = str(lookup(job, ("metadata", "annotations", REQUEUES), "0"))
+    return int(said) if said.isdigit() else 0
+
+
 def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
     """A change of one field, for a merge patch."""
     for key in reversed(path):
         value = {key: value}
     made: dict[str, Any] = value
     return made
-

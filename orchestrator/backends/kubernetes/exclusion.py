@@ -32,7 +32,8 @@ def without(kind: Kind, job: Object, hosts: Sequence[str]) -> dict[str, Any]:
 
 def _affinity(pod_spec: Object, hosts: Sequence[str]) -> dict[str, Any]:
     """Terms are alternatives: each of them has to leave the hosts out."""
-    terms = [_leave_out(term, hosts) for term in lookup(pod_spec, TERMS, ()) or ({},)]
+    before: Sequence[Object] = lookup(pod_spec, TERMS, ()) or ({},)
+    terms = [_leave_out(term, hosts) for term in before]
     return {TERMS[0]: {TERMS[1]: {TERMS[2]: {TERMS[3]: terms}}}}
 
 

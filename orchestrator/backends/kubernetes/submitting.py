@@ -1,5 +1,6 @@
 """From a rendered job to objects in the cluster, once, whoever asks how often."""
 
+import contextlib
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from orchestrator.backends.kubernetes import observe
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.observe import LABEL
-from orchestrator.backends.kubernetes.refusals import Conflict
+from orchestrator.backends.kubernetes.refusals import Conflict, Missing
 from orchestrator.backends.kubernetes.render import names, objects, token_secret
 from orchestrator.backends.kubernetes.resources import (
     CONFIG_MAPS,
@@ -56,10 +57,8 @@ def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
     if former is not None and observe.launch_of(former) != launch.launch:
         take_away(api, clock, namespace, kind, former)
     made = objects(handover)
-    try:
+    with contextlib.suppress(Conflict):  # an earlier call has made it, and pods may have read it
         api.create(token_secret(launch, secrets.token_urlsafe(32)), namespace)
-    except Conflict:
-        pass  # an earlier call has made it, and pods may have read it
     for item in made[:-1]:
         api.apply(item, namespace)
     job = api.apply(made[-1], namespace)
@@ -70,7 +69,8 @@ def own(api: Api, namespace: str, kind: JobKind, job: Object) -> None:
     """One delete of the job takes all with it."""
     change = {"metadata": {"ownerReferences": [owner_reference(kind, job)]}}
     for helper in helpers_of(kind, name_of(job)):
-        api.merge(helper.resource, namespace, helper.name, change)
+        with contextlib.suppress(Missing):  # `kubectl apply` of a rendered text makes no Secret
+            api.merge(helper.resource, namespace, helper.name, change)
 
 
 def owner_reference(kind: JobKind, job: Object) -> dict[str, Any]:
@@ -108,4 +108,3 @@ def take_away(api: Api, clock: Clock, namespace: str, kind: JobKind, job: Object
                 fix=f"`kubectl -n {namespace} get {resource.word} -l {LABEL}={name} -o yaml` shows"
                 " what holds it (finalizers, a node that does not answer)",
             )
-

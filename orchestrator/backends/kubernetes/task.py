@@ -20,6 +20,7 @@ from orchestrator.backends.kubernetes.mirror import JOURNAL_MARK, METRICS_MARK
 from orchestrator.contract import env, exits
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.handover import Handover, handover_from
+from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError
 from orchestrator.seams import Clock
@@ -31,7 +32,6 @@ from orchestrator.system import SystemClock
 
 log = logging.getLogger("orchestrator.kubernetes")
 
-SUBMISSION = "NDCTL_SUBMISSION"
 FOLDER = "/etc/ndctl/submission"
 RANKS = ("JOB_COMPLETION_INDEX", "RANK", "PET_NODE_RANK")
 """The node rank, in what JobSet and Trainer v2 and the training operator set."""
@@ -61,7 +61,7 @@ class Pod:
             host=environ["NDCTL_NODE_NAME"],
             address=environ["NDCTL_POD_IP"],
             node_rank=int(said),
-            folder=Path(environ.get(SUBMISSION, FOLDER)),
+            folder=Path(environ.get(env.SUBMISSION, FOLDER)),
         )
 
     @property
@@ -147,6 +147,8 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
         f"--devices={launch.devices_per_host}",
         f"--agent-timeout={launch.agent_timeout}",
         "--restarts=0",
+        f"--patience={(launch.kubernetes or KubernetesSpec()).pod_patience}",
+        f"--turn={max(pod.node_rank, 1)}",
         *(["--lead"] if pod.leads else []),
     ]
     rest = {name: value for name, value in environ.items() if not name.startswith(OPERATORS)}
