@@ -10,6 +10,7 @@ from orchestrator.cli.jobs import held
 from orchestrator.cli.options import (
     backend_option,
     inventory_option,
+    kind_option,
     plan_for,
     root_option,
     set_option,
@@ -102,26 +103,38 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     click.echo(f"watch it with `ndctl dashboard {planned.spec.name}`")
 
 
-@click.command(epilog="Example: ndctl render examples/quickstart.yaml --backend slurm")
+@click.command(
+    epilog="Example: ndctl render examples/kubernetes.yaml --kind jobset | kubectl apply -f -"
+)
 @spec_argument
 @set_option
 @backend_option
+@kind_option
 @root_option
 @inventory_option
-def render(
+@click.option("--with-token", is_flag=True, help="On Kubernetes: print the job's Secret, too.")
+def render(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
     overrides: tuple[str, ...],
     on_backend: tuple[str, ...],
+    of_kind: tuple[str, ...],
     run_root: str | None,
     inventory: str | None,
+    with_token: bool,
 ) -> None:
-    """Print exactly what `submit` starts: the batch script, or each agent's command."""
+    """Print exactly what `submit` starts: the manifests, the batch script, or each agent's
+    command."""
     from orchestrator.app import submitting
     from orchestrator.jobs import run_root_of
 
-    planned = _launchable(spec, (*overrides, *on_backend), inventory)
+    planned = _launchable(spec, (*overrides, *on_backend, *of_kind), inventory)
+    if with_token and planned.spec.cluster.backend != "kubernetes":
+        raise click.UsageError("--with-token needs --backend kubernetes: others keep it in a file")
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
-    click.echo(submitting.render(submitting.Submission(planned=planned, run_root=root), os.environ))
+    submission = submitting.Submission(planned=planned, run_root=root)
+    click.echo(submitting.render(submission, os.environ))
+    if with_token:
+        click.echo(f"---\n{submitting.render_token(submission)}")
 
 
 def _followed(submitted: Any) -> int:

@@ -41,6 +41,19 @@ backend_option = click.option(
     callback=_as_setting,
     help="Where it runs: short for --set cluster.backend=…  [the spec's]",
 )
+
+
+def _as_kind(ctx: click.Context, param: click.Parameter, kind: str | None) -> tuple[str, ...]:
+    return () if kind is None else ("cluster.backend=kubernetes", f"cluster.kubernetes.kind={kind}")
+
+
+kind_option = click.option(
+    "--kind",
+    "of_kind",
+    type=click.Choice(["pytorchjob", "jobset", "trainjob"]),
+    callback=_as_kind,
+    help="Which resource of Kubernetes: short for --set cluster.kubernetes.kind=…  [the spec's]",
+)
 root_option = click.option(
     "--run-root", metavar="DIR", help="Where run directories are. [NDCTL_RUN_ROOT, else the spec's]"
 )

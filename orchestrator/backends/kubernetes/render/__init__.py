@@ -77,8 +77,9 @@ _Dumper.add_representer(list, _list)
 
 
 def text(made: Sequence[Mapping[str, Any]]) -> str:
-    """As kubectl takes it: YAML documents, the keys in the order in which they were made."""
-    return "---\n".join(
+    """As kubectl takes it: YAML documents, keys in the order in which they were made."""
+    documents = (
         yaml.dump(dict(one), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
         for one in made
     )
+    return "---\n".join(documents).removesuffix("\n")

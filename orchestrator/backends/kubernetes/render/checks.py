@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.render.pods import HANDOVER_DIR, spec_of
+from orchestrator.backends.kubernetes.render.pods import CONTAINER_LISTS, HANDOVER_DIR, spec_of
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import SpecError
 
@@ -22,6 +22,11 @@ LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 LABEL_NAME = re.compile(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
+GANG_SCHEDULERS: Mapping[Kind, tuple[str, ...]] = {
+    "pytorchjob": ("volcano", "coscheduling"),
+    "trainjob": ("coscheduling",),
+    "jobset": (),
+}
 OWN_VOLUMES = ("submission", "runs", "shm")
 
 
@@ -142,8 +147,7 @@ def _labels(spec: KubernetesSpec) -> Iterator[Problem]:
 
 
 def _scheduling(spec: KubernetesSpec) -> Iterator[Problem]:
-    able = {"pytorchjob": ("volcano", "coscheduling"), "trainjob": ("coscheduling",), "jobset": ()}
-    if spec.gang_scheduler is not None and spec.gang_scheduler not in able[spec.kind]:
+    if spec.gang_scheduler is not None and spec.gang_scheduler not in GANG_SCHEDULERS[spec.kind]:
         yield Problem(
             path=f"{PLACE}.gang_scheduler",
             value=spec.gang_scheduler,

@@ -68,7 +68,7 @@ def trainjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any
     """With a runtime of its own: of a shared one a TrainJob cannot change the security context,
     the network, the affinity or the grace period."""
     launch, spec = handover.launch, spec_of(handover.launch)
-    coscheduling = {"podGroupPolicy": {"coscheduling": {}}} if spec.gang_scheduler else {}
+    gang: dict[str, Any] = {"podGroupPolicy": {"coscheduling": {}}} if spec.gang_scheduler else {}
     unqueued = {key: value for key, value in metadata["labels"].items() if key != names.QUEUE_LABEL}
     runtime_labels = {**unqueued, "trainer.kubeflow.org/framework": "torch"}
     body = _jobset_body(
@@ -80,7 +80,7 @@ def trainjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any
         "metadata": {**metadata, "labels": runtime_labels},
         "spec": {
             "mlPolicy": {"numNodes": len(launch.hosts), "torch": {}},
-            **coscheduling,
+            **gang,
             "template": {"spec": body},
         },
     }
