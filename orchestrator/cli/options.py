@@ -27,7 +27,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 inventory_option = click.option(
     "--inventory", metavar="FILE", help="The hosts to plan for. [the backend's]"
 )
-BACKENDS = click.Choice(["local", "slurm"])
+BACKENDS = click.Choice(["local", "slurm", "kubernetes"])
 
 
 def _as_setting(ctx: click.Context, param: click.Parameter, backend: str | None) -> tuple[str, ...]:

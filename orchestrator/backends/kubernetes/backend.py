@@ -338,4 +338,3 @@ def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
         value = {key: value}
     made: dict[str, Any] = value
     return made
-
