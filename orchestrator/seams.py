@@ -89,11 +89,17 @@ class Backend(Protocol):
     def why_ending(self, launch: LaunchPlan) -> Cause:
         """Why the leader was signalled."""
 
-    def replace(self, launch: LaunchPlan, host: str) -> None:
-        """Start the agent of one host again; called by the leader."""
+    def replace(self, launch: LaunchPlan, host: str, *, elsewhere: bool = False) -> None:
+        """Start the agent of one host again, there or on another host; called by the leader.
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
-        """Give the hosts back and queue for others, without those to `exclude`; by the leader."""
+        `elsewhere`, never there again, is asked where an allocation has successors alone.
+        """
+
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+        """Give the hosts back and queue for others, without those to `exclude`; by the leader.
+
+        Not `whole`: the leader's own host alone, asked where an allocation has successors.
+        """
 
     def clear(self, launch: LaunchPlan) -> None:
         """End every process of the job; returns when none is left."""

@@ -45,6 +45,8 @@ LOCK_POLL_S = 0.1
 TAKE_OVER_S = 120.0
 """For a former leader, cut off on its host, to see that it was replaced and to let go of the
 journal, or for a file server to take the lock from a host that is gone."""
+TURN_S = 30.0
+"""Longer than a leader whose host lives takes to come back."""
 ORPHANS_S = 5.0
 """The kernel ends what a former agent left running; what then still runs, a rank left itself."""
 
@@ -56,7 +58,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     run_dir = RunDir(args.run_dir)
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     if not _hold_host(run_dir, args.host, clock):
-        return exits.NOT_ADMITTED
+        return exits.LEADER_LOST if args.patience else exits.NOT_ADMITTED
     config = AgentConfig(
         place=HostPlace(
             python=sys.executable,
@@ -71,13 +73,14 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         devices=args.devices,
         agent_timeout=args.agent_timeout,
         findings=_look_at_host(args, environ),
+        patience_s=args.patience,
     )
     try:
         scheduled = args.restarts is not None
         if args.lead:
             return asyncio.run(_lead(config, args.bind, scheduled, environ, clock))
-        code = asyncio.run(_follow(config, scheduled, environ, clock))
-        if scheduled and code == exits.LEADER_LOST:
+        code = asyncio.run(_follow(config, scheduled, args.turn, environ, clock))
+        if scheduled and not args.patience and code == exits.LEADER_LOST:
             _requeue(run_dir, environ, clock)
         return code
     finally:
@@ -105,6 +108,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--devices", type=int, required=True)
     parser.add_argument("--agent-timeout", type=float, required=True)
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        help="seconds to wait in place for another leader, where the scheduler replaces lost hosts",
+    )
+    parser.add_argument(
+        "--turn",
+        type=int,
+        default=1,
+        help="of hosts that wait so, which one sees to it first that the leader is replaced",
+    )
     parser.add_argument("--lead", action="store_true")
     return parser
 
@@ -114,21 +129,52 @@ WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 async def _follow(
-    config: AgentConfig, scheduled: bool, environ: Mapping[str, str], clock: Clock
+    config: AgentConfig, scheduled: bool, turn: int, environ: Mapping[str, str], clock: Clock
 ) -> int:
     """Run a mere agent; SIGTERM ends its ranks and it.
 
-    Where a scheduler sends it, the leader has it as well and says what is to be done: ranks have
-    until SIGKILL to write a checkpoint.
+    Where a scheduler sends it, the leader has it as well, or is told, and says what is to be done:
+    ranks have until SIGKILL to write a checkpoint.
     """
     agent = Agent(config, environ, clock)
     loop = asyncio.get_running_loop()
+    if config.patience_s:
+        loop.add_signal_handler(signal.SIGTERM, agent.warned, signal.SIGTERM.name)
+        seeing = asyncio.create_task(_see_to_the_leader(agent, turn, environ, clock))
+        try:
+            return await agent.run()
+        finally:
+            seeing.cancel()
     if scheduled:
         for number in WARNINGS:
             loop.add_signal_handler(number, log.info, "%s: the leader decides", number.name)
     else:
         loop.add_signal_handler(signal.SIGTERM, agent.leave, exits.LEADER_LOST)
     return await agent.run()
+
+
+async def _see_to_the_leader(
+    agent: Agent, turn: int, environ: Mapping[str, str], clock: Clock
+) -> None:
+    """While no leader is heard, ask now and then for another agent in the place of the last one.
+
+    A scheduler does that by itself unless the leader's host does not answer; hosts take turns, for
+    the first one that lives to be enough.
+    """
+    run_dir, timeout = agent.config.place.run_dir, agent.config.agent_timeout
+    while True:
+        await asyncio.sleep(TURN_S / 3)
+        if agent.silent_for() < timeout + TURN_S * turn:
+            continue
+        run = fold(entry.event for entry in await asyncio.to_thread(read, run_dir.journal))
+        if run.job is None or run.ending is not None or not run.leader:
+            continue
+        backend = backend_named(run.job.backend, environ, clock, run_command)
+        try:
+            await asyncio.to_thread(backend.replace, run.job.launch, run.leader)
+        except BackendError as exc:
+            log.error("whether %s can be replaced is not known: %s", run.leader, exc)
+        await asyncio.sleep(TURN_S)
 
 
 async def _lead(

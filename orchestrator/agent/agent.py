@@ -54,6 +54,7 @@ from orchestrator.contract.protocol import (
     Stop,
     Stopped,
     Told,
+    Warned,
 )
 from orchestrator.seams import Clock
 
@@ -64,6 +65,8 @@ LEAVE_GRACE_S = 3.0
 FIND_LEADER_S = 60.0
 """How long a new agent looks for its leader."""
 RETRY_S = 0.2
+HEARD_S = 5 * PULSE_S
+"""A leader that is silent for so long may be gone, with nobody left to order anything."""
 CLOSE_S = 1.0
 HOST_DRILL_S = 0.5
 """Between telling the leader of a host drill and dying of it: the journal is to know."""
@@ -78,6 +81,8 @@ class AgentConfig:
     agent_timeout: float
     findings: tuple[Finding, ...] = ()
     """What is not in order here, found before it registered."""
+    patience_s: float = 0.0
+    """How long it waits in place for another leader once its own is gone, its ranks stopped."""
 
 
 class Agent:
@@ -115,6 +120,21 @@ class Agent:
         self.exit_code = exit_code
         self.wake.set()
 
+    def warned(self, signal_name: str) -> None:
+        """The scheduler ends this agent alone: tell the leader, and go when no rank is left."""
+        log.warning("%s: this host has to go", signal_name)
+        self._report(Warned(host=self.config.place.host, signal=signal_name))
+        self._spawn(self._go_when_idle())
+
+    async def _go_when_idle(self) -> None:
+        """Without a leader nobody stops the ranks in good order: they stop now."""
+        while self.outbox or self.attempt is not None:
+            if self.silent_for() > HEARD_S:
+                await self._stop_attempt(LEAVE_GRACE_S)
+                break
+            await asyncio.sleep(RETRY_S)
+        self.leave(exits.LEADER_LOST)
+
     async def _serve(self) -> None:
         """Keep a connection to the leader; give up when it was silent for too long."""
         patience = max(FIND_LEADER_S, self.config.agent_timeout)
@@ -130,12 +150,21 @@ class Agent:
                     with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
                         await self._converse(session, url)
                         patience = self.config.agent_timeout
-                if self.exit_code is None and self._silent_for() > patience:
-                    log.error("no word from the leader for %.1f s: leaving", self._silent_for())
-                    self.exit_code = exits.LEADER_LOST
+                if self.exit_code is None and self.silent_for() > patience:
+                    await self._without_leader(self.silent_for() - patience)
                 await asyncio.sleep(RETRY_S)
 
-    def _silent_for(self) -> float:
+    async def _without_leader(self, alone_s: float) -> None:
+        """Stop the ranks; leave, unless another leader may yet come."""
+        if self.attempt is not None:
+            log.error("no word from the leader for %.1f s: stopping", self.silent_for())
+            await self._stop_attempt(LEAVE_GRACE_S)
+        if alone_s >= self.config.patience_s:
+            log.error("no word from the leader for %.1f s: leaving", self.silent_for())
+            self.exit_code = exits.LEADER_LOST
+
+    def silent_for(self) -> float:
+        """Seconds since the leader was last heard."""
         return self.clock.monotonic() - self.last_heard
 
     async def _converse(self, session: aiohttp.ClientSession, url: str) -> None:
@@ -146,7 +175,8 @@ class Agent:
         except aiohttp.WSServerHandshakeError as exc:
             if exc.status == HTTPStatus.UNAUTHORIZED:
                 log.error("the leader refused this agent (%s): %s", exc.status, exc.message)
-                self.exit_code = exits.NOT_ADMITTED
+                # Where a leader's successor has another address, its own may be another job's now.
+                self.exit_code = None if self.config.patience_s else exits.NOT_ADMITTED
             return
         both: list[asyncio.Task[None]] = []
         try:
@@ -208,7 +238,7 @@ class Agent:
             try:
                 message = await ws.receive(timeout=self.config.agent_timeout)
             except TimeoutError:
-                log.warning("no word from the leader for %.1f s", self._silent_for())
+                log.warning("no word from the leader for %.1f s", self.silent_for())
                 return
             if message.type is not aiohttp.WSMsgType.TEXT:
                 return

@@ -5,6 +5,7 @@ hosts try each other, or looks for a smaller plan. What comes of an errand is an
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from orchestrator.agent.connections import Connections
 from orchestrator.agent.sockets import free_port
@@ -21,13 +22,14 @@ from orchestrator.contract.events import (
     ReplanRefused,
 )
 from orchestrator.contract.findings import Finding
-from orchestrator.contract.launch import Allocation, Cause
+from orchestrator.contract.launch import Cause
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import Checked, CheckFabric, Register
 from orchestrator.errors import BackendError, NdctlError, Unanswered
 from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
+from orchestrator.supervise.roster import hosts_given
 from orchestrator.supervise.state import JobPlan, Run
 
 log = logging.getLogger(__name__)
@@ -129,14 +131,14 @@ class Errands:
             cause = "unknown"
         self.happened(LeaveAsked(at=self.now(), cause=cause, words=signal_name))
 
-    async def hear_notices(self, allocation: Allocation) -> None:
+    async def hear_notices(self) -> None:
         """Ask now and then what the scheduler holds against the hosts; tell it once of each."""
         told: set[str] = set()
         while True:
             await asyncio.sleep(NOTICES_S)
             try:
                 found = await asyncio.to_thread(
-                    self.backend.notices, self.job.launch, allocation.hosts
+                    self.backend.notices, self.job.launch, hosts_given(self.run())
                 )
             except BackendError as exc:
                 log.warning("the scheduler does not answer: %s", exc)
@@ -152,7 +154,8 @@ class Errands:
     async def _replace_agent(self, action: ReplaceAgent) -> None:
         """Ask the backend; one that fails silently is found out by the agent's absence."""
         try:
-            await asyncio.to_thread(self.backend.replace, self.job.launch, action.host)
+            replaced = partial(self.backend.replace, elsewhere=action.elsewhere)
+            await asyncio.to_thread(replaced, self.job.launch, action.host)
         except Unanswered as exc:
             log.error("whether %s can have a new agent is not known: %s", action.host, exc)
         except BackendError as exc:
@@ -199,9 +202,8 @@ class Errands:
         """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs."""
         while True:
             try:
-                return await asyncio.to_thread(
-                    self.backend.requeue, self.job.launch, action.exclude
-                )
+                requeued = partial(self.backend.requeue, whole=action.whole)
+                return await asyncio.to_thread(requeued, self.job.launch, action.exclude)
             except BackendError as exc:
                 log.error("the scheduler does not take the job back, trying again: %s", exc)
                 await asyncio.sleep(REQUEUE_RETRY_S)

@@ -41,6 +41,7 @@ from orchestrator.contract.events import (
     AgentLost,
     CancelRequested,
     Event,
+    HostLeaving,
     JobSubmitted,
     LeaderStarted,
     LeaveAsked,
@@ -65,10 +66,12 @@ from orchestrator.contract.protocol import (
     Stop,
     Stopped,
     Told,
+    Warned,
 )
 from orchestrator.contract.rundir import RunDir
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.roster import hosts_given
 from orchestrator.supervise.state import Incident
 from orchestrator.supervise.watch import Limits, Watch
 
@@ -190,7 +193,7 @@ class Leader:
         deciding = asyncio.create_task(self._consume())
         tasks = [deciding, asyncio.create_task(self._tick())]
         if self.granted.allocation is not None:
-            tasks.append(asyncio.create_task(self.errands.hear_notices(self.granted.allocation)))
+            tasks.append(asyncio.create_task(self.errands.hear_notices()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -262,7 +265,7 @@ class Leader:
         if is_new:
             findings = await self.errands.look_at(register) if self.granted.allocation else ()
             self._happened(registered(register, self.steady.now(), findings))
-        if self.ending is not None:
+        if self.ending is not None and _all_leave(self.ending):
             self.connections.order(register.host, Leave(reason=self.ending.reason))
         speaking = asyncio.create_task(self.connections.speak(connection, ws))
         try:
@@ -287,6 +290,8 @@ class Leader:
                 self._happened(event_of(report, self.steady.now()))
             case Checked():
                 self.errands.checked[report.host] = report
+            case Warned(host=host, signal=name):
+                self._happened(HostLeaving(at=self.steady.now(), host=host, why=name))
             case Register():
                 pass
             case _:
@@ -327,7 +332,7 @@ class Leader:
         ]
         others = set(self.connections.by_host) - {self.errands.host}
         if self.granted.allocation is not None and lost and not others:
-            self._beside(self.errands.lose(lost, self.granted.allocation.hosts))
+            self._beside(self.errands.lose(lost, hosts_given(self.supervisor.run)))
             return
         for event in lost:
             self._happened(event)
@@ -475,7 +480,12 @@ class Leader:
         self.ending = action
 
     async def _farewell(self, ending: EndJob | Requeue) -> None:
-        """Let every agent go, also one that comes late, and wait a while until they have."""
+        """Let every agent go, also one that comes late, and wait a while until they have.
+
+        Those that wait for the next leader see by themselves that this one is gone.
+        """
+        if not _all_leave(ending):
+            return
         if isinstance(ending, EndJob):  # else the next start has agents of its own
             with contextlib.suppress(OSError):
                 announce_end(self.run_dir, self.granted.term)
@@ -484,3 +494,7 @@ class Leader:
         deadline = self.clock.monotonic() + FAREWELL_S
         while self.connections.open and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.05)
+
+
+def _all_leave(ending: EndJob | Requeue) -> bool:
+    return isinstance(ending, EndJob) or ending.whole

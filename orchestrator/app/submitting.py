@@ -1,10 +1,8 @@
 """From a plan to running agents: `ndctl submit` and `render`."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.app.planning import Planned
@@ -19,13 +17,12 @@ from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import BackendError, JobError, PlanError
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.log import Journal, has_writer, read
+from orchestrator.supervise.opening import ARCHIVE, archive, write_files
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
 INIT_TIMEOUT_S = 600.0
 """`init_timeout: auto`: imports on a cold file system, rendezvous, loading a checkpoint."""
-ARCHIVE = ".archive"
-"""Where `--new` puts the run of the same name that ended before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +159,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
             past = fold(entry.event for entry in journal.entries)
             job = submitted_event(submission, past, clock.now(), struck)
             handover = handover_of(submission, job)
-            _write_files(run_dir, handover)
+            write_files(run_dir, handover, job.plan_number)
             journal.append(job)
     except OSError as exc:
         raise BackendError(
@@ -213,7 +210,7 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     run = fold(entry.event for entry in entries)
     if submission.new:
         clear(run, environ, clock)
-        _archive(submission.run_root, run_dir, clock)
+        archive(run_dir, clock.now())
         return
     left = standing(run, environ, clock)
     if left is not None:
@@ -229,15 +226,6 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
             fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
             f" run in {ARCHIVE}/",
         )
-
-
-def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:
-    import secrets
-
-    stamp = datetime.fromtimestamp(clock.now(), UTC).strftime("%Y%m%dT%H%M%SZ")
-    archive = run_root / ARCHIVE
-    archive.mkdir(exist_ok=True)
-    run_dir.path.rename(archive / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
 
 
 def submitted_event(
@@ -271,16 +259,3 @@ def submitted_event(
 def _preflight(spec: JobSpec) -> bool:
     wanted = spec.resilience.preflight
     return spec.cluster.backend != "local" if wanted == "auto" else wanted
-
-
-def _write_files(run_dir: RunDir, handover: Handover) -> None:
-    number = handover.job.plan_number
-    run_dir.spec.write_text(handover.spec)
-    run_dir.plan(number).write_text(json.dumps(handover.plan, indent=2))
-    run_dir.trainer_config(number).write_text(json.dumps(handover.trainer, indent=2))
-    if not run_dir.token.exists():
-        import secrets
-
-        fd = os.open(run_dir.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(secrets.token_urlsafe(32))

@@ -118,10 +118,10 @@ class LocalBackend:
     def why_ending(self, launch: LaunchPlan) -> Cause:
         return "cancelled"
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
         raise BackendError("this machine has no queue to go back to", fix="submit it with --resume")
 
-    def replace(self, launch: LaunchPlan, host: str) -> None:
+    def replace(self, launch: LaunchPlan, host: str, *, elsewhere: bool = False) -> None:
         former = self.started.pop(host, None)
         if former is not None:  # it may wait for the lock without holding it
             former.kill()

@@ -41,6 +41,8 @@ class ReplaceAgent:
 
     host: str
     reason: str
+    elsewhere: bool = False
+    """In the place of a host that is no good, whose agent may well live: on any other host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,8 @@ class Requeue:
 
     exclude: tuple[str, ...]
     reason: str
+    whole: bool = True
+    """Or else the leader's host alone is given back, and the others wait for the next leader."""
 
 
 Action = (

@@ -22,6 +22,8 @@ SLURM_GPUS = "NDCTL_SLURM_GPUS"
 """A site's own table of what GPUs Slurm's gres types are, before ndctl's."""
 KUBERNETES_GPUS = "NDCTL_KUBERNETES_GPUS"
 """A site's own table of what GPUs its nodes' labels stand for, before ndctl's."""
+SUBMISSION = "NDCTL_SUBMISSION"
+"""Where a pod finds what its job was handed over as."""
 TOKEN = "NDCTL_TOKEN"
 """The job's token, where a backend cannot hand over the file."""
 

@@ -231,6 +231,16 @@ class LeaveAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostLeaving:
+    """The scheduler takes this host out of the job, and its agent ends soon; another may come in
+    its place, here or elsewhere."""
+
+    at: float
+    host: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFlagged:
     """The scheduler holds something against a host of the allocation."""
 
@@ -300,6 +310,7 @@ Event = (
     | CancelRequested
     | LeaveAsked
     | HostFlagged
+    | HostLeaving
     | HostUnavailable
     | HostsChecked
     | Replanned

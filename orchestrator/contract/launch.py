@@ -48,6 +48,7 @@ class Allocation:
     """Host to its switches from the outermost down, where the scheduler knows them."""
     ends_at: float | None = None
     """Unix seconds of the time limit."""
-    elastic: bool = False
-    """Hosts that are lost are replaced by the scheduler itself, by others under other names, while
-    those that are left wait in place; `hosts` are those of the moment."""
+    successor_s: float | None = None
+    """Where the scheduler itself puts another host, of whatever name, in the place of one that is
+    lost: how long that may take, while those that are left wait in place; `hosts` are then those
+    of the moment. None: there are no others than `hosts`."""

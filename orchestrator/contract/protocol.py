@@ -136,7 +136,15 @@ class Stopped:
     why: str = ""
 
 
-Report = Register | Digest | Told | Exited | Evidence | Port | Stopped | Checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """The scheduler told this agent alone that it has to go."""
+
+    host: str
+    signal: str
+
+
+Report = Register | Digest | Told | Exited | Evidence | Port | Stopped | Checked | Warned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from orchestrator.contract.events import (
     HangDetected,
     HealthChanged,
     HostFlagged,
+    HostLeaving,
     HostsChecked,
     HostStopped,
     HostUnavailable,
@@ -60,13 +61,16 @@ def action_words(action: Action) -> str:
             return f"stop attempt {attempt} within {words.duration(grace)} ({reason})"
         case GatherEvidence(attempt=attempt, reason=reason):
             return f"gather stacks of attempt {attempt} ({reason})"
+        case ReplaceAgent(host=host, elsewhere=True, reason=reason):
+            return f"ask for another host in the place of {host} ({reason})"
         case ReplaceAgent(host=host, reason=reason):
             return f"ask for a new agent on {host} ({reason})"
         case CheckHosts(reason=reason) | Replan(reason=reason):
             return f"{_VERBS[type(action)]} ({reason})"
-        case Requeue(exclude=exclude, reason=reason):
+        case Requeue(exclude=exclude, reason=reason, whole=whole):
             without = f" without {', '.join(exclude)}" if exclude else ""
-            return f"back to the queue{without} ({reason})"
+            what = "back to the queue" if whole else "give the leader's host back"
+            return f"{what}{without} ({reason})"
         case EndJob(state=state, reason=reason):
             return f"end the job: {state} ({reason})"
         case _:
@@ -124,6 +128,8 @@ def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
             return f"the scheduler asks the job to leave: {cause or 'why is being asked'} ({said})"
         case HostFlagged(host=host, state=state, reason=reason):
             return f"{host} is {state}{f': {reason}' if reason else ''}"
+        case HostLeaving(host=host, why=why):
+            return f"the scheduler takes {host} back: {why}"
         case HostUnavailable(host=host, why=why):
             return f"{host} is given up: {why}"
         case HostsChecked(unfit=unfit):

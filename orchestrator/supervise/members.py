@@ -13,10 +13,7 @@ from orchestrator.supervise.moves import (
     start_if_ready,
     stop_or_conclude,
 )
-from orchestrator.supervise.state import Findings, HostState, Run, Stage
-
-OUTSIDE = (Stage.SUBMITTED, Stage.QUEUED, Stage.ENDED)
-"""No agent belongs to the job then."""
+from orchestrator.supervise.state import OUTSIDE, Findings, HostState, Run, Stage
 
 
 def registered(run: Run, event: AgentRegistered) -> Result:
@@ -82,9 +79,11 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     run = replace(run, hosts={**run.hosts, event.host: gone})
     if run.leaving is not None:
         return _lost_while_leaving(run, event)
+    if known.going and (event.host not in run.placement or event.host in run.done):
+        return run, ()
     again = ReplaceAgent(host=event.host, reason=f"the agent of {event.host} is gone: {event.why}")
     if run.stage in (Stage.WAITING, Stage.CHECKING):
-        return _lost_while_waiting(run, event, again)
+        return (run, ()) if known.going else _lost_while_waiting(run, event, again)
     if event.host not in run.placement or event.host in run.done:
         return run, (again,)
     found = run.findings or Findings(opened_at=event.at)

@@ -18,7 +18,15 @@ from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 from orchestrator.supervise.diagnose import Verdict, diagnose
 from orchestrator.supervise.policy import decide, repeated_culprits
-from orchestrator.supervise.roster import coming, switches_of, usable, who_came
+from orchestrator.supervise.roster import (
+    coming,
+    has_successors,
+    in_the_way,
+    successor_may_come,
+    switches_of,
+    usable,
+    who_came,
+)
 from orchestrator.supervise.state import (
     Culprit,
     Evidence,
@@ -121,6 +129,10 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
     if not overdue and room_for(run.plan, (*there, *coming(run, at)), switches_of(run)) >= need:
         return run, ()
     reason = f"{len(there)} of {need} hosts are left, and no spare"
+    if has_successors(run):
+        run, orders = _make_room(run, reason)
+        if orders or successor_may_come(run, at):
+            return run, orders
     if _may_shrink(run, len(there)):
         return replace(run, replanning=len(there)), (Replan(hosts=len(there), reason=reason),)
     if run.allocation is not None:
@@ -128,6 +140,14 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
     if overdue:
         return end(run, at, "FAILED", who_came(run, there))
     return run, ()
+
+
+def _make_room(run: Run, reason: str) -> Result:
+    """Send hosts that are no good away, for others to come in their place."""
+    away = in_the_way(run)
+    gone = {host.name: replace(host, sent_away=True) for host in away}
+    orders = tuple(ReplaceAgent(host=host.name, reason=reason, elsewhere=True) for host in away)
+    return replace(run, hosts={**run.hosts, **gone}) if away else run, orders
 
 
 def _may_shrink(run: Run, there: int) -> bool:
@@ -145,15 +165,17 @@ def _refusal(run: Run) -> str:
     return f"; resilience.min_hosts is {run.job.min_hosts}"
 
 
-def requeue(run: Run, at: float, reason: str) -> Result:
+def requeue(run: Run, at: float, reason: str, *, whole: bool = True) -> Result:
     """Give the allocation back and queue for another one, without the hosts that are no good.
 
-    Agents that went while the job was leaving were ended with it, and say nothing against a host.
+    Agents that went while the job was leaving were ended with it, and say nothing against a host;
+    nor do those that went where a scheduler moves them about.
     """
+    silence_tells = run.leaving is None and not has_successors(run)
     bad = {
         host.name: host.unfit or "its agent was gone when the job was queued again"
         for host in run.hosts.values()
-        if host.unfit or not (host.alive or run.leaving)
+        if host.unfit or (silence_tells and not host.alive)
     }
     exclude = {**bad, **run.exclude}
     after = replace(
@@ -166,7 +188,7 @@ def requeue(run: Run, at: float, reason: str) -> Result:
         replanning=None,
         exclude=exclude,
     )
-    return after, (Requeue(exclude=tuple(sorted(exclude)), reason=reason),)
+    return after, (Requeue(exclude=tuple(sorted(exclude)), reason=reason, whole=whole),)
 
 
 # Hosts are tried together
@@ -259,7 +281,7 @@ def conclude(run: Run, at: float) -> Result:
 def _leave(run: Run, leaving: Leaving, at: float) -> Result:
     """The ranks wrote a checkpoint and left; go on elsewhere."""
     if leaving.requeue:
-        return requeue(run, at, leaving.words)
+        return requeue(run, at, leaving.words, whole=not has_successors(run))
     return start_if_ready(replace(wait(run, at, leaving.words), leaving=None), at)
 
 

@@ -17,7 +17,11 @@ def switches_of(run: Run) -> Mapping[str, tuple[str, ...]]:
 def hosts_given(run: Run) -> tuple[str, ...]:
     """All hosts that the job has, spares included, whether their agents have come or not."""
     assert run.job is not None
-    return run.allocation.hosts if run.allocation else run.job.launch.hosts
+    if run.allocation is None:
+        return run.job.launch.hosts
+    if run.allocation.successor_s is None:
+        return run.allocation.hosts
+    return tuple(dict.fromkeys((*run.allocation.hosts, *run.hosts)))
 
 
 def usable(run: Run) -> list[str]:
@@ -26,7 +30,32 @@ def usable(run: Run) -> list[str]:
     return [
         host.name
         for host in run.hosts.values()
-        if host.alive and host.devices >= need and not host.unfit and host.name not in run.exclude
+        if host.alive and not host.going and host.devices >= need and not _no_good(run, host)
+    ]
+
+
+def _no_good(run: Run, host: HostState) -> bool:
+    return bool(host.unfit) or host.name in run.exclude
+
+
+def has_successors(run: Run) -> bool:
+    """Whether the scheduler replaces hosts that are lost while the others wait."""
+    return run.allocation is not None and run.allocation.successor_s is not None
+
+
+def successor_may_come(run: Run, at: float) -> bool:
+    """In the place of a host that was lost before the job began to wait."""
+    assert run.allocation is not None
+    patience_s = run.allocation.successor_s
+    return patience_s is not None and at < run.since + patience_s
+
+
+def in_the_way(run: Run) -> list[HostState]:
+    """Hosts that are no good and keep others from coming in their place."""
+    return [
+        host
+        for host in run.hosts.values()
+        if host.alive and not host.going and not host.sent_away and _no_good(run, host)
     ]
 
 

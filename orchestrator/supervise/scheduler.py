@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from orchestrator.contract.events import (
     HostFlagged,
+    HostLeaving,
     HostsChecked,
     LeaveAsked,
     Replanned,
@@ -20,8 +21,8 @@ from orchestrator.supervise.moves import (
     start_if_ready,
     stop,
 )
-from orchestrator.supervise.roster import usable
-from orchestrator.supervise.state import LIVE, JobPlan, Leaving, Run, Stage
+from orchestrator.supervise.roster import has_successors, usable
+from orchestrator.supervise.state import LIVE, OUTSIDE, JobPlan, Leaving, Run, Stage
 
 WORDS: dict[Cause | None, str] = {
     None: "the scheduler asks the job to leave",
@@ -38,7 +39,7 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     """Stop at the next checkpoint, and go back to the queue; where it was cancelled, end."""
     job = run.job
     assert job is not None
-    if run.stage in (Stage.SUBMITTED, Stage.QUEUED, Stage.ENDED) or run.cancelled_by is not None:
+    if run.stage in OUTSIDE or run.cancelled_by is not None:
         return run, ()
     if event.cause == "cancelled":
         return _cancelled(run, event)
@@ -47,7 +48,11 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     words = f"{WORDS[event.cause]} ({event.words})"
     run = replace(run, leaving=Leaving(cause=event.cause, words=words))
     if run.stage in (Stage.WAITING, Stage.CHECKING):
-        return (run, ()) if event.cause is None else requeue(run, event.at, words)
+        return (
+            (run, ())
+            if event.cause is None
+            else requeue(run, event.at, words, whole=not has_successors(run))
+        )
     if run.stage in LIVE:
         return stop(run, event.at, words, job.stop_grace)
     return conclude(run, event.at) if all_done(run) else (run, ())
@@ -70,7 +75,7 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
     """A host is wanted back: checkpoint, and go on without it."""
     job = run.job
     assert job is not None
-    if run.stage in (Stage.SUBMITTED, Stage.QUEUED, Stage.ENDED) or event.host in run.exclude:
+    if run.stage in OUTSIDE or event.host in run.exclude:
         return run, ()
     words = f"{event.host} is {event.state}" + (f": {event.reason}" if event.reason else "")
     run = replace(run, exclude={**run.exclude, event.host: words})
@@ -78,9 +83,25 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
         return start_if_ready(run, event.at)
     if run.stage not in LIVE or event.host not in run.placement or run.leaving is not None:
         return run, ()
-    enough = len(usable(run)) >= len(run.plan.hosts)
+    enough = len(usable(run)) >= len(run.plan.hosts) or has_successors(run)
     stays = event.host != run.leader and (enough or job.shrink)
     leaving = Leaving(cause="drained", words=words, requeue=not stays)
+    return stop(replace(run, leaving=leaving), event.at, words, job.stop_grace)
+
+
+def host_leaving(run: Run, event: HostLeaving) -> Result:
+    """Checkpoint while its ranks still run, and go on with whoever comes in its place."""
+    job, known = run.job, run.hosts.get(event.host)
+    assert job is not None
+    if known is None or not known.alive or known.going or run.stage in OUTSIDE:
+        return run, ()
+    run = replace(run, hosts={**run.hosts, event.host: replace(known, going=event.why)})
+    if run.stage is Stage.WAITING:
+        return start_if_ready(run, event.at)
+    if run.stage not in LIVE or event.host not in run.placement or run.leaving is not None:
+        return run, ()
+    words = f"the scheduler takes {event.host} back ({event.why})"
+    leaving = Leaving(cause="drained", words=words, requeue=False)
     return stop(replace(run, leaving=leaving), event.at, words, job.stop_grace)
 
 

@@ -47,6 +47,9 @@ class Stage(Enum):
 LIVE = (Stage.STARTING, Stage.RUNNING, Stage.DIAGNOSING)
 """An attempt is under way and has not been told to stop."""
 
+OUTSIDE = (Stage.SUBMITTED, Stage.QUEUED, Stage.ENDED)
+"""No agent belongs to the job then."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
@@ -65,6 +68,10 @@ class HostState:
     """What is wrong with the host, of what its agent found on it."""
     checked: bool = False
     """It was tried together with others, and found in order."""
+    going: str = ""
+    """Why its agent is about to end, where the scheduler has said so."""
+    sent_away: bool = False
+    """Another host was asked for in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from orchestrator.contract.events import (
     HangDetected,
     HealthChanged,
     HostFlagged,
+    HostLeaving,
     HostsChecked,
     HostStopped,
     HostUnavailable,
@@ -61,6 +62,7 @@ from orchestrator.supervise.moves import (
 from orchestrator.supervise.policy import repeated_culprits
 from orchestrator.supervise.scheduler import (
     host_flagged,
+    host_leaving,
     hosts_checked,
     leave_asked,
     replan_refused,
@@ -134,6 +136,8 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return leave_asked(run, event)
         case HostFlagged():
             return host_flagged(run, event)
+        case HostLeaving():
+            return host_leaving(run, event)
         case HostUnavailable():
             return unavailable(run, event)
         case HostsChecked():

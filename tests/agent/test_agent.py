@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ from orchestrator.contract.protocol import (
     Stop,
     Stopped,
     Told,
+    Warned,
 )
 from orchestrator.locks import is_free
 from orchestrator.system import SystemClock
@@ -115,7 +117,9 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(folder: Path, agent_timeout: float, pulses: bool) -> AsyncIterator[World]:
+async def world(
+    folder: Path, agent_timeout: float, pulses: bool, patience_s: float
+) -> AsyncIterator[World]:
     place, leader = a_place(folder), FakeLeader()
     app = web.Application()
     app.router.add_get(AGENT_PATH, leader.agent)
@@ -123,7 +127,12 @@ async def world(folder: Path, agent_timeout: float, pulses: bool) -> AsyncIterat
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     config = AgentConfig(
-        place=place, token=TOKEN, term=Term(LAUNCH), devices=2, agent_timeout=agent_timeout
+        place=place,
+        token=TOKEN,
+        term=Term(LAUNCH),
+        devices=2,
+        agent_timeout=agent_timeout,
+        patience_s=patience_s,
     )
     agent = Agent(config, os.environ, SystemClock())
     announce(place.run_dir, Term(LAUNCH), "127.0.0.1", runner.addresses[0][1])
@@ -152,9 +161,10 @@ def play(
     script: Callable[[World], Awaitable[T]],
     agent_timeout: float = 10.0,
     pulses: bool = True,
+    patience_s: float = 0.0,
 ) -> T:
     async def run() -> T:
-        async with world(folder, agent_timeout, pulses) as here:
+        async with world(folder, agent_timeout, pulses, patience_s) as here:
             return await asyncio.wait_for(script(here), WAIT_S)
 
     return asyncio.run(run())
@@ -254,6 +264,80 @@ def test_silence_of_the_leader_stops_the_ranks_and_the_agent_leaves(tmp_path: Pa
     pid, code = play(tmp_path, script, agent_timeout=1.5, pulses=False)
     assert code == exits.LEADER_LOST
     assert is_gone(pid)
+
+
+@pytest.mark.process
+def test_an_agent_that_waits_in_place_stops_its_ranks_and_serves_the_next_leader(
+    tmp_path: Path,
+) -> None:
+    async def script(here: World) -> None:
+        await here.leader.hear(Register)
+        place = here.agent.config.place
+        await here.leader.say(a_start(place, SLEEPS))
+        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        record = await until(lambda: attempt.ranks.get(0), "the rank")
+        here.leader.refuse = HTTPStatus.UNAUTHORIZED  # another job's leader has its address now
+        await here.leader.lines[-1].close()
+        await until(lambda: is_gone(record.pid), "the end of the rank")
+        await until(lambda: len(here.leader.headers) > 2, "some knocking")
+        assert not here.task.done()
+        here.leader.refuse = None
+        second = await here.leader.hear(Register, 2)
+        assert second.incarnation == here.agent.incarnation
+        assert (await here.leader.hear(Stopped)).attempt == attempt.start.attempt
+        await here.leader.say(Leave(reason="over"))
+        assert await here.ends() == exits.OK
+
+    play(tmp_path, script, agent_timeout=0.3, patience_s=60.0)
+
+
+def test_an_agent_waits_in_place_for_so_long_and_no_longer(tmp_path: Path) -> None:
+    async def script(here: World) -> int:
+        await here.leader.hear(Register)
+        here.leader.frozen = True
+        await here.leader.lines[-1].close()
+        return await here.ends()
+
+    code = play(tmp_path, script, agent_timeout=0.2, pulses=False, patience_s=0.3)
+    assert code == exits.LEADER_LOST
+
+
+@pytest.mark.process
+def test_a_host_that_has_to_go_says_so_and_goes_when_its_ranks_have_stopped(tmp_path: Path) -> None:
+    async def script(here: World) -> None:
+        await here.leader.hear(Register)
+        place = here.agent.config.place
+        await here.leader.say(a_start(place, SLEEPS))
+        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        await until(lambda: attempt.ranks.get(0), "the rank")
+        here.agent.warned("SIGTERM")
+        assert await here.leader.hear(Warned) == Warned(host=place.host, signal="SIGTERM")
+        assert not here.task.done()
+        await here.leader.say(Stop(attempt=attempt.start.attempt, grace_s=0.1))
+        await here.leader.hear(Stopped)
+        assert await here.ends() == exits.LEADER_LOST
+
+    play(tmp_path, script, patience_s=60.0)
+
+
+@pytest.mark.process
+def test_a_host_that_has_to_go_without_a_leader_stops_its_own_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.agent.agent.HEARD_S", 0.3)
+
+    async def script(here: World) -> None:
+        await here.leader.hear(Register)
+        await here.leader.say(a_start(here.agent.config.place, SLEEPS))
+        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        record = await until(lambda: attempt.ranks.get(0), "the rank")
+        here.leader.frozen = True
+        await here.leader.lines[-1].close()
+        here.agent.warned("SIGTERM")
+        assert await here.ends() == exits.LEADER_LOST
+        assert is_gone(record.pid)
+
+    play(tmp_path, script, pulses=False, patience_s=60.0)
 
 
 def test_a_leader_that_answers_nothing_does_not_hold_the_agent_up(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from orchestrator.contract.events import (
     LeaveAsked,
 )
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.protocol import Warned
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
 from orchestrator.locks import is_free
@@ -172,30 +173,12 @@ def a_follower(run_dir: RunDir, *words: str) -> int:
     return main([f"--run-dir={run_dir.path}", *host, "--agent-timeout=1", *words], {})
 
 
-@pytest.mark.parametrize(("words", "left"), [((), True), (("--restarts=0",), False)])
-def test_what_a_scheduler_signals_a_follower_leaves_to_the_leader(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], left: bool
-) -> None:
-    codes: list[int | None] = []
-
-    async def signalled(agent: Agent) -> int:
-        for number in WARNINGS if words else (signal.SIGTERM,):
-            os.kill(os.getpid(), number)
-        await asyncio.sleep(0.05)
-        codes.append(agent.exit_code)
-        return exits.OK
-
-    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", signalled)
-    assert a_follower(run_dir, *words) == exits.OK
-    assert codes == [exits.LEADER_LOST if left else None]
-
-
 @dataclass
 class Queue(FakeBackend):
     """A scheduler that takes a job back, or does not."""
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
-        super().requeue(launch, exclude)
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+        super().requeue(launch, exclude, whole=whole)
         if self.broken:
             raise BackendError("it has ended")
 
@@ -222,6 +205,59 @@ def write(run_dir: RunDir, *happened: Event) -> None:
             *happened,
         ):
             supervisor.feed(event)
+
+
+def test_where_hosts_are_replaced_a_follower_tells_the_leader_of_its_own_end(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def signalled(agent: Agent) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: agent.outbox, "a report")
+        assert agent.outbox[0] == Warned(host="host-1", signal="SIGTERM")
+        return exits.LEADER_LOST
+
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", signalled)
+    assert a_follower(run_dir, "--restarts=0", "--patience=60") == exits.LEADER_LOST
+
+
+@pytest.mark.parametrize(("turn", "sees"), [(1, True), (10_000, False)])
+def test_a_follower_whose_turn_it_is_sees_that_the_leader_is_replaced(
+    run_dir: RunDir, queue: Queue, monkeypatch: pytest.MonkeyPatch, turn: int, sees: bool
+) -> None:
+    write(run_dir)
+    monkeypatch.setattr("orchestrator.agent.__main__.TURN_S", 0.01)
+
+    async def alone(agent: Agent) -> int:
+        monkeypatch.setattr(agent, "silent_for", lambda: 1.5)  # of an agent_timeout of 1
+        if sees:
+            await until(lambda: queue.replaced, "the backend being asked")
+        else:
+            await asyncio.sleep(0.1)
+        return exits.LEADER_LOST
+
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", alone)
+    words = ("--restarts=0", "--patience=60", f"--turn={turn}")
+    assert a_follower(run_dir, *words) == exits.LEADER_LOST
+    assert set(queue.replaced) == ({"host-0"} if sees else set())
+    assert queue.requeued == [], "the scheduler starts it again by itself"
+
+
+@pytest.mark.parametrize(("words", "left"), [((), True), (("--restarts=0",), False)])
+def test_what_a_scheduler_signals_a_follower_leaves_to_the_leader(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], left: bool
+) -> None:
+    codes: list[int | None] = []
+
+    async def signalled(agent: Agent) -> int:
+        for number in WARNINGS if words else (signal.SIGTERM,):
+            os.kill(os.getpid(), number)
+        await asyncio.sleep(0.05)
+        codes.append(agent.exit_code)
+        return exits.OK
+
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", signalled)
+    assert a_follower(run_dir, *words) == exits.OK
+    assert codes == [exits.LEADER_LOST if left else None]
 
 
 @pytest.mark.parametrize("broken", [False, True])

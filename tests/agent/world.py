@@ -113,6 +113,10 @@ class FakeBackend:
     """Remembers what it was asked for."""
 
     replaced: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    """Hosts in the place of which others were asked for."""
+    whole: bool | None = None
+    """Whether all hosts were given back, or the leader's alone."""
     broken: bool = False
     flagged: tuple[HostNotice, ...] = ()
     cause: Cause = "unknown"
@@ -159,8 +163,9 @@ class FakeBackend:
             raise BackendError("the scheduler does not answer")
         return self.cause
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
         self.requeued.append(tuple(exclude))
+        self.whole = whole
         if len(self.requeued) <= self.busy:
             raise BackendError("the scheduler does not answer")
 
@@ -169,8 +174,8 @@ class FakeBackend:
             raise PlanError("no plan")
         return self.smaller
 
-    def replace(self, launch: LaunchPlan, host: str) -> None:
-        self.replaced.append(host)
+    def replace(self, launch: LaunchPlan, host: str, *, elsewhere: bool = False) -> None:
+        (self.moved if elsewhere else self.replaced).append(host)
         if self.broken:
             raise BackendError("no such host")
 

@@ -24,6 +24,7 @@ from orchestrator.contract.events import (
     EvidenceGathered,
     HangDetected,
     HostFlagged,
+    HostLeaving,
     HostsChecked,
     HostStopped,
     HostUnavailable,
@@ -144,6 +145,7 @@ class Cluster:
         spares: int = 0,
         *,
         scheduled: bool = False,
+        successor_s: float | None = None,
         **more: Any,
     ) -> None:
         self.random, self.at, self.calm = random, START, False
@@ -156,6 +158,8 @@ class Cluster:
         self.mail: list[Event] = []
         self.more = {"hosts": hosts, "spares": spares, **more}
         self.scheduled, self.restarts, self.queued = scheduled, 0, False
+        self.successor_s, self.successors = successor_s, 0
+        """Hosts that came in the place of others are numbered from 1000."""
         self.submits()
 
     @property
@@ -179,7 +183,9 @@ class Cluster:
         self.pids = {name: pid + 1 for name, pid in self.pids.items()}
         allocation = None
         if self.scheduled:
-            allocation = Allocation(id="7", restarts=self.restarts, hosts=self.names)
+            allocation = Allocation(
+                id="7", restarts=self.restarts, hosts=self.names, successor_s=self.successor_s
+            )
         self.queued = False
         pid = self.pids[self.names[0]]
         self.tell(LeaderStarted(at=self.at, host=self.names[0], pid=pid, allocation=allocation))
@@ -227,6 +233,10 @@ class Cluster:
                         self.stops(name, attempt, finished=False)
             case GatherEvidence(attempt=attempt):
                 self.shows(attempt)
+            case ReplaceAgent(host=name, elsewhere=elsewhere) if elsewhere or (
+                self.successor_s is not None and self.chance(50)
+            ):
+                self.succeeds(name)
             case ReplaceAgent(host=name):
                 self.replaces(name)
             case CheckHosts() | Replan() | Requeue():
@@ -245,6 +255,22 @@ class Cluster:
         elif self.chance(50):
             gone = "the scheduler says that it is down"
             self.mail.append(HostUnavailable(at=self.at, host=name, why=gone))
+
+    def succeeds(self, name: str) -> None:
+        """Another host comes in the place of this one, whose agent is gone by then."""
+        assert self.successor_s is not None
+        if name not in self.names:
+            return
+        attempt = self.ranks.get(name)
+        if attempt is not None:
+            self.stops(name, attempt, finished=False)
+        self.stuck.discard(name)
+        self.mail.append(self._lost(name))
+        self.successors += 1
+        fresh = host(1000 + self.successors)
+        self.names = tuple(fresh if one == name else one for one in self.names)
+        self.pids[fresh] = 1
+        self.appears(fresh)
 
     def arranges(self, action: CheckHosts | Replan | Requeue) -> None:
         match action:
@@ -312,7 +338,13 @@ class Cluster:
 
     def interfere(self, name: str) -> None:
         """What a scheduler does to a job."""
-        match self.random.randrange(3):
+        match self.random.randrange(3 if self.successor_s is None else 4):
+            case 3:
+                self.mail.append(HostLeaving(at=self.at, host=name, why="SIGTERM"))
+                self.mail.append(self._lost(name))
+                self.pids[name] += 1
+                self.ranks.pop(name, None)
+                self.appears(name)
             case 0:
                 causes: tuple[Cause, ...] = ("preempted", "time-limit", "requeued", "unknown")
                 self.tell(LeaveAsked(at=self.at, cause=None, words="SIGTERM"))

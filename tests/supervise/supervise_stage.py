@@ -141,9 +141,11 @@ class Job:
         self.all.append((event, actions))
         return actions
 
-    def granted(self, restarts: int = 0) -> "Job":
+    def granted(self, restarts: int = 0, successor_s: float | None = None) -> "Job":
         """A scheduler gave its hosts."""
-        self.allocation = Allocation(id="7", restarts=restarts, hosts=self.everywhere)
+        self.allocation = Allocation(
+            id="7", restarts=restarts, hosts=self.everywhere, successor_s=successor_s
+        )
         return self
 
     def now(self) -> float:

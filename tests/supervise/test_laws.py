@@ -45,6 +45,19 @@ def test_whatever_a_scheduler_does_every_law_holds_and_every_job_ends(
     assert fold(events[cut:], fold(events[:cut])) == fold(events) == cluster.run
 
 
+@settings(deadline=None, max_examples=80)
+@given(randoms, st.integers(1, 4), st.integers(0, 2), budgets, st.integers(0, 80), st.booleans())
+def test_where_hosts_have_successors_every_law_holds_and_every_job_ends(
+    random: Random, hosts: int, spares: int, budget: int, turns: int, shrink: bool
+) -> None:
+    more = {"max_restarts": budget, "shrink": shrink, "preflight": bool(turns % 2)}
+    cluster = Cluster(random, hosts, spares, scheduled=True, successor_s=300.0, **more)
+    cluster.play(turns)
+    events = [entry.event for entry in cluster.witness.entries]
+    cut = random.randrange(len(events) + 1)
+    assert fold(events[cut:], fold(events[:cut])) == fold(events) == cluster.run
+
+
 @settings(deadline=None, max_examples=40)
 @given(randoms, budgets, st.integers(0, 40))
 def test_an_ended_job_may_be_resumed_and_ends_again(

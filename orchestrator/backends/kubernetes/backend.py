@@ -20,6 +20,10 @@ from orchestrator.backends.kubernetes.resources import (
     name_of,
 )
 from orchestrator.backends.kubernetes.watching import Watching
+from orchestrator.cluster.kubernetes.nodes import READY, parse_node
+from orchestrator.cluster.kubernetes.standing import shut_nodes
+from orchestrator.cluster.kubernetes.taints import tolerations_of
+from orchestrator.cluster.kubernetes.topology import allocation_switches
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
@@ -154,12 +158,7 @@ class KubernetesBackend:
         except BackendError as exc:
             log.warning("the nodes' switches are not known: %s", exc)
             return {}
-        keys = [*spec.topology_labels, spec.nvlink_label]
-        labels = {
-            name_of(node): lookup(node, ("metadata", "labels"), {}) for node in nodes.values()
-        }
-        known = [key for key in keys if labels and all(key in one for one in labels.values())]
-        return {name: tuple(one[key] for key in known) for name, one in labels.items() if known}
+        return allocation_switches(nodes.values(), spec)
 
     def _nodes(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, Object]:
         api = self.api(spec)
@@ -181,14 +180,13 @@ class KubernetesBackend:
         if not hosts:
             return ()
         spec = spec_of(launch)
-        tolerated = [one.key for one in spec.tolerations]
-        found: dict[str, HostNotice] = {}
         nodes = self._nodes(spec, hosts)
-        for host in hosts:
-            if host not in nodes:
-                found[host] = HostNotice(host, "REMOVED", "the cluster has no such node any more")
-            elif (held := observe.node_trouble(nodes[host], tolerated)) is not None:
-                found[host] = HostNotice(host, held.state, held.reason)
+        found = {
+            one.node: HostNotice(one.node, one.state, one.reason)
+            for one in shut_nodes(nodes.values(), tolerations_of(spec))
+        }
+        for host in set(hosts) - set(nodes):
+            found[host] = HostNotice(host, "REMOVED", "the cluster has no such node any more")
         for pod in self._pods(launch):
             host, trouble = observe.node_of(pod), observe.pod_trouble(pod)
             disrupted = trouble is not None and trouble.what in ("Preempted", "Evicted")
@@ -223,9 +221,7 @@ class KubernetesBackend:
         if self._gone(api, namespace, pod, deadline):
             return
         node = api.get(NODES, None, host)
-        held = observe.node_trouble(node) if node is not None else None
-        answers = node is not None and (held is None or held.answers)
-        if answers:
+        if node is not None and parse_node(node).ready == READY:
             if self._gone(api, namespace, pod, deadline + grace_s):
                 return
             raise Unanswered(

@@ -3,16 +3,16 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
+from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup, name_of
 from orchestrator.contract.launch import Cause
 
-LABEL = "ndctl.dev/job"
-LAUNCH = "ndctl.dev/launch"
-CANCELLED = "ndctl.dev/cancelled-by"
-QUEUE = "kueue.x-k8s.io/queue-name"
+LABEL = names.JOB_LABEL
+LAUNCH = names.LAUNCH_ANNOTATION
+CANCELLED = names.CANCELLED_ANNOTATION
+QUEUE = names.QUEUE_LABEL
 
 Meaning = Literal["missing", "suspended", "waiting", "running", "succeeded", "failed"]
 
@@ -396,53 +396,6 @@ def _gravity(trouble: Trouble) -> tuple[int, str]:
     """What will not mend by itself comes first."""
     grave = trouble.what.startswith(GRAVE)
     return (0 if grave else 1, trouble.pod)
-
-
-# Nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStanding:
-    """What is held against a node."""
-
-    state: str
-    reason: str
-    answers: bool = True
-    """False: its kubelet is not heard; pods there cannot be told to go."""
-
-
-WANTED_BACK = ("NoExecute",)
-UNREACHABLE = "node.kubernetes.io/"
-
-
-def node_trouble(node: Object, tolerated: Sequence[str] = ()) -> NodeStanding | None:
-    """Why a node of a running job is not to be used any longer; None for one in order.
-
-    `tolerated`: keys of taints that the job's pods tolerate.
-    """
-    ready = next(
-        (c for c in lookup(node, ("status", "conditions"), ()) if c.get("type") == "Ready"), {}
-    )
-    if ready and ready.get("status") != "True":
-        return NodeStanding(state="NotReady", reason=_said(ready), answers=False)
-    if lookup(node, ("metadata", "deletionTimestamp")) is not None:
-        return NodeStanding(state="DELETED", reason="the node is being taken away")
-    taints = [
-        taint
-        for taint in lookup(node, ("spec", "taints"), ())
-        if taint.get("effect") in WANTED_BACK and taint.get("key") not in tolerated
-    ]
-    if taints:
-        said = ", ".join(f"{one['key']}={one.get('value', '')}".rstrip("=") for one in taints)
-        return NodeStanding(state="TAINTED", reason=said)
-    if lookup(node, ("spec", "unschedulable")) is True:
-        return NodeStanding(state="CORDONED", reason="the node is cordoned")
-    return None
-
-
-def seconds_of(stamp: str) -> float:
-    """Unix seconds of a time as Kubernetes writes it."""
-    return datetime.fromisoformat(stamp).timestamp()
 
 
 def cause(kind: JobKind, job: Object | None, pod: Object | None, launch: int) -> Cause:

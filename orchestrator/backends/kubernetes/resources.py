@@ -78,8 +78,6 @@ class JobKind:
     """What an administrator types where it is missing."""
     suspend: tuple[str, ...]
     """Where the field lies that takes all pods away."""
-    container: str
-    """Which of a pod's containers is ours."""
 
 
 JOB_KINDS: Mapping[Kind, JobKind] = {
@@ -89,7 +87,6 @@ JOB_KINDS: Mapping[Kind, JobKind] = {
         install='kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/'
         'manifests/overlays/standalone?ref=v1.9.3"',
         suspend=("spec", "runPolicy", "suspend"),
-        container="pytorch",
     ),
     "jobset": JobKind(
         resource=JOBSETS,
@@ -97,7 +94,6 @@ JOB_KINDS: Mapping[Kind, JobKind] = {
         install="kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/"
         "download/v0.12.0/manifests.yaml",
         suspend=("spec", "suspend"),
-        container="pytorch",
     ),
     "trainjob": JobKind(
         resource=TRAINJOBS,
@@ -105,7 +101,6 @@ JOB_KINDS: Mapping[Kind, JobKind] = {
         install='kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/'
         'overlays/manager?ref=v2.0.0"',
         suspend=("spec", "suspend"),
-        container="node",
     ),
 }
 

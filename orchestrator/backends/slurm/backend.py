@@ -187,7 +187,7 @@ class SlurmBackend:
         notice_s = (launch.slurm or SlurmSpec()).notice_s + NOTICE_SLACK_S
         return observe.cause(job, self._restarts(), self.clock.now(), notice_s)
 
-    def replace(self, launch: LaunchPlan, host: str) -> None:
+    def replace(self, launch: LaunchPlan, host: str, *, elsewhere: bool = False) -> None:
         job_id = self._own_id()
         job = self.finder.show(launch, job_id, tries=1)
         if job is None or host not in job.nodes:
@@ -200,7 +200,7 @@ class SlurmBackend:
         again = render.replacement(launch, job_id, host, sys.executable)
         self.steps.append(start(again, self.environ, log, START_S))
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
         job_id, mine = self._own_id(), self._restarts()
         job = self.finder.show(launch, job_id)
         if job is None or job.is_over:

@@ -1,0 +1,176 @@
+"""Where a scheduler replaces hosts itself: the others wait in place for whoever comes instead."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from orchestrator.contract.actions import (
+    Action,
+    ReplaceAgent,
+    Replan,
+    Requeue,
+    StartAttempt,
+    StopAttempt,
+)
+from orchestrator.contract.events import HostFlagged, HostLeaving, LeaveAsked
+from orchestrator.contract.findings import Finding
+from orchestrator.supervise.state import Stage
+from tests.supervise.supervise_stage import Job
+
+T = TypeVar("T")
+PATIENCE_S = 300.0
+BROKEN = Finding(what="devices", verdict="stops", found="1 of 2 devices", fix="replace it")
+
+
+def one(actions: Sequence[Action], kind: type[T]) -> T:
+    (action,) = actions
+    assert isinstance(action, kind)
+    return action
+
+
+def scheduled(spares: int = 0, shrink: bool = False) -> Job:
+    return Job(spares=spares, shrink=shrink).granted(successor_s=PATIENCE_S)
+
+
+def leaving(job: Job, host: str) -> tuple[Action, ...]:
+    return job.tell(HostLeaving(at=job.now(), host=host, why="SIGTERM"))
+
+
+def flagged(job: Job, host: str) -> tuple[Action, ...]:
+    return job.tell(HostFlagged(at=job.now(), host=host, state="cordoned", reason=""))
+
+
+def test_another_host_takes_the_place_of_one_that_died() -> None:
+    job = scheduled().running()
+    _, asked = job.loses("host-1")
+    assert isinstance(asked, ReplaceAgent)
+    assert (asked.host, asked.elsewhere) == ("host-1", False)
+    assert job.stops("host-0") == ()
+    assert job.waits(200) == (), "the scheduler looks for one"
+    start = one(job.registers("host-7"), StartAttempt)
+    assert start.hosts == ("host-0", "host-7")
+    assert job.run.exclude == {}, "a pod that moved says nothing against a host"
+
+
+def test_a_successor_may_come_to_the_same_host() -> None:
+    job = scheduled().running()
+    job.loses("host-1")
+    job.stops("host-0")
+    start = one(job.registers("host-1", pid=2), StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+
+
+def test_a_job_that_waited_in_vain_gives_all_back() -> None:
+    job = scheduled().running()
+    job.loses("host-1")
+    job.stops("host-0")
+    assert job.waits(PATIENCE_S - 10) == ()
+    requeue = one(job.waits(20), Requeue)
+    assert (requeue.whole, requeue.exclude) == (True, ())
+
+
+def test_or_goes_on_with_fewer() -> None:
+    job = scheduled(shrink=True).running()
+    job.loses("host-1")
+    job.stops("host-0")
+    assert job.waits(PATIENCE_S - 10) == ()
+    assert one(job.waits(20), Replan).hosts == 1
+
+
+def test_a_host_that_has_to_go_costs_no_budget_and_no_step() -> None:
+    job = scheduled().running()
+    stop = one(leaving(job, "host-1"), StopAttempt)
+    assert stop.grace_s == 30.0, "time for a checkpoint"
+    job.saves(7)
+    assert job.stops() == ()
+    assert job.loses("host-1") == (), "as was said; its successor is on its way"
+    assert job.run.stage is Stage.WAITING
+    start = one(job.registers("host-1", pid=2), StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+    assert (job.run.incidents, job.run.fruitless, job.run.restarts) == ((), 0, 0)
+
+
+def test_an_agent_that_goes_before_it_has_stopped_its_ranks_is_not_to_blame() -> None:
+    job = scheduled().running()
+    leaving(job, "host-1")
+    job.loses("host-1")
+    job.stops("host-0")
+    assert (job.run.stage, job.run.incidents) == (Stage.WAITING, ())
+
+
+def test_a_spare_that_has_to_go_is_no_reason_to_stop() -> None:
+    job = scheduled(spares=1).running()
+    assert leaving(job, "host-2") == ()
+    assert job.loses("host-2") == ()
+    assert job.run.stage is Stage.RUNNING
+
+
+def test_a_spare_takes_over_at_once() -> None:
+    job = scheduled(spares=1).running()
+    leaving(job, "host-1")
+    start = one(job.stops(), StartAttempt)
+    assert start.hosts == ("host-0", "host-2")
+
+
+def test_one_that_goes_while_the_job_waits_costs_nothing() -> None:
+    job = scheduled()
+    job.leads()
+    job.registers("host-0")
+    assert leaving(job, "host-0") == ()
+    assert job.loses("host-0") == ()
+    assert job.run.fruitless == 0
+
+
+def test_said_twice_is_said_once() -> None:
+    job = scheduled().running()
+    leaving(job, "host-1")
+    assert leaving(job, "host-1") == ()
+
+
+def test_a_host_that_is_no_good_is_sent_away_once() -> None:
+    job = scheduled()
+    job.leads()
+    job.registers("host-0")
+    away = one(job.registers("host-1", findings=(BROKEN,)), ReplaceAgent)
+    assert (away.host, away.elsewhere) == ("host-1", True)
+    assert job.waits(10) == ()
+    job.loses("host-1")
+    start = one(job.registers("host-7"), StartAttempt)
+    assert start.hosts == ("host-0", "host-7")
+
+
+def test_a_cordoned_host_is_left_at_a_checkpoint_and_another_asked_for() -> None:
+    job = scheduled().running()
+    one(flagged(job, "host-1"), StopAttempt)
+    away = one(job.stops(), ReplaceAgent)
+    assert (away.host, away.elsewhere) == ("host-1", True)
+    assert job.run.incidents == ()
+
+
+def test_a_cordoned_host_of_the_leader_is_given_back_alone() -> None:
+    job = scheduled().running()
+    one(flagged(job, "host-0"), StopAttempt)
+    requeue = one(job.stops(), Requeue)
+    assert (requeue.whole, requeue.exclude) == (False, ("host-0",))
+    job.leads()
+    assert "host-0" in job.run.exclude, "also after its next leader has come"
+
+
+def test_a_leader_that_has_to_go_leaves_the_others_where_they_are() -> None:
+    job = scheduled().running()
+    one(job.tell(LeaveAsked(at=job.now(), cause=None, words="SIGTERM")), StopAttempt)
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    requeue = one(job.stops(), Requeue)
+    assert (requeue.whole, requeue.exclude) == (False, ())
+    job.starts()
+    assert (job.run.attempt, job.run.incidents, job.run.fruitless) == (2, (), 0)
+
+
+def test_a_leader_that_has_to_go_before_an_attempt_goes_alone() -> None:
+    job = scheduled()
+    job.leads()
+    job.tell(LeaveAsked(at=job.now(), cause=None, words="SIGTERM"))
+    requeue = one(
+        job.tell(LeaveAsked(at=job.now(), cause="drained", words="SIGTERM")),
+        Requeue,
+    )
+    assert not requeue.whole
