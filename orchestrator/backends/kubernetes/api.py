@@ -8,7 +8,7 @@ fields that are newer or older than they are. It is imported late: other verbs d
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -286,7 +286,7 @@ class Api:
             yield rest
 
     def exec(
-        self, namespace: str, pod: str, container: str, argv: list[str], *, timeout_s: float
+        self, namespace: str, pod: str, container: str, argv: Sequence[str], *, timeout_s: float
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a pod: its exit code, what it wrote, and its errors."""
         from kubernetes.stream import ws_client
