@@ -123,6 +123,12 @@ class Api:
     def server(self) -> str:
         return str(self._config.host)
 
+    @property
+    def authority(self) -> bytes | None:
+        """The certificates that the server's own is signed with; None where the system's do."""
+        path = self._config.ssl_ca_cert
+        return Path(path).read_bytes() if path else None
+
     @cached_property
     def _rest(self) -> Any:
         from kubernetes.client.rest import RESTClientObject

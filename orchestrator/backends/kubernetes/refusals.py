@@ -22,6 +22,10 @@ class Missing(BackendError):
     """There is no such object, or no such kind of object."""
 
 
+class Forbidden(BackendError):
+    """RBAC gives no right to it."""
+
+
 class Conflict(BackendError):
     """The object exists already, or has changed meanwhile."""
 
@@ -84,7 +88,7 @@ def _forbidden(message: str) -> BackendError:
     """No right to it, or the right but a quota or a policy of the namespace against it."""
     found = FORBIDDEN.search(message)
     if found is not None:
-        return BackendError(
+        return Forbidden(
             f"{found['user']} may not {found['verb']} {_word(found)}{_where(found)}",
             fix="an administrator gives that right with\n" + role_lines(found),
         )
