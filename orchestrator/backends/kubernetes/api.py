@@ -370,7 +370,7 @@ class Api:
         data: Any = body
         if body is not None:
             headers["Content-Type"] = content
-            data = body if content == "application/json" else json.dumps(body)
+            data = json.dumps(body) if content == APPLY else body  # the client dumps JSON itself
         self.requests += 1
         try:
             return self._rest.request(method, url, headers, data, _request_timeout=timeout)
