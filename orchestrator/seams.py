@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.rundir import RunDir
@@ -123,6 +124,9 @@ class Copy(Protocol):
 
     run_dir: RunDir
 
+    def here(self, launch: LaunchPlan) -> LaunchPlan:
+        """The launch as this machine has to ask the backend for it."""
+
     def refresh(self) -> None:
         """Bring it up to date. Raises BackendError where that cannot be."""
 
@@ -141,5 +145,5 @@ class RemoteBackend(Backend, Protocol):
     def former(self, launch: LaunchPlan) -> Former | None:
         """What there is of the name already."""
 
-    def copy(self, launch: LaunchPlan, run_root: Path) -> Copy:
-        """Where this machine keeps what it knows of the job."""
+    def copy(self, job: JobSubmitted, run_root: Path) -> Copy:
+        """Where this machine keeps what it knows of the job, which was just submitted."""

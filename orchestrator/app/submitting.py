@@ -199,7 +199,7 @@ def _submit_remotely(
         number = former.launch + 1 if former is not None else int(clock.now())
     job = replace(first, launch=replace(launch, launch=number), resume=submission.resume)
     backend.submit(handover_of(submission, job))
-    copy = backend.copy(job.launch, submission.run_root)
+    copy = backend.copy(replace(job, at=clock.now()), submission.run_root)
     return Submitted(run_dir=copy.run_dir, known=0, copy=copy)
 
 

@@ -23,6 +23,8 @@ from orchestrator.seams import Clock, Completed
 
 log = logging.getLogger(__name__)
 
+IN_CLUSTER = "in-cluster"
+"""The context of who runs in a pod."""
 MANAGER = "ndctl"
 """Who owns the fields that we apply."""
 CONNECT_S = 5.0
@@ -89,8 +91,8 @@ class Api:
         """Context and namespace."""
         if self.in_cluster:
             with contextlib.suppress(OSError):
-                return "in-cluster", NAMESPACE.read_text().strip()
-            return "in-cluster", "default"
+                return IN_CLUSTER, NAMESPACE.read_text().strip()
+            return IN_CLUSTER, "default"
         config: Any = import_module("kubernetes.config")
         try:
             contexts, current = config.list_kube_config_contexts(self._file)

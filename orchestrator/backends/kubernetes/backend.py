@@ -9,7 +9,7 @@ from orchestrator.backends.kubernetes import observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
 from orchestrator.backends.kubernetes.exclusion import without
-from orchestrator.backends.kubernetes.mirror import Mirror, Remote, folder_of
+from orchestrator.backends.kubernetes.mirror import Mirror, folder_of
 from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
@@ -26,6 +26,7 @@ from orchestrator.cluster.kubernetes.nodes import READY, parse_node
 from orchestrator.cluster.kubernetes.standing import shut_nodes
 from orchestrator.cluster.kubernetes.taints import tolerations_of
 from orchestrator.cluster.kubernetes.topology import allocation_switches
+from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
@@ -91,21 +92,11 @@ class KubernetesBackend:
             return None
         return Former(launch=seen.launch or 0, over=seen.is_over, words=seen.words)
 
-    def copy(self, launch: LaunchPlan, run_root: Path) -> Mirror:
-        spec = spec_of(launch)
+    def copy(self, job: JobSubmitted, run_root: Path) -> Mirror:
+        launch, spec = job.launch, spec_of(job.launch)
         api, namespace = self.api(spec), self.namespace(spec)
         made = Mirror(folder_of(run_root, api.context, namespace, launch.job), api)
-        made.write(
-            Remote(
-                context=api.context,
-                namespace=namespace,
-                kind=spec.kind,
-                job=launch.job,
-                run_dir=launch.run_dir,
-                python=spec.python,
-                launch=launch.launch,
-            )
-        )
+        made.expect(job, namespace)
         return made
 
     # What Kubernetes has of it
@@ -165,7 +156,7 @@ class KubernetesBackend:
         return shown_name(JOB_KINDS[spec.kind], spec.namespace or "", launch.job)
 
     def cluster(self) -> str:
-        return "kubernetes"
+        return cluster_name(self.api(KubernetesSpec()))
 
     # For the leader, inside a pod
 

@@ -9,26 +9,40 @@ leader's pod printed at its end. While a leader lives this process holds the jou
 does, so that views see that it lives.
 """
 
+import base64
 import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
 from orchestrator.backends.kubernetes import observe
-from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.api import IN_CLUSTER, Api
 from orchestrator.backends.kubernetes.fetch import read_news
 from orchestrator.backends.kubernetes.observe import LABEL
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.resources import PODS, Object, lookup, name_of
-from orchestrator.contract.kubernetes import Kind
+from orchestrator.backends.kubernetes.refusals import Missing
+from orchestrator.backends.kubernetes.resources import (
+    CONFIG_MAPS,
+    JOB_KINDS,
+    PODS,
+    Object,
+    lookup,
+    name_of,
+)
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.handover import handover_from
+from orchestrator.contract.kubernetes import Kind, KubernetesSpec
+from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError
+from orchestrator.errors import BackendError, JobError
 from orchestrator.locks import try_lock
-from orchestrator.seams import Completed
+from orchestrator.seams import Clock, Completed
+from orchestrator.supervise.log import Entry, read, to_line
 
 FOLDER = ".kubernetes"
 REMOTE = "remote.json"
@@ -71,6 +85,60 @@ def known_mirrors(run_root: Path, job: str = "*") -> list[Path]:
     )
 
 
+def open_mirror(path: Path, environ: Mapping[str, str], clock: Clock) -> "Mirror":
+    """One that was made before."""
+    context = json.loads((path / REMOTE).read_text())["context"]
+    api = Api(None if context == IN_CLUSTER else context, environ, clock)
+    return Mirror(path, api)
+
+
+def seek_mirror(  # noqa: PLR0913 - a job's full name, and the world
+    run_root: Path,
+    job: str,
+    context: str | None,
+    namespace: str | None,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> "Mirror":
+    """Of a job of the cluster, seen before or not. Raises JobError where there is none."""
+    api = Api(context, environ, clock)
+    space = namespace or api.namespace
+    made = Mirror(folder_of(run_root, api.context, space, job), api)
+    for kind, one in JOB_KINDS.items():
+        try:
+            found = api.get(one.resource, space, job)
+        except Missing:
+            continue  # the cluster has no such kind
+        if found is not None and made.adopt(kind, space, found):
+            return made
+    if (made.run_dir.path / REMOTE).exists():
+        return made
+    raise JobError(
+        f"no job {job!r} in namespace {space} of {api.context} ({api.server})",
+        fix=f"`ndctl list --backend kubernetes -n {space}` lists those that there are",
+    )
+
+
+def mirrors_at(
+    run_root: Path,
+    context: str | None,
+    namespace: str | None,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> list["Mirror"]:
+    """Of all of ndctl's jobs in a namespace."""
+    api = Api(context, environ, clock)
+    space = namespace or api.namespace
+    found = []
+    for kind, one in JOB_KINDS.items():
+        with contextlib.suppress(Missing):
+            for job in api.list(one.resource, space, labels=LABEL).items:
+                made = Mirror(folder_of(run_root, api.context, space, name_of(job)), api)
+                if made.adopt(kind, space, job):
+                    found.append(made)
+    return sorted(found, key=lambda one: one.run_dir.path.name)
+
+
 class Mirror:
     def __init__(self, path: Path, api: Api) -> None:
         self.run_dir = RunDir(path)
@@ -87,6 +155,48 @@ class Mirror:
         fresh = self.run_dir.path / (REMOTE + ".new")
         fresh.write_text(json.dumps(asdict(remote), indent=2))
         fresh.replace(self.run_dir.path / REMOTE)
+
+    def expect(self, job: JobSubmitted, namespace: str) -> None:
+        """A launch has been handed to the cluster: until its leader says so, say it here."""
+        launch = job.launch
+        spec = launch.kubernetes or KubernetesSpec()
+        former = self.remote if job.resume and (self.run_dir.path / REMOTE).exists() else None
+        remote = Remote(
+            context=self.api.context,
+            namespace=namespace,
+            kind=spec.kind,
+            job=launch.job,
+            run_dir=launch.run_dir,
+            python=spec.python,
+            launch=launch.launch,
+            journal=former.journal if former else 0,
+            metrics=former.metrics if former else 0,
+        )
+        self.write(remote)
+        known = read(self.run_dir.journal)[-1:] if former else ()
+        guess = Entry(seq=known[0].seq + 1 if known else 1, event=job, actions=())
+        put(self.run_dir.journal, remote.journal, to_line(guess))
+        if not former:
+            put(self.run_dir.metrics, 0, b"")
+
+    def adopt(self, kind: Kind, namespace: str, job: Object) -> bool:
+        """Learn of a job that is in the cluster; whether it is one of ndctl's."""
+        name, launch = name_of(job), observe.launch_of(job)
+        if (self.run_dir.path / REMOTE).exists() and self.remote.launch == launch:
+            return True
+        parcel = self.api.get(CONFIG_MAPS, namespace, names.config_map_of(name))
+        if parcel is None or launch is None:
+            return False
+        handed = handover_from(contents(parcel)).job
+        self.expect(replace(handed, at=seconds_of(job["metadata"]["creationTimestamp"])), namespace)
+        return True
+
+    def here(self, launch: LaunchPlan) -> LaunchPlan:
+        remote, spec = self.remote, launch.kubernetes or KubernetesSpec()
+        context = None if remote.context == IN_CLUSTER else remote.context
+        return replace(
+            launch, kubernetes=replace(spec, context=context, namespace=remote.namespace)
+        )
 
     # What has happened
 
@@ -127,8 +237,11 @@ class Mirror:
     def _take(self, remote: Remote, answer: bytes) -> None:
         told, journal, metrics = read_news(answer)
         begun = remote.journal
-        if journal and first_seq(journal) == 1:
-            begun = 0  # another run of the same name
+        if journal and _first_seq(journal) == 0:
+            self.write(replace(remote, journal=0, metrics=0))
+            return  # the next look begins anew
+        if journal and _first_seq(journal) == 1:
+            begun = 0  # another run of the same name, or the first look
         if journal:
             put(self.run_dir.journal, begun, journal)
         if metrics:
@@ -230,6 +343,18 @@ def _usefulness(pod: Object) -> tuple[bool, str]:
     return not (role or index), name_of(pod)
 
 
+def contents(config_map: Object) -> dict[str, bytes]:
+    """The files in a ConfigMap."""
+    plain = {key: text.encode() for key, text in (config_map.get("data") or {}).items()}
+    packed = config_map.get("binaryData") or {}
+    return plain | {key: base64.b64decode(text) for key, text in packed.items()}
+
+
+def seconds_of(stamp: str) -> float:
+    """Unix seconds of a time as Kubernetes writes it."""
+    return datetime.fromisoformat(stamp).timestamp()
+
+
 def put(path: Path, offset: int, data: bytes) -> None:
     """`data` from `offset` on, and nothing behind it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -240,8 +365,12 @@ def put(path: Path, offset: int, data: bytes) -> None:
         os.pwrite(fd, data, offset)
 
 
-def first_seq(journal: bytes) -> int:
-    return int(json.loads(journal.partition(b"\n")[0])["seq"])
+def _first_seq(journal: bytes) -> int:
+    """0 where it does not begin with a line: the file is another one than it was."""
+    try:
+        return int(json.loads(journal.partition(b"\n")[0])["seq"])
+    except (ValueError, KeyError, TypeError):
+        return 0
 
 
 def _marked(lines: Iterable[bytes], mark: str) -> bytes:
