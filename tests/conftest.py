@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.slurm.testbed"]
+pytest_plugins = ["tests.slurm.testbed", "tests.kubernetes.testbed"]
 
 # Times on a loaded machine say nothing about the code.
 settings.register_profile("ndctl", deadline=None)
