@@ -124,6 +124,10 @@ class Copy(Protocol):
 
     run_dir: RunDir
 
+    @property
+    def has_begun(self) -> bool:
+        """What is known comes from the leader, and is no guess of whoever submitted."""
+
     def here(self, launch: LaunchPlan) -> LaunchPlan:
         """The launch as this machine has to ask the backend for it."""
 

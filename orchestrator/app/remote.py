@@ -1,18 +1,23 @@
 """Jobs whose run directory is elsewhere, seen through what is known of them here."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.holding import Ask
 from orchestrator.errors import BackendError, JobError
 from orchestrator.jobs import find_job, jobs
 from orchestrator.seams import Clock, Copy
+from orchestrator.supervise.log import read
 from orchestrator.supervise.state import Run
+from orchestrator.supervise.step import fold
 
 REFRESH_S = 2.0
+ABREAST = 8
+"""Jobs that are asked for at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,8 @@ def every(
     from orchestrator.backends.kubernetes.mirror import known_mirrors, mirrors_at, open_mirror
 
     if place is not None:
-        return [_of(one) for one in mirrors_at(run_root, place.context, place.namespace, environ, clock)]
+        found = mirrors_at(run_root, place.context, place.namespace, environ, clock)
+        return [_of(one) for one in found]
     here = [Found(run_dir) for run_dir in jobs(run_root)]
     return here + [_of(open_mirror(path, environ, clock)) for path in known_mirrors(run_root)]
 
@@ -97,6 +103,37 @@ def refresh(found: Found) -> str:
             raise
         return f"{exc.message}; shown is what was known before"
     return ""
+
+
+def refresh_all(jobs: Sequence[Found]) -> list[str]:
+    """The same of many, side by side; a warning for each that nothing is known of."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def told(found: Found) -> str:
+        try:
+            return refresh(found)
+        except BackendError as exc:
+            return exc.message
+
+    with ThreadPoolExecutor(ABREAST) as pool:
+        return [warning for warning in pool.map(told, jobs) if warning]
+
+
+def await_begin(found: Found, ask: Ask, clock: Clock, say: Callable[[str], object]) -> bool:
+    """Wait until the leader of a job that was handed over has begun its journal, and say what the
+    scheduler says meanwhile; False where nothing of the job is left to wait for."""
+    said = ""
+    while found.copy is not None and not found.copy.has_begun:
+        words = ask(fold(entry.event for entry in read(found.run_dir.journal)))
+        if words and words != said:
+            say(words)
+            said = words
+        refresh(found)
+        if words is None and not found.copy.has_begun:
+            say("its leader never began: `ndctl logs` and `kubectl get pods` may tell why")
+            return False
+        clock.sleep(REFRESH_S)
+    return True
 
 
 @contextmanager

@@ -2,11 +2,11 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.jobs import held
+from orchestrator.cli.jobs import asker
 from orchestrator.cli.options import (
     backend_option,
     inventory_option,
@@ -19,6 +19,7 @@ from orchestrator.cli.options import (
 
 if TYPE_CHECKING:
     from orchestrator.app.planning import Planned
+    from orchestrator.app.submitting import Submitted
     from orchestrator.contract.drills import Drill
 
 
@@ -137,15 +138,20 @@ def render(  # noqa: PLR0913 - click hands over one argument for each option
         click.echo(f"---\n{submitting.render_token(submission)}")
 
 
-def _followed(submitted: Any) -> int:
+def _followed(submitted: "Submitted") -> int:
     """The exit code of a job that is followed to its end."""
+    from orchestrator.app.remote import Found, await_begin, kept_fresh
     from orchestrator.contract import exits
     from orchestrator.dashboard.session import follow_job
     from orchestrator.system import SystemClock
 
-    name = submitted.run_dir.path.name
+    found, clock = Found(submitted.run_dir, submitted.copy), SystemClock()
+    name, ask = submitted.run_dir.path.name, asker(found)
     try:
-        return follow_job(submitted.run_dir, submitted.known, SystemClock(), held)
+        if not await_begin(found, ask, clock, click.echo):
+            return exits.FAILED
+        with kept_fresh(found):
+            return follow_job(submitted.run_dir, submitted.known, clock, ask)
     except KeyboardInterrupt:
         click.echo(
             f"\n{name} runs on; see it with `ndctl dashboard {name}`,"

@@ -10,6 +10,7 @@ from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
 from orchestrator.backends.kubernetes.exclusion import without
 from orchestrator.backends.kubernetes.mirror import Mirror, folder_of
+from orchestrator.backends.kubernetes.naming import cluster_name
 from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,

@@ -24,8 +24,8 @@ from orchestrator.backends.kubernetes import observe
 from orchestrator.backends.kubernetes.api import IN_CLUSTER, Api
 from orchestrator.backends.kubernetes.fetch import read_news
 from orchestrator.backends.kubernetes.observe import LABEL
-from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.refusals import Missing
+from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
     CONFIG_MAPS,
     JOB_KINDS,
@@ -92,7 +92,7 @@ def open_mirror(path: Path, environ: Mapping[str, str], clock: Clock) -> "Mirror
     return Mirror(path, api)
 
 
-def seek_mirror(  # noqa: PLR0913 - a job's full name, and the world
+def seek_mirror(
     run_root: Path,
     job: str,
     context: str | None,
@@ -190,6 +190,11 @@ class Mirror:
         handed = handover_from(contents(parcel)).job
         self.expect(replace(handed, at=seconds_of(job["metadata"]["creationTimestamp"])), namespace)
         return True
+
+    @property
+    def has_begun(self) -> bool:
+        remote, path = self.remote, self.run_dir.journal
+        return path.exists() and path.stat().st_size == remote.journal > 0
 
     def here(self, launch: LaunchPlan) -> LaunchPlan:
         remote, spec = self.remote, launch.kubernetes or KubernetesSpec()
