@@ -146,8 +146,8 @@ class RemoteBackend(Backend, Protocol):
     """One whose jobs write their run directories themselves, where whoever submits may not see
     them: of what `submit` hands over."""
 
-    def former(self, launch: LaunchPlan) -> Former | None:
-        """What there is of the name already."""
+    def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
+        """What there is of the name already, in the cluster, or as it was last seen from here."""
 
     def copy(self, job: JobSubmitted, run_root: Path) -> Copy:
         """Where this machine keeps what it knows of the job, which was just submitted."""

@@ -180,7 +180,7 @@ def _submit_remotely(
 ) -> Submitted:
     """Hand it all over; the leader writes the run directory."""
     name, launch = submission.planned.spec.name, first.launch
-    former = backend.former(launch)
+    former = backend.former(launch, submission.run_root)
     if former is not None and not former.over:
         raise JobError(
             f"job {name} is in the scheduler's hands: {former.words}",

@@ -1,5 +1,6 @@
 """The Kubernetes backend: apply, observe, replace a pod, give all of them back, clear."""
 
+import getpass
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from orchestrator.backends.kubernetes import observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
 from orchestrator.backends.kubernetes.exclusion import without
-from orchestrator.backends.kubernetes.mirror import Mirror, folder_of
+from orchestrator.backends.kubernetes.mirror import Mirror, folder_of, is_mirror
 from orchestrator.backends.kubernetes.naming import cluster_name
 from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
 from orchestrator.backends.kubernetes.resources import (
@@ -87,11 +88,17 @@ class KubernetesBackend:
         if job is not None:
             submitting.own(api, namespace, kind, job)
 
-    def former(self, launch: LaunchPlan) -> Former | None:
+    def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
         seen = self._seen([launch])[0]
-        if seen.meaning == "missing" and not seen.pods:
+        if seen.meaning != "missing" or seen.pods:
+            return Former(launch=seen.launch or 0, over=seen.is_over, words=seen.words)
+        spec = spec_of(launch)
+        path = folder_of(run_root, self.api(spec).context, self.namespace(spec), launch.job)
+        if not is_mirror(path):
             return None
-        return Former(launch=seen.launch or 0, over=seen.is_over, words=seen.words)
+        number = Mirror(path, self.api(spec)).remote.launch
+        words = f"{seen.name} was deleted after launch {number}; its run directory may be there"
+        return Former(launch=number, over=True, words=words)
 
     def copy(self, job: JobSubmitted, run_root: Path) -> Mirror:
         launch, spec = job.launch, spec_of(job.launch)
@@ -330,7 +337,7 @@ class KubernetesBackend:
         self._await_no_pods(launch, api, namespace)
 
     def _who(self) -> str:
-        return self.environ.get("USER") or self.environ.get("LOGNAME") or "ndctl"
+        return self.environ.get(POD_NAME) or getpass.getuser()
 
     def _await_no_pods(self, launch: LaunchPlan, api: Api, namespace: str) -> None:
         watching = Watching(

@@ -78,6 +78,10 @@ def folder_of(run_root: Path, context: str, namespace: str, job: str) -> Path:
     return (run_root / FOLDER / quote(context, safe="") / namespace / job).absolute()
 
 
+def is_mirror(path: Path) -> bool:
+    return (path / REMOTE).exists()
+
+
 def known_mirrors(run_root: Path, job: str = "*") -> list[Path]:
     """Folders of jobs that were seen before."""
     return sorted(
@@ -111,7 +115,7 @@ def seek_mirror(
             continue  # the cluster has no such kind
         if found is not None and made.adopt(kind, space, found):
             return made
-    if (made.run_dir.path / REMOTE).exists():
+    if is_mirror(made.run_dir.path):
         return made
     raise JobError(
         f"no job {job!r} in namespace {space} of {api.context} ({api.server})",
@@ -160,7 +164,7 @@ class Mirror:
         """A launch has been handed to the cluster: until its leader says so, say it here."""
         launch = job.launch
         spec = launch.kubernetes or KubernetesSpec()
-        former = self.remote if job.resume and (self.run_dir.path / REMOTE).exists() else None
+        former = self.remote if job.resume and is_mirror(self.run_dir.path) else None
         remote = Remote(
             context=self.api.context,
             namespace=namespace,
@@ -182,7 +186,7 @@ class Mirror:
     def adopt(self, kind: Kind, namespace: str, job: Object) -> bool:
         """Learn of a job that is in the cluster; whether it is one of ndctl's."""
         name, launch = name_of(job), observe.launch_of(job)
-        if (self.run_dir.path / REMOTE).exists() and self.remote.launch == launch:
+        if is_mirror(self.run_dir.path) and self.remote.launch == launch:
             return True
         parcel = self.api.get(CONFIG_MAPS, namespace, names.config_map_of(name))
         if parcel is None or launch is None:

@@ -294,6 +294,7 @@ LEFT: Mapping[str, tuple[str, str]] = {
 SCHEDULING: Sequence[tuple[str, str]] = (
     ("unbound immediate", "the PersistentVolumeClaim is not bound: `kubectl get pvc`"),
     ("persistentvolumeclaim", "make the PersistentVolumeClaim, or name another one"),
+    ("pod affinity rules", "too few nodes are free that are as near to each other as is asked"),
     ("anti-affinity", "each host needs a node of its own, and too few are free"),
     ("Insufficient", "too few nodes have that free: wait, ask for less, or for fewer hosts"),
     ("affinity/selector", "nodes with the wanted labels are too few, or left out by ndctl"),
