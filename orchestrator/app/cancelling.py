@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import clear, standing
+from orchestrator.contract import env
 from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError
@@ -35,7 +36,7 @@ def cancel(
         raise JobError(f"job {name} was never submitted to its end", fix="submit it again")
     if found is not None and found.copy is not None:
         return _cancel_there(found.here(run), found.copy, environ, clock)
-    if has_writer(run_dir.journal) and _ask_to_cancel(run_dir, run.job.launch.launch):
+    if has_writer(run_dir.journal) and _ask_to_cancel(run_dir, run.job.launch.launch, environ):
         return f"{name} is being cancelled: its ranks write a checkpoint and leave"
     clear(run, environ, clock)
     return _record_cancel(run_dir, clock)
@@ -52,7 +53,7 @@ def _cancel_there(run: Run, copy: Copy, environ: Mapping[str, str], clock: Clock
     return f"{name} ran on no host that could be asked: what there was of it has been ended"
 
 
-def _ask_to_cancel(run_dir: RunDir, launch: int) -> bool:
+def _ask_to_cancel(run_dir: RunDir, launch: int, environ: Mapping[str, str]) -> bool:
     """Whether the leader took the order."""
     import urllib.error  # late, as is getpass and secrets: `ndctl plan` needs none of them
     import urllib.request
@@ -65,7 +66,7 @@ def _ask_to_cancel(run_dir: RunDir, launch: int) -> bool:
             f"http://{leader['address']}:{leader['port']}{CANCEL_PATH}",
             data=json.dumps({"by": user()}).encode(),
             headers={
-                "Authorization": f"Bearer {run_dir.token.read_text().strip()}",
+                "Authorization": f"Bearer {environ.get(env.TOKEN) or run_dir.token.read_text().strip()}",
                 "Content-Type": "application/json",
             },
         )

@@ -5,6 +5,7 @@
 Answers with a line of JSON (`News`), then as many bytes of journal and of metrics as that says.
 """
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ MOST_METRICS = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
+    launch: int
+    """The newest that the journal has; 0 without one."""
     led: bool
     """Some process writes the journal."""
     journal: int
@@ -39,8 +42,25 @@ def news(run_dir: RunDir, journal_offset: int, metrics_offset: int) -> tuple[New
     if len(metrics) > MOST_METRICS:
         cut = metrics.index(b"\n", len(metrics) - MOST_METRICS - 1) + 1
         metrics, begun = metrics[cut:], begun + cut
-    told = News(led=led, journal=len(journal), metrics=len(metrics), metrics_from=begun)
+    told = News(
+        launch=newest_launch(run_dir.journal),
+        led=led,
+        journal=len(journal),
+        metrics=len(metrics),
+        metrics_from=begun,
+    )
     return told, journal + metrics
+
+
+def newest_launch(path: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        data = path.read_bytes()
+        at = data.rfind(b'"kind":"JobSubmitted"')
+        if at >= 0:
+            line = data[data.rfind(b"\n", 0, at) + 1 :].partition(b"\n")[0]
+            with contextlib.suppress(ValueError):
+                return int(json.loads(line)["event"]["launch"]["launch"])
+    return 0
 
 
 def _since(path: Path, offset: int) -> tuple[bytes, int]:

@@ -246,6 +246,8 @@ class Mirror:
     def _take(self, remote: Remote, answer: bytes) -> None:
         told, journal, metrics = read_news(answer)
         begun = remote.journal
+        if told.launch < remote.launch:
+            return  # its leader has yet to begin, and there is what a former launch left
         if journal and _first_seq(journal) == 0:
             self.write(replace(remote, journal=0, metrics=0))
             return  # the next look begins anew
@@ -268,7 +270,8 @@ class Mirror:
     def _from_logs(self, remote: Remote, pods: Iterable[Object]) -> None:
         """A leader's last words, in the log of a pod that has ended."""
         for pod in pods:
-            if observe.phase_of(pod) not in ("Succeeded", "Failed"):
+            over = observe.phase_of(pod) in ("Succeeded", "Failed")
+            if not over or observe.launch_of(pod) != remote.launch:
                 continue
             lines = self.lines(remote, pod)
             journal = _marked(lines, JOURNAL_MARK)
