@@ -23,12 +23,10 @@ def rendered(name: str) -> str:
     kind = next((f" --kind {one.rpartition('=')[2]}" for one in overrides), "")
     planned = planning.plan_spec(ROOT / "examples" / f"{spec}.yaml", overrides, {}, INVENTORY)
     submission = submitting.Submission(planned=planned, run_root=Path("/nowhere"))
-    handover = submitting.handover_of(
-        submission, submitting.submitted_event(submission, Run(), 0.0)
-    )
+    job = submitting.submitted_event(submission, Run(), 0.0)
     inventory = INVENTORY.relative_to(ROOT)
     command = f"ndctl render examples/{spec}.yaml --inventory {inventory}{kind}"
-    return f"# {command}\n{text(objects(handover))}\n"
+    return f"# {command}\n{text(objects(submitting.handover_of(submission, job)))}\n"
 
 
 if __name__ == "__main__":
