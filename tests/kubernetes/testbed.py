@@ -27,7 +27,7 @@ import yaml
 from orchestrator.seams import Completed
 from tests.kubernetes import nodes
 from tests.kubernetes.nodes import Shape
-from tests.kubernetes.provision import NOT_RUN, assets, why_not
+from tests.kubernetes.provision import NOT_RUN, assets, why_no_control_plane
 from tests.slurm.testbed import run_within
 
 REPOSITORY = Path(__file__).parents[2]
@@ -348,7 +348,7 @@ def sweep() -> None:
 @pytest.fixture(scope="session")
 def kube_there() -> None:
     """Skips, loudly, without a control plane; for tests that start a testbed of their own."""
-    why = why_not()
+    why = why_no_control_plane()
     if why is not None:
         pytest.skip(f"{NOT_RUN}{why}")
     sweep()
