@@ -145,7 +145,9 @@ def test_exec_and_a_log_that_is_followed(kube: KubeTestbed) -> None:
         client.CoreV1Api(kube.client).connect_get_namespaced_pod_exec,
         *("pod", "default"),
         command=["sh", "-c", "touch /tmp/go; hostname; exit 3"],
-        stdout=True, stderr=True, _preload_content=False,
+        stdout=True,
+        stderr=True,
+        _preload_content=False,
     )
     told.run_forever(timeout=20)
     assert (told.read_stdout().strip(), told.returncode) == ("pod", 3)

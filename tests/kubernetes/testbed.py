@@ -84,7 +84,10 @@ class KubeTestbed:
 
     @property
     def client(self) -> "kubernetes.client.ApiClient":
-        return kubernetes.config.new_client_from_config(str(self.kubeconfig))
+        load = kubernetes.config.new_client_from_config
+        made = load(str(self.kubeconfig))  # type: ignore[no-untyped-call]
+        assert isinstance(made, kubernetes.client.ApiClient)
+        return made
 
     def start(self) -> None:
         self.runs.mkdir(parents=True, exist_ok=True)
