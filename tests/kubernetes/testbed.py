@@ -283,9 +283,9 @@ class KubeTestbed:
                 self.kubectl("uncordon", name)
         names = [it["metadata"]["name"] for it in self.objects("namespaces")]
         self._delete("namespaces", [name for name in names if name not in SYSTEM])
-        for resource in LEFTOVERS:
-            self.kubectl("delete", resource, "--all", "-n", "default", "--wait=false")
-        self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "-n", "default")
+        self.kubectl("delete", ",".join(LEFTOVERS), "--all", "-n", "default", "--wait=false")
+        if self.objects("pods"):
+            self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "-n", "default")
         self.wait_for("no pods", lambda: not self.objects("pods"))
         self.wait_for("all nodes ready", self._untainted)
         shutil.rmtree(self.runs)
