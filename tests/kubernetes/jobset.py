@@ -125,6 +125,7 @@ class JobSets:
         marks = {key: value for key, value in labels.items() if PREFIX in key or key == INDEX}
         metadata["annotations"] = {**metadata.get("annotations", {}), **marks}
         labels = {**above.get("labels", {}), **labels}
+        template["spec"].setdefault("restartPolicy", "OnFailure")  # as JobSet's webhook does
         template["spec"]["hostname"] = f"{name}-{index}"
         template["spec"]["subdomain"] = _subdomain(jobset)
         field = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
