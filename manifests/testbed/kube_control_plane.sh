@@ -66,7 +66,7 @@ free_port() {  # below the kernel's ephemeral range (32768+), so that no client 
   local p i; for i in $(seq 200); do p=$((20000 + RANDOM % 12000))
     (exec 3<>"/dev/tcp/127.0.0.1/$p") 2>/dev/null || { echo "$p"; return; }; done; return 1
 }
-kc() { "$ASSETS/kubectl" --kubeconfig "$DIR/kubeconfig" --request-timeout 5s --cache-dir "$DIR/run/kubectl-cache" "$@"; }
+kc() { "$ASSETS/kubectl" --kubeconfig "$DIR/kubeconfig" --request-timeout 20s --cache-dir "$DIR/run/kubectl-cache" "$@"; }
 
 stop() {
   local n pid i
@@ -149,10 +149,9 @@ launch() {  # one attempt; 1 = a component died (most likely a port was taken)
   until kc get namespace default >/dev/null 2>&1; do [ $SECONDS -lt $deadline ] || { fail "no namespace default"; return 1; }; sleep 0.1; done
   # before the controllers: the garbage collector learns late of a kind that comes after it.  A big CRD does not fit
   # the annotation of a client-side apply, and this kubectl refuses CEL in one if it is to validate
-  local crd; for crd in ${KUBE_CRDS:-}; do
-    kc create --validate=false -f "$crd" >>"$DIR/log/crds.log" 2>&1 || kc replace --validate=false -f "$crd" >>"$DIR/log/crds.log" 2>&1 ||
-      { fail "$crd was refused:"; tail -n 3 "$DIR/log/crds.log" >&2; return 1; }
-  done
+  local crd crds=(); for crd in ${KUBE_CRDS:-}; do crds+=(-f "$crd"); done
+  [ ${#crds[@]} = 0 ] || kc create --validate=false "${crds[@]}" >"$DIR/log/crds.log" 2>&1 ||
+    kc replace --validate=false "${crds[@]}" >"$DIR/log/crds.log" 2>&1 || { fail "a CRD was refused:"; cat "$DIR/log/crds.log" >&2; return 1; }
   [ "$CONTROLLERS" = 0 ] && return 0
 
   # The huge grace periods: no kubelet renews a test's fake Node, so its Ready

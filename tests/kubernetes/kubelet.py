@@ -2,7 +2,7 @@
 processes; and for what a cluster has besides: DNS of services, and volumes for claims."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,7 +101,7 @@ class Kubelet:
         self.runs.pop(run.pod["metadata"]["uid"], None)
         self._write_hosts()
 
-    def _spawn(self, work: "asyncio.Coroutine[None, None, None]") -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -1,5 +1,5 @@
-"""A Kubernetes control plane to play with, that stays: `python -m tests.kubernetes.play start [DIR]`,
-`stop`, or an order for its nodes, as `lose-node DIR node=node2`."""
+"""A Kubernetes control plane to play with, that stays: `python -m tests.kubernetes.play start
+[DIR]`, `stop [DIR]`, or an order for its nodes, as `lose-node DIR node=node2`."""
 
 import os
 import sys

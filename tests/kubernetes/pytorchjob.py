@@ -91,9 +91,7 @@ class PyTorchJobs:
                 await delete_pods(self.api, [pod])
             elif phase(pod) == "Failed" and _retried(replica, pod):
                 await delete_pods(self.api, [pod])
-                said = f"PyTorchJob {name} is restarting because {kind} replica(s) failed."
-                set_condition(conditions, "Restarting", True, "PyTorchJobRestarting", said)
-                conditions[:] = [each for each in conditions if each["type"] != "Running"]
+                _restarting(name, kind, conditions)
         for index in sorted(set(range(wanted)) - set(by_index)):
             await self._create(job, kind, index, replica)
 
@@ -181,6 +179,7 @@ def _conclude(job: Object, status: Object) -> None:
     """Conditions from the counts of pods, in the operator's order."""
     name, conditions = job["metadata"]["name"], status["conditions"]
     replicas = job["spec"]["pytorchReplicaSpecs"]
+    restarting = has_condition(conditions, "Restarting")
     for kind, replica in replicas.items():
         counts: dict[str, Any] = status["replicaStatuses"].get(kind, {})
         done, failed = counts.get("succeeded", 0), counts.get("failed", 0)
@@ -194,10 +193,18 @@ def _conclude(job: Object, status: Object) -> None:
         if decides and done >= enough:
             said = f"PyTorchJob {name} is successfully completed."
             return _finish(status, "Succeeded", "PyTorchJobSucceeded", said)
-        if failed and not has_condition(conditions, "Restarting"):
+        if failed and restarting:
+            _restarting(name, kind, conditions)
+        elif failed:
             said = f"PyTorchJob {name} is failed because {failed} {kind} replica(s) failed."
             return _finish(status, "Failed", "PyTorchJobFailed", said)
     return None
+
+
+def _restarting(name: str, kind: str, conditions: list[Object]) -> None:
+    said = f"PyTorchJob {name} is restarting because {kind} replica(s) failed."
+    set_condition(conditions, "Restarting", True, "PyTorchJobRestarting", said)
+    conditions[:] = [each for each in conditions if each["type"] != "Running"]
 
 
 def _finish(status: Object, kind: str, reason: str, message: str) -> None:

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 from tests.kubernetes import nodes
-from tests.kubernetes.api import Api, Object
+from tests.kubernetes.api import Api, Object, path
+from tests.kubernetes.jobset import JobSets
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.kubelet_server import serve
 from tests.kubernetes.nodes import Shape
-from tests.kubernetes.operator import Operator
+from tests.kubernetes.operator import Controller, Operator
 from tests.kubernetes.pytorchjob import PyTorchJobs
+from tests.kubernetes.trainjob import TORCH, TrainJobs
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -29,7 +31,13 @@ async def run(folder: Path, shape: Shape) -> None:
         kubelet = Kubelet(api, shape, folder, _image(api.server))
         addresses = [nodes.address(shape, number + 1) for number in range(shape.nodes)]
         server = await serve(kubelet, addresses, folder / "pki")
-        operator = Operator(api, {"PyTorchJob": PyTorchJobs(api)})
+        controllers: dict[str, Controller] = {
+            "PyTorchJob": PyTorchJobs(api),
+            "JobSet": JobSets(api),
+            "TrainJob": TrainJobs(api),
+        }
+        operator = Operator(api, controllers)
+        await api.create(path("clustertrainingruntimes"), TORCH)
         orders = await asyncio.start_unix_server(
             lambda *streams: _obey(kubelet, stop, *streams), folder / "run" / "standins.sock"
         )
@@ -63,7 +71,7 @@ async def _obey(
     asked = json.loads(await reader.readline())
     if asked == {"order": "end"}:
         stop.set()
-        await asyncio.sleep(30)  # the asker hangs up when this process ends
+        return  # the line stays open until this process ends
     try:
         said: Object = {"said": await _order(kubelet, **asked)}
     except (KeyError, TypeError, ValueError) as exc:
@@ -76,10 +84,11 @@ async def _obey(
 async def _order(kubelet: Kubelet, order: str, **what: str) -> object:
     match order:
         case "lose-node":
-            live = what.get("processes") == "live"
-            return await kubelet.lose(what["node"], processes_live=live)
+            await kubelet.lose(what["node"], processes_live=what.get("processes") == "live")
+            return None
         case "node-back":
-            return await kubelet.back(what["node"])
+            await kubelet.back(what["node"])
+            return None
         case "lost":
             return sorted(kubelet.lost)
     run = kubelet.run_of(what["pod"])

@@ -27,7 +27,7 @@ import yaml
 from orchestrator.seams import Completed
 from tests.kubernetes import nodes
 from tests.kubernetes.nodes import Shape
-from tests.kubernetes.provision import NOT_RUN, assets, why_not
+from tests.kubernetes.provision import NOT_RUN, assets, why_no_control_plane
 from tests.slurm.testbed import run_within
 
 REPOSITORY = Path(__file__).parents[2]
@@ -84,7 +84,10 @@ class KubeTestbed:
 
     @property
     def client(self) -> "kubernetes.client.ApiClient":
-        return kubernetes.config.new_client_from_config(str(self.kubeconfig))
+        load = kubernetes.config.new_client_from_config
+        made = load(str(self.kubeconfig))  # type: ignore[no-untyped-call]
+        assert isinstance(made, kubernetes.client.ApiClient)
+        return made
 
     def start(self) -> None:
         self.runs.mkdir(parents=True, exist_ok=True)
@@ -280,9 +283,9 @@ class KubeTestbed:
                 self.kubectl("uncordon", name)
         names = [it["metadata"]["name"] for it in self.objects("namespaces")]
         self._delete("namespaces", [name for name in names if name not in SYSTEM])
-        for resource in LEFTOVERS:
-            self.kubectl("delete", resource, "--all", "-n", "default", "--wait=false")
-        self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "-n", "default")
+        self.kubectl("delete", ",".join(LEFTOVERS), "--all", "-n", "default", "--wait=false")
+        if self.objects("pods"):
+            self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "-n", "default")
         self.wait_for("no pods", lambda: not self.objects("pods"))
         self.wait_for("all nodes ready", self._untainted)
         shutil.rmtree(self.runs)
@@ -348,7 +351,7 @@ def sweep() -> None:
 @pytest.fixture(scope="session")
 def kube_there() -> None:
     """Skips, loudly, without a control plane; for tests that start a testbed of their own."""
-    why = why_not()
+    why = why_no_control_plane()
     if why is not None:
         pytest.skip(f"{NOT_RUN}{why}")
     sweep()
