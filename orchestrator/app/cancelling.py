@@ -62,11 +62,12 @@ def _ask_to_cancel(run_dir: RunDir, launch: int, environ: Mapping[str, str]) -> 
         leader = json.loads(run_dir.leader.read_text())
         if leader["launch"] != launch:
             return False  # of an earlier launch; another program may have its port by now
+        token = environ.get(env.TOKEN) or run_dir.token.read_text().strip()
         request = urllib.request.Request(
             f"http://{leader['address']}:{leader['port']}{CANCEL_PATH}",
             data=json.dumps({"by": user()}).encode(),
             headers={
-                "Authorization": f"Bearer {environ.get(env.TOKEN) or run_dir.token.read_text().strip()}",
+                "Authorization": f"Bearer {token}",
                 "Content-Type": "application/json",
             },
         )

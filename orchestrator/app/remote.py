@@ -50,14 +50,18 @@ def find(
 
     Raises JobError when there is no such job, or several.
     """
-    from orchestrator.backends.kubernetes.mirror import known_mirrors, open_mirror, seek_mirror
+    from orchestrator.backends.kubernetes.places import known_mirrors
 
     if place is not None:
+        from orchestrator.backends.kubernetes.mirror import seek_mirror
+
         return _of(seek_mirror(run_root, name, place.context, place.namespace, environ, clock))
     if (run_root / name / "journal.jsonl").exists():
         return Found(find_job(run_root, name))
     known = known_mirrors(run_root, name)
     if len(known) == 1:
+        from orchestrator.backends.kubernetes.mirror import open_mirror
+
         return _of(open_mirror(known[0], environ, clock))
     if known:
         places = ", ".join(f"{path.parent.parent.name}/{path.parent.name}" for path in known)
@@ -80,13 +84,20 @@ def every(
     run_root: Path, place: Place | None, environ: Mapping[str, str], clock: Clock
 ) -> list[Found]:
     """All jobs of the run root and those seen from here; with a `place`, those there."""
-    from orchestrator.backends.kubernetes.mirror import known_mirrors, mirrors_at, open_mirror
+    from orchestrator.backends.kubernetes.places import known_mirrors
 
     if place is not None:
+        from orchestrator.backends.kubernetes.mirror import mirrors_at
+
         found = mirrors_at(run_root, place.context, place.namespace, environ, clock)
         return [_of(one) for one in found]
     here = [Found(run_dir) for run_dir in jobs(run_root)]
-    return here + [_of(open_mirror(path, environ, clock)) for path in known_mirrors(run_root)]
+    known = known_mirrors(run_root)
+    if not known:
+        return here
+    from orchestrator.backends.kubernetes.mirror import open_mirror
+
+    return here + [_of(open_mirror(path, environ, clock)) for path in known]
 
 
 def refresh(found: Found) -> str:
@@ -107,6 +118,8 @@ def refresh(found: Found) -> str:
 
 def refresh_all(jobs: Sequence[Found]) -> list[str]:
     """The same of many, side by side; a warning for each that nothing is known of."""
+    if all(found.copy is None for found in jobs):
+        return []
     from concurrent.futures import ThreadPoolExecutor
 
     def told(found: Found) -> str:

@@ -10,9 +10,10 @@ from orchestrator.backends.kubernetes import observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
 from orchestrator.backends.kubernetes.exclusion import without
-from orchestrator.backends.kubernetes.mirror import Mirror, folder_of, is_mirror
+from orchestrator.backends.kubernetes.mirror import Mirror
 from orchestrator.backends.kubernetes.naming import cluster_name
 from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
+from orchestrator.backends.kubernetes.places import folder_of, is_mirror
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
     JOB_KINDS,

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from urllib.parse import quote
 
 from orchestrator.backends.kubernetes import observe
 from orchestrator.backends.kubernetes.api import IN_CLUSTER, Api
 from orchestrator.backends.kubernetes.fetch import read_news
 from orchestrator.backends.kubernetes.observe import LABEL
+from orchestrator.backends.kubernetes.places import REMOTE, folder_of, is_mirror
 from orchestrator.backends.kubernetes.refusals import Missing
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
@@ -44,8 +44,6 @@ from orchestrator.locks import try_lock
 from orchestrator.seams import Clock, Completed
 from orchestrator.supervise.log import Entry, read, to_line
 
-FOLDER = ".kubernetes"
-REMOTE = "remote.json"
 JOURNAL_MARK = "ndctl-journal: "
 METRICS_MARK = "ndctl-metrics: "
 FETCH_S = 30.0
@@ -72,21 +70,6 @@ class Remote:
     journal: int = 0
     """Bytes that have come; what lies behind them is this machine's own guess."""
     metrics: int = 0
-
-
-def folder_of(run_root: Path, context: str, namespace: str, job: str) -> Path:
-    return (run_root / FOLDER / quote(context, safe="") / namespace / job).absolute()
-
-
-def is_mirror(path: Path) -> bool:
-    return (path / REMOTE).exists()
-
-
-def known_mirrors(run_root: Path, job: str = "*") -> list[Path]:
-    """Folders of jobs that were seen before."""
-    return sorted(
-        path.parent.absolute() for path in (run_root / FOLDER).glob(f"*/*/{job}/{REMOTE}")
-    )
 
 
 def open_mirror(path: Path, environ: Mapping[str, str], clock: Clock) -> "Mirror":
