@@ -1,10 +1,13 @@
 # make demo   a training job that loses a rank and goes on, on this machine
 # make install  ndctl with the tested versions, in .venv
-# make test   lint, types, import layers, and all tests but the slow ones, on a real Slurm as well:
-#             as root on Debian or Ubuntu it is installed; where there is none, the end says loudly
-#             which tests were not run
+# make test   lint, types, import layers, and all tests but the slow ones, on a real Slurm and a real
+#             Kubernetes API server as well: as root on Debian 12 the one is installed and the
+#             other built (once, 3 to 5 minutes); where there is none, the end says loudly which
+#             tests were not run
 # make test-all  the slow ones, too
 # make check  the first three of these
+# make testbed-kubernetes  a Kubernetes control plane on this machine, whose pods are processes,
+#             to play with; builds it once, in a cache outside the checkout
 # make testbed-slurm  a small Slurm cluster on this machine, to play with
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 .DEFAULT_GOAL := help
 SLURM_TESTBED := slurm/testbed/slurm_testbed.sh
 
-.PHONY: help install demo testbed-slurm test test-all check format clean
+.PHONY: help install demo testbed-slurm testbed-kubernetes test test-all check format clean
 
 help:
 	@sed -n "s/^\# //p" Makefile
@@ -33,6 +36,10 @@ demo: $(READY)
 
 testbed-slurm: $(READY)
 	@$(SLURM_TESTBED) play
+
+testbed-kubernetes: $(READY)
+	@manifests/testbed/kube_envtest.sh >/dev/null
+	@$(BIN)/python -m tests.kubernetes.play start
 
 check: $(READY)
 	$(BIN)/ruff format --check .

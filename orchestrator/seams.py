@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
+from orchestrator.contract.rundir import RunDir
 
 
 class Clock(Protocol):
@@ -55,16 +59,16 @@ class Backend(Protocol):
     Every method raises BackendError when the scheduler does not answer or refuses.
     """
 
-    def describe(self, launch: LaunchPlan) -> str:
-        """Exactly what `submit` would start, for a person to read."""
+    def describe(self, handover: Handover) -> str:
+        """Exactly what `submit` would start, for a person to read; nobody is asked."""
 
-    def check(self, launch: LaunchPlan) -> str:
+    def check(self, handover: Handover) -> str:
         """What the scheduler says to it before anything is queued, in words; `` without one.
 
         The BackendError names everything that stands in the way.
         """
 
-    def submit(self, launch: LaunchPlan) -> None:
+    def submit(self, handover: Handover) -> None:
         """Start one agent on each host, having made sure that none of an earlier launch is left."""
 
     def standing(self, launch: LaunchPlan) -> str | None:
@@ -102,3 +106,48 @@ class Backend(Protocol):
 
     def clear(self, launch: LaunchPlan) -> None:
         """End every process of the job; returns when none is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """What a cluster has of a job of some name."""
+
+    launch: int
+    """Number of the submission that it is of."""
+    over: bool
+    """Nothing of it runs, nor will."""
+    words: str
+
+
+class Copy(Protocol):
+    """A job whose run directory is elsewhere: what is known of it here, to be read as one."""
+
+    run_dir: RunDir
+
+    @property
+    def has_begun(self) -> bool:
+        """What is known comes from the leader, and is no guess of whoever submitted."""
+
+    def here(self, launch: LaunchPlan) -> LaunchPlan:
+        """The launch as this machine has to ask the backend for it."""
+
+    def refresh(self) -> None:
+        """Bring it up to date. Raises BackendError where that cannot be."""
+
+    def fetch_logs(self) -> None:
+        """Bring the ranks' logs."""
+
+    def cancel(self) -> Completed | None:
+        """Have its leader end the job; None where nothing of it runs that could be asked."""
+
+
+@runtime_checkable
+class RemoteBackend(Backend, Protocol):
+    """One whose jobs write their run directories themselves, where whoever submits may not see
+    them: of what `submit` hands over."""
+
+    def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
+        """What there is of the name already, in the cluster, or as it was last seen from here."""
+
+    def copy(self, job: JobSubmitted, run_root: Path) -> Copy:
+        """Where this machine keeps what it knows of the job, which was just submitted."""

@@ -2,7 +2,11 @@
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.slurm.testbed"]
+pytest_plugins = [
+    "tests.slurm.testbed",
+    "tests.kubernetes.provision",
+    "tests.kubernetes.testbed",
+]
 
 # Times on a loaded machine say nothing about the code.
 settings.register_profile("ndctl", deadline=None)

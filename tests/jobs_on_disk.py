@@ -10,6 +10,7 @@ import pytest
 from orchestrator.app import planning, submitting
 from orchestrator.contract.drills import Drill, parse_drill
 from orchestrator.contract.events import Event, LeaderStarted
+from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError
 from orchestrator.seams import Sighting
@@ -34,7 +35,7 @@ class NoCluster:
     asked: int = 0
     """How often somebody looked."""
 
-    def check(self, launch: LaunchPlan) -> str:
+    def check(self, handover: Handover) -> str:
         if self.obstacle is not None:
             raise BackendError(self.obstacle)
         return "it would start\nat noon"
@@ -51,13 +52,13 @@ class NoCluster:
     def name_of(self, launch: LaunchPlan) -> str | None:
         return "Slurm job 12"
 
-    def describe(self, launch: LaunchPlan) -> str:
-        return f"{len(launch.hosts)} agents would be started"
+    def describe(self, handover: Handover) -> str:
+        return f"{len(handover.launch.hosts)} agents would be started"
 
-    def submit(self, launch: LaunchPlan) -> None:
+    def submit(self, handover: Handover) -> None:
         if self.broken:
             raise BackendError("no cluster today")
-        self.submitted.append(launch)
+        self.submitted.append(handover.launch)
 
     def replace(self, launch: LaunchPlan, host: str) -> None:
         raise AssertionError("nobody leads")

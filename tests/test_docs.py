@@ -83,7 +83,7 @@ def test_files_that_the_help_names_exist() -> None:
 def test_examples_plan(example: Path) -> None:
     from orchestrator.app import planning
 
-    on = H100 if example.stem.startswith(("llama3", "slurm")) else None
+    on = H100 if example.stem.startswith(("llama3", "slurm", "kubernetes")) else None
     planned = planning.plan_spec(example, (), {}, on)
     cluster = planned.spec.cluster
     assert planned.plan.world_size == cluster.hosts * cluster.gpus_per_host

@@ -4,12 +4,15 @@ import json
 import os
 from collections.abc import Mapping
 
+from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import clear, standing
+from orchestrator.contract import env
 from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError
-from orchestrator.seams import Clock
+from orchestrator.seams import Clock, Copy
 from orchestrator.supervise.log import Journal, has_writer, read
+from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
 CANCEL_TIMEOUT_S = 10.0
@@ -18,21 +21,39 @@ LEAVE_S = 15.0
 """For the agents of a job that has ended to leave by themselves."""
 
 
-def cancel(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
-    """Ask the leader to stop; without one, end what is left. What was done, in words."""
+def cancel(
+    run_dir: RunDir, environ: Mapping[str, str], clock: Clock, found: Found | None = None
+) -> str:
+    """Ask the leader to stop; without one, end what is left. What was done, in words.
+
+    `found`: how the job was found, where its run directory may be elsewhere.
+    """
     run = fold(entry.event for entry in read(run_dir.journal))
     name = run_dir.path.name
     if run.ending is not None:
         raise JobError(f"job {name} has already ended: {run.state}", fix="nothing to cancel")
     if run.job is None:
         raise JobError(f"job {name} was never submitted to its end", fix="submit it again")
-    if has_writer(run_dir.journal) and _ask_to_cancel(run_dir, run.job.launch.launch):
+    if found is not None and found.copy is not None:
+        return _cancel_there(found.here(run), found.copy, environ, clock)
+    if has_writer(run_dir.journal) and _ask_to_cancel(run_dir, run.job.launch.launch, environ):
         return f"{name} is being cancelled: its ranks write a checkpoint and leave"
     clear(run, environ, clock)
     return _record_cancel(run_dir, clock)
 
 
-def _ask_to_cancel(run_dir: RunDir, launch: int) -> bool:
+def _cancel_there(run: Run, copy: Copy, environ: Mapping[str, str], clock: Clock) -> str:
+    """In one of its own hosts; where none runs, what the scheduler has of it is ended."""
+    name = copy.run_dir.path.name
+    done = copy.cancel()
+    if done is not None and done.code == 0:
+        return done.out or f"{name} is being cancelled"
+    clear(run, environ, clock)
+    _record_cancel(copy.run_dir, clock)
+    return f"{name} ran on no host that could be asked: what there was of it has been ended"
+
+
+def _ask_to_cancel(run_dir: RunDir, launch: int, environ: Mapping[str, str]) -> bool:
     """Whether the leader took the order."""
     import urllib.error  # late, as is getpass and secrets: `ndctl plan` needs none of them
     import urllib.request
@@ -41,11 +62,12 @@ def _ask_to_cancel(run_dir: RunDir, launch: int) -> bool:
         leader = json.loads(run_dir.leader.read_text())
         if leader["launch"] != launch:
             return False  # of an earlier launch; another program may have its port by now
+        token = environ.get(env.TOKEN) or run_dir.token.read_text().strip()
         request = urllib.request.Request(
             f"http://{leader['address']}:{leader['port']}{CANCEL_PATH}",
             data=json.dumps({"by": user()}).encode(),
             headers={
-                "Authorization": f"Bearer {run_dir.token.read_text().strip()}",
+                "Authorization": f"Bearer {token}",
                 "Content-Type": "application/json",
             },
         )
@@ -60,12 +82,14 @@ def _ask_to_cancel(run_dir: RunDir, launch: int) -> bool:
         return False
 
 
-def wait_until_ended(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
+def wait_until_ended(
+    run_dir: RunDir, environ: Mapping[str, str], clock: Clock, found: Found | None = None
+) -> str:
     """Wait for the end of a job that was cancelled; its state and why, in words.
 
     A scheduler has nothing of it any more then.
     """
-    alive = True
+    alive, remote = True, found is not None and found.copy is not None
     while (run := fold(entry.event for entry in read(run_dir.journal))).ending is None:
         if not alive:
             raise JobError(
@@ -73,7 +97,9 @@ def wait_until_ended(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) 
                 fix=f"type `ndctl cancel {run_dir.path.name}` again",
             )
         clock.sleep(ENDING_POLL_S)
-        alive = has_writer(run_dir.journal)  # asked before the journal is read, which it ends
+        # asked before the journal is read, which it ends; of a copy that comes late, patience does
+        alive = remote or has_writer(run_dir.journal)
+    run = found.here(run) if found is not None else run
     leaving = clock.monotonic()
     while standing(run, environ, clock) is not None and clock.monotonic() - leaving < LEAVE_S:
         clock.sleep(ENDING_POLL_S)

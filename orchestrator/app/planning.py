@@ -10,6 +10,8 @@ from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
 
 if TYPE_CHECKING:
+    from orchestrator.backends.kubernetes.api import Api
+    from orchestrator.backends.kubernetes.inventory import HostsFor as KubernetesHosts
     from orchestrator.backends.slurm.inventory import HostsFor
     from orchestrator.cluster.inventory import Inventory
     from orchestrator.plan.show.compare import Compared
@@ -32,10 +34,10 @@ def plan_spec(
     inventory: Path | None = None,
 ) -> Planned:
     """Read and plan a spec, for the hosts in the file `inventory`, or else for those of the spec's
-    backend: Slurm's, or this machine's.
+    backend: Slurm's, Kubernetes', or this machine's.
 
-    Raises SpecError or PlanError with everything that is wrong, BackendError where Slurm does not
-    answer.
+    Raises SpecError or PlanError with everything that is wrong, BackendError where the cluster does
+    not answer.
     """
     from orchestrator.load import read_spec
     from orchestrator.model_config import hub_cache, read_model_config
@@ -45,6 +47,8 @@ def plan_spec(
     config = read_model_config(spec.model, hub_cache(environ))
     if inventory is None and spec.cluster.backend == "slurm":
         return _planned_on_slurm(spec, config, environ)
+    if inventory is None and spec.cluster.backend == "kubernetes":
+        return _planned_on_kubernetes(spec, config, environ)
     found = plan(spec, _inventory(spec, inventory, environ), config)
     return Planned(spec=spec, plan=found, model_config=config)
 
@@ -72,6 +76,40 @@ def _slurm_hosts(spec: JobSpec, environ: Mapping[str, str]) -> "HostsFor":
     return hosts_for(run_command, gpu_table(environ), spec.cluster)
 
 
+def _planned_on_kubernetes(
+    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str]
+) -> Planned:
+    """Planned for the nodes that there are, and with what the plan asks of where pods come to
+    lie."""
+    from orchestrator.cluster.kubernetes.request import request_of, requested
+    from orchestrator.plan.planner import plan
+
+    hosts, kubernetes = _kubernetes_hosts(spec, environ), spec.cluster.kubernetes
+    found = plan(spec, hosts.inventory, config)
+    spares = spec.cluster.spare_hosts
+    asks = request_of(
+        found, hosts.inventory, hosts.nodes, kubernetes, spares=spares, kueue=hosts.kueue
+    )
+    found = replace(found, notes=(*found.notes, *hosts.notes, *asks.notes))
+    cluster = replace(spec.cluster, kubernetes=requested(kubernetes, asks))
+    return Planned(spec=replace(spec, cluster=cluster), plan=found, model_config=config)
+
+
+def _kubernetes_hosts(spec: JobSpec, environ: Mapping[str, str]) -> "KubernetesHosts":
+    from orchestrator.backends.kubernetes.inventory import hosts_for
+    from orchestrator.cluster.kubernetes.gpus import gpu_table
+
+    api = _api(spec.cluster.kubernetes.context, environ)
+    return hosts_for(api, gpu_table(environ), spec.cluster)
+
+
+def _api(context: str | None, environ: Mapping[str, str]) -> "Api":
+    from orchestrator.backends.kubernetes.api import Api
+    from orchestrator.system import SystemClock
+
+    return Api(context, environ, SystemClock())
+
+
 def _inventory(spec: JobSpec, file: Path | None, environ: Mapping[str, str]) -> "Inventory":
     if file is not None:
         from orchestrator.cluster.file import read_inventory
@@ -79,9 +117,19 @@ def _inventory(spec: JobSpec, file: Path | None, environ: Mapping[str, str]) -> 
         return read_inventory(file)
     if spec.cluster.backend == "slurm":
         return _slurm_hosts(spec, environ).inventory
+    if spec.cluster.backend == "kubernetes":
+        return _kubernetes_hosts(spec, environ).inventory
     from orchestrator.cluster.local import local_inventory
 
     return local_inventory(spec.cluster)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The hosts that there are, and what a person should know of how they were counted."""
+
+    inventory: "Inventory"
+    notes: tuple[str, ...] = ()
 
 
 def inventory_at(
@@ -89,23 +137,35 @@ def inventory_at(
     environ: Mapping[str, str],
     backend: str = "local",
     partition: str | None = None,
-) -> "Inventory":
-    """The hosts in `file`, or else those of `backend`: Slurm's, or this machine."""
+    context: str | None = None,
+) -> Seen:
+    """The hosts in `file`, or else those of `backend`: Slurm's in `partition`, Kubernetes' of the
+    kubeconfig's `context`, or this machine."""
     if file is None and backend == "slurm":
         from orchestrator.backends.slurm.inventory import read_cluster
         from orchestrator.cluster.slurm.gpus import gpu_table
         from orchestrator.cluster.slurm.inventory import Use
         from orchestrator.system import run_command
 
-        table = gpu_table(environ)
-        return read_cluster(run_command, partition, whole=True).inventory(table, Use())
+        found = read_cluster(run_command, partition, whole=True)
+        return Seen(inventory=found.inventory(gpu_table(environ), Use()))
+    if file is None and backend == "kubernetes":
+        return _kubernetes_inventory(environ, context)
     if file is None:
         from orchestrator.cluster.local import this_machine
 
-        return this_machine(environ)
+        return Seen(inventory=this_machine(environ))
     from orchestrator.cluster.file import read_inventory
 
-    return read_inventory(file)
+    return Seen(inventory=read_inventory(file))
+
+
+def _kubernetes_inventory(environ: Mapping[str, str], context: str | None) -> Seen:
+    from orchestrator.backends.kubernetes.inventory import read_cluster, usual
+    from orchestrator.cluster.kubernetes.gpus import gpu_table
+
+    seen = read_cluster(_api(context, environ))
+    return Seen(inventory=seen.inventory(gpu_table(environ), usual(seen)), notes=seen.notes)
 
 
 def compare_plans(

@@ -1,35 +1,28 @@
 """From a plan to running agents: `ndctl submit` and `render`."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.app.planning import Planned
 from orchestrator.app.schedulers import backend_of, clear, standing
 from orchestrator.contract.codec import encode
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.spec import JobSpec
-from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import BackendError, JobError, PlanError
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import Backend, Clock, Copy, RemoteBackend
 from orchestrator.supervise.log import Journal, has_writer, read
+from orchestrator.supervise.opening import ARCHIVE, archive, write_files
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
-if TYPE_CHECKING:
-    pass
-
 INIT_TIMEOUT_S = 600.0
 """`init_timeout: auto`: imports on a cold file system, rendezvous, loading a checkpoint."""
-ARCHIVE = ".archive"
-"""Where `--new` puts the run of the same name that ended before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,23 +35,32 @@ class Submission:
 
     @property
     def run_dir(self) -> RunDir:
+        """As this machine sees it."""
         return RunDir((self.run_root / self.planned.spec.name).absolute())
+
+    @property
+    def run_dir_of_hosts(self) -> Path:
+        """As the hosts of the job see it."""
+        cluster = self.planned.spec.cluster
+        if cluster.backend == "kubernetes":
+            return Path(cluster.kubernetes.run_root) / self.planned.spec.name
+        return self.run_dir.path
 
 
 def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) -> LaunchPlan:
     spec = submission.planned.spec
     cluster, count = spec.cluster, len(submission.planned.plan.hosts) + spec.cluster.spare_hosts
-    on_slurm = cluster.backend == "slurm"
     # Which hosts a scheduler gives is known when it has given them.
-    stem = "node" if on_slurm else "host"
+    stem = "host" if cluster.backend == "local" else "node"
     return LaunchPlan(
         job=spec.name,
-        run_dir=str(submission.run_dir.path),
+        run_dir=str(submission.run_dir_of_hosts),
         launch=number,
         hosts=tuple(f"{stem}-{i}" for i in range(count)),
         devices_per_host=cluster.gpus_per_host,
         agent_timeout=spec.resilience.agent_timeout,
-        slurm=cluster.slurm if on_slurm else None,
+        slurm=cluster.slurm if cluster.backend == "slurm" else None,
+        kubernetes=cluster.kubernetes if cluster.backend == "kubernetes" else None,
         exclude=tuple(exclude),
     )
 
@@ -67,6 +69,8 @@ def _struck(submission: Submission, backend: Backend, clock: Clock) -> tuple[str
     """Hosts of the cluster that broke too many jobs to be asked for."""
     from orchestrator import strikes
 
+    if submission.planned.spec.cluster.backend == "kubernetes":
+        return ()  # the run root, where they are counted, is for the pods to see: the leader asks
     if not (submission.run_root / strikes.FOLDER).exists():
         return ()  # without asking the scheduler its name
     path = strikes.path_of(submission.run_root, backend.cluster())
@@ -79,20 +83,51 @@ def render(submission: Submission, environ: Mapping[str, str]) -> str:
 
     clock = SystemClock()
     backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
-    return backend.describe(launch_of(submission, 1, _struck(submission, backend, clock)))
+    return backend.describe(_first(submission, backend, clock))
+
+
+def render_token(submission: Submission) -> str:
+    """The Secret that `submit` would make: another one each time."""
+    import secrets
+
+    from orchestrator.backends.kubernetes.render import text, token_secret
+
+    return text([token_secret(launch_of(submission, 1), secrets.token_urlsafe(32))])
 
 
 def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) -> str:
     """What `submit` would write and start, and what a scheduler that can be asked says to it."""
     backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
-    config = json.dumps(encode(_trainer_config(submission)), indent=2)
-    launch = launch_of(submission, 1, _struck(submission, backend, clock))
+    handover = _first(submission, backend, clock)
+    config = json.dumps(handover.trainer, indent=2)
     try:
-        said = backend.check(launch)
+        said = backend.check(handover)
     except BackendError as exc:
         said = str(exc)
     answer = "".join(f"\n# {line}" for line in said.splitlines())
-    return f"# trainer configuration\n{config}\n\n{backend.describe(launch)}{answer}"
+    return f"# trainer configuration\n{config}\n\n{backend.describe(handover)}{answer}"
+
+
+def _first(submission: Submission, backend: Backend, clock: Clock) -> Handover:
+    """As though nothing had been submitted before."""
+    struck = _struck(submission, backend, clock)
+    return handover_of(submission, submitted_event(submission, Run(), 0.0, struck))
+
+
+def handover_of(submission: Submission, job: JobSubmitted) -> Handover:
+    from orchestrator.load import dump_spec
+    from orchestrator.plan.show.explain import plan_json
+    from orchestrator.plan.training import trainer_config
+
+    planned, out = submission.planned, str(submission.run_dir_of_hosts)
+    config = trainer_config(planned.spec, planned.plan, planned.model_config, out)
+    return Handover(
+        job=job,
+        spec=dump_spec(planned.spec),
+        plan=plan_json(planned.plan),
+        trainer=encode(config),
+        new=submission.new,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +135,8 @@ class Submitted:
     run_dir: RunDir
     known: int
     """Lines that the journal had before."""
+    copy: Copy | None = None
+    """Where the run directory is elsewhere: what is known of it here."""
 
 
 def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Submitted:
@@ -115,7 +152,10 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     _check_trainable(submission)
     _check_drills(submission)
     struck = _struck(submission, backend, clock)
-    backend.check(launch_of(submission, 1, struck))
+    first = submitted_event(submission, Run(), 0.0, struck)
+    backend.check(handover_of(submission, first))
+    if isinstance(backend, RemoteBackend):
+        return _submit_remotely(submission, backend, first, clock)
     try:
         _admit(submission, environ, clock)
         run_dir.logs.mkdir(parents=True, exist_ok=True)
@@ -123,15 +163,44 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
             known = len(journal.entries)
             past = fold(entry.event for entry in journal.entries)
             job = submitted_event(submission, past, clock.now(), struck)
-            _write_files(submission, job.plan_number)
+            handover = handover_of(submission, job)
+            write_files(run_dir, handover, job.plan_number)
             journal.append(job)
     except OSError as exc:
         raise BackendError(
             f"the run directory cannot be written: {exc}",
             fix="give --run-root a directory that you may write to; `ndctl doctor` looks at it",
         ) from exc
-    backend.submit(job.launch)
+    backend.submit(handover)
     return Submitted(run_dir=run_dir, known=known)
+
+
+def _submit_remotely(
+    submission: Submission, backend: RemoteBackend, first: JobSubmitted, clock: Clock
+) -> Submitted:
+    """Hand it all over; the leader writes the run directory."""
+    name, launch = submission.planned.spec.name, first.launch
+    former = backend.former(launch, submission.run_root)
+    if former is not None and not former.over:
+        raise JobError(
+            f"job {name} is in the scheduler's hands: {former.words}",
+            fix=f"watch it with `ndctl status {name}`, end it with `ndctl cancel {name}`",
+        )
+    again = submission.resume or submission.new
+    if former is not None and not again:
+        raise JobError(
+            f"job {name} exists: {former.words}",
+            fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
+            f" run in {ARCHIVE}/",
+        )
+    number = 1
+    if again:
+        # Where nothing tells which launch was the last one, the time is later than all of them.
+        number = former.launch + 1 if former is not None else int(clock.now())
+    job = replace(first, launch=replace(launch, launch=number), resume=submission.resume)
+    backend.submit(handover_of(submission, job))
+    copy = backend.copy(replace(job, at=clock.now()), submission.run_root)
+    return Submitted(run_dir=copy.run_dir, known=0, copy=copy)
 
 
 def _check_trainable(submission: Submission) -> None:
@@ -174,7 +243,7 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     run = fold(entry.event for entry in entries)
     if submission.new:
         clear(run, environ, clock)
-        _archive(submission.run_root, run_dir, clock)
+        archive(run_dir, clock.now())
         return
     left = standing(run, environ, clock)
     if left is not None:
@@ -190,15 +259,6 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
             fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
             f" run in {ARCHIVE}/",
         )
-
-
-def _archive(run_root: Path, run_dir: RunDir, clock: Clock) -> None:
-    import secrets
-
-    stamp = datetime.fromtimestamp(clock.now(), UTC).strftime("%Y%m%dT%H%M%SZ")
-    archive = run_root / ARCHIVE
-    archive.mkdir(exist_ok=True)
-    run_dir.path.rename(archive / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
 
 
 def submitted_event(
@@ -232,28 +292,3 @@ def submitted_event(
 def _preflight(spec: JobSpec) -> bool:
     wanted = spec.resilience.preflight
     return spec.cluster.backend != "local" if wanted == "auto" else wanted
-
-
-def _trainer_config(submission: Submission) -> TrainingConfig:
-    from orchestrator.plan.training import trainer_config
-
-    planned = submission.planned
-    out = str(submission.run_dir.path)
-    return trainer_config(planned.spec, planned.plan, planned.model_config, out)
-
-
-def _write_files(submission: Submission, number: int) -> None:
-    from orchestrator.load import dump_spec
-    from orchestrator.plan.show.explain import plan_json
-
-    run_dir, planned = submission.run_dir, submission.planned
-    run_dir.spec.write_text(dump_spec(planned.spec))
-    run_dir.plan(number).write_text(json.dumps(plan_json(planned.plan), indent=2))
-    config = encode(_trainer_config(submission))
-    run_dir.trainer_config(number).write_text(json.dumps(config, indent=2))
-    if not run_dir.token.exists():
-        import secrets
-
-        fd = os.open(run_dir.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(secrets.token_urlsafe(32))

@@ -16,4 +16,8 @@ def backend_named(name: str, environ: Mapping[str, str], clock: Clock, shell: Sh
         from orchestrator.backends.slurm.backend import SlurmBackend
 
         return SlurmBackend(environ, clock, shell)
-    raise BackendError(f"backend {name!r} is not known", fix="use local or slurm")
+    if name == "kubernetes":
+        from orchestrator.backends.kubernetes.backend import KubernetesBackend
+
+        return KubernetesBackend(environ, clock)
+    raise BackendError(f"backend {name!r} is not known", fix="use local, slurm or kubernetes")

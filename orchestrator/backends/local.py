@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.cluster.local import visible_gpus
+from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
@@ -68,9 +69,9 @@ class LocalBackend:
         self.clock = clock
         self.started: dict[str, subprocess.Popen[bytes]] = {}
 
-    def describe(self, launch: LaunchPlan) -> str:
+    def describe(self, handover: Handover) -> str:
         lines = []
-        for agent in render(launch, visible_gpus(self.environ)):
+        for agent in render(handover.launch, visible_gpus(self.environ)):
             setting = " ".join(
                 f"{key}={shlex.quote(value)}" for key, value in agent.environ.items()
             )
@@ -79,10 +80,11 @@ class LocalBackend:
             )
         return "\n".join(lines)
 
-    def check(self, launch: LaunchPlan) -> str:
+    def check(self, handover: Handover) -> str:
         return ""
 
-    def submit(self, launch: LaunchPlan) -> None:
+    def submit(self, handover: Handover) -> None:
+        launch = handover.launch
         self.clear(launch)
         try:
             for agent in render(launch, visible_gpus(self.environ)):

@@ -1,102 +1,125 @@
 """Jobs that there are: `list`, `status`, `describe`, `logs`, `events`, `dashboard`, `cancel`."""
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.options import find, job_argument, json_option, print_json, root_option
+from orchestrator.cli.options import (
+    find,
+    job_argument,
+    json_option,
+    place_options,
+    print_json,
+    root_option,
+)
 
 if TYPE_CHECKING:
+    from orchestrator.app.remote import Found, Place
+    from orchestrator.dashboard.holding import Ask
     from orchestrator.dashboard.status import Snapshot
     from orchestrator.supervise.state import Run
 
 
-def held(run: "Run") -> str | None:
-    """What a scheduler that still has a job without a leader says of it."""
+def asker(found: "Found") -> "Ask":
+    """Asks what a scheduler that still has the job, which nobody leads, says of it."""
     from orchestrator.app import schedulers
     from orchestrator.system import SystemClock
 
-    words, held = schedulers.scheduler_words([(run, False)], os.environ, SystemClock())[0]
-    return words if held else None
+    def ask(run: "Run") -> str | None:
+        here = found.here(run)
+        words, held = schedulers.scheduler_words([(here, False)], os.environ, SystemClock())[0]
+        return words if held else None
+
+    return ask
 
 
-def _with_scheduler(snapshots: "list[Snapshot]") -> "list[Snapshot]":
+def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot]":
     """What a scheduler says of the jobs is asked for where there is one."""
     from dataclasses import replace
 
-    if all(found.is_local for found in snapshots):
-        return snapshots
+    if all(one.is_local for _, one in snapshots):
+        return [one for _, one in snapshots]
     from orchestrator.app import schedulers
     from orchestrator.system import SystemClock
 
-    jobs = [(found.seen.run, found.leader_alive) for found in snapshots]
+    jobs = [(found.here(one.seen.run), one.leader_alive) for found, one in snapshots]
     said = schedulers.scheduler_words(jobs, os.environ, SystemClock())
     return [
-        replace(found, scheduler=words, held=held)
-        for found, (words, held) in zip(snapshots, said, strict=True)
+        replace(one, scheduler=words, held=held)
+        for (_, one), (words, held) in zip(snapshots, said, strict=True)
     ]
 
 
 @click.command("list", epilog="Example: ndctl list --json")
 @root_option
+@place_options
 @json_option
-def list_jobs(run_root: str | None, as_json: bool) -> None:
-    """Show every job of the run root."""
+def list_jobs(run_root: str | None, place: "Place | None", as_json: bool) -> None:
+    """Show every job of the run root, and those of clusters that were seen from here."""
+    from orchestrator.app import remote
     from orchestrator.dashboard.status import list_rows, list_text, read_snapshot
-    from orchestrator.jobs import jobs, run_root_of
+    from orchestrator.jobs import run_root_of
     from orchestrator.system import SystemClock
 
-    now = SystemClock().now()
+    clock = SystemClock()
     root = run_root_of(run_root, os.environ)
-    found = (read_snapshot(run_dir, now) for run_dir in jobs(root))
-    rows = list_rows(_with_scheduler([one for one in found if one is not None]))
+    jobs = remote.every(root, place, os.environ, clock)
+    for warning in remote.refresh_all(jobs):
+        click.echo(f"warning: {warning}", err=True)
+    seen = ((found, read_snapshot(found.run_dir, clock.now())) for found in jobs)
+    rows = list_rows(_with_scheduler([(found, one) for found, one in seen if one is not None]))
     if as_json:
         print_json(rows)
     else:
-        click.echo(list_text(rows, None) if rows else f"no jobs in {root.absolute()}")
+        where = f"in {root.absolute()}" if place is None else "of ndctl in that namespace"
+        click.echo(list_text(rows, None) if rows else f"no jobs {where}")
 
 
 @click.command(epilog="Example: ndctl status quickstart --json")
 @job_argument
 @root_option
+@place_options
 @json_option
-def status(job: str, run_root: str | None, as_json: bool) -> None:
+def status(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
     """Show where a job stands, in a few lines."""
     from orchestrator.dashboard.status import status_json, status_text
 
-    snapshot = _snapshot(job, run_root)
+    snapshot = _snapshot(job, run_root, place)
     if as_json:
         print_json(status_json(snapshot))
     else:
         click.echo(status_text(snapshot, None))
 
 
-def _snapshot(job: str, run_root: str | None) -> "Snapshot":
+def _snapshot(job: str, run_root: str | None, place: "Place | None") -> "Snapshot":
     from orchestrator.dashboard.status import read_snapshot
     from orchestrator.errors import JobError
     from orchestrator.system import SystemClock
 
-    snapshot = read_snapshot(find(job, run_root), SystemClock().now())
+    found = find(job, run_root, place)
+    snapshot = read_snapshot(found.run_dir, SystemClock().now())
     if snapshot is None:
         raise JobError(
             f"job {job} was never submitted to its end", fix="submit it again with --new"
         )
-    return _with_scheduler([snapshot])[0]
+    return _with_scheduler([(found, snapshot)])[0]
 
 
 @click.command(epilog="Example: ndctl describe quickstart")
 @job_argument
 @root_option
+@place_options
 @json_option
-def describe(job: str, run_root: str | None, as_json: bool) -> None:
+def describe(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
     """Show all that is known of a job: plan, hosts, each incident with its evidence."""
     from orchestrator.contract.checkpoints import newest_complete
     from orchestrator.dashboard.describe import describe_text
     from orchestrator.dashboard.status import status_json
 
-    snapshot = _snapshot(job, run_root)
+    snapshot = _snapshot(job, run_root, place)
     if as_json:
         print_json(status_json(snapshot))
     else:
@@ -107,28 +130,35 @@ def describe(job: str, run_root: str | None, as_json: bool) -> None:
 @click.command(epilog="Example: ndctl logs quickstart --rank 1 --attempt 1")
 @job_argument
 @root_option
+@place_options
 @click.option("--rank", type=int, help="This rank's log alone.")
 @click.option("--attempt", type=int, help="This attempt's logs. [the newest]")
 @click.option("--tail", type=int, metavar="N", help="Only the last N lines of each log.")
 @click.option("--follow", is_flag=True, help="Go on as the logs grow, until the job ends.")
-def logs(
+def logs(  # noqa: PLR0913 - click hands over one argument for each option
     job: str,
     run_root: str | None,
+    place: "Place | None",
     rank: int | None,
     attempt: int | None,
     tail: int | None,
     follow: bool,
 ) -> None:
     """Print the ranks' logs, merged, each line with its host and rank."""
+    from orchestrator.app.remote import kept_fresh
     from orchestrator.dashboard.logs import painted
     from orchestrator.dashboard.session import log_lines
     from orchestrator.system import SystemClock
 
-    run_dir = find(job, run_root)
+    found, clock = find(job, run_root, place), SystemClock()
+    if found.copy is not None:
+        found.copy.fetch_logs()
     shown = painted if sys.stdout.isatty() else str
+    lines = log_lines(found.run_dir, clock, asker(found), rank, attempt, tail, follow)
     try:
-        for line in log_lines(run_dir, SystemClock(), held, rank, attempt, tail, follow):
-            click.echo(shown(line))
+        with kept_fresh(found, logs=True) if follow else contextlib.nullcontext():
+            for line in lines:
+                click.echo(shown(line))
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -136,42 +166,51 @@ def logs(
 @click.command(epilog="Example: ndctl events quickstart")
 @job_argument
 @root_option
+@place_options
 @json_option
-def events(job: str, run_root: str | None, as_json: bool) -> None:
+def events(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
     """Print the journal: what happened, and what was decided."""
     from orchestrator.dashboard.narrate import event_line
     from orchestrator.supervise.log import read, to_line
 
-    for entry in read(find(job, run_root).journal):
+    for entry in read(find(job, run_root, place).run_dir.journal):
         click.echo(to_line(entry).decode().rstrip() if as_json else event_line(entry, None))
 
 
 @click.command(epilog="Example: ndctl dashboard quickstart   (q leaves it)")
 @job_argument
 @root_option
-def dashboard(job: str, run_root: str | None) -> None:
+@place_options
+def dashboard(job: str, run_root: str | None, place: "Place | None") -> None:
     """Watch a job: health of every rank, incidents, loss, checkpoints."""
     from rich.console import Console
 
+    from orchestrator.app.remote import await_begin, kept_fresh
     from orchestrator.dashboard.live import run_dashboard, terminal_keys
     from orchestrator.system import SystemClock
 
-    clock = SystemClock()
-    with terminal_keys(clock) as keys:
-        run_dir = find(job, run_root)
-        run_dashboard(run_dir, console=Console(), clock=clock, keys=keys, ask=held)
+    clock, console = SystemClock(), Console()
+    found = find(job, run_root, place)
+    ask = asker(found)
+    if console.is_terminal:
+        await_begin(found, ask, clock, click.echo)
+    with terminal_keys(clock) as keys, kept_fresh(found):
+        run_dashboard(found.run_dir, console=console, clock=clock, keys=keys, ask=ask)
 
 
 @click.command(epilog="Example: ndctl cancel quickstart")
 @job_argument
 @root_option
+@place_options
 @click.option("--no-wait", is_flag=True, help="Return at once, not when the job has ended.")
-def cancel(job: str, run_root: str | None, no_wait: bool) -> None:
+def cancel(job: str, run_root: str | None, place: "Place | None", no_wait: bool) -> None:
     """End a job: its ranks write a checkpoint and leave."""
     from orchestrator.app import cancelling
+    from orchestrator.app.remote import kept_fresh
     from orchestrator.system import SystemClock
 
-    run_dir = find(job, run_root)
-    click.echo(cancelling.cancel(run_dir, os.environ, SystemClock()))
+    found, clock = find(job, run_root, place), SystemClock()
+    click.echo(cancelling.cancel(found.run_dir, os.environ, clock, found))
     if not no_wait:
-        click.echo(cancelling.wait_until_ended(run_dir, os.environ, SystemClock()))
+        with kept_fresh(found):
+            click.echo(cancelling.wait_until_ended(found.run_dir, os.environ, clock, found))

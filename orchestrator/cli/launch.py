@@ -2,14 +2,15 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.jobs import held
+from orchestrator.cli.jobs import asker
 from orchestrator.cli.options import (
     backend_option,
     inventory_option,
+    kind_option,
     plan_for,
     root_option,
     set_option,
@@ -18,6 +19,7 @@ from orchestrator.cli.options import (
 
 if TYPE_CHECKING:
     from orchestrator.app.planning import Planned
+    from orchestrator.app.submitting import Submitted
     from orchestrator.contract.drills import Drill
 
 
@@ -102,37 +104,54 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     click.echo(f"watch it with `ndctl dashboard {planned.spec.name}`")
 
 
-@click.command(epilog="Example: ndctl render examples/quickstart.yaml --backend slurm")
+@click.command(
+    epilog="Example: ndctl render examples/kubernetes.yaml --kind jobset | kubectl apply -f -"
+)
 @spec_argument
 @set_option
 @backend_option
+@kind_option
 @root_option
 @inventory_option
-def render(
+@click.option("--with-token", is_flag=True, help="On Kubernetes: print the job's Secret, too.")
+def render(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
     overrides: tuple[str, ...],
     on_backend: tuple[str, ...],
+    of_kind: tuple[str, ...],
     run_root: str | None,
     inventory: str | None,
+    with_token: bool,
 ) -> None:
-    """Print exactly what `submit` starts: the batch script, or each agent's command."""
+    """Print exactly what `submit` starts: the manifests, the batch script, or each agent's
+    command."""
     from orchestrator.app import submitting
     from orchestrator.jobs import run_root_of
 
-    planned = _launchable(spec, (*overrides, *on_backend), inventory)
+    planned = _launchable(spec, (*overrides, *on_backend, *of_kind), inventory)
+    if with_token and planned.spec.cluster.backend != "kubernetes":
+        raise click.UsageError("--with-token needs --backend kubernetes: others keep it in a file")
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
-    click.echo(submitting.render(submitting.Submission(planned=planned, run_root=root), os.environ))
+    submission = submitting.Submission(planned=planned, run_root=root)
+    click.echo(submitting.render(submission, os.environ))
+    if with_token:
+        click.echo(f"---\n{submitting.render_token(submission)}")
 
 
-def _followed(submitted: Any) -> int:
+def _followed(submitted: "Submitted") -> int:
     """The exit code of a job that is followed to its end."""
+    from orchestrator.app.remote import Found, await_begin, kept_fresh
     from orchestrator.contract import exits
     from orchestrator.dashboard.session import follow_job
     from orchestrator.system import SystemClock
 
-    name = submitted.run_dir.path.name
+    found, clock = Found(submitted.run_dir, submitted.copy), SystemClock()
+    name, ask = submitted.run_dir.path.name, asker(found)
     try:
-        return follow_job(submitted.run_dir, submitted.known, SystemClock(), held)
+        if not await_begin(found, ask, clock, click.echo):
+            return exits.FAILED
+        with kept_fresh(found):
+            return follow_job(submitted.run_dir, submitted.known, clock, ask)
     except KeyboardInterrupt:
         click.echo(
             f"\n{name} runs on; see it with `ndctl dashboard {name}`,"

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.options import json_option, plan_for, print_json, root_option, set_option
+from orchestrator.cli.options import (
+    BACKENDS,
+    json_option,
+    plan_for,
+    print_json,
+    root_option,
+    set_option,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,13 +41,22 @@ def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...
     return examine_slurm(root, slurm, run_command, Path("/proc/mounts").read_text())
 
 
+def _kubernetes_findings(wish: "JobSpec | None") -> "tuple[Finding, ...]":
+    from orchestrator.backends.kubernetes.api import Api
+    from orchestrator.contract.kubernetes import KubernetesSpec
+    from orchestrator.doctor.kubernetes import examine_kubernetes
+    from orchestrator.system import SystemClock
+
+    spec = wish.cluster.kubernetes if wish else KubernetesSpec()
+    hosts = wish.cluster.hosts + wish.cluster.spare_hosts if wish else None
+    return examine_kubernetes(Api(spec.context, os.environ, SystemClock()), spec, hosts)
+
+
 @click.command(epilog="Example: ndctl doctor examples/quickstart.yaml")
 @click.argument("spec", required=False)
 @set_option
 @root_option
-@click.option(
-    "--backend", type=click.Choice(["local", "slurm"]), help="Where it is to run. [the spec's]"
-)
+@click.option("--backend", type=BACKENDS, help="Where it is to run. [the spec's]")
 @json_option
 def doctor(
     spec: str | None,
@@ -64,6 +80,8 @@ def doctor(
     findings = examine(root, here, os.environ, run_command, SystemClock())
     if backend == "slurm":
         findings += _slurm_findings(root, wish)
+    if backend == "kubernetes":
+        findings += _kubernetes_findings(wish)
     if as_json:
         print_json(encode(findings))
     else:

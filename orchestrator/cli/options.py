@@ -1,5 +1,6 @@
 """Options and arguments that several verbs share, and how answers are printed."""
 
+import functools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from orchestrator.app.planning import Planned
-    from orchestrator.contract.rundir import RunDir
+    from orchestrator.app.remote import Found, Place
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -27,7 +28,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 inventory_option = click.option(
     "--inventory", metavar="FILE", help="The hosts to plan for. [the backend's]"
 )
-BACKENDS = click.Choice(["local", "slurm"])
+BACKENDS = click.Choice(["local", "slurm", "kubernetes"])
 
 
 def _as_setting(ctx: click.Context, param: click.Parameter, backend: str | None) -> tuple[str, ...]:
@@ -41,15 +42,61 @@ backend_option = click.option(
     callback=_as_setting,
     help="Where it runs: short for --set cluster.backend=…  [the spec's]",
 )
+
+
+def _as_kind(ctx: click.Context, param: click.Parameter, kind: str | None) -> tuple[str, ...]:
+    return () if kind is None else ("cluster.backend=kubernetes", f"cluster.kubernetes.kind={kind}")
+
+
+kind_option = click.option(
+    "--kind",
+    "of_kind",
+    type=click.Choice(["pytorchjob", "jobset", "trainjob"]),
+    callback=_as_kind,
+    help="Which resource of Kubernetes: short for --set cluster.kubernetes.kind=…  [the spec's]",
+)
 root_option = click.option(
     "--run-root", metavar="DIR", help="Where run directories are. [NDCTL_RUN_ROOT, else the spec's]"
 )
 
 
-def find(name: str, run_root: str | None) -> "RunDir":
-    from orchestrator.jobs import find_job, run_root_of
+def place_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a job is that this machine may not have seen yet: the verb gets a `Place` or None."""
+    added = (
+        click.option(
+            "--backend",
+            type=click.Choice(["kubernetes"]),
+            help="Look in the cluster, not in the run root.",
+        ),
+        click.option("--context", metavar="NAME", help="Of the kubeconfig; implies --backend."),
+        click.option("-n", "--namespace", metavar="NS", help="There; implies --backend."),
+    )
 
-    return find_job(run_root_of(run_root, os.environ), name)
+    @functools.wraps(verb)
+    def called(
+        *args: Any, backend: str | None, context: str | None, namespace: str | None, **rest: Any
+    ) -> Any:
+        from orchestrator.app.remote import Place
+
+        said = any((backend, context, namespace))
+        place = Place(context=context, namespace=namespace) if said else None
+        return verb(*args, place=place, **rest)
+
+    for option in reversed(added):
+        called = option(called)
+    return called
+
+
+def find(name: str, run_root: str | None, place: "Place | None") -> "Found":
+    """A job, as it is now."""
+    from orchestrator.app import remote
+    from orchestrator.jobs import run_root_of
+    from orchestrator.system import SystemClock
+
+    found = remote.find(run_root_of(run_root, os.environ), name, place, os.environ, SystemClock())
+    if warning := remote.refresh(found):
+        click.echo(f"warning: {warning}", err=True)
+    return found
 
 
 def print_json(body: Any) -> None:

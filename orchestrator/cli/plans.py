@@ -116,8 +116,15 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
 @click.option("--inventory", metavar="FILE", help="The hosts to show. [the backend's]")
 @click.option("--backend", type=BACKENDS, default="local", help="Whose hosts. [this machine]")
 @click.option("--partition", metavar="P", help="Slurm's nodes in this partition alone.")
+@click.option("--context", metavar="C", help="Of the kubeconfig. [its current one]")
 @json_option
-def inventory(inventory: str | None, backend: str, partition: str | None, as_json: bool) -> None:
+def inventory(
+    inventory: str | None,
+    backend: str,
+    partition: str | None,
+    context: str | None,
+    as_json: bool,
+) -> None:
     """Show the hosts that there are, as a tree of the switches between them."""
     from pathlib import Path
 
@@ -125,12 +132,14 @@ def inventory(inventory: str | None, backend: str, partition: str | None, as_jso
     from orchestrator.cluster.show import describe_inventory, inventory_json
 
     if inventory is not None and backend != "local":
-        raise click.UsageError("--inventory and --backend slurm exclude each other")
+        raise click.UsageError(f"--inventory and --backend {backend} exclude each other")
     if partition is not None and backend != "slurm":
         raise click.UsageError("--partition needs --backend slurm")
+    if context is not None and backend != "kubernetes":
+        raise click.UsageError("--context needs --backend kubernetes")
     file = None if inventory is None else Path(inventory)
-    found = planning.inventory_at(file, os.environ, backend, partition)
+    seen = planning.inventory_at(file, os.environ, backend, partition, context)
     if as_json:
-        print_json(inventory_json(found))
+        print_json(inventory_json(seen.inventory) | {"notes": list(seen.notes)})
     else:
-        click.echo(describe_inventory(found))
+        click.echo("\n".join([describe_inventory(seen.inventory), *seen.notes]))

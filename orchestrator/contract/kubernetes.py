@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.limits import AtLeast, Matches
 from orchestrator.contract.words import Count, Seconds
 
@@ -23,6 +24,14 @@ Quantity = Annotated[
         "500Gi",
     ),
 ]
+Label = Annotated[
+    str,
+    Matches(
+        r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
+        "the key of a label: a name of 1 to 63 signs, with or without a domain and / before it",
+        "topology.kubernetes.io/rack",
+    ),
+]
 Path = Annotated[str, Matches(r"/.*", "an absolute path", "/data")]
 Kind = Literal["pytorchjob", "jobset", "trainjob"]
 """Which custom resource becomes the pods: Kubeflow's training operator v1, JobSet, Kubeflow's
@@ -39,10 +48,23 @@ class RunVolume:
     host_path: Path | None = None
     """The same path on every node, as of a mounted parallel file system."""
 
+    def __post_init__(self) -> None:
+        if self.claim is not None and self.host_path is not None:
+            raise Invalid(
+                [
+                    Problem(
+                        path="host_path",
+                        value=self.host_path,
+                        limit="left out where claim is given: run directories are in one volume",
+                        fix=f"remove host_path, or claim: {self.claim}",
+                    )
+                ]
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountedVolume:
-    """One more volume in every pod; one of claim, host_path, secret, config_map, empty_dir."""
+    """One more volume in every pod, of one source."""
 
     name: Name
     mount_path: Path
@@ -50,7 +72,25 @@ class MountedVolume:
     host_path: Path | None = None
     secret: Name | None = None
     config_map: Name | None = None
+    empty_dir: Quantity | None = None
+    """A folder of the node of at most this size, gone with the pod."""
     read_only: bool = True
+    """Of no meaning for an empty_dir."""
+
+    def __post_init__(self) -> None:
+        sources = ("claim", "host_path", "secret", "config_map", "empty_dir")
+        given = [source for source in sources if getattr(self, source) is not None]
+        if len(given) != 1:
+            raise Invalid(
+                [
+                    Problem(
+                        path="",
+                        value=", ".join(given) or "none of them",
+                        limit=f"of one source: {', '.join(sources)}",
+                        fix=f"volume {self.name}: give one of them",
+                    )
+                ]
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +102,41 @@ class Toleration:
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
     """Empty: every effect."""
     toleration_seconds: Annotated[int, AtLeast(0)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyRequest:
+    """Where the pods of a job should come to lie, in labels of nodes; what is None, or empty, is
+    not asked."""
+
+    required: Label | None = None
+    """All pods below one value of it, or the job waits: podset-required-topology with a queue of
+    Kueue, else a required pod affinity."""
+    preferred: Label | None = None
+    """As near to that as there is room: Kueue's podset-preferred-topology."""
+    slice: Label | None = None
+    """Each `slice_size` pods in order below one value of it: Kueue's
+    podset-slice-required-topology; of Kueue alone, and of a job of one kind of pods."""
+    slice_size: Count | None = None
+    levels: tuple[Label, ...] = ()
+    """Without Kueue: pod affinities that the scheduler prefers, the innermost, which is the last,
+    before the others."""
+    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Label -> values, one of which a node must have: devices of one kind."""
+    prefer_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Label -> values that are better: the racks that the plan is made for."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.required is not None and self.preferred is not None:
+            limit = "left out where required is given"
+            fix = "remove one of the two"
+            problems.append(Problem(path="preferred", value=self.preferred, limit=limit, fix=fix))
+        if (self.slice is None) != (self.slice_size is None):
+            limit = "given together with slice_size"
+            problems.append(Problem(path="slice", limit=limit, fix="give both, or neither"))
+        if problems:
+            raise Invalid(problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,19 +186,33 @@ class KubernetesSpec:
     """A LocalQueue of Kueue; jobs wait suspended until they are admitted."""
     gang_scheduler: Literal["volcano", "coscheduling"] | None = None
     """Puts schedulingPolicy on a PyTorchJob, for the operator's pod groups."""
-    topology_labels: tuple[str, ...] = (
+    topology_labels: tuple[Label, ...] = (
         "topology.kubernetes.io/zone",
+        "network.topology.nvidia.com/core",
+        "network.topology.nvidia.com/spine",
+        "network.topology.nvidia.com/leaf",
+        "cloud.google.com/gce-topology-block",
+        "cloud.google.com/gce-topology-subblock",
+        "topology.k8s.aws/network-node-layer-1",
+        "topology.k8s.aws/network-node-layer-2",
+        "topology.k8s.aws/network-node-layer-3",
         "topology.kubernetes.io/block",
         "topology.kubernetes.io/rack",
     )
     """Node labels that name the switches above a node, the outermost first; those that no node
     has are passed over."""
-    nvlink_label: str = "nvidia.com/gpu.clique"
+    nvlink_label: Label = "nvidia.com/gpu.clique"
     """Node label of the NVLink domain (GPU feature discovery sets this one)."""
+    exclude: tuple[Name, ...] = ()
+    """Nodes that the job shall not have, by name."""
+    topology: TopologyRequest | None = None
+    """None: what the plan asks for."""
     force_delete_after: Seconds = 120.0
     """A pod whose node does not answer is deleted by force after so long, where RBAC allows."""
     pod_patience: Seconds = 600.0
     """For a lost pod to be scheduled and started again before the job goes on with fewer hosts or
     queues anew; the others wait in place."""
     pod_template: Mapping[str, Any] = field(default_factory=dict)
-    """Merged into each pod template (lists of named things by name), for what has no key here."""
+    """Merged into each pod template, for what has no key here: mappings key by key, null removes a
+    key, lists of named things (containers, env, volumes) by name and volumeMounts by mountPath;
+    other lists replace what was there."""

@@ -15,6 +15,7 @@ from orchestrator.agent.evidence import process_state
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Plan
@@ -129,13 +130,13 @@ class FakeBackend:
     asked: int = 0
     """How often what it holds against hosts was asked."""
 
-    def describe(self, launch: LaunchPlan) -> str:
+    def describe(self, handover: Handover) -> str:
         return "nothing"
 
-    def submit(self, launch: LaunchPlan) -> None:
+    def submit(self, handover: Handover) -> None:
         raise AssertionError("a leader submits nothing")
 
-    def check(self, launch: LaunchPlan) -> str:
+    def check(self, handover: Handover) -> str:
         raise AssertionError("a leader submits nothing")
 
     def standing(self, launch: LaunchPlan) -> str | None:

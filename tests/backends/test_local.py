@@ -15,6 +15,7 @@ from orchestrator.errors import BackendError
 from orchestrator.supervise.log import has_writer
 from orchestrator.system import SystemClock, run_command
 from tests.agent.world import WAIT_S, TurnedClock, is_gone, wait_for
+from tests.backends.handed import handed
 
 HOLDER = """
 import fcntl, os, signal, sys, time
@@ -80,7 +81,7 @@ def test_each_host_sees_its_own_slice_of_the_gpus_or_all_see_none(
 )
 def test_only_gpus_that_the_submitter_may_use_are_taken(granted: str, first: str) -> None:
     backend = LocalBackend({"CUDA_VISIBLE_DEVICES": granted}, TurnedClock())
-    shown = backend.describe(launch(Path("/runs/job"))).splitlines()
+    shown = backend.describe(handed(launch(Path("/runs/job")))).splitlines()
     assert shown[0] == "# host-0, output to /runs/job/logs/agent-host-0.log"
     assert shown[1].startswith(f"CUDA_VISIBLE_DEVICES={first or chr(39) * 2} GLOO_SOCKET_IFNAME=lo")
     assert shown[1].endswith("--agent-timeout=10.0 --lead")
@@ -199,7 +200,7 @@ def test_when_one_agent_cannot_be_started_none_is_left(
 
     monkeypatch.setattr(LocalBackend, "_start", second_fails)
     with pytest.raises(BackendError, match="the agent of host-1 could not be started"):
-        backend.submit(launch(tmp_path / "job"))
+        backend.submit(handed(launch(tmp_path / "job")))
     assert len(pids) == 1
     assert is_gone(pids[0])
 
@@ -207,4 +208,4 @@ def test_when_one_agent_cannot_be_started_none_is_left(
 def test_logs_that_cannot_be_written_are_a_backend_error(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
     with pytest.raises(BackendError, match="could not be started"):
-        LocalBackend({}, TurnedClock()).submit(launch(tmp_path))
+        LocalBackend({}, TurnedClock()).submit(handed(launch(tmp_path)))

@@ -23,6 +23,7 @@ from orchestrator.cluster.slurm.nodes import Node, parse_nodes
 from orchestrator.cluster.slurm.partitions import parse_partitions
 from orchestrator.cluster.slurm.standing import is_wanted_back
 from orchestrator.cluster.slurm.topology import allocated_switches
+from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.errors import BackendError
@@ -58,10 +59,11 @@ class SlurmBackend:
 
     # Before and at submission
 
-    def describe(self, launch: LaunchPlan) -> str:
-        return render.script(launch, sys.executable)
+    def describe(self, handover: Handover) -> str:
+        return render.script(handover.launch, sys.executable)
 
-    def check(self, launch: LaunchPlan) -> str:
+    def check(self, handover: Handover) -> str:
+        launch = handover.launch
         partitions = parse_partitions(self.slurm.told(PARTITIONS))
         nodes = parse_nodes(self.slurm.told(NODES))
         found = problems(launch, sys.executable, partitions, nodes)
@@ -71,13 +73,14 @@ class SlurmBackend:
                 + "\n".join(str(one) for one in found).replace("\n", "\n  ")
             )
         with tempfile.NamedTemporaryFile("w", prefix="ndctl-", suffix=".sh") as file:
-            file.write(self.describe(launch))
+            file.write(self.describe(handover))
             file.flush()
             done = self.slurm.ask(["sbatch", "--test-only", file.name])
         said = (done.err or done.out).replace(file.name, "").strip()
         return "\n".join(f"sbatch --test-only: {line}" for line in said.splitlines())
 
-    def submit(self, launch: LaunchPlan) -> None:
+    def submit(self, handover: Handover) -> None:
+        launch = handover.launch
         if self.finder.find(launch) is not None:
             return  # an earlier call was answered, or not heard: never a second job
         folder = render.folder(launch)
@@ -85,7 +88,7 @@ class SlurmBackend:
         if (launch.slurm or SlurmSpec()).snapshot:
             snapshot.take(Path.cwd(), render.snapshot_path(launch), self.shell)
         self._pickle(launch)
-        render.script_path(launch).write_text(self.describe(launch))
+        render.script_path(launch).write_text(self.describe(handover))
         argv = ["sbatch", "--parsable", str(render.script_path(launch))]
         try:
             done = self.slurm.ask(argv, tries=1)

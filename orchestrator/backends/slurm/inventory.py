@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator.cluster.gpus import GpuTable
 from orchestrator.cluster.inventory import Inventory
-from orchestrator.cluster.slurm.gpus import GpuTable
 from orchestrator.cluster.slurm.inventory import Use, inventory_of, use_of
 from orchestrator.cluster.slurm.nodes import Node, parse_nodes
 from orchestrator.cluster.slurm.partitions import Partition, parse_partitions

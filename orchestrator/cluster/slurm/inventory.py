@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator.cluster.gpus import GpuTable
 from orchestrator.cluster.inventory import Host, Inventory
 from orchestrator.cluster.profile import Profile
 from orchestrator.cluster.profiles import load_profile
-from orchestrator.cluster.slurm.gpus import GpuTable
 from orchestrator.cluster.slurm.hostlist import expand
 from orchestrator.cluster.slurm.nodes import Node
 from orchestrator.cluster.slurm.standing import Standing, standing_of

@@ -15,6 +15,7 @@ from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.errors import BackendError
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
+from tests.backends.handed import handed
 from tests.backends.slurm.slurm_launch import DOWN, LATER, FakeJob, FakeSlurm, a_launch
 
 INSIDE = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
@@ -22,7 +23,7 @@ INSIDE = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
 
 def submitted(slurm: FakeSlurm, run_dir: Path) -> tuple[SlurmBackend, LaunchPlan, FakeJob]:
     backend, launch = SlurmBackend(INSIDE, TurnedClock(), slurm), a_launch(run_dir)
-    backend.submit(launch)
+    backend.submit(handed(launch))
     (job,) = slurm.jobs.values()
     slurm.said.clear()
     return backend, launch, job
@@ -31,7 +32,7 @@ def submitted(slurm: FakeSlurm, run_dir: Path) -> tuple[SlurmBackend, LaunchPlan
 def test_what_is_submitted_is_what_is_described_and_its_job_is_recorded(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
-    assert render.script_path(launch).read_text() == backend.describe(launch)
+    assert render.script_path(launch).read_text() == backend.describe(handed(launch))
     assert json.loads((tmp_path / "slurm" / "launch-1.json").read_text()) == {"job_id": job.id}
     assert backend.name_of(launch) == "Slurm job 1"
     assert (render.folder(launch) / "task.pkl").exists()
@@ -54,8 +55,8 @@ def test_an_answer_that_is_lost_never_makes_a_second_job(tmp_path: Path) -> None
 
     slurm = FakeSlurm(trouble=lost)
     backend, launch = SlurmBackend({}, TurnedClock(), slurm), a_launch(tmp_path)
-    backend.submit(launch)
-    backend.submit(launch)
+    backend.submit(handed(launch))
+    backend.submit(handed(launch))
     assert len(slurm.jobs) == 1
     assert backend.name_of(launch) == "Slurm job 1"
 
@@ -106,20 +107,20 @@ def test_a_restart_of_slurmctld_is_waited_for(tmp_path: Path) -> None:
 def test_without_slurm_the_missing_program_is_named() -> None:
     missing = FakeSlurm(trouble=lambda argv, before: Completed(127, "", "no such file"))
     with pytest.raises(BackendError, match="scontrol cannot be run"):
-        SlurmBackend({}, TurnedClock(), missing).check(a_launch())
+        SlurmBackend({}, TurnedClock(), missing).check(handed(a_launch()))
 
 
 def test_all_that_stands_in_the_way_is_said_at_once(tmp_path: Path) -> None:
     spec = SlurmSpec(time="2:00:00")
     launch = replace(a_launch(tmp_path, 3, spec), devices_per_host=8)
     with pytest.raises(BackendError) as failed:
-        SlurmBackend({}, TurnedClock(), FakeSlurm()).check(launch)
+        SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(launch))
     assert "cluster.slurm.time: must be at most the partition's 1:00:00" in failed.value.message
     assert "cluster.gpus_per_host: must be at most 2" in failed.value.message
 
 
 def test_the_scheduler_is_asked_what_it_thinks_of_the_job(tmp_path: Path) -> None:
-    said = SlurmBackend({}, TurnedClock(), FakeSlurm()).check(a_launch(tmp_path))
+    said = SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(a_launch(tmp_path)))
     assert said.startswith("sbatch --test-only: sbatch: Job 9 to start at noon")
 
 

@@ -9,6 +9,7 @@ from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.seams import Completed, Sighting
 from tests.agent.world import TurnedClock
+from tests.backends.handed import handed
 from tests.backends.slurm.slurm_launch import DOWN, FakeSlurm, a_launch
 
 
@@ -16,7 +17,7 @@ def queued(slurm: FakeSlurm, root: Path, count: int) -> tuple[SlurmBackend, list
     backend = SlurmBackend({}, TurnedClock(), slurm)
     launches = [replace(a_launch(root / f"job-{n}"), job=f"job-{n}") for n in range(count)]
     for launch in launches:
-        backend.submit(launch)
+        backend.submit(handed(launch))
     slurm.said.clear()
     return backend, launches
 

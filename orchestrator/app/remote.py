@@ -1,0 +1,174 @@
+"""Jobs whose run directory is elsewhere, seen through what is known of them here."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.holding import Ask
+from orchestrator.errors import BackendError, JobError
+from orchestrator.jobs import find_job, jobs
+from orchestrator.seams import Clock, Copy
+from orchestrator.supervise.log import read
+from orchestrator.supervise.state import Run
+from orchestrator.supervise.step import fold
+
+REFRESH_S = 2.0
+ABREAST = 8
+"""Jobs that are asked for at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A part of a cluster, as the command line names it."""
+
+    context: str | None = None
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A job by its name."""
+
+    run_dir: RunDir
+    copy: Copy | None = None
+    """Where the run directory is elsewhere."""
+
+    def here(self, run: Run) -> Run:
+        """The job as this machine has to ask its scheduler for it."""
+        if self.copy is None or run.job is None:
+            return run
+        return replace(run, job=replace(run.job, launch=self.copy.here(run.job.launch)))
+
+
+def find(
+    run_root: Path, name: str, place: Place | None, environ: Mapping[str, str], clock: Clock
+) -> Found:
+    """In the run root, or else among the jobs that were seen from here; with a `place`, there.
+
+    Raises JobError when there is no such job, or several.
+    """
+    from orchestrator.backends.kubernetes.places import known_mirrors
+
+    if place is not None:
+        from orchestrator.backends.kubernetes.mirror import seek_mirror
+
+        return _of(seek_mirror(run_root, name, place.context, place.namespace, environ, clock))
+    if (run_root / name / "journal.jsonl").exists():
+        return Found(find_job(run_root, name))
+    known = known_mirrors(run_root, name)
+    if len(known) == 1:
+        from orchestrator.backends.kubernetes.mirror import open_mirror
+
+        return _of(open_mirror(known[0], environ, clock))
+    if known:
+        places = ", ".join(f"{path.parent.parent.name}/{path.parent.name}" for path in known)
+        raise JobError(
+            f"there are several jobs {name}: in {places}",
+            fix="say which with --context and --namespace",
+        )
+    try:
+        return Found(find_job(run_root, name))
+    except JobError as exc:
+        fix = f"{exc.fix}; `--backend kubernetes [-n NAMESPACE]` looks in the cluster"
+        raise JobError(exc.message, fix=fix) from exc
+
+
+def _of(copy: Copy) -> Found:
+    return Found(copy.run_dir, copy)
+
+
+def every(
+    run_root: Path, place: Place | None, environ: Mapping[str, str], clock: Clock
+) -> list[Found]:
+    """All jobs of the run root and those seen from here; with a `place`, those there."""
+    from orchestrator.backends.kubernetes.places import known_mirrors
+
+    if place is not None:
+        from orchestrator.backends.kubernetes.mirror import mirrors_at
+
+        found = mirrors_at(run_root, place.context, place.namespace, environ, clock)
+        return [_of(one) for one in found]
+    here = [Found(run_dir) for run_dir in jobs(run_root)]
+    known = known_mirrors(run_root)
+    if not known:
+        return here
+    from orchestrator.backends.kubernetes.mirror import open_mirror
+
+    return here + [_of(open_mirror(path, environ, clock)) for path in known]
+
+
+def refresh(found: Found) -> str:
+    """Bring a copy up to date; a warning in words where that cannot be, and an older one is there.
+
+    Raises BackendError where nothing is known at all.
+    """
+    if found.copy is None:
+        return ""
+    try:
+        found.copy.refresh()
+    except BackendError as exc:
+        if not found.run_dir.journal.exists():
+            raise
+        return f"{exc.message}; shown is what was known before"
+    return ""
+
+
+def refresh_all(jobs: Sequence[Found]) -> list[str]:
+    """The same of many, side by side; a warning for each that nothing is known of."""
+    if all(found.copy is None for found in jobs):
+        return []
+    from concurrent.futures import ThreadPoolExecutor
+
+    def told(found: Found) -> str:
+        try:
+            return refresh(found)
+        except BackendError as exc:
+            return exc.message
+
+    with ThreadPoolExecutor(ABREAST) as pool:
+        return [warning for warning in pool.map(told, jobs) if warning]
+
+
+def await_begin(found: Found, ask: Ask, clock: Clock, say: Callable[[str], object]) -> bool:
+    """Wait until the leader of a job that was handed over has begun its journal, and say what the
+    scheduler says meanwhile; False where nothing of the job is left to wait for."""
+    said = ""
+    while found.copy is not None and not found.copy.has_begun:
+        words = ask(fold(entry.event for entry in read(found.run_dir.journal)))
+        if words and words != said:
+            say(words)
+            said = words
+        refresh(found)
+        if words is None and not found.copy.has_begun:
+            say("its leader never began: `ndctl logs` and `kubectl get pods` may tell why")
+            return False
+        clock.sleep(REFRESH_S)
+    return True
+
+
+@contextmanager
+def kept_fresh(found: Found, *, logs: bool = False) -> Iterator[None]:
+    """A copy follows its job for as long as this is entered."""
+    if found.copy is None:
+        yield
+        return
+    over = threading.Event()
+    copy = found.copy
+
+    def follow() -> None:
+        while not over.wait(REFRESH_S):
+            with suppress(BackendError):
+                if logs:
+                    copy.fetch_logs()
+                copy.refresh()
+
+    thread = threading.Thread(target=follow, name="copy", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

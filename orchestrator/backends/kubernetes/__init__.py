@@ -1,0 +1,1 @@
+"""Pods of a cluster as the hosts of a job: rendered, submitted, watched, found again."""

@@ -1,0 +1,387 @@
+"""The Kubernetes backend: apply, observe, replace a pod, give all of them back, clear."""
+
+import getpass
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.backends.kubernetes import observe, submitting
+from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.checks import check
+from orchestrator.backends.kubernetes.exclusion import without
+from orchestrator.backends.kubernetes.mirror import Mirror
+from orchestrator.backends.kubernetes.naming import cluster_name
+from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
+from orchestrator.backends.kubernetes.places import folder_of, is_mirror
+from orchestrator.backends.kubernetes.resources import (
+    EVENTS,
+    JOB_KINDS,
+    NODES,
+    PODS,
+    JobKind,
+    Object,
+    lookup,
+    name_of,
+)
+from orchestrator.backends.kubernetes.watching import Watching
+from orchestrator.cluster.kubernetes.nodes import READY, parse_node
+from orchestrator.cluster.kubernetes.standing import shut_nodes
+from orchestrator.cluster.kubernetes.taints import tolerations_of
+from orchestrator.cluster.kubernetes.topology import allocation_switches
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.handover import Handover
+from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
+from orchestrator.errors import BackendError, Unanswered
+from orchestrator.seams import Clock, Former, HostNotice, Sighting
+
+log = logging.getLogger(__name__)
+
+POD_NAME = "NDCTL_POD_NAME"
+NAMESPACE = "NDCTL_POD_NAMESPACE"
+REQUEUES = "ndctl.dev/requeues"
+"""Annotation: how often the leader gave all pods back."""
+CLEAR_S = 120.0
+"""For all pods to be gone, beyond their own grace period."""
+GRACE_S = 30.0
+"""Kubernetes' default of terminationGracePeriodSeconds."""
+FEW = 16
+"""Nodes that are asked for one by one; of more, all are listed once."""
+
+
+class KubernetesBackend:
+    def __init__(self, environ: Mapping[str, str], clock: Clock) -> None:
+        self.environ = environ
+        self.clock = clock
+        self.apis: dict[str | None, Api] = {}
+
+    def api(self, spec: KubernetesSpec) -> Api:
+        """In a pod a kubeconfig's contexts mean nothing."""
+        context = None if POD_NAME in self.environ else spec.context
+        if context not in self.apis:
+            self.apis[context] = Api(context, self.environ, self.clock)
+        return self.apis[context]
+
+    def namespace(self, spec: KubernetesSpec) -> str:
+        return self.environ.get(NAMESPACE) or spec.namespace or self.api(spec).namespace
+
+    # Before and at submission
+
+    def describe(self, handover: Handover) -> str:
+        from orchestrator.backends.kubernetes.render import objects, text
+
+        return text(objects(handover))
+
+    def check(self, handover: Handover) -> str:
+        spec = spec_of(handover.launch)
+        return check(self.api(spec), self.namespace(spec), handover)
+
+    def submit(self, handover: Handover) -> None:
+        spec = spec_of(handover.launch)
+        submitting.submit(self.api(spec), self.clock, self.namespace(spec), handover)
+
+    def own(self, launch: LaunchPlan) -> None:
+        """What `kubectl apply` made beside the job goes with it."""
+        spec = spec_of(launch)
+        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        job = api.get(kind.resource, namespace, launch.job)
+        if job is not None:
+            submitting.own(api, namespace, kind, job)
+
+    def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
+        seen = self._seen([launch])[0]
+        if seen.meaning != "missing" or seen.pods:
+            return Former(launch=seen.launch or 0, over=seen.is_over, words=seen.words)
+        spec = spec_of(launch)
+        path = folder_of(run_root, self.api(spec).context, self.namespace(spec), launch.job)
+        if not is_mirror(path):
+            return None
+        number = Mirror(path, self.api(spec)).remote.launch
+        words = f"{seen.name} was deleted after launch {number}; its run directory may be there"
+        return Former(launch=number, over=True, words=words)
+
+    def copy(self, job: JobSubmitted, run_root: Path) -> Mirror:
+        launch, spec = job.launch, spec_of(job.launch)
+        api, namespace = self.api(spec), self.namespace(spec)
+        made = Mirror(folder_of(run_root, api.context, namespace, launch.job), api)
+        made.expect(job, namespace)
+        return made
+
+    # What Kubernetes has of it
+
+    def standing(self, launch: LaunchPlan) -> str | None:
+        seen = self._seen([launch])[0]
+        return None if seen.is_over or _other(seen, launch) else seen.words
+
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+        """Objects, pods and events are listed once for all jobs of a namespace."""
+        found: dict[int, Sighting] = {}
+        for numbers in self._by_place(launches):
+            mine = [launches[number] for number in numbers]
+            try:
+                seen = self._seen(mine)
+            except BackendError as exc:
+                words = f"Kubernetes does not say: {exc.message}"
+                found |= {number: Sighting(words, held=True) for number in numbers}
+                continue
+            for number, launch, one in zip(numbers, mine, seen, strict=True):
+                gone = one.is_over or _other(one, launch)
+                found[number] = Sighting(one.words, held=not gone)
+        return [found[number] for number in range(len(launches))]
+
+    def _by_place(self, launches: Sequence[LaunchPlan]) -> Iterator[list[int]]:
+        places: dict[tuple[Any, ...], list[int]] = {}
+        for number, launch in enumerate(launches):
+            spec = spec_of(launch)
+            places.setdefault((spec.context, spec.namespace, spec.kind), []).append(number)
+        yield from places.values()
+
+    def _seen(self, launches: Sequence[LaunchPlan]) -> list[Observed]:
+        """Of launches of one place and kind."""
+        spec = spec_of(launches[0])
+        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        jobs: dict[str, Object]
+        if len(launches) == 1:
+            job = api.get(kind.resource, namespace, launches[0].job)
+            jobs = {} if job is None else {name_of(job): job}
+        else:
+            listed = api.list(kind.resource, namespace, labels=LABEL)
+            jobs = {name_of(job): job for job in listed.items}
+        label = f"{LABEL}={launches[0].job}" if len(launches) == 1 else LABEL
+        pods = api.list(PODS, namespace, labels=label).items
+        # Only who waits has something to explain.
+        calm = jobs and all(observe.is_running(pod) for pod in pods)
+        events = () if calm and pods else api.list(EVENTS, namespace, cached=True).items
+        return [
+            observe.observe(
+                kind, shown_name(kind, namespace, one.job), jobs.get(one.job), pods, events
+            )
+            for one in launches
+        ]
+
+    def name_of(self, launch: LaunchPlan) -> str | None:
+        spec = spec_of(launch)
+        return shown_name(JOB_KINDS[spec.kind], spec.namespace or "", launch.job)
+
+    def cluster(self) -> str:
+        return cluster_name(self.api(KubernetesSpec()))
+
+    # For the leader, inside a pod
+
+    def allocation(self, launch: LaunchPlan) -> Allocation | None:
+        spec = spec_of(launch)
+        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        job = api.get(kind.resource, namespace, launch.job)
+        pods = [pod for pod in self._pods(launch) if observe.is_running(pod)]
+        hosts = tuple(dict.fromkeys(node for pod in pods if (node := observe.node_of(pod))))
+        return Allocation(
+            id=shown_name(kind, namespace, launch.job),
+            restarts=_requeues(job or {}),
+            hosts=hosts,
+            switches=self._switches(spec, hosts),
+            successor_s=spec.pod_patience,
+        )
+
+    def _switches(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Helpful, not needed."""
+        try:
+            nodes = self._nodes(spec, hosts)
+        except BackendError as exc:
+            log.warning("the nodes' switches are not known: %s", exc)
+            return {}
+        return allocation_switches(nodes.values(), spec)
+
+    def _nodes(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, Object]:
+        api = self.api(spec)
+        if len(hosts) > FEW:
+            return {
+                name_of(node): node
+                for node in api.list(NODES, None, cached=True).items
+                if name_of(node) in hosts
+            }
+        found = ((host, api.get(NODES, None, host)) for host in hosts)
+        return {host: node for host, node in found if node is not None}
+
+    def _pods(self, launch: LaunchPlan) -> tuple[Object, ...]:
+        spec = spec_of(launch)
+        labels = f"{LABEL}={launch.job}"
+        return self.api(spec).list(PODS, self.namespace(spec), labels=labels).items
+
+    def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        if not hosts:
+            return ()
+        spec = spec_of(launch)
+        nodes = self._nodes(spec, hosts)
+        found = {
+            one.node: HostNotice(one.node, one.state, one.reason)
+            for one in shut_nodes(nodes.values(), tolerations_of(spec))
+        }
+        for host in set(hosts) - set(nodes):
+            found[host] = HostNotice(host, "REMOVED", "the cluster has no such node any more")
+        for pod in self._pods(launch):
+            host, trouble = observe.node_of(pod), observe.pod_trouble(pod)
+            disrupted = trouble is not None and trouble.what in ("Preempted", "Evicted")
+            if disrupted and trouble is not None and host in hosts and host not in found:
+                found[host] = HostNotice(host, trouble.what.upper(), trouble.why)
+        return tuple(found[host] for host in hosts if host in found)
+
+    def why_ending(self, launch: LaunchPlan) -> Cause:
+        spec = spec_of(launch)
+        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        job = api.get(kind.resource, namespace, launch.job)
+        pod = api.get(PODS, namespace, self.environ.get(POD_NAME, ""))
+        return observe.cause(kind, job, pod, launch.launch)
+
+    def replace(self, launch: LaunchPlan, host: str, *, elsewhere: bool = False) -> None:
+        """The operator makes a pod anew once the old one is gone; perhaps it is already."""
+        spec = spec_of(launch)
+        api, namespace = self.api(spec), self.namespace(spec)
+        if elsewhere:
+            self._exclude(launch, [host])
+        for pod in self._pods(launch):
+            if observe.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
+                continue
+            if not observe.alive([pod]):
+                continue  # its end is the operator's to see
+            if not observe.is_leaving(pod):
+                api.delete(PODS, namespace, name_of(pod), uid=pod["metadata"]["uid"])
+            self._see_it_go(spec, host, pod)
+
+    def _see_it_go(self, spec: KubernetesSpec, host: str, pod: Object) -> None:
+        """A node that does not answer never says that its pod is gone: then it goes by force."""
+        api, namespace, name = self.api(spec), self.namespace(spec), name_of(pod)
+        uid = pod["metadata"]["uid"]
+        grace_s = float(lookup(pod, ("spec", "terminationGracePeriodSeconds"), GRACE_S))
+        deadline = self.clock.monotonic() + spec.force_delete_after
+        if self._gone(api, namespace, pod, deadline):
+            return
+        node = api.get(NODES, None, host)
+        if node is not None and parse_node(node).ready == READY:
+            if self._gone(api, namespace, pod, deadline + grace_s):
+                return
+            raise Unanswered(
+                f"pod {name} on {host} does not end, though its node answers",
+                fix=f"`kubectl -n {namespace} describe pod {name}` shows what holds it",
+            )
+        try:
+            api.delete(PODS, namespace, name, grace_s=0, uid=uid)
+        except BackendError as exc:
+            raise BackendError(
+                f"pod {name} stays on {host}, which does not answer: {exc.message}",
+                fix=f"`kubectl -n {namespace} delete pod {name} --force --grace-period=0`"
+                + (f"\n  or {exc.fix}" if exc.fix else ""),
+            ) from exc
+
+    def _gone(self, api: Api, namespace: str, pod: Object, deadline: float) -> bool:
+        """Whether this very pod goes away until then; looked at once in any case."""
+        uid = pod["metadata"]["uid"]
+        watching = Watching(
+            api=api,
+            clock=self.clock,
+            resource=PODS,
+            namespace=namespace,
+            labels=f"{LABEL}={pod['metadata']['labels'][LABEL]}",
+        )
+        for cache in watching.changes(deadline):
+            if all(one["metadata"]["uid"] != uid for one in cache.items.values()):
+                return True
+        return False
+
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+        """Pods go without the job, and come back on other nodes. Ours goes with them."""
+        spec = spec_of(launch)
+        api, namespace = self.api(spec), self.namespace(spec)
+        self._exclude(launch, exclude, counted=whole)
+        if whole:
+            api.delete_all(PODS, namespace, labels=f"{LABEL}={launch.job}")
+        elif (own := self.environ.get(POD_NAME)) is not None:
+            api.delete(PODS, namespace, own)
+
+    def _exclude(self, launch: LaunchPlan, hosts: Sequence[str], *, counted: bool = False) -> None:
+        """Keep new pods off `hosts`. `counted`: the job says how often it was given back."""
+        spec = spec_of(launch)
+        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        job = api.get(kind.resource, namespace, launch.job)
+        if job is None or observe.launch_of(job) != launch.launch:
+            raise BackendError(
+                f"{launch.job} is no job of the cluster any more: it cannot be queued again"
+            )
+        count: dict[str, Any] = {}
+        if counted:
+            said = str(_requeues(job) + 1)
+            count = {"metadata": {"annotations": {REQUEUES: said}}}
+        change = {**count, **without(spec.kind, job, hosts)}
+        if not change:
+            return
+        try:
+            api.merge(kind.resource, namespace, launch.job, change)
+        except Unanswered:
+            raise
+        except BackendError as exc:
+            # Then the leader alone keeps to the list of those it does not use.
+            log.warning("%s are not excluded: %s", ", ".join(hosts) or "no nodes", exc.message)
+
+    # The end
+
+    def clear(self, launch: LaunchPlan) -> None:
+        """The objects stay, suspended, for whoever wants to know; no pod does."""
+        spec = spec_of(launch)
+        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        job = api.get(kind.resource, namespace, launch.job)
+        if job is not None and not observe.has_ended(job):
+            change = nested(kind.suspend, True)
+            change["metadata"] = {"annotations": {CANCELLED: self._who()}}
+            api.merge(kind.resource, namespace, launch.job, change)
+        elif job is None and not self._pods(launch):
+            return
+        self._await_no_pods(launch, api, namespace)
+
+    def _who(self) -> str:
+        return self.environ.get(POD_NAME) or getpass.getuser()
+
+    def _await_no_pods(self, launch: LaunchPlan, api: Api, namespace: str) -> None:
+        watching = Watching(
+            api=api,
+            clock=self.clock,
+            resource=PODS,
+            namespace=namespace,
+            labels=f"{LABEL}={launch.job}",
+        )
+        left: list[Object] = []
+        for cache in watching.changes(self.clock.monotonic() + CLEAR_S + GRACE_S):
+            left = observe.alive(list(cache.items.values()))
+            if not left:
+                return
+        names = ", ".join(name_of(pod) for pod in left[:3]) or "which ones is not known"
+        raise BackendError(
+            f"pods of {launch.job} do not end: {names}",
+            fix=f"`kubectl -n {namespace} get pods -l {LABEL}={launch.job} -o wide`; where a node"
+            " does not answer, `kubectl delete pod NAME --force --grace-period=0`",
+        )
+
+
+def spec_of(launch: LaunchPlan) -> KubernetesSpec:
+    return launch.kubernetes or KubernetesSpec()
+
+
+def shown_name(kind: JobKind, namespace: str, job: str) -> str:
+    return f"{kind.resource.kind} {namespace}/{job}" if namespace else f"{kind.resource.kind} {job}"
+
+
+def _other(seen: Observed, launch: LaunchPlan) -> bool:
+    """The object of that name is of another submission."""
+    return seen.launch is not None and seen.launch != launch.launch
+
+
+def _requeues(job: Object) -> int:
+    said = str(lookup(job, ("metadata", "annotations", REQUEUES), "0"))
+    return int(said) if said.isdigit() else 0
+
+
+def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A change of one field, for a merge patch."""
+    for key in reversed(path):
+        value = {key: value}
+    made: dict[str, Any] = value
+    return made

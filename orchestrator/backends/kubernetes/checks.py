@@ -1,0 +1,124 @@
+"""What stands in the way of a launch, all at once, before anything is made."""
+
+import contextlib
+from collections.abc import Iterator
+
+from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.render import objects
+from orchestrator.backends.kubernetes.resources import (
+    ACCOUNTS,
+    CLAIMS,
+    JOB_KINDS,
+    PRIORITIES,
+    QUOTAS,
+    Object,
+    Resource,
+    lookup,
+    name_of,
+)
+from orchestrator.cluster.kubernetes.quantities import quantity
+from orchestrator.contract.codec import Problem
+from orchestrator.contract.handover import Handover
+from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.errors import BackendError, Unanswered
+
+AT = "cluster.kubernetes"
+
+
+def check(api: Api, namespace: str, handover: Handover) -> str:
+    """A server-side dry run of every object, and a look at what they name.
+
+    Raises BackendError with everything that stands in the way.
+    """
+    made = objects(handover)
+    launch = handover.launch
+    spec = launch.kubernetes or KubernetesSpec()
+    said: list[str] = []
+    for item in made:
+        try:
+            api.apply(item, namespace, dry_run=True)
+        except Unanswered:
+            raise
+        except BackendError as exc:
+            if str(exc) not in said:
+                said.append(str(exc))
+    found = [*_missing(api, namespace, spec), *_quotas(api, namespace, launch)]
+    said += [str(one) for one in found]
+    if said:
+        raise BackendError(
+            f"Kubernetes could not run this job as it is (namespace {namespace}, {api.server}):\n  "
+            + "\n".join(said).replace("\n", "\n  ")
+        )
+    kind = JOB_KINDS[spec.kind].resource.kind
+    return f"dry run: {api.server} takes the {len(made)} objects of {kind} {namespace}/{launch.job}"
+
+
+def _missing(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem]:
+    """What pods would wait for. Who may not look is not told."""
+    claims = [(f"{AT}.runs.claim", spec.runs.claim)]
+    claims += [(f"{AT}.volumes", volume.claim) for volume in spec.volumes]
+    for path, claim in claims:
+        if claim and _is_absent(api, CLAIMS, namespace, claim):
+            yield Problem(
+                path=path,
+                value=claim,
+                limit=f"a PersistentVolumeClaim of namespace {namespace}",
+                fix=f"name one that `kubectl -n {namespace} get pvc` shows, or make it",
+            )
+    if _is_absent(api, ACCOUNTS, namespace, spec.service_account):
+        yield Problem(
+            path=f"{AT}.service_account",
+            value=spec.service_account,
+            limit=f"a ServiceAccount of namespace {namespace}",
+            fix=f"`kubectl -n {namespace} apply -k manifests/base` makes it, with its rights",
+        )
+    if spec.priority_class and _is_absent(api, PRIORITIES, None, spec.priority_class):
+        yield Problem(
+            path=f"{AT}.priority_class",
+            value=spec.priority_class,
+            limit="a PriorityClass of the cluster",
+            fix="name one that `kubectl get priorityclass` shows",
+        )
+
+
+def _is_absent(api: Api, resource: Resource, namespace: str | None, name: str) -> bool:
+    with contextlib.suppress(BackendError):
+        return api.get(resource, namespace, name) is None
+    return False
+
+
+def _quotas(api: Api, namespace: str, launch: LaunchPlan) -> Iterator[Problem]:
+    """What can never fit; what does not fit now waits, and says so."""
+    try:
+        quotas = api.list(QUOTAS, namespace).items
+    except BackendError:
+        return
+    wanted = _wanted(launch)
+    for quota in quotas:
+        hard: Object = lookup(quota, ("spec", "hard"), {})
+        for resource, (key, amount) in wanted.items():
+            if resource in hard and quantity(amount) * len(launch.hosts) > quantity(hard[resource]):
+                total = f"{len(launch.hosts)} pods with {amount} each"
+                yield Problem(
+                    path=key,
+                    value=amount,
+                    limit=f"such that {total} fit into {hard[resource]}, the quota"
+                    f" {name_of(quota)}'s {resource}",
+                    fix="ask for less or for fewer hosts, or for more quota",
+                )
+
+
+def _wanted(launch: LaunchPlan) -> dict[str, tuple[str, str]]:
+    """Key of a quota -> the key of the spec and how much of it a pod takes."""
+    spec = launch.kubernetes or KubernetesSpec()
+    found = {"pods": ("cluster.hosts", "1"), "count/pods": ("cluster.hosts", "1")}
+    if spec.gpu_resource:
+        gpus = ("cluster.gpus_per_host", str(launch.devices_per_host))
+        found[f"requests.{spec.gpu_resource}"] = gpus
+    if spec.cpu:
+        found |= dict.fromkeys(("cpu", "requests.cpu"), (f"{AT}.cpu", spec.cpu))
+    if spec.memory:
+        keys = ("memory", "requests.memory", "limits.memory")
+        found |= dict.fromkeys(keys, (f"{AT}.memory", spec.memory))
+    return found

@@ -1,0 +1,93 @@
+"""What `ndctl` outside asks of a pod of the job: what the run directory has gained.
+
+    python -m orchestrator.backends.kubernetes.fetch RUN_DIR JOURNAL_OFFSET METRICS_OFFSET
+
+Answers with a line of JSON (`News`), then as many bytes of journal and of metrics as that says.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from orchestrator.contract.codec import decode, encode
+from orchestrator.contract.rundir import RunDir
+from orchestrator.supervise.log import has_writer
+
+MOST_METRICS = 4 << 20
+"""Of a long job, the newest metrics will do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    launch: int
+    """The newest that the journal has; 0 without one."""
+    led: bool
+    """Some process writes the journal."""
+    journal: int
+    """Bytes of it that follow."""
+    metrics: int
+    metrics_from: int
+    """Where in the file they begin."""
+
+
+def news(run_dir: RunDir, journal_offset: int, metrics_offset: int) -> tuple[News, bytes]:
+    """An offset beyond the end of a file is of another run: then it is told from its beginning."""
+    led = has_writer(run_dir.journal)  # before the journal is read, which a leader ends
+    journal, _ = _since(run_dir.journal, journal_offset)
+    metrics, begun = _since(run_dir.metrics, metrics_offset)
+    if len(metrics) > MOST_METRICS:
+        cut = metrics.index(b"\n", len(metrics) - MOST_METRICS - 1) + 1
+        metrics, begun = metrics[cut:], begun + cut
+    told = News(
+        launch=newest_launch(run_dir.journal),
+        led=led,
+        journal=len(journal),
+        metrics=len(metrics),
+        metrics_from=begun,
+    )
+    return told, journal + metrics
+
+
+def newest_launch(path: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        data = path.read_bytes()
+        at = data.rfind(b'"kind":"JobSubmitted"')
+        if at >= 0:
+            line = data[data.rfind(b"\n", 0, at) + 1 :].partition(b"\n")[0]
+            with contextlib.suppress(ValueError):
+                return int(json.loads(line)["event"]["launch"]["launch"])
+    return 0
+
+
+def _since(path: Path, offset: int) -> tuple[bytes, int]:
+    """Whole lines alone."""
+    try:
+        with path.open("rb") as file:
+            begun = file.seek(offset if offset <= path.stat().st_size else 0)
+            data = file.read()
+    except FileNotFoundError:
+        return b"", 0
+    return data[: data.rfind(b"\n") + 1], begun
+
+
+def main(argv: Sequence[str], out: BinaryIO) -> None:
+    told, body = news(RunDir(Path(argv[0])), int(argv[1]), int(argv[2]))
+    out.write(json.dumps(encode(told)).encode() + b"\n" + body)
+    out.flush()
+
+
+def read_news(answer: bytes) -> tuple[News, bytes, bytes]:
+    """What `main` wrote: the news, the journal's bytes, the metrics'. Raises ValueError."""
+    head, _, body = answer.partition(b"\n")
+    told: News = decode(News, json.loads(head))
+    if len(body) != told.journal + told.metrics:
+        raise ValueError("the answer was cut short")
+    return told, body[: told.journal], body[told.journal :]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], sys.stdout.buffer)

@@ -1,0 +1,373 @@
+"""A job seen from outside: a copy of its journal and metrics, as a run directory that views read.
+
+    <run root>/.kubernetes/<context>/<namespace>/<job>/
+      remote.json     whose copy it is, and how much of each file has come
+      journal.jsonl   metrics.jsonl   spec.yaml   logs/
+
+What comes is what any running pod of the job says (`fetch`), or when none runs any more what the
+leader's pod printed at its end. While a leader lives this process holds the journal as the leader
+does, so that views see that it lives.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from orchestrator.backends.kubernetes import observe
+from orchestrator.backends.kubernetes.api import IN_CLUSTER, Api
+from orchestrator.backends.kubernetes.fetch import read_news
+from orchestrator.backends.kubernetes.observe import LABEL
+from orchestrator.backends.kubernetes.places import REMOTE, folder_of, is_mirror
+from orchestrator.backends.kubernetes.refusals import Missing
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.resources import (
+    CONFIG_MAPS,
+    JOB_KINDS,
+    PODS,
+    Object,
+    lookup,
+    name_of,
+)
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.handover import handover_from
+from orchestrator.contract.kubernetes import Kind, KubernetesSpec
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import BackendError, JobError
+from orchestrator.locks import try_lock
+from orchestrator.seams import Clock, Completed
+from orchestrator.supervise.log import Entry, read, to_line
+
+JOURNAL_MARK = "ndctl-journal: "
+METRICS_MARK = "ndctl-metrics: "
+FETCH_S = 30.0
+CANCEL_S = 30.0
+RANKS_LINE = re.compile(
+    r"\[(?P<host>\S+) attempt (?P<attempt>\d+) (?P<what>rank (?P<rank>\d+)|\w+)\] (?P<text>.*)"
+)
+LOG_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """`remote.json`."""
+
+    context: str
+    namespace: str
+    kind: Kind
+    job: str
+    run_dir: str
+    """Inside the pods."""
+    python: str
+    """The interpreter there."""
+    launch: int
+    journal: int = 0
+    """Bytes that have come; what lies behind them is this machine's own guess."""
+    metrics: int = 0
+
+
+def open_mirror(path: Path, environ: Mapping[str, str], clock: Clock) -> "Mirror":
+    """One that was made before."""
+    context = json.loads((path / REMOTE).read_text())["context"]
+    api = Api(None if context == IN_CLUSTER else context, environ, clock)
+    return Mirror(path, api)
+
+
+def seek_mirror(
+    run_root: Path,
+    job: str,
+    context: str | None,
+    namespace: str | None,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> "Mirror":
+    """Of a job of the cluster, seen before or not. Raises JobError where there is none."""
+    api = Api(context, environ, clock)
+    space = namespace or api.namespace
+    made = Mirror(folder_of(run_root, api.context, space, job), api)
+    for kind, one in JOB_KINDS.items():
+        try:
+            found = api.get(one.resource, space, job)
+        except Missing:
+            continue  # the cluster has no such kind
+        if found is not None and made.adopt(kind, space, found):
+            return made
+    if is_mirror(made.run_dir.path):
+        return made
+    raise JobError(
+        f"no job {job!r} in namespace {space} of {api.context} ({api.server})",
+        fix=f"`ndctl list --backend kubernetes -n {space}` lists those that there are",
+    )
+
+
+def mirrors_at(
+    run_root: Path,
+    context: str | None,
+    namespace: str | None,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> list["Mirror"]:
+    """Of all of ndctl's jobs in a namespace."""
+    api = Api(context, environ, clock)
+    space = namespace or api.namespace
+    found = []
+    for kind, one in JOB_KINDS.items():
+        with contextlib.suppress(Missing):
+            for job in api.list(one.resource, space, labels=LABEL).items:
+                made = Mirror(folder_of(run_root, api.context, space, name_of(job)), api)
+                if made.adopt(kind, space, job):
+                    found.append(made)
+    return sorted(found, key=lambda one: one.run_dir.path.name)
+
+
+class Mirror:
+    def __init__(self, path: Path, api: Api) -> None:
+        self.run_dir = RunDir(path)
+        self.api = api
+        self.held: int | None = None
+        """The journal's file, while a leader lives."""
+
+    @property
+    def remote(self) -> Remote:
+        return Remote(**json.loads((self.run_dir.path / REMOTE).read_text()))
+
+    def write(self, remote: Remote) -> None:
+        self.run_dir.path.mkdir(parents=True, exist_ok=True)
+        fresh = self.run_dir.path / (REMOTE + ".new")
+        fresh.write_text(json.dumps(asdict(remote), indent=2))
+        fresh.replace(self.run_dir.path / REMOTE)
+
+    def expect(self, job: JobSubmitted, namespace: str) -> None:
+        """A launch has been handed to the cluster: until its leader says so, say it here."""
+        launch = job.launch
+        spec = launch.kubernetes or KubernetesSpec()
+        former = self.remote if job.resume and is_mirror(self.run_dir.path) else None
+        remote = Remote(
+            context=self.api.context,
+            namespace=namespace,
+            kind=spec.kind,
+            job=launch.job,
+            run_dir=launch.run_dir,
+            python=spec.python,
+            launch=launch.launch,
+            journal=former.journal if former else 0,
+            metrics=former.metrics if former else 0,
+        )
+        self.write(remote)
+        known = read(self.run_dir.journal)[-1:] if former else ()
+        guess = Entry(seq=known[0].seq + 1 if known else 1, event=job, actions=())
+        put(self.run_dir.journal, remote.journal, to_line(guess))
+        if not former:
+            put(self.run_dir.metrics, 0, b"")
+
+    def adopt(self, kind: Kind, namespace: str, job: Object) -> bool:
+        """Learn of a job that is in the cluster; whether it is one of ndctl's."""
+        name, launch = name_of(job), observe.launch_of(job)
+        if is_mirror(self.run_dir.path) and self.remote.launch == launch:
+            return True
+        parcel = self.api.get(CONFIG_MAPS, namespace, names.config_map_of(name))
+        if parcel is None or launch is None:
+            return False
+        handed = handover_from(contents(parcel)).job
+        self.expect(replace(handed, at=seconds_of(job["metadata"]["creationTimestamp"])), namespace)
+        return True
+
+    @property
+    def has_begun(self) -> bool:
+        remote, path = self.remote, self.run_dir.journal
+        return path.exists() and path.stat().st_size == remote.journal > 0
+
+    def here(self, launch: LaunchPlan) -> LaunchPlan:
+        remote, spec = self.remote, launch.kubernetes or KubernetesSpec()
+        context = None if remote.context == IN_CLUSTER else remote.context
+        return replace(
+            launch, kubernetes=replace(spec, context=context, namespace=remote.namespace)
+        )
+
+    # What has happened
+
+    def refresh(self) -> None:
+        """Bring the copy up to date. What cannot be had now stays as it is.
+
+        Raises BackendError where the API server does not answer or refuses.
+        """
+        remote = self.remote
+        pods = self.pods(remote)
+        for pod in sorted(pods, key=_usefulness):
+            if not observe.is_running(pod):
+                continue
+            done = self._ask(remote, pod)
+            if done is not None:
+                self._take(remote, done)
+                return
+        self._hold(False)
+        self._from_logs(remote, pods)
+
+    def pods(self, remote: Remote) -> list[Object]:
+        labels = f"{LABEL}={remote.job}"
+        return list(self.api.list(PODS, remote.namespace, labels=labels).items)
+
+    def _ask(self, remote: Remote, pod: Object) -> bytes | None:
+        """None where this pod cannot say: it may just have begun, or be about to end."""
+        module = "orchestrator.backends.kubernetes.fetch"
+        argv = [remote.python, "-m", module, remote.run_dir, str(remote.journal)]
+        code, out, _ = self.api.exec(
+            remote.namespace,
+            name_of(pod),
+            names.CONTAINERS[remote.kind],
+            [*argv, str(remote.metrics)],
+            timeout_s=FETCH_S,
+        )
+        return out if code == 0 else None
+
+    def _take(self, remote: Remote, answer: bytes) -> None:
+        told, journal, metrics = read_news(answer)
+        begun = remote.journal
+        if told.launch < remote.launch:
+            return  # its leader has yet to begin, and there is what a former launch left
+        if journal and _first_seq(journal) == 0:
+            self.write(replace(remote, journal=0, metrics=0))
+            return  # the next look begins anew
+        if journal and _first_seq(journal) == 1:
+            begun = 0  # another run of the same name, or the first look
+        if journal:
+            put(self.run_dir.journal, begun, journal)
+        if metrics:
+            local = self.run_dir.metrics
+            put(local, local.stat().st_size if told.metrics_from and local.exists() else 0, metrics)
+        self.write(
+            replace(
+                remote,
+                journal=begun + told.journal,
+                metrics=told.metrics_from + told.metrics,
+            )
+        )
+        self._hold(told.led)
+
+    def _from_logs(self, remote: Remote, pods: Iterable[Object]) -> None:
+        """A leader's last words, in the log of a pod that has ended."""
+        for pod in pods:
+            over = observe.phase_of(pod) in ("Succeeded", "Failed")
+            if not over or observe.launch_of(pod) != remote.launch:
+                continue
+            lines = self.lines(remote, pod)
+            journal = _marked(lines, JOURNAL_MARK)
+            if journal and len(journal) >= remote.journal:
+                put(self.run_dir.journal, 0, journal)
+                put(self.run_dir.metrics, 0, _marked(lines, METRICS_MARK))
+                self.write(replace(remote, journal=len(journal), metrics=0))
+
+    def lines(self, remote: Remote, pod: Object) -> list[bytes]:
+        """What a pod has printed; nothing where its node does not say."""
+        container = names.CONTAINERS[remote.kind]
+        try:
+            return list(self.api.log(remote.namespace, name_of(pod), container))
+        except BackendError:
+            return []
+
+    def _hold(self, led: bool) -> None:
+        if led and self.held is None:
+            fd = os.open(self.run_dir.journal, os.O_RDWR | os.O_CREAT, 0o644)
+            try_lock(fd)  # if another ndctl has it, that says the same
+            self.held = fd
+        elif not led and self.held is not None:
+            os.close(self.held)
+            self.held = None
+
+    # Its logs
+
+    def fetch_logs(self) -> None:
+        """The ranks' logs as a run directory has them, of what the pods printed."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        remote = self.remote
+        pods = self.pods(remote)
+        with ThreadPoolExecutor(LOG_THREADS) as pool:
+            found = pool.map(lambda pod: self.lines(remote, pod), pods)
+            for pod, lines in zip(pods, found, strict=True):
+                self._split(pod, lines)
+
+    def _split(self, pod: Object, lines: Sequence[bytes]) -> None:
+        texts: dict[Path, list[str]] = {}
+        own = self.run_dir.agent_log(observe.node_of(pod) or name_of(pod))
+        for line in lines:
+            text = line.decode(errors="replace")
+            match = RANKS_LINE.fullmatch(text)
+            path = own
+            if match is not None:
+                stem = f"rank-{match['rank']}" if match["rank"] else match["what"]
+                folder = self.run_dir.attempt_logs(int(match["attempt"]), match["host"])
+                path, text = folder / f"{stem}.log", match["text"]
+            if not text.startswith((JOURNAL_MARK, METRICS_MARK)):
+                texts.setdefault(path, []).append(text)
+        for path, said in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(said) + "\n")
+
+    # Its end
+
+    def cancel(self) -> Completed | None:
+        """Have `ndctl cancel` done in a pod; None where no pod runs."""
+        remote = self.remote
+        for pod in sorted(self.pods(remote), key=_usefulness):
+            if observe.is_running(pod):
+                root = str(Path(remote.run_dir).parent)
+                argv = [remote.python, "-m", "orchestrator", "cancel", remote.job, "--no-wait"]
+                code, out, err = self.api.exec(
+                    remote.namespace,
+                    name_of(pod),
+                    names.CONTAINERS[remote.kind],
+                    [*argv, f"--run-root={root}"],
+                    timeout_s=CANCEL_S,
+                )
+                return Completed(code, out.decode().strip(), err.decode().strip())
+        return None
+
+
+def _usefulness(pod: Object) -> tuple[bool, str]:
+    """The leader's first: it sees its own writes at once."""
+    labels = lookup(pod, ("metadata", "labels"), {})
+    role = labels.get("training.kubeflow.org/replica-type") == "master"
+    index = labels.get("batch.kubernetes.io/job-completion-index") == "0"
+    return not (role or index), name_of(pod)
+
+
+def contents(config_map: Object) -> dict[str, bytes]:
+    """The files in a ConfigMap."""
+    plain = {key: text.encode() for key, text in (config_map.get("data") or {}).items()}
+    packed = config_map.get("binaryData") or {}
+    return plain | {key: base64.b64decode(text) for key, text in packed.items()}
+
+
+def seconds_of(stamp: str) -> float:
+    """Unix seconds of a time as Kubernetes writes it."""
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def put(path: Path, offset: int, data: bytes) -> None:
+    """`data` from `offset` on, and nothing behind it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        stack.callback(os.close, fd)
+        os.ftruncate(fd, offset)
+        os.pwrite(fd, data, offset)
+
+
+def _first_seq(journal: bytes) -> int:
+    """0 where it does not begin with a line: the file is another one than it was."""
+    try:
+        return int(json.loads(journal.partition(b"\n")[0])["seq"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _marked(lines: Iterable[bytes], mark: str) -> bytes:
+    found = [line for line in lines if line.startswith(mark.encode())]
+    return b"".join(line.removeprefix(mark.encode()) + b"\n" for line in found)

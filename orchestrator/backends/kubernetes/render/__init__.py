@@ -1,0 +1,85 @@
+"""A job as Kubernetes objects, to the letter: `ndctl render … | kubectl apply -f -` is what
+`ndctl submit` does. Pure: the same handover makes the same text, whoever asks and when.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from orchestrator.backends.kubernetes.render import kinds, names
+from orchestrator.backends.kubernetes.render.checks import refuse
+from orchestrator.backends.kubernetes.render.pods import spec_of
+from orchestrator.backends.kubernetes.render.submission import config_map, token_secret
+from orchestrator.contract.handover import Handover, files_of
+from orchestrator.contract.kubernetes import Kind
+from orchestrator.document import Dumper
+
+__all__ = ["objects", "text", "token_secret"]
+
+KINDS: Mapping[Kind, Callable[[Handover, dict[str, Any]], list[dict[str, Any]]]] = {
+    "pytorchjob": kinds.pytorchjob,
+    "jobset": kinds.jobset,
+    "trainjob": kinds.trainjob,
+}
+
+
+def objects(handover: Handover) -> list[dict[str, Any]]:
+    """In the order in which they are applied; the last is the job, which owns the others.
+
+    Raises:
+        SpecError: with everything in `cluster.kubernetes` that cannot be.
+        BackendError: the plan is too large for a ConfigMap.
+    """
+    refuse(handover)
+    launch, spec = handover.launch, spec_of(handover.launch)
+    own = {"namespace": spec.namespace} if spec.namespace else {}
+    labels = names.labels_of(launch)
+    queue = {names.QUEUE_LABEL: spec.queue} if spec.queue else {}
+    metadata = {
+        "name": launch.job,
+        **own,
+        "labels": {**spec.labels, **labels, **queue},
+        "annotations": {
+            **spec.annotations,
+            names.LAUNCH_ANNOTATION: str(launch.launch),
+            names.HASH_ANNOTATION: spec_hash(handover),
+        },
+    }
+    shared = {"name": names.config_map_of(launch.job), **own, "labels": labels}
+    return [config_map(handover, shared), *KINDS[spec.kind](handover, metadata)]
+
+
+def spec_hash(handover: Handover) -> str:
+    """Two launches with the same hash ask for the same."""
+    body = json.dumps(files_of(handover), sort_keys=True).encode()
+    return hashlib.sha256(body).hexdigest()[:16]
+
+
+class _Dumper(Dumper):
+    """Text of several lines as a person writes it, and lists of numbers in a line."""
+
+
+def _text(dumper: Any, value: str) -> Any:
+    style = "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+def _list(dumper: Any, value: Sequence[Any]) -> Any:
+    numbers = bool(value) and all(isinstance(one, int) for one in value)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=numbers)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_representer(list, _list)
+
+
+def text(made: Sequence[Mapping[str, Any]]) -> str:
+    """As kubectl takes it: YAML documents, keys in the order in which they were made."""
+    documents = (
+        yaml.dump(dict(one), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+        for one in made
+    )
+    return "---\n".join(documents).removesuffix("\n")

@@ -1,0 +1,56 @@
+"""What the objects of a job are called, and how they are found again. Pure."""
+
+from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.launch import LaunchPlan
+
+FIELD_MANAGER = "ndctl"
+JOB_LABEL = "ndctl.dev/job"
+LAUNCH_ANNOTATION = "ndctl.dev/launch"
+HASH_ANNOTATION = "ndctl.dev/spec-hash"
+CANCELLED_ANNOTATION = "ndctl.dev/cancelled-by"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+TOKEN_KEY = "token"
+NODE = "node"
+"""JobSet's replicated job, and the container that Trainer v2 looks for."""
+LABEL_LIMIT = 63
+"""Of a pod's name: it is a host name and the value of a label as well (RFC 1035)."""
+
+
+CONTAINERS: dict[Kind, str] = {"pytorchjob": "pytorch", "jobset": "pytorch", "trainjob": NODE}
+"""The container that runs the agent; the operators look for these names."""
+
+
+def config_map_of(job: str) -> str:
+    return f"{job}-launch"
+
+
+def secret_of(job: str) -> str:
+    return f"{job}-token"
+
+
+def leader_host_of(job: str) -> str:
+    """The host name of the leader's pod, in a JobSet."""
+    return f"{job}-{NODE}-0-0.{job}"
+
+
+def longest_pod_name(kind: Kind, job: str, pods: int) -> str:
+    """As the operator makes them."""
+    if kind == "pytorchjob":
+        return f"{job}-worker-{pods - 2}" if pods > 1 else f"{job}-master-0"
+    return f"{job}-{NODE}-0-{pods - 1}-xxxxx"
+
+
+def labels_of(launch: LaunchPlan) -> dict[str, str]:
+    """On every object of a job; JOB_LABEL alone selects them."""
+    return labels_of_job(launch.job)
+
+
+def labels_of_job(job: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "ndctl",
+        "app.kubernetes.io/instance": job,
+        "app.kubernetes.io/component": "training",
+        "app.kubernetes.io/part-of": "ndctl",
+        "app.kubernetes.io/managed-by": "ndctl",
+        JOB_LABEL: job,
+    }

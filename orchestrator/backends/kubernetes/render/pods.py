@@ -1,0 +1,217 @@
+"""The template that all pods of a job are made from. Pure."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.render.patch import merged
+from orchestrator.backends.kubernetes.render.topology import affinity, queue_annotations
+from orchestrator.cluster.kubernetes.taints import tolerations_of
+from orchestrator.contract import env
+from orchestrator.contract.handover import Handover
+from orchestrator.contract.kubernetes import KubernetesSpec, MountedVolume, Toleration
+from orchestrator.contract.launch import LaunchPlan
+
+HANDOVER_DIR = "/etc/ndctl/submission"
+"""Where a pod finds the job's ConfigMap."""
+TASK = "orchestrator.backends.kubernetes.task"
+GRACE_SLACK_S = 15
+"""For the leader to write down how it ended, after the ranks have had their time."""
+DOWNWARD: Mapping[str, str] = {
+    "NDCTL_NODE_NAME": "spec.nodeName",
+    "NDCTL_POD_NAME": "metadata.name",
+    "NDCTL_POD_NAMESPACE": "metadata.namespace",
+    "NDCTL_POD_IP": "status.podIP",
+    "NDCTL_POD_UID": "metadata.uid",
+}
+"""What a pod is told of itself."""
+CONTAINER_LISTS = ("initContainers", "containers")
+CONTAINER_SECURITY: Mapping[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+RDMA_CAPABILITY = "IPC_LOCK"
+"""To pin memory that a network card reads."""
+
+
+def spec_of(launch: LaunchPlan) -> KubernetesSpec:
+    return launch.kubernetes or KubernetesSpec()
+
+
+def pod_template(handover: Handover, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """With `environ` besides, and the user's patch on top. Every container of it, the user's own
+    as well, has the security context unless the patch says otherwise."""
+    launch, spec = handover.launch, spec_of(handover.launch)
+    template = {
+        "metadata": {
+            "labels": {**spec.labels, **names.labels_of(launch)},
+            "annotations": {
+                **spec.annotations,
+                **queue_annotations(spec),
+                names.LAUNCH_ANNOTATION: str(launch.launch),
+            },
+        },
+        "spec": {
+            "serviceAccountName": spec.service_account,
+            **_given("priorityClassName", spec.priority_class),
+            **_given("imagePullSecrets", [{"name": name} for name in spec.image_pull_secrets]),
+            **_network(spec),
+            **_given("nodeSelector", dict(spec.node_selector)),
+            **_given("tolerations", [_toleration(one) for one in tolerations_of(spec)]),
+            "affinity": affinity(launch, spec),
+            "terminationGracePeriodSeconds": math.ceil(handover.job.stop_grace) + GRACE_SLACK_S,
+            "securityContext": _pod_security(spec),
+            "containers": [_container(launch, spec, environ or {})],
+            "volumes": _volumes(launch, spec),
+        },
+    }
+    return _secured(merged(template, spec.pod_template))
+
+
+def _given(key: str, value: Any) -> dict[str, Any]:
+    return {key: value} if value else {}
+
+
+def _network(spec: KubernetesSpec) -> dict[str, Any]:
+    # Without this policy a pod of the host's network would not find services by name.
+    return (
+        {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if spec.host_network else {}
+    )
+
+
+def _toleration(one: Toleration) -> dict[str, Any]:
+    return {
+        **_given("key", one.key),
+        "operator": one.operator,
+        **_given("value", one.value),
+        **_given("effect", one.effect),
+        **({} if one.toleration_seconds is None else {"tolerationSeconds": one.toleration_seconds}),
+    }
+
+
+def _pod_security(spec: KubernetesSpec) -> dict[str, Any]:
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": spec.run_as_user,
+        "runAsGroup": spec.run_as_group,
+        "fsGroup": spec.run_as_group,
+        # A run volume may have millions of files: looked through only when its top is another's.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _secured(template: dict[str, Any]) -> dict[str, Any]:
+    pod = template["spec"]
+    secured = {key: [_safe(one) for one in pod[key]] for key in CONTAINER_LISTS if key in pod}
+    return {**template, "spec": {**pod, **secured}}
+
+
+def _safe(container: Mapping[str, Any]) -> dict[str, Any]:
+    said = container.get("securityContext", {})
+    return {**container, "securityContext": merged(CONTAINER_SECURITY, said)}
+
+
+def _container(
+    launch: LaunchPlan, spec: KubernetesSpec, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "name": names.CONTAINERS[spec.kind],
+        **_given("image", spec.image),
+        **_given("imagePullPolicy", spec.image_pull_policy),
+        "command": [spec.python, "-u", "-m", TASK],
+        "env": _environ(launch, spec, environ),
+        **_given("resources", _resources(launch, spec)),
+        "securityContext": _container_security(spec),
+        "volumeMounts": _mounts(spec),
+    }
+
+
+def _environ(
+    launch: LaunchPlan, spec: KubernetesSpec, environ: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    token = {"name": names.secret_of(launch.job), "key": names.TOKEN_KEY, "optional": True}
+    said = {
+        **environ,
+        env.SUBMISSION: HANDOVER_DIR,
+        env.RUN_ROOT: spec.run_root,
+        **spec.env,
+    }
+    return [
+        *(
+            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+            for name, path in DOWNWARD.items()
+        ),
+        {"name": env.TOKEN, "valueFrom": {"secretKeyRef": token}},
+        *({"name": name, "value": value} for name, value in said.items()),
+    ]
+
+
+def _resources(launch: LaunchPlan, spec: KubernetesSpec) -> dict[str, Any]:
+    devices: dict[str, str] = {}
+    if spec.gpu_resource is not None:
+        devices[spec.gpu_resource] = str(launch.devices_per_host)
+    if spec.rdma_resource is not None:
+        devices[spec.rdma_resource] = str(spec.rdma_count)
+    memory = _given("memory", spec.memory)
+    return {
+        **_given("requests", {**_given("cpu", spec.cpu), **memory, **devices}),
+        **_given("limits", {**memory, **devices}),
+    }
+
+
+def _container_security(spec: KubernetesSpec) -> dict[str, Any]:
+    more = {"capabilities": {"drop": ["ALL"], "add": [RDMA_CAPABILITY]}}
+    return {**CONTAINER_SECURITY, **(more if spec.rdma_resource is not None else {})}
+
+
+def _mounts(spec: KubernetesSpec) -> list[dict[str, Any]]:
+    shm = [{"name": "shm", "mountPath": "/dev/shm"}] if spec.shm is not None else []
+    return [
+        {"name": "submission", "mountPath": HANDOVER_DIR, "readOnly": True},
+        {"name": "runs", "mountPath": spec.run_root},
+        *shm,
+        *(
+            {
+                "name": one.name,
+                "mountPath": one.mount_path,
+                **_given("readOnly", one.read_only and one.empty_dir is None),
+            }
+            for one in spec.volumes
+        ),
+    ]
+
+
+def _volumes(launch: LaunchPlan, spec: KubernetesSpec) -> list[dict[str, Any]]:
+    runs = MountedVolume(
+        name="runs",
+        mount_path=spec.run_root,
+        claim=spec.runs.claim,
+        host_path=spec.runs.host_path,
+        read_only=False,
+    )
+    memory = {"emptyDir": {"medium": "Memory", **_given("sizeLimit", spec.shm)}}
+    return [
+        {"name": "submission", "configMap": {"name": names.config_map_of(launch.job)}},
+        _volume(runs),
+        *([{"name": "shm", **memory}] if spec.shm is not None else []),
+        *(_volume(one) for one in spec.volumes),
+    ]
+
+
+def _volume(one: MountedVolume) -> dict[str, Any]:
+    return {"name": one.name, **_source(one)}
+
+
+def _source(one: MountedVolume) -> dict[str, Any]:
+    if one.claim is not None:
+        claim = {"claimName": one.claim, **_given("readOnly", one.read_only)}
+        return {"persistentVolumeClaim": claim}
+    if one.host_path is not None:
+        return {"hostPath": {"path": one.host_path, "type": "Directory"}}
+    if one.secret is not None:
+        return {"secret": {"secretName": one.secret}}
+    if one.config_map is not None:
+        return {"configMap": {"name": one.config_map}}
+    return {"emptyDir": {"sizeLimit": one.empty_dir}}

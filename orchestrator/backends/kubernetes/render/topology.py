@@ -1,0 +1,92 @@
+"""Where the pods of a job may go, and how near to each other. Pure.
+
+With Kueue the annotations say how near, and Kueue places the job as a whole. Without, the scheduler
+places one pod after the other and has affinity alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.contract.kubernetes import KubernetesSpec, TopologyRequest
+from orchestrator.contract.launch import LaunchPlan
+
+HOSTNAME = "kubernetes.io/hostname"
+KUEUE = "kueue.x-k8s.io"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+STRONGLY = 100
+"""The heaviest weight of a preference."""
+
+
+def queue_annotations(spec: KubernetesSpec) -> dict[str, str]:
+    """For Kueue's topology-aware scheduling; of a pod template."""
+    asks = spec.topology
+    if spec.queue is None or asks is None:
+        return {}
+    whole = asks.required or asks.preferred
+    said = {
+        "podset-required-topology": asks.required,
+        "podset-preferred-topology": asks.preferred,
+        "podset-slice-required-topology": asks.slice,
+        "podset-slice-size": None if asks.slice_size is None else str(asks.slice_size),
+        # Master and Worker are two sets of pods to Kueue, and are to lie together.
+        "podset-group-name": "hosts" if whole and spec.kind == "pytorchjob" else None,
+    }
+    return {f"{KUEUE}/{key}": value for key, value in said.items() if value is not None}
+
+
+def affinity(launch: LaunchPlan, spec: KubernetesSpec) -> dict[str, Any]:
+    own = {"matchLabels": {names.JOB_LABEL: launch.job}}
+    apart = {"labelSelector": own, "topologyKey": HOSTNAME}
+    nodes = node_affinity(spec, launch.exclude)
+    near = _near(spec.topology, own) if spec.topology and spec.queue is None else {}
+    return {
+        **({"nodeAffinity": nodes} if nodes else {}),
+        **({"podAffinity": near} if near else {}),
+        "podAntiAffinity": {REQUIRED: [apart]},
+    }
+
+
+def node_affinity(spec: KubernetesSpec, exclude: Sequence[str]) -> dict[str, Any]:
+    """What nodes must be and are better, with the spec's hosts and `exclude` left out."""
+    asks = spec.topology or TopologyRequest()
+    left_out = sorted({*spec.exclude, *exclude})
+    hard = _among(asks.nodes)
+    if left_out:
+        hard.append({"key": HOSTNAME, "operator": "NotIn", "values": left_out})
+    soft = [
+        {"weight": STRONGLY, "preference": {"matchExpressions": [one]}}
+        for one in _among(asks.prefer_nodes)
+    ]
+    return {
+        **({REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": hard}]}} if hard else {}),
+        **({PREFERRED: soft} if soft else {}),
+    }
+
+
+def _among(labels: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    return [
+        {"key": key, "operator": "In", "values": list(values)} for key, values in labels.items()
+    ]
+
+
+def _near(asks: TopologyRequest, own: dict[str, Any]) -> dict[str, Any]:
+    hard = {"labelSelector": own, "topologyKey": asks.required}
+    # The innermost level counts most: who is there is at the outer ones as well.
+    wanted = dict.fromkeys(filter(None, (asks.preferred, *reversed(asks.levels))))
+    soft = [
+        {
+            "weight": max(STRONGLY >> depth, 1),
+            "podAffinityTerm": {"labelSelector": own, "topologyKey": label},
+        }
+        for depth, label in enumerate(wanted)
+    ]
+    return {
+        **(
+            {REQUIRED: [{"labelSelector": own, "topologyKey": label} for label in hard]}
+            if hard
+            else {}
+        ),
+        **({PREFERRED: soft} if soft else {}),
+    }

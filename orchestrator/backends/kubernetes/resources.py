@@ -1,0 +1,118 @@
+"""The kinds of objects that ndctl reads and writes, and where each has what we need of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.contract.kubernetes import Kind
+
+Object = Mapping[str, Any]
+"""A Kubernetes object, as JSON has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    group: str
+    """Empty: the core group."""
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+
+    def path(self, namespace: str | None, name: str = "", sub: str = "") -> str:
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        inside = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
+        return root + inside + "/" + "/".join(filter(None, (self.plural, name, sub)))
+
+    @property
+    def word(self) -> str:
+        """As `kubectl get` takes it."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+PODS = Resource("", "v1", "pods", "Pod")
+EVENTS = Resource("", "v1", "events", "Event")
+NODES = Resource("", "v1", "nodes", "Node", namespaced=False)
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+SECRETS = Resource("", "v1", "secrets", "Secret")
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
+CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+SERVICES = Resource("", "v1", "services", "Service")
+ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
+PRIORITIES = Resource(
+    "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False
+)
+ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io",
+    "v1",
+    "selfsubjectaccessreviews",
+    "SelfSubjectAccessReview",
+    namespaced=False,
+)
+PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
+JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+TRAINJOBS = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
+RUNTIMES = Resource("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime")
+CORE = (PODS, EVENTS, NODES, NAMESPACES, SECRETS, CONFIG_MAPS, CLAIMS, SERVICES, ACCOUNTS, QUOTAS)
+OWN = (*CORE, PRIORITIES, ACCESS_REVIEWS, PYTORCHJOBS, JOBSETS, TRAINJOBS, RUNTIMES)
+
+
+def resource_of(item: Object) -> Resource:
+    """Which of ours an object is. Raises KeyError for another."""
+    return {(one.kind, _api_version(one)): one for one in OWN}[item["kind"], item["apiVersion"]]
+
+
+def _api_version(resource: Resource) -> str:
+    return f"{resource.group}/{resource.version}" if resource.group else resource.version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobKind:
+    """What differs between the custom resources that become a job's pods."""
+
+    resource: Resource
+    operator: str
+    """Who makes pods of it."""
+    install: str
+    """What an administrator types where it is missing."""
+    suspend: tuple[str, ...]
+    """Where the field lies that takes all pods away."""
+
+
+JOB_KINDS: Mapping[Kind, JobKind] = {
+    "pytorchjob": JobKind(
+        resource=PYTORCHJOBS,
+        operator="Kubeflow's training operator v1",
+        install='kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/'
+        'manifests/overlays/standalone?ref=v1.9.3"',
+        suspend=("spec", "runPolicy", "suspend"),
+    ),
+    "jobset": JobKind(
+        resource=JOBSETS,
+        operator="the JobSet controller",
+        install="kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/"
+        "download/v0.12.0/manifests.yaml",
+        suspend=("spec", "suspend"),
+    ),
+    "trainjob": JobKind(
+        resource=TRAINJOBS,
+        operator="Kubeflow Trainer v2",
+        install='kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/'
+        'overlays/manager?ref=v2.0.0"',
+        suspend=("spec", "suspend"),
+    ),
+}
+
+
+def lookup(item: Any, path: Sequence[str], default: Any = None) -> Any:
+    """The value at `path` inside nested objects."""
+    for key in path:
+        if not isinstance(item, Mapping) or key not in item:
+            return default
+        item = item[key]
+    return default if item is None else item
+
+
+def name_of(item: Object) -> str:
+    return str(lookup(item, ("metadata", "name"), ""))

@@ -1,0 +1,110 @@
+"""From a rendered job to objects in the cluster, once, whoever asks how often."""
+
+import contextlib
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.backends.kubernetes import observe
+from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.observe import LABEL
+from orchestrator.backends.kubernetes.refusals import Conflict, Missing
+from orchestrator.backends.kubernetes.render import names, objects, token_secret
+from orchestrator.backends.kubernetes.resources import (
+    CONFIG_MAPS,
+    JOB_KINDS,
+    PODS,
+    RUNTIMES,
+    SECRETS,
+    JobKind,
+    Object,
+    Resource,
+    name_of,
+)
+from orchestrator.backends.kubernetes.watching import Watching
+from orchestrator.contract.handover import Handover
+from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.errors import BackendError
+from orchestrator.seams import Clock
+
+GONE_S = 60.0
+"""For what is left of a job that has ended to be taken away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """An object beside the job, which it owns."""
+
+    resource: Resource
+    name: str
+
+
+def helpers_of(kind: JobKind, job: str) -> list[Helper]:
+    found = [
+        Helper(CONFIG_MAPS, names.config_map_of(job)),
+        Helper(SECRETS, names.secret_of(job)),
+    ]
+    if kind is JOB_KINDS["trainjob"]:
+        found.append(Helper(RUNTIMES, job))
+    return found
+
+
+def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
+    """Apply everything, the job last; then it owns the rest."""
+    launch = handover.launch
+    kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
+    former = api.get(kind.resource, namespace, launch.job)
+    if former is not None and observe.launch_of(former) != launch.launch:
+        take_away(api, clock, namespace, kind, former)
+    made = objects(handover)
+    with contextlib.suppress(Conflict):  # an earlier call has made it, and pods may have read it
+        api.create(token_secret(launch, secrets.token_urlsafe(32)), namespace)
+    for item in made[:-1]:
+        api.apply(item, namespace)
+    job = api.apply(made[-1], namespace)
+    own(api, namespace, kind, job)
+
+
+def own(api: Api, namespace: str, kind: JobKind, job: Object) -> None:
+    """One delete of the job takes all with it."""
+    change = {"metadata": {"ownerReferences": [owner_reference(kind, job)]}}
+    for helper in helpers_of(kind, name_of(job)):
+        with contextlib.suppress(Missing):  # `kubectl apply` of a rendered text makes no Secret
+            api.merge(helper.resource, namespace, helper.name, change)
+
+
+def owner_reference(kind: JobKind, job: Object) -> dict[str, Any]:
+    return {
+        "apiVersion": f"{kind.resource.group}/{kind.resource.version}",
+        "kind": kind.resource.kind,
+        "name": name_of(job),
+        "uid": job["metadata"]["uid"],
+    }
+
+
+def take_away(api: Api, clock: Clock, namespace: str, kind: JobKind, job: Object) -> None:
+    """An object of a launch that is over makes room for the next; returns when it and its pods
+    are gone, for the garbage collector takes what still belongs to it."""
+    name = name_of(job)
+    api.delete(kind.resource, namespace, name, uid=job["metadata"]["uid"])
+    for helper in helpers_of(kind, name):
+        api.delete(helper.resource, namespace, helper.name)
+    api.delete_all(PODS, namespace, labels=f"{LABEL}={name}")
+    deadline = clock.monotonic() + GONE_S
+    for resource in (kind.resource, PODS):
+        watching = Watching(
+            api=api,
+            clock=clock,
+            resource=resource,
+            namespace=namespace,
+            labels=f"{LABEL}={name}",
+        )
+        for cache in watching.changes(deadline):
+            if not cache.items:
+                break
+        else:
+            raise BackendError(
+                f"{resource.kind} of the former launch of {name} does not go away",
+                fix=f"`kubectl -n {namespace} get {resource.word} -l {LABEL}={name} -o yaml` shows"
+                " what holds it (finalizers, a node that does not answer)",
+            )

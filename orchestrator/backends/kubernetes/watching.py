@@ -1,0 +1,101 @@
+"""What a list and a watch together say: `Cache` is what events do to it, pure; `Watching` asks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.refusals import Expired
+from orchestrator.backends.kubernetes.resources import Object, Resource
+from orchestrator.errors import Unanswered
+from orchestrator.seams import Clock
+
+WATCH_S = 300.0
+"""The server closes a watch after so long; a fresh one goes on where it was."""
+BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+@dataclass(slots=True)
+class Cache:
+    """Objects by namespace and name, as of `version`."""
+
+    items: dict[tuple[str, str], Object] = field(default_factory=dict)
+    version: str = ""
+    """Empty: nothing is known, list first."""
+
+    def fill(self, items: tuple[Object, ...], version: str) -> None:
+        self.items = {_key(item): item for item in items}
+        self.version = version
+
+    def take(self, event: Object) -> bool:
+        """Take in one event of a watch; whether an object changed. A bookmark only moves on."""
+        item = event["object"]
+        self.version = item["metadata"]["resourceVersion"]
+        match event["type"]:
+            case "ADDED" | "MODIFIED":
+                before = self.items.get(_key(item))
+                self.items[_key(item)] = item
+                return before is None or _version(before) != _version(item)
+            case "DELETED":
+                return self.items.pop(_key(item), None) is not None
+        return False
+
+
+def _key(item: Object) -> tuple[str, str]:
+    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
+
+
+def _version(item: Object) -> str:
+    return str(item["metadata"].get("resourceVersion", ""))
+
+
+@dataclass(slots=True, kw_only=True)
+class Watching:
+    """Objects of one kind, kept up to date for as long as somebody iterates.
+
+    Survives an API server that goes and comes, and one that has forgotten where the watch was
+    (410): then everything is listed anew, and what vanished meanwhile is gone from the cache.
+    """
+
+    api: Api
+    clock: Clock
+    resource: Resource
+    namespace: str | None
+    labels: str = ""
+    cache: Cache = field(default_factory=Cache)
+    silent_since: float | None = None
+    """When the server last stopped answering; None while it does."""
+
+    def changes(self, deadline: float) -> Iterator[Cache]:
+        """The cache, first as listed and then after each change, until `deadline` (monotonic).
+
+        Raises BackendError when the server refuses; silence is waited out.
+        """
+        failures = 0
+        while (left := deadline - self.clock.monotonic()) > 0:
+            try:
+                if not self.cache.version:
+                    found = self.api.list(self.resource, self.namespace, labels=self.labels)
+                    self.cache.fill(found.items, found.version)
+                    self.silent_since = None
+                    yield self.cache
+                for event in self.api.watch(
+                    self.resource,
+                    self.namespace,
+                    version=self.cache.version,
+                    labels=self.labels,
+                    timeout_s=min(WATCH_S, left),
+                ):
+                    failures, self.silent_since = 0, None
+                    if self.cache.take(event):
+                        yield self.cache
+                    if self.clock.monotonic() > deadline:
+                        return
+                failures = 0
+            except Expired:
+                self.cache.version = ""
+            except Unanswered:
+                if self.silent_since is None:
+                    self.silent_since = self.clock.monotonic()
+                pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+                failures += 1
+                self.clock.sleep(min(pause, max(0.0, deadline - self.clock.monotonic())))

@@ -1,0 +1,49 @@
+"""Whether a node is open for a job's pods, and what a leader is told of the nodes of its own."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.cluster.kubernetes.nodes import READY, Node, parse_node
+from orchestrator.cluster.kubernetes.taints import CORDONED, is_tolerated, untolerated
+from orchestrator.contract.kubernetes import Toleration
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """A node on which somebody wants no pods."""
+
+    node: str
+    state: str
+    """In Kubernetes' words, as `cordoned`."""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+
+def shut(node: Node, tolerations: Sequence[Toleration]) -> Shut | None:
+    """What keeps pods with these tolerations off a node; None: nothing."""
+    return next(_shut(node, tolerations), None)
+
+
+def _shut(node: Node, tolerations: Sequence[Toleration]) -> Iterator[Shut]:
+    if node.leaving:
+        yield Shut(node.name, "being deleted")
+    if node.ready != READY:
+        yield Shut(node.name, "NotReady", node.why)
+    if node.unschedulable and not is_tolerated(CORDONED, tolerations):
+        yield Shut(node.name, "cordoned")
+    for taint in untolerated(node, tolerations):
+        yield Shut(node.name, f"tainted {taint}")
+
+
+def shut_nodes(
+    items: Iterable[Mapping[str, Any]], tolerations: Sequence[Toleration]
+) -> tuple[Shut, ...]:
+    """Of a job's own nodes, as the API gives them, those that it should leave.
+
+    A taint that the job tolerates says nothing: it was there when the job came.
+    """
+    found = (shut(parse_node(item), tolerations) for item in items)
+    return tuple(one for one in found if one is not None)

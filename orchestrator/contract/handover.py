@@ -1,0 +1,92 @@
+"""What whoever submits hands to the leader where they share no file system: the beginnings of a
+run directory, as files.
+
+The leader writes the directory from it. Nothing in it tells of the time or of the machine that
+made it: `job.at` is 0 until the leader says when it started.
+"""
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.contract.codec import decode, encode
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.launch import LaunchPlan
+
+SUBMISSION = "submission.json"
+SPEC = "spec.yaml"
+PLAN = "plan.json"
+TRAINER = "trainer.json"
+PACKED = ".gz"
+"""Ends the name of a file that is compressed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    job: JobSubmitted
+    """The journal's line of this launch."""
+    spec: str
+    """The text of the run directory's spec.yaml."""
+    plan: Mapping[str, Any]
+    """Of its plan-<n>.json."""
+    trainer: Mapping[str, Any]
+    """Of its trainer-<n>.json."""
+    new: bool = False
+    """A run of the same name that ended before is put aside first."""
+
+    @property
+    def launch(self) -> LaunchPlan:
+        return self.job.launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Submission:
+    job: JobSubmitted
+    new: bool
+
+
+def files_of(handover: Handover) -> dict[str, str]:
+    """File name -> text."""
+    submission = _Submission(job=handover.job, new=handover.new)
+    return {
+        SUBMISSION: _json(encode(submission)),
+        SPEC: handover.spec,
+        PLAN: _json(handover.plan),
+        TRAINER: _json(handover.trainer),
+    }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def packed(files: Mapping[str, str]) -> dict[str, bytes]:
+    """The same, compressed; the same text always makes the same bytes."""
+    return {
+        f"{name}{PACKED}": gzip.compress(text.encode(), mtime=0) for name, text in files.items()
+    }
+
+
+def handover_from(files: Mapping[str, bytes]) -> Handover:
+    """What `files_of` made, compressed or not.
+
+    Raises:
+        Invalid: this ndctl does not understand it, being of another version.
+        KeyError: with the name of a file that is not among `files`.
+    """
+    texts = {
+        name.removesuffix(PACKED): (
+            gzip.decompress(body) if name.endswith(PACKED) else body
+        ).decode()
+        for name, body in files.items()
+    }
+    submission: _Submission = decode(_Submission, json.loads(texts[SUBMISSION]))
+    return Handover(
+        job=submission.job,
+        spec=texts[SPEC],
+        plan=json.loads(texts[PLAN]),
+        trainer=json.loads(texts[TRAINER]),
+        new=submission.new,
+    )

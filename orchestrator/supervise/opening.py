@@ -1,0 +1,97 @@
+"""A run directory begins: what is in it before the first agent registers."""
+
+import json
+import os
+import secrets
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from orchestrator.contract.handover import Handover
+from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import JobError
+from orchestrator.seams import Clock
+from orchestrator.supervise.log import Journal, read
+from orchestrator.supervise.state import Run
+from orchestrator.supervise.step import fold
+
+ARCHIVE = ".archive"
+"""Where `--new` puts the run of the same name that ended before, below the run root."""
+PATIENCE_S = 120.0
+"""For a former leader, cut off, to let go of the journal."""
+
+
+def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool = True) -> None:
+    """All but the journal. `number` is the plan's; `token`: agents find it here."""
+    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    run_dir.spec.write_text(handover.spec)
+    run_dir.plan(number).write_text(json.dumps(handover.plan, indent=2))
+    run_dir.trainer_config(number).write_text(json.dumps(handover.trainer, indent=2))
+    if token and not run_dir.token.exists():
+        fd = os.open(run_dir.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_urlsafe(32))
+
+
+def archive(run_dir: RunDir, at: float) -> None:
+    """Put a run aside, so that another of its name can begin."""
+    stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
+    shelf = run_dir.path.parent / ARCHIVE
+    shelf.mkdir(exist_ok=True)
+    run_dir.path.rename(shelf / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
+
+
+def known(run_dir: RunDir) -> Run:
+    return fold(entry.event for entry in read(run_dir.journal))
+
+
+def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> Run:
+    """See to it that the run directory has this launch; what is known of the run then.
+
+    A launch that is there already has merely started again.
+
+    Raises:
+        JobError: another launch has come after this one; or there is a run, and neither --resume
+            nor --new was said; or there is none to resume.
+    """
+    run, number = known(run_dir), handover.launch.launch
+    former = run.job.launch.launch if run.job else 0
+    if former == number:
+        return run
+    _admit(run_dir, handover, run, former)
+    if handover.new and former:
+        archive(run_dir, clock.now())
+        run = Run()
+    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    with Journal(run_dir.journal, clock, PATIENCE_S) as journal:
+        plans = run.current.number + 1 if run.job else handover.job.plan_number
+        write_files(run_dir, handover, plans, token=token)
+        resume = run.job is not None
+        journal.append(replace(handover.job, at=clock.now(), plan_number=plans, resume=resume))
+    return known(run_dir)
+
+
+def _admit(run_dir: RunDir, handover: Handover, run: Run, former: int) -> None:
+    name, number = handover.launch.job, handover.launch.launch
+    if former > number:
+        raise JobError(
+            f"this is launch {number} of job {name}, and launch {former} has come after it:"
+            " an old manifest was applied",
+            fix=f"`ndctl submit --resume` makes launch {former + 1}",
+        )
+    if former == 0 and handover.job.resume:
+        raise JobError(
+            f"job {name} has no run to resume in {run_dir.path}",
+            fix="submit it without --resume, or with the volume that has its run directory",
+        )
+    if former and not (handover.job.resume or handover.new):
+        raise JobError(
+            f"job {name} exists in {run_dir.path}: {run.state}",
+            fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
+            f" run in {ARCHIVE}/",
+        )
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """The files of a handover, as they are mounted. Raises OSError."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

@@ -1,0 +1,14 @@
+"""A launch as it is handed to a backend."""
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.contract.handover import Handover
+from orchestrator.contract.launch import LaunchPlan
+from tests.agent.world import a_job
+
+
+def handed(launch: LaunchPlan, **more: Any) -> Handover:
+    """`more`: of its JobSubmitted."""
+    job = a_job(Path(launch.run_dir), launch=launch, at=0.0, **more)
+    return Handover(job=job, spec="name: job\n", plan={"mesh": "2"}, trainer={"out": "/runs"})

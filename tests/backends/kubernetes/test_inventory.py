@@ -1,0 +1,182 @@
+"""Asking Kubernetes for hosts: what is asked, and what is said when that may not be asked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.kubernetes.inventory import (
+    HostsFor,
+    hosts_for,
+    kueue_levels,
+    read_cluster,
+    usual,
+)
+from orchestrator.backends.kubernetes.naming import cluster_name
+from orchestrator.backends.kubernetes.refusals import Forbidden
+from orchestrator.cluster.kubernetes.gpus import gpu_table
+from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.contract.spec import ClusterSpec
+from orchestrator.errors import PlanError, Unanswered
+from tests.backends.kubernetes.said_before import SaidBefore
+from tests.cluster.kubernetes.objects import GPU, container, node, pod
+
+TABLE = gpu_table({})
+RACK = "topology.kubernetes.io/rack"
+
+
+def cluster(hosts: int, spares: int = 0, **keys: Any) -> ClusterSpec:
+    return ClusterSpec(
+        backend="kubernetes",
+        hosts=hosts,
+        gpus_per_host=8,
+        spare_hosts=spares,
+        kubernetes=KubernetesSpec(**keys),
+    )
+
+
+def said(*pods: dict[str, Any], nodes: int = 3, **more: Any) -> SaidBefore:
+    items = {"nodes": [node(f"n{i}") for i in range(nodes)], "pods": list(pods)}
+    return SaidBefore(objects=items, **more)
+
+
+def free(found: HostsFor) -> list[str]:
+    return [host.name for host in found.inventory.hosts if host.state == "free"]
+
+
+def test_hosts_that_are_free_are_enough() -> None:
+    found = hosts_for(said(pod("n0", container(gpu="8"))), TABLE, cluster(2))
+    assert (free(found), found.notes) == (["n1", "n2"], ())
+
+
+def test_where_they_are_too_few_busy_ones_are_planned_for_and_it_is_said() -> None:
+    api = said(pod("n0", container(gpu="8")))
+    found = hosts_for(api, TABLE, cluster(2, spares=1))
+    assert free(found) == ["n0", "n1", "n2"]
+    assert found.notes == (
+        "2 of the 3 hosts are free now: planned for hosts that are busy as well, so the job waits"
+        " until pods of others have ended",
+    )
+    assert hosts_for(api, TABLE, cluster(3, queue="q")).notes[0].endswith("waits in the queue")
+    assert free(hosts_for(api, TABLE, cluster(3, exclude=("n0",)))) == ["n1", "n2"]
+
+
+def test_without_the_right_to_see_all_pods_it_is_said_which_were_counted() -> None:
+    mine = pod("n0", container(gpu="8"))
+    theirs = pod("n1", container(gpu="8"))
+    theirs["metadata"]["namespace"] = "team-b"
+    api = said(mine, theirs, refused=frozenset({"list pods *"}))
+    found = hosts_for(api, TABLE, cluster(1))
+    assert free(found) == ["n1", "n2"]
+    assert found.notes == (
+        "ada may not list pods: what pods of other namespaces take of the nodes is not known, so"
+        " only those that pods of team-a take are left out",
+    )
+    assert api.asked == ["list nodes *", "list pods *", "list pods"]
+    blind = said(mine, refused=frozenset({"list pods *", "list pods"}))
+    found = hosts_for(blind, TABLE, cluster(1))
+    assert free(found) == ["n0", "n1", "n2"]
+    assert found.notes[0].endswith("so all devices count as free")
+
+
+def test_without_the_right_to_see_nodes_a_file_is_left() -> None:
+    with pytest.raises(Forbidden, match="ada may not list nodes") as caught:
+        hosts_for(said(refused=frozenset({"list nodes *"})), TABLE, cluster(1))
+    assert caught.value.fix == "ask\n  or give the hosts with --inventory FILE"
+
+
+def test_pages_that_expire_are_listed_anew() -> None:
+    assert len(read_cluster(said(expired=1)).nodes) == 3
+
+
+def test_nodes_without_the_resource_say_what_they_have() -> None:
+    item = node("n", allocatable={"amd.com/gpu": "8"})
+    item["metadata"]["labels"] = {}
+    api = SaidBefore(objects={"nodes": [item]})
+    with pytest.raises(PlanError, match=r"none of the 1 nodes has x.com/gpu; they have amd.com"):
+        hosts_for(api, TABLE, cluster(1, gpu_resource="x.com/gpu"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message", "entry"),
+    [
+        (
+            {"nvidia.com/gpu.product": "NVIDIA-GB200"},
+            "n has nvidia.com/gpu.product=NVIDIA-GB200",
+            'type: "nvidia-gb200"',
+        ),
+        (
+            {"node.kubernetes.io/instance-type": "G9.metal"},
+            r"n has no label nvidia.com/gpu.product \(G9.metal\)",
+            "feature: g9.metal",
+        ),
+    ],
+)
+def test_devices_that_no_table_knows_are_named_with_the_entry_to_write(
+    labels: dict[str, str], message: str, entry: str, tmp_path: Path
+) -> None:
+    item = node("n")
+    item["metadata"]["labels"] = labels
+    api = SaidBefore(objects={"nodes": [item]})
+    with pytest.raises(PlanError, match=message) as caught:
+        hosts_for(api, TABLE, cluster(1))
+    assert entry in caught.value.fix
+    own = tmp_path / "own.yaml"
+    own.write_text(f"gpus: [{{{entry}, profile: h100-sxm-80gb}}]")
+    table = gpu_table({"NDCTL_KUBERNETES_GPUS": str(own)})
+    assert free(hosts_for(api, table, cluster(1))) == ["n"], "what the fix says helps"
+
+
+def test_without_a_spec_gpus_are_looked_at_or_cpus() -> None:
+    assert usual(read_cluster(said())).device == GPU
+    plain = node("n")
+    for amounts in (plain["status"]["allocatable"], plain["status"]["capacity"]):
+        amounts.pop(GPU, None)
+    assert usual(read_cluster(SaidBefore(objects={"nodes": [plain]}))).device is None
+
+
+def topology(*labels: str) -> dict[str, Any]:
+    return {"metadata": {"name": "t"}, "spec": {"levels": [{"nodeLabel": one} for one in labels]}}
+
+
+@pytest.mark.parametrize(
+    ("topologies", "levels"),
+    [
+        ([topology("block", RACK, "kubernetes.io/hostname")],) * 2,
+        ([topology("block", RACK), topology("zone", RACK)], [topology(RACK)]),
+        ([], [topology()]),
+    ],
+)
+def test_levels_that_every_topology_of_kueue_has(
+    topologies: list[dict[str, Any]], levels: list[dict[str, Any]]
+) -> None:
+    group = {"/apis/kueue.x-k8s.io": {"preferredVersion": {"version": "v1beta1"}}}
+    api = SaidBefore(objects={"topologies": topologies}, paths=group)
+    assert kueue_levels(api) == tuple(one["nodeLabel"] for one in levels[0]["spec"]["levels"])
+
+
+def test_levels_of_kueue_that_nobody_may_read_are_not_none() -> None:
+    group = {"/apis/kueue.x-k8s.io": {"preferredVersion": {"version": "v1beta1"}}}
+    refused = frozenset({"list topologies *"})
+    assert kueue_levels(SaidBefore(paths=group, refused=refused)) is None
+    assert kueue_levels(SaidBefore()) == (), "there is no Kueue"
+    down = {"/apis/kueue.x-k8s.io": Unanswered("down")}
+    assert kueue_levels(SaidBefore(paths=down)) is None
+
+
+PEM = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
+
+
+class Named:
+    def __init__(self, authority: str | None, server: str = "https://10.0.0.1:443") -> None:
+        self.authority = None if authority is None else authority.encode()
+        self.server = server
+
+
+def test_a_cluster_is_named_for_its_authority_wherever_it_is_seen_from() -> None:
+    one, two = PEM.format("QUJD"), PEM.format("REVG")
+    outside = cluster_name(Named(one, "https://api.example.com:6443"))
+    assert outside.startswith("kubernetes-")
+    assert outside == cluster_name(Named(f"# a comment\n{one}\n"))
+    assert cluster_name(Named(one + two)) == cluster_name(Named(two + one)) != outside
+    assert cluster_name(Named(None, "https://api.example.com:6443")) == "kubernetes-api.example.com"

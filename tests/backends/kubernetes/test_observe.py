@@ -1,0 +1,249 @@
+"""What conditions, pods and events are told as: tables of objects as real clusters have them."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.kubernetes.observe import cause, observe, pod_trouble
+from orchestrator.backends.kubernetes.resources import JOB_KINDS
+
+PYTORCHJOB = JOB_KINDS["pytorchjob"]
+NAME = "PyTorchJob team-a/run-1"
+
+
+def job(*conditions: str, suspend: bool = False, queue: str = "", **notes: str) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "run-1",
+            "labels": {"kueue.x-k8s.io/queue-name": queue} if queue else {},
+            "annotations": {
+                "ndctl.dev/launch": "3",
+                **{f"ndctl.dev/{k.replace('_', '-')}": v for k, v in notes.items()},
+            },
+        },
+        "spec": {"runPolicy": {"suspend": suspend}},
+        "status": {
+            "conditions": [
+                {"type": one, "status": "True", "reason": f"PyTorchJob{one}", "message": f"{one}!"}
+                for one in conditions
+            ]
+        },
+    }
+
+
+def pod(name: str = "run-1-worker-0", phase: str = "Pending", **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"ndctl.dev/job": "run-1"}},
+        "spec": {"nodeName": "node-7"},
+        "status": {"phase": phase, **status},
+    }
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> list[dict[str, str]]:
+    return [{"type": kind, "status": status, "reason": reason, "message": message}]
+
+
+def waiting(why: str, message: str = "", **last: Any) -> list[dict[str, Any]]:
+    state = {"waiting": {"reason": why, "message": message}}
+    return [{"name": "pytorch", "state": state, "lastState": {"terminated": last} if last else {}}]
+
+
+def event(about: str, reason: str, message: str, kind: str = "Pod") -> dict[str, Any]:
+    return {
+        "involvedObject": {"kind": kind, "name": about},
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": "2026-11-22T05:00:00Z",
+    }
+
+
+NO_GPUS = (
+    "0/3 nodes are available: 1 Insufficient memory, 3 Insufficient nvidia.com/gpu. preemption:"
+    " 0/3 nodes are available: 3 No preemption victims found for incoming pod."
+)
+TAINTED = (
+    "0/2 nodes are available: 2 node(s) had taint {dedicated: ml}, that the pod didn't tolerate."
+)
+NO_CLAIM = '0/2 nodes are available: 2 persistentvolumeclaim "runs" not found.'
+
+TROUBLES = [
+    (pod(phase="Running"), None, ""),
+    (
+        pod(conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS)),
+        "Unschedulable (too little memory, nvidia.com/gpu)",
+        "too few nodes have that free",
+    ),
+    (
+        pod(conditions=condition("PodScheduled", "False", "Unschedulable", TAINTED)),
+        "Unschedulable",
+        "cluster.kubernetes.tolerations",
+    ),
+    (
+        pod(conditions=condition("PodScheduled", "False", "Unschedulable", NO_CLAIM)),
+        "Unschedulable",
+        "PersistentVolumeClaim",
+    ),
+    (
+        pod(conditions=condition("PodScheduled", "False", "SchedulingGated", "gated")),
+        "SchedulingGated",
+        "Kueue",
+    ),
+    (
+        pod(containerStatuses=waiting("ImagePullBackOff", 'Back-off pulling image "x"')),
+        "ImagePullBackOff",
+        "cluster.kubernetes.image",
+    ),
+    (
+        pod(containerStatuses=waiting("CreateContainerConfigError", 'secret "t" not found')),
+        "CreateContainerConfigError",
+        'secret "t" not found',
+    ),
+    (
+        pod(phase="Running", containerStatuses=waiting("CrashLoopBackOff", "", exitCode=1)),
+        "CrashLoopBackOff",
+        "exit code 1",
+    ),
+    (
+        pod(
+            phase="Running",
+            containerStatuses=waiting("CrashLoopBackOff", reason="OOMKilled", exitCode=137),
+        ),
+        "OOMKilled",
+        "cluster.kubernetes.memory",
+    ),
+    (
+        pod(
+            phase="Failed",
+            containerStatuses=[{"state": {"terminated": {"reason": "Error", "exitCode": 78}}}],
+        ),
+        "Error",
+        "exit code 78",
+    ),
+    (
+        pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory. "),
+        "Evicted",
+        "low on resource: memory",
+    ),
+    (
+        pod(
+            phase="Running",
+            conditions=condition("DisruptionTarget", "True", "PreemptionByScheduler", "by team-b"),
+        ),
+        "Preempted",
+        "higher priority",
+    ),
+    (
+        pod(
+            phase="Running",
+            conditions=condition("DisruptionTarget", "True", "DeletionByTaintManager"),
+        ),
+        "node lost",
+        "does not answer",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "what", "words"), TROUBLES)
+def test_a_pod_in_trouble_says_which_and_what_to_do(
+    given: dict[str, Any], what: str | None, words: str
+) -> None:
+    found = pod_trouble(given)
+    assert (found.what if found else None) == what
+    assert words in str(found or "")
+
+
+def test_the_registrys_own_words_win_over_the_kubelets_patience() -> None:
+    events = [
+        event("run-1-worker-0", "Failed", "Error: ImagePullBackOff"),
+        event("run-1-worker-0", "Failed", 'Failed to pull image "x": manifest unknown'),
+    ]
+    found = pod_trouble(pod(containerStatuses=waiting("ImagePullBackOff", "Back-off")), events)
+    assert found is not None
+    assert found.why == 'Failed to pull image "x": manifest unknown'
+
+
+def test_a_volume_that_cannot_be_mounted_is_named() -> None:
+    events = [event("run-1-worker-0", "FailedMount", 'configmap "run-1-launch" not found')]
+    found = pod_trouble(pod(containerStatuses=waiting("ContainerCreating")), events)
+    assert found is not None
+    assert found.why == 'configmap "run-1-launch" not found'
+    assert pod_trouble(pod(containerStatuses=waiting("ContainerCreating"))) is None
+
+
+RUNNING = pod("run-1-master-0", phase="Running")
+STANDINGS = [
+    (None, [], "missing", True, "does not exist"),
+    (None, [RUNNING], "missing", False, "does not exist"),
+    (job("Created"), [], "waiting", False, "it has no pod yet"),
+    (job("Created", "Running"), [RUNNING, pod()], "running", False, "1 of 2 pods run"),
+    (job("Created", "Succeeded"), [], "succeeded", True, "Succeeded"),
+    (job("Failed"), [], "failed", True, "has Failed: Failed!"),
+    (job("Failed"), [RUNNING], "failed", False, "has Failed"),
+    (job("Suspended", suspend=True), [], "suspended", False, "is suspended"),
+    (job(suspend=True, queue="ml"), [], "suspended", False, "waits in Kueue's queue ml"),
+    (job(suspend=True, cancelled_by="ann"), [], "suspended", True, "cancelled by ann"),
+]
+
+
+@pytest.mark.parametrize(("given", "pods", "meaning", "over", "words"), STANDINGS)
+def test_a_job_stands_as_its_conditions_and_pods_say(
+    given: dict[str, Any] | None, pods: list[dict[str, Any]], meaning: str, over: bool, words: str
+) -> None:
+    seen = observe(PYTORCHJOB, NAME, given, pods)
+    assert (seen.meaning, seen.is_over) == (meaning, over)
+    assert words in seen.words
+
+
+REFUSED = [
+    ('pods "run-1-master-0" is forbidden: exceeded quota: gpus, requested: ...', "quota exceeded"),
+    ('pods "x" is forbidden: violates PodSecurity "restricted:latest": ...', "admission refused"),
+    ('admission webhook "v.example" denied the request: no', "admission refused"),
+    ("dial tcp: i/o timeout", "no pod can be made"),
+]
+
+
+@pytest.mark.parametrize(("message", "what"), REFUSED)
+def test_pods_that_never_came_to_be_are_explained_by_events(message: str, what: str) -> None:
+    events = [event("run-1", "FailedCreatePod", message, kind="PyTorchJob")]
+    seen = observe(PYTORCHJOB, NAME, job("Created"), (), events)
+    assert [one.what for one in seen.troubles] == [what]
+    assert message in seen.words
+    other = observe(PYTORCHJOB, NAME, job("Created"), (), [event("run-10", "FailedCreate", "no")])
+    assert other.troubles == ()
+
+
+def test_what_kueue_waits_for_is_told() -> None:
+    said = "couldn't assign flavors to pod set master: insufficient quota for nvidia.com/gpu"
+    events = [event("pytorchjob-run-1-a1b2c", "Pending", said, kind="Workload")]
+    seen = observe(PYTORCHJOB, NAME, job(suspend=True, queue="ml"), (), events)
+    assert said in seen.words
+
+
+def test_what_does_not_mend_by_itself_comes_first() -> None:
+    waits = pod("run-1-a", conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS))
+    image = pod("run-1-b", containerStatuses=waiting("ErrImagePull", "not found"))
+    seen = observe(PYTORCHJOB, NAME, job(), [waits, image])
+    assert [one.pod for one in seen.troubles] == ["run-1-b", "run-1-a"]
+    assert "1 more pods in trouble" in seen.words
+
+
+LEAVING = {**RUNNING, "metadata": {**RUNNING["metadata"], "deletionTimestamp": "now"}}
+PREEMPTED = pod(conditions=condition("DisruptionTarget", "True", "PreemptionByScheduler"))
+DRAINED = pod(conditions=condition("DisruptionTarget", "True", "EvictionByEvictionAPI"))
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "why"),
+    [
+        (None, LEAVING, "cancelled"),
+        (job(cancelled_by="ann", suspend=True), LEAVING, "cancelled"),
+        (job(suspend=True), LEAVING, "requeued"),
+        (job(suspend=True, queue="ml"), LEAVING, "preempted"),
+        (job("Running"), PREEMPTED, "preempted"),
+        (job("Running"), DRAINED, "drained"),
+        (job("Running"), LEAVING, "requeued"),
+        (job("Running"), RUNNING, "unknown"),
+    ],
+)
+def test_why_a_leader_is_ended(given: dict[str, Any] | None, own: dict[str, Any], why: str) -> None:
+    assert cause(PYTORCHJOB, given, own, 3) == why

@@ -1,0 +1,232 @@
+"""A job as Kubernetes objects. `python -m tests.backends.kubernetes.test_render` writes the golden
+files anew."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.backends.kubernetes.render import names, objects, text, token_secret
+from orchestrator.backends.kubernetes.render.submission import PLAIN_BYTES
+from orchestrator.contract.codec import Invalid, decode, encode
+from orchestrator.contract.handover import Handover, files_of, handover_from
+from orchestrator.contract.kubernetes import KubernetesSpec, MountedVolume, TopologyRequest
+from orchestrator.errors import BackendError
+from tests.backends.kubernetes import structural
+from tests.backends.kubernetes.rendered import CASES, CRDS, FULL, PLAIN, a_handover, a_launch
+
+GOLDEN = Path(__file__).parent / "golden"
+TOKEN = "a-token-that-nobody-may-read"
+
+
+def pods_of(made: list[dict[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Every pod spec, wherever it is."""
+
+    def walk(item: Any) -> Iterator[Mapping[str, Any]]:
+        if isinstance(item, Mapping):
+            if "containers" in item:
+                yield item
+            for value in item.values():
+                yield from walk(value)
+        elif isinstance(item, list):
+            for value in item:
+                yield from walk(value)
+
+    return walk(made)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_text_is_as_in_the_golden_file(name: str) -> None:
+    assert text(objects(CASES[name])) + "\n" == (GOLDEN / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_text_says_the_objects_and_nothing_else(name: str) -> None:
+    made = objects(CASES[name])
+    assert list(yaml.load_all(text(made), yaml.CSafeLoader)) == made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_custom_resource_has_only_fields_that_its_schema_knows(name: str) -> None:
+    custom = [item for item in objects(CASES[name]) if item["kind"] in CRDS]
+    assert custom
+    for item in custom:
+        for file in CRDS[item["kind"]]:
+            assert structural.problems(item, file) == []
+
+
+def test_the_schema_check_finds_what_an_old_server_would_drop() -> None:
+    job = json.loads(json.dumps(objects(CASES["pytorchjob"])[-1]))
+    pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    pod["tolerationz"] = []
+    pod["terminationGracePeriodSeconds"] = "45"
+    pod["containers"][0]["env"].append(pod["containers"][0]["env"][0])
+    found = structural.problems(job, "pytorchjobs-v1.9.4.yaml")
+    assert len(found) == 3
+    assert any("'tolerationz' was unexpected" in one for one in found)
+    assert any("'45' is not of type 'integer'" in one for one in found)
+    assert any("('NDCTL_NODE_NAME',) twice" in one for one in found)
+
+
+def test_what_is_handed_over_is_what_the_leader_reads() -> None:
+    handover = replace(a_handover(FULL), new=True)
+    made = objects(handover)[0]
+    assert handover_from({key: body.encode() for key, body in made["data"].items()}) == handover
+
+
+def test_a_large_plan_is_compressed_and_one_that_is_too_large_is_refused() -> None:
+    import base64
+
+    handover = replace(a_handover(PLAIN), spec="# " + "x" * PLAIN_BYTES)
+    made = objects(handover)[0]
+    assert "data" not in made
+    packed = {key: base64.b64decode(body) for key, body in made["binaryData"].items()}
+    assert handover_from(packed) == handover
+    assert objects(handover) == objects(handover)
+    import random
+
+    noise = random.Random(0).randbytes(1 << 20).hex()
+    with pytest.raises(BackendError, match="a ConfigMap holds at most 1048576") as failed:
+        objects(replace(handover, spec=noise))
+    assert "spec.yaml.gz has" in failed.value.message
+
+
+def test_neither_time_nor_token_is_in_the_text_and_the_secret_has_the_token() -> None:
+    handover = a_handover(PLAIN)
+    assert json.loads(files_of(handover)["submission.json"])["job"]["at"] == 0.0
+    assert TOKEN not in text(objects(handover))
+    secret = token_secret(handover.launch, TOKEN)
+    assert secret["stringData"] == {"token": TOKEN}
+    (pod, *_) = pods_of(objects(handover))
+    (reference,) = [one for one in pod["containers"][0]["env"] if one["name"] == "NDCTL_TOKEN"]
+    assert reference["valueFrom"]["secretKeyRef"] == {
+        "name": secret["metadata"]["name"],
+        "key": "token",
+        "optional": True,
+    }
+
+
+def test_every_pod_is_a_host_and_the_spares_are_among_them() -> None:
+    replicas = objects(CASES["pytorchjob"])[-1]["spec"]["pytorchReplicaSpecs"]
+    assert {role: one["replicas"] for role, one in replicas.items()} == {"Master": 1, "Worker": 2}
+    assert replicas["Master"]["template"] == replicas["Worker"]["template"]
+    jobset = objects(CASES["jobset"])[-1]["spec"]["replicatedJobs"]
+    assert [one["template"]["spec"]["parallelism"] for one in jobset] == [3]
+    trainjob = objects(CASES["trainjob"])[-1]["spec"]["trainer"]
+    assert trainjob == {"numNodes": 3, "numProcPerNode": 8}
+
+
+def test_hosts_to_leave_out_of_the_launch_and_of_the_spec_are_kept_off() -> None:
+    launch = a_launch(replace(PLAIN, exclude=("node-a",)), exclude=("node-c", "node-a"))
+    (pod, *_) = pods_of(objects(replace(CASES["pytorchjob"], job=_with(launch))))
+    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = required["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [
+        {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node-a", "node-c"]}
+    ]
+
+
+def _with(launch: Any) -> Any:
+    return replace(CASES["pytorchjob"].job, launch=launch)
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "jobset", "trainjob"])
+def test_one_label_selects_every_object_and_every_pod(kind: Any) -> None:
+    made = objects(a_handover(FULL, kind))
+    assert all(item["metadata"]["labels"][names.JOB_LABEL] == "job" for item in made)
+    templates = [one for one in _templates(made) if "containers" in one["spec"]]
+    assert templates
+    assert all(one["metadata"]["labels"][names.JOB_LABEL] == "job" for one in templates)
+    assert all(one["metadata"]["annotations"][names.LAUNCH_ANNOTATION] == "1" for one in templates)
+
+
+def _templates(item: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(item, Mapping):
+        if isinstance(item.get("template"), Mapping) and "spec" in item["template"]:
+            yield item["template"]
+        for value in item.values():
+            yield from _templates(value)
+    elif isinstance(item, list):
+        for value in item:
+            yield from _templates(value)
+
+
+NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
+SPECS = st.builds(
+    KubernetesSpec,
+    kind=st.sampled_from(["pytorchjob", "jobset", "trainjob"]),
+    image=st.just("registry.example.org/ndctl:0.1"),
+    runs=st.just(PLAIN.runs),
+    rdma_resource=st.sampled_from([None, "rdma/hca"]),
+    shm=st.sampled_from([None, "1Gi"]),
+    memory=st.sampled_from([None, "4Gi"]),
+    host_network=st.booleans(),
+    env=st.dictionaries(st.from_regex(r"X[A-Z_]{0,8}", fullmatch=True), st.text(max_size=20)),
+    annotations=st.dictionaries(NAMES, st.text(max_size=20)),
+    volumes=st.lists(NAMES, unique=True, max_size=2).map(
+        lambda found: tuple(
+            MountedVolume(name=f"v-{name}", mount_path=f"/{name}", empty_dir="1Gi")
+            for name in found
+        )
+    ),
+    pod_template=st.sampled_from(
+        [
+            {},
+            {"spec": {"containers": [{"name": "sidecar", "image": "busybox"}]}},
+            {"spec": {"initContainers": [{"name": "first", "image": "busybox"}]}},
+        ]
+    ),
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(spec=SPECS, hosts=st.integers(1, 5))
+def test_laws_of_every_rendering(spec: KubernetesSpec, hosts: int) -> None:
+    handover = a_handover(spec, spec.kind, hosts)
+    made = objects(handover)
+    again: Handover = handover_from({k: v.encode() for k, v in files_of(handover).items()})
+    assert text(objects(again)) == text(made), "the same input makes the same bytes"
+    assert list(yaml.load_all(text(made), yaml.CSafeLoader)) == made
+    pods = list(pods_of(made))
+    assert pods
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"]
+        for one in [*pod["containers"], *pod.get("initContainers", ())]:
+            assert one["securityContext"]["allowPrivilegeEscalation"] is False
+            assert one["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        added = pod["containers"][0]["securityContext"]["capabilities"].get("add", [])
+        assert added == (["IPC_LOCK"] if spec.rdma_resource else [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "path"),
+    [
+        (MountedVolume, {"name": "a", "mount_path": "/a"}, ""),
+        (MountedVolume, {"name": "a", "mount_path": "/a", "claim": "b", "secret": "c"}, ""),
+        (TopologyRequest, {"required": "a", "preferred": "b"}, "preferred"),
+        (TopologyRequest, {"slice": "a"}, "slice"),
+    ],
+)
+def test_values_that_contradict_themselves_are_refused(
+    kind: type, value: dict[str, str], path: str
+) -> None:
+    with pytest.raises(Invalid) as failed:
+        decode(kind, value)
+    assert [one.path for one in failed.value.problems] == [path]
+
+
+def test_a_run_volume_has_one_source() -> None:
+    with pytest.raises(Invalid, match=r"runs\.host_path: must be left out where claim is given"):
+        decode(KubernetesSpec, {"runs": {"claim": "runs", "host_path": "/runs"}})
+    assert decode(KubernetesSpec, encode(FULL)) == FULL
+
+
+if __name__ == "__main__":
+    for case, handover in CASES.items():
+        (GOLDEN / f"{case}.yaml").write_text(text(objects(handover)) + "\n")

@@ -1,0 +1,144 @@
+"""A stand-in for the controllers that turn training jobs into pods: Kubeflow's training operator,
+JobSet's and Kubeflow Trainer's controller. Watches, and puts right what is not as it should be.
+
+Left out: the init container that waits for the master's name, webhooks, gang schedulers, HPA."""
+
+import asyncio
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tests.kubernetes.api import Api, ApiError, Informer, Key, Object, key_of, owned_by, path
+from tests.kubernetes.nodes import now
+from tests.kubernetes.pod import post_event
+
+
+class Controller(Protocol):
+    @property
+    def resource(self) -> str: ...
+
+    async def reconcile(self, job: Object, pods: list[Object]) -> None:
+        """`pods`: those that the job owns."""
+
+
+@dataclass
+class Operator:
+    api: Api
+    controllers: Mapping[str, Controller]
+    """By kind."""
+    queue: "asyncio.Queue[tuple[str, Key]]" = field(default_factory=asyncio.Queue)
+    queued: set[tuple[str, Key]] = field(default_factory=set)
+    owned: dict[str, dict[Key, Object]] = field(default_factory=dict)
+    """Pods by the uid of their owner."""
+    jobs: dict[str, Informer] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        pods = Informer(self.api, "pods", self._pod_changed)
+        for kind, controller in self.controllers.items():
+            self.jobs[kind] = Informer(self.api, controller.resource, self._job_changed)
+        async with asyncio.TaskGroup() as tasks:
+            for informer in (pods, *self.jobs.values()):
+                tasks.create_task(informer.run())
+            tasks.create_task(self._work())
+
+    def _job_changed(self, change: str, job: Object) -> None:
+        self._ask(job["kind"], key_of(job))
+        for ref in job["metadata"].get("ownerReferences", ()):
+            if ref["kind"] in self.controllers:  # a JobSet of a TrainJob
+                self._ask(ref["kind"], (job["metadata"]["namespace"], ref["name"]))
+
+    def _pod_changed(self, change: str, pod: Object) -> None:
+        for ref in pod["metadata"].get("ownerReferences", ()):
+            if ref["kind"] not in self.controllers:
+                continue
+            theirs = self.owned.setdefault(ref["uid"], {})
+            if change == "DELETED":
+                theirs.pop(key_of(pod), None)
+            else:
+                theirs[key_of(pod)] = pod
+            self._ask(ref["kind"], (pod["metadata"]["namespace"], ref["name"]))
+
+    def _ask(self, kind: str, key: Key) -> None:
+        if (kind, key) not in self.queued:
+            self.queued.add((kind, key))
+            self.queue.put_nowait((kind, key))
+
+    async def _work(self) -> None:
+        while True:
+            kind, key = await self.queue.get()
+            self.queued.discard((kind, key))
+            job = self.jobs[kind].objects.get(key)
+            if job is None or "deletionTimestamp" in job["metadata"]:
+                continue
+            pods = list(self.owned.get(job["metadata"]["uid"], {}).values())
+            try:
+                await self.controllers[kind].reconcile(job, pods)
+            except ApiError as exc:
+                await post_event(self.api, job, "Warning", "FailedReconcile", str(exc))
+                asyncio.get_running_loop().call_later(1, self._ask, kind, key)
+
+
+async def create_pod(
+    api: Api, owner: Object, name: str, template: Object, labels: Mapping[str, str]
+) -> Object | None:
+    pod = copy.deepcopy(template)
+    metadata = pod.setdefault("metadata", {})
+    metadata |= {"name": name, "namespace": owner["metadata"]["namespace"]}
+    metadata["labels"] = {**metadata.get("labels", {}), **labels}
+    metadata["ownerReferences"] = owned_by(owner)
+    made = await api.create(path("pods", metadata["namespace"]), {"kind": "Pod", **pod})
+    if made is not None:
+        await post_event(api, owner, "Normal", "SuccessfulCreatePod", f"Created pod: {name}")
+    return made
+
+
+async def delete_pods(api: Api, pods: list[Object]) -> None:
+    for pod in pods:
+        metadata = pod["metadata"]
+        if "deletionTimestamp" not in metadata:
+            where = path("pods", metadata["namespace"], metadata["name"])
+            await api.delete(where, metadata["uid"])
+
+
+async def headless_service(
+    api: Api, owner: Object, name: str, selector: Mapping[str, str], ports: list[Object]
+) -> None:
+    metadata = {"name": name, "labels": dict(selector), "ownerReferences": owned_by(owner)}
+    spec = {"clusterIP": "None", "selector": dict(selector), "publishNotReadyAddresses": True}
+    body = {"metadata": metadata, "spec": {**spec, **({"ports": ports} if ports else {})}}
+    await api.create(path("services", owner["metadata"]["namespace"]), body)
+
+
+async def write_status(api: Api, resource: str, job: Object, status: Object) -> None:
+    if status != job.get("status"):
+        metadata = job["metadata"]
+        where = path(resource, metadata["namespace"], metadata["name"], "status")
+        await api.patch(where, {"metadata": {"uid": metadata["uid"]}, "status": status})
+
+
+def exit_code(pod: Object, container: str) -> int | None:
+    for status in pod.get("status", {}).get("containerStatuses", ()):
+        if status["name"] == container and "terminated" in status["state"]:
+            return int(status["state"]["terminated"]["exitCode"])
+    return None
+
+
+def phase(pod: Object) -> str:
+    return str(pod.get("status", {}).get("phase", "Pending"))
+
+
+def has_condition(conditions: list[Object], kind: str) -> bool:
+    return any(each["type"] == kind and each["status"] == "True" for each in conditions)
+
+
+def set_condition(
+    conditions: list[Object], kind: str, holds: bool, reason: str, message: str
+) -> None:
+    """Where it changed something; the newest stands last."""
+    said = {"status": str(holds), "reason": reason, "message": message}
+    for each in conditions:
+        if each["type"] == kind and each["status"] == str(holds) and each["reason"] == reason:
+            return
+    conditions[:] = [each for each in conditions if each["type"] != kind]
+    conditions.append({"type": kind, "lastTransitionTime": now(), **said})

@@ -1,0 +1,42 @@
+"""A Kubernetes control plane to play with, that stays: `python -m tests.kubernetes.play start
+[DIR]`, `stop [DIR]`, or an order for its nodes, as `lose-node DIR node=node2`."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.kubernetes.nodes import Shape
+from tests.kubernetes.provision import assets
+from tests.kubernetes.testbed import KubeTestbed
+
+HELP = """\
+A Kubernetes control plane runs in {folder}: 4 nodes x 2 fake GPUs in 2 racks, with the CRDs of
+PyTorchJob, JobSet and TrainJob; pods become processes of this machine. Type
+  export KUBECONFIG={folder}/kubeconfig PATH={binaries}:$PATH
+  kubectl get nodes -L topology.kubernetes.io/rack
+  .venv/bin/ndctl inventory --backend kubernetes
+  .venv/bin/python -m tests.kubernetes.play lose-node {folder} node=node2     # and node-back
+  .venv/bin/python -m tests.kubernetes.play stop {folder}
+Its log is {folder}/standins.log; a directory for hostPath volumes is {folder}/runs.
+"""
+
+
+def main(verb: str, *args: str) -> None:
+    folder = Path(args[0] if args else Path(tempfile.gettempdir()) / "ndctl-kubernetes").absolute()
+    # another address than the testbeds of tests have, most of the time
+    testbed = KubeTestbed(folder, Shape(net=16 + os.getpid() % 230), assets(), stays=True)
+    match verb:
+        case "start":
+            folder.mkdir(parents=True, exist_ok=True)
+            testbed.start()
+            sys.stdout.write(HELP.format(folder=folder, binaries=testbed.binaries))
+        case "stop":
+            testbed.stop()
+        case _:
+            what = dict(arg.partition("=")[::2] for arg in args[1:])
+            sys.stdout.write(f"{testbed.order(verb, **what)}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

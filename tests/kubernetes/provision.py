@@ -1,0 +1,98 @@
+"""Where the control plane's binaries come from: they are built once, into a cache outside the
+checkout, by `manifests/testbed/kube_envtest.sh`, which takes minutes. So the build begins as soon
+as tests on Kubernetes are collected, and those tests come last.
+
+Written as a pytest plugin; `KUBEBUILDER_ASSETS` names a directory with other binaries."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.seams import Completed
+from tests.kubernetes.containers import why_no_containers
+from tests.slurm.testbed import run_within
+
+SCRIPT = Path(__file__).parents[2] / "manifests" / "testbed" / "kube_envtest.sh"
+NOT_RUN = "NOT TESTED ON KUBERNETES: "
+BUILD_S = 1500
+_build: "list[subprocess.Popen[bytes]]" = []
+"""The one in the background, if this process began one."""
+
+
+def assets() -> Path:
+    return Path(_where().out.strip())
+
+
+def _where() -> Completed:
+    return run_within([str(SCRIPT), "where"], os.environ, 30)
+
+
+def why_no_control_plane() -> str | None:
+    """None where one can be started, if need be after the build, which every worker awaits."""
+    if (why := why_no_containers()) is not None:
+        return why
+    try:
+        done = run_within([str(SCRIPT)], os.environ, BUILD_S)
+    except TimeoutError as exc:
+        return f"building the control plane: {exc}"
+    return None if done.code == 0 else " ".join(done.err.split())[-300:] or f"code {done.code}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One after the other in one worker, for they share a cluster; after all others, so that there
+    is time for the build."""
+    ours = [item for item in items if item.get_closest_marker("kubernetes") is not None]
+    for item in ours:
+        item.add_marker(pytest.mark.xdist_group("kubernetes"))
+    items.sort(key=lambda item: item.get_closest_marker("kubernetes") is not None)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    ours = [it for it in session.items if it.get_closest_marker("kubernetes") is not None]
+    if not ours or session.config.option.collectonly or _where().code == 0:
+        return
+    for item in ours:
+        item.add_marker(pytest.mark.timeout(BUILD_S + 300))  # the first one awaits the build
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        _build.append(
+            subprocess.Popen(
+                ["nice", str(SCRIPT)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+
+
+def pytest_sessionfinish() -> None:
+    """An interrupted run leaves no build running; the next one goes on where it stopped."""
+    for build in _build:
+        if build.poll() is None:
+            os.killpg(build.pid, signal.SIGTERM)
+        build.wait()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which tests were not run for want of a control plane, and why, after everything else."""
+    skipped = [
+        (report.nodeid.partition("@")[0], str(report.longrepr[2]))
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple) and NOT_RUN in str(report.longrepr[2])
+    ]
+    if not skipped:
+        return
+    why = skipped[0][1].partition(NOT_RUN)[2]
+    terminalreporter.section("Kubernetes was NOT tested", red=True, bold=True)
+    terminalreporter.line(f"{len(skipped)} tests on a real API server were NOT run: {why}")
+    for nodeid, _ in skipped:
+        terminalreporter.line(f"  not run: {nodeid}")
+    terminalreporter.line(
+        "To run them: be root on Debian 12 with its package archive in reach, or set"
+        " KUBEBUILDER_ASSETS to a directory with etcd, kubectl and kube-apiserver,"
+        " -controller-manager and -scheduler."
+    )

@@ -1,0 +1,370 @@
+"""A real Kubernetes control plane for tests, with stand-ins for kubelets and operators.
+
+`kube` is the cluster that tests share, one after the other, put in order before each: 4 nodes x 2
+GPUs in 2 racks. A test that needs another shape says `with running_testbed(Shape(nodes=16)) as
+testbed:`. Both leave nothing behind. Tests with either carry `pytestmark = pytest.mark.kubernetes`,
+and are skipped, loudly, where there is no control plane.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import kubernetes
+import pytest
+import yaml
+
+from orchestrator.seams import Completed
+from tests.kubernetes import nodes
+from tests.kubernetes.nodes import Shape
+from tests.kubernetes.provision import NOT_RUN, assets, why_no_control_plane
+from tests.slurm.testbed import run_within
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = REPOSITORY / "manifests" / "testbed" / "kube_control_plane.sh"
+CRDS = (
+    "pytorchjobs-v1.9.4",
+    "jobsets-v0.12.0",
+    "trainer-trainjobs-v2.0.0",
+    "trainer-trainingruntimes-v2.0.0",
+)
+PREFIX = "ndctl-kube-"
+SYSTEM = ("default", "kube-system", "kube-public", "kube-node-lease")
+Object = dict[str, Any]
+
+
+class TestbedError(AssertionError):
+    """The cluster did not do what a test told it to."""
+
+    __test__ = False
+
+
+@dataclass
+class KubeTestbed:
+    folder: Path
+    shape: Shape
+    binaries: Path
+    standins: "subprocess.Popen[bytes] | None" = None
+    stays: bool = False
+    """When this process ends."""
+    log: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = self.folder / "standins.log"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Of the cluster's admin."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def runs(self) -> Path:
+        """A directory of this machine, for hostPath volumes."""
+        return self.folder / "runs"
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return nodes.names(self.shape)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """For every process that is to use this cluster as its admin."""
+        binaries = f"{self.binaries}:{os.environ['PATH']}"
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": binaries}
+
+    @property
+    def client(self) -> "kubernetes.client.ApiClient":
+        load = kubernetes.config.new_client_from_config
+        made = load(str(self.kubeconfig))  # type: ignore[no-untyped-call]
+        assert isinstance(made, kubernetes.client.ApiClient)
+        return made
+
+    def start(self) -> None:
+        self.runs.mkdir(parents=True, exist_ok=True)
+        self._script("start")
+        self._start_standins()
+
+    def _start_standins(self) -> None:
+        ready = self.folder / "run" / "standins.sock"
+        ready.unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self.standins = subprocess.Popen(
+                [
+                    *(() if self.stays else ("setpriv", "--pdeathsig", "TERM")),
+                    *(sys.executable, "-m", "tests.kubernetes.standins", str(self.folder)),
+                    json.dumps(asdict(self.shape)),
+                ],
+                cwd=REPOSITORY,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.wait_for("the stand-ins", lambda: self._alive() and ready.exists(), 60)
+        self.wait_for("all nodes ready", self._untainted)
+
+    def _alive(self) -> bool:
+        if self.standins is None or self.standins.poll() is not None:
+            raise TestbedError(f"the stand-ins ended: {self.log.read_text()[-2000:]}")
+        return True
+
+    def _untainted(self) -> bool:
+        items = self.objects("nodes")
+        taints = [it for it in items if it["spec"].get("taints") or it["spec"].get("unschedulable")]
+        return len(items) == self.shape.nodes and not taints
+
+    def stop(self) -> None:
+        """End every process of it."""
+        with contextlib.suppress(OSError):
+            self.order("end")
+        if self.standins is not None:
+            try:
+                self.standins.wait(20)
+            except subprocess.TimeoutExpired:
+                self.standins.kill()
+                self.standins.wait()
+        self._script("stop")
+
+    def restart_api_server(self) -> None:
+        """And all else of the control plane, on the same data and ports."""
+        self._script("restart")
+
+    def stop_control_plane(self) -> None:
+        self._script("stop")
+
+    def start_control_plane(self) -> None:
+        self._script("start")
+
+    def _script(self, verb: str) -> None:
+        crds = " ".join(str(REPOSITORY / "manifests" / "crds" / f"{name}.yaml") for name in CRDS)
+        environ = {**os.environ, "KUBEBUILDER_ASSETS": str(self.binaries)}
+        if not (self.folder / "etcd").exists():
+            environ["KUBE_CRDS"] = f"{crds} {_cluster_runtimes(self.folder)}"
+        done = run_within(["bash", str(SCRIPT), verb, str(self.folder)], environ, 180)
+        if done.code != 0:
+            raise TestbedError(f"{SCRIPT.name} {verb}: {done.err or done.out}")
+
+    def compact(self) -> None:
+        """etcd forgets its history: a watch from before is answered 410 Gone."""
+        port = int((self.folder / "run" / "ports").read_text().split()[1])
+        where = f"http://127.0.0.1:{port}/v3/kv"
+        now = _post(f"{where}/range", {"key": "Lw=="})["header"]["revision"]
+        _post(f"{where}/compaction", {"revision": now, "physical": True})
+
+    def order(self, order: str, **what: str) -> Any:
+        """Tell the stand-ins something."""
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(60)
+            line.connect(str(self.folder / "run" / "standins.sock"))
+            line.sendall(json.dumps({"order": order, **what}).encode() + b"\n")
+            answer = json.loads(line.makefile().read() or '{"said": null}')
+        if "error" in answer:
+            raise TestbedError(f"{order} {what}: {answer['error']}")
+        return answer["said"]
+
+    def lose_node(self, name: str, *, processes_live: bool = False) -> None:
+        """It dies, or only its network does; and the node controller has noticed."""
+        self.order("lose-node", node=name, processes="live" if processes_live else "dead")
+        self.wait_for(f"{name} unreachable", lambda: self.get("nodes", name)["spec"].get("taints"))
+
+    def node_back(self, name: str) -> None:
+        self.order("node-back", node=name)
+
+    def pids(self, pod: str, namespace: str = "default") -> list[int]:
+        """Processes of a pod, as this machine numbers them; the container's first comes first."""
+        found: list[int] = self.order("pids", pod=f"{namespace}/{pod}")
+        return found
+
+    def oom(self, pod: str, namespace: str = "default") -> None:
+        self.order("oom", pod=f"{namespace}/{pod}")
+
+    def evict(self, pod: str, namespace: str = "default") -> None:
+        self.order("evict", pod=f"{namespace}/{pod}")
+
+    def __call__(self, argv: Sequence[str], /, *, timeout: float = 60) -> Completed:
+        """A command as this cluster's admin, as the `Shell` of our own code."""
+        return run_within(argv, self.environ, timeout)
+
+    def kubectl(self, *argv: str, timeout: float = 60) -> str:
+        """What it printed. Raises TestbedError when it fails."""
+        cache = ("--cache-dir", str(self.folder / "run" / "kubectl-cache"))
+        done = self([str(self.binaries / "kubectl"), *cache, *argv], timeout=timeout)
+        if done.code != 0:
+            raise TestbedError(f"kubectl {' '.join(argv)}: {done.code} {done.err or done.out}")
+        return done.out.strip()
+
+    def apply(self, *objects: Object, namespace: str = "default") -> None:
+        """Created as they are; they must not exist."""
+        text = yaml.safe_dump_all(objects)
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=self.folder) as file:
+            file.write(text)
+            file.flush()
+            self.kubectl("create", "--validate=false", "-n", namespace, "-f", file.name)
+
+    def get(self, resource: str, name: str, namespace: str = "default") -> Object:
+        text = self.kubectl("get", resource, name, "-n", namespace, "-o", "json")
+        found: Object = json.loads(text)
+        return found
+
+    def objects(
+        self, resource: str, namespace: str = "default", selector: str = ""
+    ) -> list[Object]:
+        text = self.kubectl("get", resource, "-n", namespace, "-l", selector, "-o", "json")
+        found: list[Object] = json.loads(text)["items"]
+        return found
+
+    def phases(self, selector: str = "", namespace: str = "default") -> dict[str, str]:
+        pods = self.objects("pods", namespace, selector)
+        return {it["metadata"]["name"]: it["status"].get("phase", "Pending") for it in pods}
+
+    def conditions(self, resource: str, name: str, namespace: str = "default") -> list[str]:
+        """Those that hold, the newest last."""
+        held = self.get(resource, name, namespace).get("status", {}).get("conditions", [])
+        return [each["type"] for each in held if each["status"] == "True"]
+
+    def as_user(
+        self, rules: Sequence[Object], namespace: str = "default", *, user: str = "dev"
+    ) -> Path:
+        """A kubeconfig for somebody with these rights (a Role's rules) in the namespace alone."""
+        name, version = f"may-{user}", {"apiVersion": "rbac.authorization.k8s.io/v1"}
+        role = {**version, "kind": "Role", "metadata": {"name": name}, "rules": list(rules)}
+        subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
+        ref = {"kind": "Role", "name": name, "apiGroup": "rbac.authorization.k8s.io"}
+        bound = {**version, "kind": "RoleBinding", "metadata": {"name": name}}
+        self.kubectl("delete", "role,rolebinding", name, "-n", namespace, "--ignore-not-found")
+        self.apply(role, {**bound, "subjects": [subject], "roleRef": ref}, namespace=namespace)
+        config = yaml.safe_load((self.folder / "kubeconfig-user").read_text())
+        config["contexts"][0]["context"]["namespace"] = namespace
+        place = self.folder / f"kubeconfig-{user}-{namespace}"
+        place.write_text(yaml.safe_dump(config))
+        return place
+
+    def namespace(self, name: str) -> str:
+        """One more, ready for pods."""
+        self.kubectl("create", "namespace", name)
+        self.wait_for("its account", lambda: self.get("serviceaccounts", "default", name))
+        return name
+
+    def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 60) -> None:
+        """Poll; an error of a command counts as `not yet`."""
+        end, last = time.monotonic() + timeout, "it does not hold"
+        while time.monotonic() < end:
+            try:
+                if holds():
+                    return
+            except (TestbedError, TimeoutError) as exc:
+                last = str(exc)
+            time.sleep(0.1)
+        raise TestbedError(f"waited {timeout:.0f} s for {what}: {last}")
+
+    def restore(self) -> None:
+        """As after the start: all nodes up and untainted, no job, pod, claim or namespace of a
+        test."""
+        if run_within(["bash", str(SCRIPT), "status", str(self.folder)], os.environ, 30).code != 0:
+            self._script("restart")
+        if self.standins is None or self.standins.poll() is not None:
+            self._start_standins()
+        for name in self.order("lost"):
+            self.node_back(name)
+        for node in self.objects("nodes"):
+            name = node["metadata"]["name"]
+            if node["spec"].get("unschedulable"):
+                self.kubectl("uncordon", name)
+        names = [it["metadata"]["name"] for it in self.objects("namespaces")]
+        self._delete("namespaces", [name for name in names if name not in SYSTEM])
+        self.kubectl("delete", ",".join(LEFTOVERS), "--all", "-n", "default", "--wait=false")
+        if self.objects("pods"):
+            self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "-n", "default")
+        self.wait_for("no pods", lambda: not self.objects("pods"))
+        self.wait_for("all nodes ready", self._untainted)
+        shutil.rmtree(self.runs)
+        self.runs.mkdir()
+
+    def _delete(self, resource: str, names: Sequence[str]) -> None:
+        if names:
+            self.kubectl("delete", resource, *names, "--wait=true", timeout=120)
+
+
+LEFTOVERS = (
+    *("pytorchjobs.kubeflow.org", "trainjobs.trainer.kubeflow.org", "jobsets.jobset.x-k8s.io"),
+    *("deployments.apps", "configmaps", "resourcequotas", "limitranges", "roles", "rolebindings"),
+    *("persistentvolumeclaims", "events", "leases.coordination.k8s.io"),
+)
+
+
+def _post(where: str, body: Object) -> Object:
+    done = run_within(
+        ["curl", "-sf", "--max-time", "20", "-d", json.dumps(body), where], os.environ, 30
+    )
+    if done.code != 0:
+        raise TestbedError(f"{where}: curl ends with {done.code}")
+    answer: Object = json.loads(done.out)
+    return answer
+
+
+def _cluster_runtimes(folder: Path) -> Path:
+    """The CRD of ClusterTrainingRuntime: TrainingRuntime's, of the cluster instead."""
+    source = REPOSITORY / "manifests" / "crds" / "trainer-trainingruntimes-v2.0.0.yaml"
+    text = source.read_text().replace("scope: Namespaced", "scope: Cluster")
+    for word in ("trainingruntime", "TrainingRuntime"):
+        text = text.replace(f": {word}", f": cluster{word}")
+    place = folder / "clustertrainingruntimes.yaml"
+    place.write_text(text.replace(": clusterTrainingRuntime", ": ClusterTrainingRuntime"))
+    return place
+
+
+@contextlib.contextmanager
+def running_testbed(shape: Shape | None = None) -> Iterator[KubeTestbed]:
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
+    # addresses by process id: two testbeds at once rarely meet on one
+    own = replace(shape or Shape(), net=16 + os.getpid() % 230)
+    testbed = KubeTestbed(folder, own, assets())
+    try:
+        testbed.start()
+        yield testbed
+    finally:
+        testbed.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Stop the testbeds of runs that were killed themselves."""
+    for folder in Path("/tmp").glob(f"{PREFIX}*-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        gone = pid.isdigit() and not Path(f"/proc/{pid}").exists()
+        if gone and folder.is_dir() and folder.stat().st_uid == os.getuid():
+            KubeTestbed(folder, Shape(), assets()).stop()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def kube_there() -> None:
+    """Skips, loudly, without a control plane; for tests that start a testbed of their own."""
+    why = why_no_control_plane()
+    if why is not None:
+        pytest.skip(f"{NOT_RUN}{why}")
+    sweep()
+
+
+@pytest.fixture(scope="session")
+def _shared_kube(kube_there: None) -> Iterator[KubeTestbed]:
+    with running_testbed() as testbed:
+        yield testbed
+
+
+@pytest.fixture
+def kube(_shared_kube: KubeTestbed) -> KubeTestbed:
+    """The cluster that tests share, in order; what a test leaves, the next one puts right."""
+    _shared_kube.restore()
+    return _shared_kube

@@ -1,0 +1,34 @@
+"""manifests/examples, rendered: `python -m tests.manifests.examples` writes them anew."""
+
+from pathlib import Path
+
+from orchestrator.app import planning, submitting
+from orchestrator.backends.kubernetes.render import objects, text
+from orchestrator.supervise.state import Run
+
+ROOT = Path(__file__).parents[2]
+INVENTORY = ROOT / "examples" / "inventories" / "kubernetes.yaml"
+FOLDER = ROOT / "manifests" / "examples"
+EXAMPLES = {
+    "pytorchjob": ("kubernetes", ()),
+    "jobset": ("kubernetes", ("cluster.kubernetes.kind=jobset",)),
+    "trainjob": ("kubernetes", ("cluster.kubernetes.kind=trainjob",)),
+    "rdma": ("kubernetes-rdma", ()),
+}
+"""Name of the manifest -> the spec below examples/, and what is set besides."""
+
+
+def rendered(name: str) -> str:
+    spec, overrides = EXAMPLES[name]
+    kind = next((f" --kind {one.rpartition('=')[2]}" for one in overrides), "")
+    planned = planning.plan_spec(ROOT / "examples" / f"{spec}.yaml", overrides, {}, INVENTORY)
+    submission = submitting.Submission(planned=planned, run_root=Path("/nowhere"))
+    job = submitting.submitted_event(submission, Run(), 0.0)
+    inventory = INVENTORY.relative_to(ROOT)
+    command = f"ndctl render examples/{spec}.yaml --inventory {inventory}{kind}"
+    return f"# {command}\n{text(objects(submitting.handover_of(submission, job)))}\n"
+
+
+if __name__ == "__main__":
+    for example in EXAMPLES:
+        (FOLDER / f"{example}.yaml").write_text(rendered(example))

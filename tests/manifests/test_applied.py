@@ -1,0 +1,115 @@
+"""Manifests on a real API server, as a person applies them with kubectl."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.backends.kubernetes.rendered import CASES
+from tests.kubernetes.testbed import KubeTestbed
+from tests.manifests.examples import EXAMPLES, FOLDER, ROOT
+
+pytestmark = pytest.mark.kubernetes
+
+MANIFESTS = ROOT / "manifests"
+GOLDEN = ROOT / "tests" / "backends" / "kubernetes" / "golden"
+RENDERED = [
+    *(GOLDEN / f"{name}.yaml" for name in CASES),
+    *(FOLDER / f"{name}.yaml" for name in EXAMPLES),
+]
+NAMESPACES = ("plain", "training", "ndctl")
+JOB = "system:serviceaccount:ndctl:ndctl-job"
+
+
+@pytest.fixture
+def still(kube: KubeTestbed) -> KubeTestbed:
+    """A cluster whose quotas let no pod come up: the objects alone are looked at."""
+    for name in NAMESPACES:
+        kube.namespace(name)
+        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "still"}}
+        kube.apply({**quota, "spec": {"hard": {"pods": "0"}}}, namespace=name)
+    return kube
+
+
+def namespace_of(path: Path) -> str:
+    first = next(iter(yaml.load_all(path.read_text(), yaml.CSafeLoader)))
+    return str(first["metadata"].get("namespace", "plain"))
+
+
+def dropped(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
+    """What was sent and is not there."""
+    if isinstance(sent, Mapping) and isinstance(kept, Mapping):
+        for key, value in sent.items():
+            yield from dropped(value, kept.get(key), f"{path}.{key}")
+    elif isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
+        for at, (one, other) in enumerate(zip(sent, kept, strict=True)):
+            yield from dropped(one, other, f"{path}[{at}]")
+    elif sent != kept:
+        yield f"{path}: sent {sent!r}, kept {kept!r}"
+
+
+def test_what_is_applied_is_kept_whole_and_applied_twice_changes_nothing(
+    still: KubeTestbed,
+) -> None:
+    for path in RENDERED:
+        place = ("-n", namespace_of(path), "-f", str(path))
+        assert "created (dry run)" in still.kubectl("apply", "--dry-run=client", *place)
+        assert "created (server dry run)" in still.kubectl("apply", "--dry-run=server", *place)
+        own = ("apply", "--server-side", "--field-manager=ndctl")
+        still.kubectl(*own, *place)
+        sent = list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
+        kept = _items(still.kubectl("get", "-o", "json", *place))
+        assert list(dropped(sent, kept)) == [], path.name
+        still.kubectl(*own, *place)
+        again = _items(still.kubectl("get", "-o", "json", *place))
+        assert [_managed(item) for item in again] == [_managed(item) for item in kept]
+        still.kubectl("delete", "--wait=false", *place)
+
+
+def _items(text: str) -> list[dict[str, Any]]:
+    found = json.loads(text)
+    items: list[dict[str, Any]] = found["items"] if found["kind"] == "List" else [found]
+    return items
+
+
+def _managed(item: Mapping[str, Any]) -> Any:
+    """Without what an operator writes meanwhile."""
+    return item["kind"], item["metadata"].get("generation")
+
+
+def test_kubectl_apply_as_people_type_it_does_as_well(still: KubeTestbed) -> None:
+    for kind in ("pytorchjob", "jobset", "trainjob"):
+        place = ("-n", "plain", "-f", str(GOLDEN / f"{kind}.yaml"))
+        assert "created" in still.kubectl("apply", *place)
+        assert "unchanged" in still.kubectl("apply", *place)
+        still.kubectl("delete", "--wait=false", *place)
+
+
+def test_kustomize_makes_of_each_folder_objects_of_the_namespace(kube: KubeTestbed) -> None:
+    for folder in ("base", "overlays/kueue", "overlays/rdma"):
+        made = list(yaml.safe_load_all(kube.kubectl("kustomize", str(MANIFESTS / folder))))
+        assert {one["metadata"].get("namespace", "ndctl") for one in made} == {"ndctl"}
+        (namespace,) = (one for one in made if one["kind"] == "Namespace")
+        level = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        assert level == ("privileged" if folder.endswith("rdma") else "restricted")
+
+
+MAY = (
+    *("delete pods", "deletecollection pods", "list events", "list nodes"),
+    *("patch pytorchjobs.kubeflow.org", "patch jobsets.jobset.x-k8s.io"),
+    "patch trainjobs.trainer.kubeflow.org",
+)
+MAY_NOT = (
+    *("create pods", "create pods --subresource=exec", "list secrets", "patch nodes"),
+    "delete pytorchjobs.kubeflow.org",
+)
+
+
+def test_the_account_of_a_job_may_do_what_a_leader_does_and_no_more(kube: KubeTestbed) -> None:
+    kube.kubectl("apply", "-k", str(MANIFESTS / "base"))
+    for words in (*MAY, *MAY_NOT):
+        argv = ["kubectl", "auth", "can-i", *words.split(), "-n", "ndctl", f"--as={JOB}"]
+        assert kube(argv).out.strip() == ("yes" if words in MAY else "no"), words

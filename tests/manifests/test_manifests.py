@@ -1,0 +1,85 @@
+"""What is below manifests/ says what it claims to."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.contract.kubernetes import KubernetesSpec
+from tests.backends.kubernetes import structural
+from tests.backends.kubernetes.rendered import CRDS
+from tests.manifests.examples import EXAMPLES, FOLDER, ROOT, rendered
+
+MANIFESTS = ROOT / "manifests"
+CONTAINERFILE = (MANIFESTS / "image" / "Containerfile").read_text()
+INSTRUCTIONS = ("FROM", "RUN", "ENV", "WORKDIR", "COPY", "USER", "CMD")
+
+
+def documents(path: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((MANIFESTS / path).read_text()))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_what_the_command_in_its_first_line_prints(name: str) -> None:
+    assert rendered(name) == (FOLDER / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_has_only_fields_that_the_schemas_know(name: str) -> None:
+    custom = [item for item in documents(f"examples/{name}.yaml") if item["kind"] in CRDS]
+    assert custom
+    for item in custom:
+        for file in CRDS[item["kind"]]:
+            assert structural.problems(item, file) == []
+
+
+@pytest.mark.parametrize("folder", ["base", "overlays/kueue", "overlays/rdma"])
+def test_every_file_of_a_kustomization_is_there_and_used(folder: str) -> None:
+    (made,) = documents(f"{folder}/kustomization.yaml")
+    listed = [*made.get("resources", ()), *made.get("patchesStrategicMerge", ())]
+    there = {path.name for path in (MANIFESTS / folder).iterdir()} - {"kustomization.yaml"}
+    assert sorted(listed) == sorted(there)
+
+
+def test_the_account_of_a_job_may_make_nothing_and_read_no_other_jobs_work() -> None:
+    roles = [one for one in documents("base/job.yaml") if one["kind"] in ("Role", "ClusterRole")]
+    verbs = {
+        (resource, verb)
+        for role in roles
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert not {resource for resource, verb in verbs if verb in ("create", "update", "*")}
+    assert {resource for resource, verb in verbs if "delete" in verb} == {"pods"}
+    assert ("secrets", "list") not in verbs
+    assert not [one for one in roles if one["kind"] == "ClusterRole" and _writes(one)]
+
+
+def _writes(role: Mapping[str, Any]) -> bool:
+    return any(set(rule["verbs"]) - {"get", "list", "watch"} for rule in role["rules"])
+
+
+def test_the_account_has_the_name_that_pods_ask_for() -> None:
+    (account, *_) = documents("base/job.yaml")
+    assert account["metadata"]["name"] == KubernetesSpec().service_account
+
+
+def test_the_image_recipe_can_be_read_and_fits_the_rest() -> None:
+    lines = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", CONTAINERFILE)).splitlines()
+    steps = [line.split(None, 1) for line in lines if line.strip()]
+    assert {step[0] for step in steps} <= set(INSTRUCTIONS)
+    assert steps[0][0] == "FROM"
+    base = re.fullmatch(r"docker\.io/library/python:(\d+\.\d+)\.\d+-slim-bookworm", steps[0][1])
+    assert base is not None
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == f">={base[1]}"
+    for what, argument in steps:
+        if what == "COPY":
+            *sources, _ = argument.split()
+            assert all((ROOT / source).exists() for source in sources)
+    spec = KubernetesSpec()
+    assert ["USER", f"{spec.run_as_user}:{spec.run_as_group}"] in steps
