@@ -18,6 +18,7 @@ from orchestrator import strikes
 from orchestrator.agent.agent import Agent, AgentConfig
 from orchestrator.agent.evidence import holders, send_signal
 from orchestrator.agent.leader import Granted, Leader, take_over
+from orchestrator.agent.requeueing import queue_again
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term
 from orchestrator.app.replanning import replan
@@ -28,13 +29,11 @@ from orchestrator.contract.fence import GivenUp, check_leader
 from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError
 from orchestrator.locks import is_free, try_lock
 from orchestrator.preflight.host import Wanted, examine_host, sight
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal, read
+from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock, run_command
 
 log = logging.getLogger("orchestrator.agent")
@@ -76,10 +75,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         scheduled = args.restarts is not None
         if args.lead:
             return asyncio.run(_lead(config, args.bind, scheduled, environ, clock))
-        code = asyncio.run(_follow(config, scheduled, environ, clock))
-        if scheduled and code == exits.LEADER_LOST:
-            _requeue(run_dir, environ, clock)
-        return code
+        return asyncio.run(_follow(config, scheduled, environ, clock))
     finally:
         shutil.rmtree(config.place.socket.parent, ignore_errors=True)
 
@@ -119,7 +115,8 @@ async def _follow(
     """Run a mere agent; SIGTERM ends its ranks and it.
 
     Where a scheduler sends it, the leader has it as well and says what is to be done: ranks have
-    until SIGKILL to write a checkpoint.
+    until SIGKILL to write a checkpoint. A follower whose leader is gone has the job queued again,
+    which is when the scheduler ends it, too.
     """
     agent = Agent(config, environ, clock)
     loop = asyncio.get_running_loop()
@@ -128,7 +125,11 @@ async def _follow(
             loop.add_signal_handler(number, log.info, "%s: the leader decides", number.name)
     else:
         loop.add_signal_handler(signal.SIGTERM, agent.leave, exits.LEADER_LOST)
-    return await agent.run()
+    code = await agent.run()
+    if scheduled and code == exits.LEADER_LOST:
+        named = partial(backend_named, environ=environ, clock=clock, shell=run_command)
+        await asyncio.to_thread(queue_again, config.place.run_dir, config.term, named, clock)
+    return code
 
 
 async def _lead(
@@ -191,21 +192,6 @@ def _exit_code(ending: EndJob | Requeue) -> int:
     if isinstance(ending, Requeue):
         return exits.REQUEUED
     return exits.FAILED if ending.state == "FAILED" else exits.OK
-
-
-def _requeue(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> None:
-    """The leader is gone and its host perhaps with it: ask for another allocation without it.
-
-    Every agent that is left asks; the scheduler takes the first one.
-    """
-    run = fold(entry.event for entry in read(run_dir.journal))
-    if run.job is None or run.ending is not None:
-        return
-    backend = backend_named(run.job.backend, environ, clock, run_command)
-    try:
-        backend.requeue(run.job.launch, (run.leader,))
-    except BackendError as exc:
-        log.error("the job could not be queued again: %s", exc)
 
 
 def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.cluster.inventory import Inventory
     from orchestrator.plan.show.compare import Compared
     from orchestrator.plan.show.zero import ZeroTable
+    from orchestrator.slurm_commands import Slurm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +68,15 @@ def _planned_on_slurm(
 def _slurm_hosts(spec: JobSpec, environ: Mapping[str, str]) -> "HostsFor":
     from orchestrator.backends.slurm.inventory import hosts_for
     from orchestrator.cluster.slurm.gpus import gpu_table
-    from orchestrator.system import run_command
 
-    return hosts_for(run_command, gpu_table(environ), spec.cluster)
+    return hosts_for(_slurm(), gpu_table(environ), spec.cluster)
+
+
+def _slurm() -> "Slurm":
+    from orchestrator.slurm_commands import Slurm
+    from orchestrator.system import SystemClock, run_command
+
+    return Slurm(run_command, SystemClock(), "; or give the hosts with --inventory FILE")
 
 
 def _inventory(spec: JobSpec, file: Path | None, environ: Mapping[str, str]) -> "Inventory":
@@ -95,10 +102,9 @@ def inventory_at(
         from orchestrator.backends.slurm.inventory import read_cluster
         from orchestrator.cluster.slurm.gpus import gpu_table
         from orchestrator.cluster.slurm.inventory import Use
-        from orchestrator.system import run_command
 
         table = gpu_table(environ)
-        return read_cluster(run_command, partition, whole=True).inventory(table, Use())
+        return read_cluster(_slurm(), partition, whole=True).inventory(table, Use())
     if file is None:
         from orchestrator.cluster.local import this_machine
 

@@ -34,7 +34,7 @@ def test_goes_on_after_two_ranks_and_then_a_host_are_lost(ndctl: Ndctl, referenc
     for incident in (left, first, second):
         assert 0 <= incident["detected_after_s"] < 10
         assert 0 < incident["recovered_after_s"] < 120
-    assert "kill:rank=1@step=10" in done.out
+    assert "kill:rank=1@step=14" in done.out
     assert_nothing_left(ndctl.run_dir)
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.backends.slurm import advice, observe, render
-from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm, refusal
 from orchestrator.backends.slurm.observe import SlurmJob
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError
 from orchestrator.seams import Sighting
+from orchestrator.slurm_commands import UNKNOWN_JOB, Slurm, refusal
 
 LOOK_AGAIN_S = 1.0
 """One empty answer is not to be believed; the second is taken after this."""
