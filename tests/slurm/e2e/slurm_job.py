@@ -70,9 +70,12 @@ class SlurmNdctl(Ndctl):
         """For whoever has to find out why a test failed."""
         queue = self.testbed(["squeue", "-a", "-t", "all", "-o", "%A_%T_%r_%N"]).out
         nodes = self.testbed(["sinfo", "-N", "-o", "%N_%T_%E"]).out
+        return f"{self('describe', 'e2e').out}\n{queue}\n{nodes}\n{self.agent_logs()}"
+
+    def agent_logs(self) -> str:
+        """The end of each."""
         logs = sorted((self.run_dir / "logs").glob("agent-*.log"))
-        said = "\n".join(f"{log.name}:\n{log.read_text()[-LOG_CHARS:]}" for log in logs)
-        return f"{self('describe', 'e2e').out}\n{queue}\n{nodes}\n{said}"
+        return "\n".join(f"{log.name}:\n{log.read_text()[-LOG_CHARS:]}" for log in logs)
 
     def allocated(self) -> list[str]:
         """The hosts of the present allocation, spares among them."""
