@@ -144,11 +144,13 @@ def executed(kube: KubeTestbed, script: str) -> tuple[str, int]:
             client.CoreV1Api(api).connect_get_namespaced_pod_exec,
             *("pod", "default"),
             command=["sh", "-c", script],
-            **{"stdout": True, "stderr": True, "_preload_content": False},
+            stdout=True,
+            stderr=True,
+            _preload_content=False,
         )
         told.run_forever(timeout=60)
         said = told.read_stdout().strip(), told.returncode
-        told.close()
+        told.sock.shutdown()  # close() leaves a socket open that the server closed first
         return said
 
 
