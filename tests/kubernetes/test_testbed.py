@@ -150,7 +150,7 @@ def executed(kube: KubeTestbed, script: str) -> tuple[str, int]:
         )
         told.run_forever(timeout=60)
         said = told.read_stdout().strip(), told.returncode
-        told.close()
+        told.sock.shutdown()  # close() leaves a socket open that the server closed first
         return said
 
 
