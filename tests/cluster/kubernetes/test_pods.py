@@ -105,7 +105,8 @@ def test_only_pods_that_are_bound_and_not_over_take_anything() -> None:
     )
     assert found["a"].of(GPU) == 3
     assert found["a"].by == {GPU: ["team-a/running", "team-a/starting"]}
-    assert (found["b"].of(GPU), found["b"].of("cpu")) == (0, Fraction(7, 2))
+    assert found["b"].of(GPU) == 0
+    assert found["b"].of("cpu") == Fraction(7, 2)
     assert set(found) == {"a", "b"}
 
 
