@@ -1,0 +1,442 @@
+"""Who is to blame when ranks stand still.
+
+Ranks wait in operations, operations wait for ranks: the graph of both is followed to those who wait
+for nobody. Process states and stacks confirm it, or stand in where dumps are missing. Where the
+evidence does not single anybody out, that is the verdict, and no host is blamed.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from orchestrator.diagnosis import stacks
+from orchestrator.diagnosis.dumps import RankDump
+from orchestrator.diagnosis.facts import Diagnosis, Kind, RankFacts, Scene, Waiting
+from orchestrator.diagnosis.groups import (
+    Group,
+    Stuck,
+    groups_of,
+    odd_ones,
+    stages_of,
+    stuck_operations,
+)
+
+SURE = 0.9
+"""From here on a host may be left out."""
+SHOWN = 8
+"""Operations that a verdict lists."""
+STATES = {
+    "T": "stopped by a signal (state T)",
+    "t": "stopped by a debugger (state t)",
+    "D": "in an uninterruptible wait of the kernel (state D)",
+    "Z": "dead but not reaped (state Z)",
+    "gone": "gone",
+}
+
+
+def analyse(scene: Scene) -> Diagnosis:
+    """The verdict on a standstill."""
+    return _Analysis(scene).verdict()
+
+
+class _Analysis:
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        dumps = scene.dumps
+        self.stages = stages_of(dumps)
+        self.groups = groups_of(dumps, self.stages)
+        self.kin: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
+        for group in self.groups:
+            self.kin[group.kin].append(group)
+        self.stuck = list(stuck_operations(self.groups, dumps))
+        self.waiters = {rank for rank, dump in dumps.items() if dump.waits}
+        self.ranks = self._all_ranks()
+        self.no_dump = tuple(sorted(self.ranks - set(dumps)))
+        self.odd_states = {
+            rank: STATES[facts.process_state]
+            for rank, facts in scene.facts.items()
+            if facts.process_state in STATES
+        }
+        self.mute = tuple(
+            rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
+        )
+        self.stacks = {
+            rank: stacks.main_stack(facts.stack)
+            for rank, facts in scene.facts.items()
+            if facts.stack
+        }
+        self.crowds = Counter(stacks.place(stack) for stack in self.stacks.values())
+
+    def _all_ranks(self) -> set[int]:
+        named = {*self.scene.dumps, *self.scene.facts}
+        for group in self.groups:
+            named.update(group.members)
+        return named | set(range(self.scene.world or 0))
+
+    def verdict(self) -> Diagnosis:
+        found = (
+            self._mismatch()
+            or self._never_entered()
+            or self._left_inside()
+            or self._skipped()
+            or self._without_dumps()
+            or self._network()
+            or self._together()
+            or self._not_known()
+        )
+        return replace(found, num_waiting=len(self.waiters), no_dump=self.no_dump)
+
+    # Operations that do not fit each other.
+
+    def _mismatch(self) -> Diagnosis | None:
+        for stuck in self.stuck:
+            odd = odd_ones(stuck, self.kin)
+            if odd:
+                return self._mismatched(stuck, odd)
+        return None
+
+    def _mismatched(self, stuck: Stuck, odd: tuple[int, ...]) -> Diagnosis:
+        called = {
+            rank: call.op
+            for rank, seat in stuck.group.seats.items()
+            for call in seat.calls
+            if call.seq == stuck.seq
+        }
+        split = len(odd) == len(called)
+        others = Counter(str(op) for rank, op in called.items() if rank not in odd)
+        theirs = others.most_common(1)[0][0] if others else "something else"
+        evidence = [f"rank {rank} called {called[rank]}" for rank in odd[:SHOWN]]
+        evidence += [] if split else [f"the others called {theirs}"]
+        where = _named(stuck)
+        cause = (
+            f"ranks {_list(odd)} called operations that do not fit each other as {where}"
+            if split
+            else f"{_ranks(odd)} called another operation than its peers as {where}"
+        )
+        return Diagnosis(
+            kind="mismatch",
+            scope="user",
+            ranks=odd,
+            hosts=(),
+            confidence=0.5 if split else 0.95 if len(odd) == 1 else 0.8,
+            cause=cause,
+            evidence=tuple(evidence),
+            waiting=(self._waiting(stuck),),
+            advice="ranks took different ways through the program: look for a branch that depends"
+            " on the rank or on its data before this operation",
+        )
+
+    # Those who wait for nobody, and whom others wait for.
+
+    def _never_entered(self) -> Diagnosis | None:
+        direct: Counter[int] = Counter()
+        for stuck in self.stuck:
+            for rank in stuck.missing:
+                direct[rank] += len(stuck.entered)
+        for rank, peer in self._unanswered():
+            direct[peer] += 1
+            del rank
+        sources = [rank for rank in direct if rank not in self.waiters]
+        dumped = [rank for rank in sources if rank in self.scene.dumps]
+        lost = self._lost(dumped, direct)
+        candidates = [*dumped, *lost]
+        if not candidates:
+            return None
+        blamed, signs, confidence = self._single_out(candidates, direct, bool(dumped))
+        if not blamed:
+            return None
+        ops = [s for s in self.stuck if {*s.missing, *s.unknown} & set(blamed)]
+        ops.sort(key=lambda s: (-len(s.entered), s.group.id))
+        what = f"{_ranks(blamed)} did not call what the others wait in"
+        where = f": {_named(ops[0])}" if ops else ""
+        return self._blame("never-entered", blamed, confidence, what + where, signs, ops)
+
+    def _unanswered(self) -> Iterable[tuple[int, int]]:
+        """(rank, peer): the rank sends or receives, and the peer does not do its part."""
+        dumps = self.scene.dumps
+        parts = Counter(
+            (rank, talk.peer, talk.sends) for rank, dump in dumps.items() for talk in dump.talks
+        )
+        for (rank, peer, sends), count in parts.items():
+            if peer in dumps and parts.get((peer, rank, not sends), 0) < count:
+                yield rank, peer
+
+    def _lost(self, dumped: Sequence[int], direct: Counter[int]) -> list[int]:
+        """Ranks without a dump that some operation waits for, and nobody else would explain it."""
+        found: set[int] = set()
+        for stuck in self.stuck:
+            if stuck.unknown and not stuck.missing:
+                found.update(stuck.unknown)
+                for rank in stuck.unknown:
+                    direct[rank] += len(stuck.entered)
+        for rank, dump in self.scene.dumps.items():
+            for talk in dump.talks:
+                if talk.peer not in self.scene.dumps:
+                    found.add(talk.peer)
+                    direct[talk.peer] += 1
+                    del rank
+                    break
+        return [] if dumped else sorted(found)
+
+    def _single_out(
+        self, candidates: Sequence[int], direct: Counter[int], dumped: bool
+    ) -> tuple[tuple[int, ...], tuple[str, ...], float]:
+        """The candidates that other signs speak against too; how, and how sure."""
+        if len(candidates) == 1:
+            rank = candidates[0]
+            signs, weight = self._signs_against(rank)
+            if dumped:
+                held = f"its dump shows no operation under way; {direct[rank]} ranks wait for it"
+                return (rank,), (held, *signs), (0.92, 0.97, 0.99)[weight] if weight >= 0 else 0.6
+            held = f"no dump of it, and {direct[rank]} ranks wait where it alone may be missing"
+            return (rank,), (held, *signs), (0.7, 0.92, 0.97)[weight] if weight >= 0 else 0.4
+        weighed = {rank: self._signs_against(rank) for rank in candidates}
+        best = max(weight for _, weight in weighed.values())
+        heaviest = [rank for rank in candidates if weighed[rank][1] == best]
+        if best > 0 and len(heaviest) == 1:
+            rank = heaviest[0]
+            return (rank,), weighed[rank][0], 0.9 + 0.03 * best
+        hosts = {self.scene.host(rank) for rank in heaviest}
+        if len(hosts) == 1 and None not in hosts and best > 0:
+            why = f"all of them are on {next(iter(hosts))}"
+            return tuple(sorted(heaviest)), (*weighed[heaviest[0]][0], why), 0.9
+        if dumped:
+            by_waiters = sorted(heaviest, key=lambda rank: (-direct[rank], rank))
+            why = f"{len(heaviest)} ranks wait for nobody, and are waited for"
+            return tuple(by_waiters), (why,), 0.5
+        return (), (), 0.0
+
+    def _signs_against(self, rank: int) -> tuple[tuple[str, ...], int]:
+        """What else speaks against a rank: -1 (it waits itself), 0 (nothing), 1 or 2."""
+        if rank in self.odd_states:
+            return (f"its process is {self.odd_states[rank]}",), 2
+        if rank in self.mute and len(self.mute) < len(self.scene.facts):
+            return ("it gave no stack when it was asked",), 2
+        stack = self.stacks.get(rank)
+        if not stack:
+            return (), 0
+        if stacks.talks(stack):
+            return (f"but its stack is in {stack[0]}, inside torch.distributed",), -1
+        if self.crowds[stacks.place(stack)] == 1 < len(self.stacks):
+            return (f"it alone is in {stack[0]}",), 1
+        return (f"its stack is in {stack[0]}",), 0
+
+    # One that did not come out.
+
+    def _left_inside(self) -> Diagnosis | None:
+        for stuck in self.stuck:
+            if stuck.missing or stuck.unknown or not stuck.out:
+                continue
+            if len(stuck.entered) < len(stuck.out) or len(stuck.entered) == 1:
+                ranks = tuple(sorted(stuck.entered))
+                what = f"{_ranks(ranks)} did not come out of {_named(stuck)}"
+                signs = (f"it is complete for the {len(stuck.out)} other members",)
+                sure = SURE if len(ranks) == 1 and len(stuck.out) > 1 else 0.6
+                return self._blame("left-inside", ranks, sure, what, signs, [stuck])
+        for stuck in self.stuck:
+            late = [rank for rank, call in stuck.entered.items() if not call.started]
+            if stuck.missing or stuck.unknown or not late or 2 * len(late) >= len(stuck.entered):
+                continue
+            ranks = tuple(sorted(late))
+            what = f"the device of {_ranks(ranks)} did not start {_named(stuck)}"
+            signs = (f"it runs on the {len(stuck.entered) - len(late)} other members",)
+            if all(not self._waits_elsewhere(rank, stuck) for rank in ranks):
+                return self._blame("left-inside", ranks, 0.8, what, signs, [stuck])
+        return None
+
+    def _waits_elsewhere(self, rank: int, stuck: Stuck) -> bool:
+        return any(
+            other is not stuck and rank in other.entered and other.entered[rank].started
+            for other in self.stuck
+        )
+
+    # In a circle of ranks that wait for each other: one is past what its peers did first.
+
+    def _skipped(self) -> Diagnosis | None:
+        crowds: dict[tuple[str, int, int], list[RankDump]] = defaultdict(list)
+        for rank, dump in self.scene.dumps.items():
+            if dump.last is not None and dump.seats[dump.last].pending:
+                place = (dump.last.desc, dump.seats[dump.last].entered, self.stages.get(rank, 0))
+                crowds[place].append(dump)
+        odd: dict[int, str] = {}
+        for (desc, seq, _), crowd in crowds.items():
+            usual = Counter(_counts(dump) for dump in crowd).most_common(2)
+            if len(usual) < 2 or usual[0][1] <= usual[1][1]:
+                continue
+            common = dict(usual[0][0])
+            for dump in crowd:
+                for other, count in _counts(dump):
+                    if count < common.get(other, 0):
+                        odd[dump.rank] = (
+                            f"it is at operation {seq} of {desc} after {count} of {other};"
+                            f" its peers did {common[other]} of these first"
+                        )
+        if not odd or len(odd) > max(1, len(self.scene.dumps) // 4):
+            return None
+        ranks = tuple(sorted(odd))
+        ops = [stuck for stuck in self.stuck if {*stuck.missing, *stuck.unknown} & set(ranks)]
+        return Diagnosis(
+            kind="skipped",
+            scope="user",
+            ranks=ranks,
+            hosts=(),
+            confidence=0.9 if len(ranks) == 1 else 0.6,
+            cause=f"{_ranks(ranks)} left out an operation that its peers wait in"
+            + (f": {_named(ops[0])}" if ops else ""),
+            evidence=tuple(f"rank {rank}: {odd[rank]}" for rank in ranks[:SHOWN]),
+            waiting=tuple(self._waiting(stuck) for stuck in ops[:SHOWN]),
+            advice="ranks took different ways through the program: look for a branch that depends"
+            " on the rank or on its data before this operation",
+        )
+
+    # Process states, stacks and heartbeats alone.
+
+    def _without_dumps(self) -> Diagnosis | None:
+        facts = self.scene.facts
+        if self.stuck and not self.no_dump:
+            return None
+        suspects: list[tuple[tuple[int, ...], Kind, str, float]] = [
+            (tuple(sorted(self.odd_states)), "stopped", "", 0.97),
+            (self.mute, "stopped", "gave no stack when it was asked", 0.92),
+            (stacks.outsiders(self.stacks), "alone", "is where no other rank is", 0.8),
+            (_behind(facts.values()), "alone", "reported fewer steps than the others", 0.7),
+        ]
+        for ranks, kind, why, confidence in suspects:
+            hosts = {self.scene.host(rank) for rank in ranks}
+            single = len(ranks) == 1 or (len(hosts) == 1 and None not in hosts)
+            if not ranks or len(ranks) >= len(facts) or not single:
+                continue
+            sign = why or f"is {self.odd_states[ranks[0]]}"
+            extra = self._signs_against(ranks[0])[0] if kind == "alone" else ()
+            what = f"{_ranks(ranks)} {sign}"
+            return self._blame(kind, ranks, confidence, what, extra, self.stuck)
+        return None
+
+    # Nobody.
+
+    def _network(self) -> Diagnosis | None:
+        inside = [s for s in self.stuck if not (s.missing or s.unknown or s.out)]
+        if not inside or len(inside) < len(self.stuck):
+            return None
+        groups = [stuck for stuck in inside if len(stuck.entered) > 1]
+        if not groups:
+            return None
+        return Diagnosis(
+            kind="network",
+            scope="fabric",
+            ranks=(),
+            hosts=(),
+            confidence=0.5,
+            cause=f"all members called {_named(groups[0])} and none came out:"
+            " the network between them, or a device",
+            evidence=(f"{len(inside)} groups wait, and in none is a member missing",),
+            waiting=tuple(self._waiting(stuck) for stuck in inside[:SHOWN]),
+            advice="look at the links of these hosts (ibstat, nvidia-smi nvlink -e, the kernel's"
+            " log); a second time on the same hosts, check them together",
+        )
+
+    def _together(self) -> Diagnosis | None:
+        known = {stacks.place(stack) for stack in self.stacks.values()}
+        if self.stuck or len(known) != 1 or len(self.stacks) < 2:
+            return None
+        stack = next(iter(self.stacks.values()))
+        return Diagnosis(
+            kind="together",
+            scope=None,
+            ranks=(),
+            hosts=(),
+            confidence=0.6,
+            cause=f"all {len(self.stacks)} ranks are in {stack[0]}, and none waits for another",
+            evidence=("their stacks are the same",),
+            advice="what they all wait for is shared: storage, a server, or the program itself",
+        )
+
+    def _not_known(self) -> Diagnosis:
+        if not self.scene.dumps and not self.scene.facts:
+            cause = "there is no evidence: no dump and no stack was found"
+        elif not self.stuck:
+            cause = "no rank waits in an operation that is recorded, and no stack stands out"
+        else:
+            cause = f"{len(self.waiters)} ranks wait, and no rank stands out as the one waited for"
+        lost = f"no dump from {_ranks(self.no_dump)}" if self.no_dump else ""
+        return Diagnosis(
+            kind="not-known",
+            scope=None,
+            ranks=(),
+            hosts=(),
+            confidence=0.0,
+            cause=cause,
+            evidence=(lost,) if lost else (),
+            waiting=tuple(self._waiting(stuck) for stuck in self.stuck[:SHOWN]),
+            advice="run with TORCH_FR_BUFFER_SIZE set, and dumps and stacks of all ranks gathered",
+        )
+
+    def _blame(
+        self,
+        kind: Kind,
+        ranks: tuple[int, ...],
+        confidence: float,
+        cause: str,
+        evidence: tuple[str, ...],
+        ops: Sequence[Stuck],
+    ) -> Diagnosis:
+        hosts = {self.scene.host(rank) for rank in ranks}
+        sure = confidence >= SURE and len(hosts) == 1 and None not in hosts
+        named = tuple(str(host) for host in hosts) if sure else ()
+        return Diagnosis(
+            kind=kind,
+            scope="rank",
+            ranks=ranks,
+            hosts=named,
+            confidence=round(confidence, 2),
+            cause=cause,
+            evidence=evidence,
+            waiting=tuple(self._waiting(stuck) for stuck in ops[:SHOWN]),
+            advice="look at the stack of the rank, and at its host's kernel log"
+            if kind != "left-inside"
+            else "look at the device and the links of its host",
+        )
+
+    def _waiting(self, stuck: Stuck) -> Waiting:
+        return Waiting(
+            group=stuck.group.id.name,
+            desc=stuck.group.id.desc,
+            seq=stuck.seq,
+            op=str(stuck.op),
+            size=len(stuck.group.members),
+            entered=tuple(sorted(stuck.entered)),
+            missing=stuck.missing,
+            unknown=stuck.unknown,
+        )
+
+
+def _counts(dump: RankDump) -> tuple[tuple[str, int], ...]:
+    """How many operations of each kind of group a rank has called."""
+    return tuple(sorted((group.desc, seat.entered) for group, seat in dump.seats.items()))
+
+
+def _behind(facts: Iterable[RankFacts]) -> tuple[int, ...]:
+    steps = {fact.rank: fact.step for fact in facts if fact.step is not None}
+    newest = max(steps.values(), default=0)
+    return tuple(sorted(rank for rank, step in steps.items() if step < newest))
+
+
+def _named(stuck: Stuck) -> str:
+    name = stuck.group.id
+    return f"operation {stuck.seq} of {name.desc} (group {name.name}, {stuck.op.kind})"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_list(ranks)}"
+
+
+def _list(ranks: Sequence[int]) -> str:
+    """`0-3, 7`, cut short where they are many."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in spans]
+    return ", ".join(words[:SHOWN]) + (f" and {len(words) - SHOWN} more" if words[SHOWN:] else "")
