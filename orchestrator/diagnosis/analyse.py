@@ -25,6 +25,10 @@ SURE = 0.9
 """From here on a host may be left out."""
 SHOWN = 8
 """Operations that a verdict lists."""
+PATHS = (
+    "ranks took different ways through the program: look for a branch that depends on the rank or"
+    " on its data before this operation"
+)
 STATES = {
     "T": "stopped by a signal (state T)",
     "t": "stopped by a debugger (state t)",
@@ -44,13 +48,13 @@ class _Analysis:
         self.scene = scene
         dumps = scene.dumps
         self.stages = stages_of(dumps)
-        self.groups = groups_of(dumps, self.stages)
+        self.ranks = self._all_ranks()
+        self.groups = groups_of(dumps, self.ranks, self.stages)
         self.kin: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
         for group in self.groups:
             self.kin[group.kin].append(group)
         self.stuck = list(stuck_operations(self.groups, dumps))
         self.waiters = {rank for rank, dump in dumps.items() if dump.waits}
-        self.ranks = self._all_ranks()
         self.no_dump = tuple(sorted(self.ranks - set(dumps)))
         self.odd_states = {
             rank: STATES[facts.process_state]
@@ -68,10 +72,9 @@ class _Analysis:
         self.crowds = Counter(stacks.place(stack) for stack in self.stacks.values())
 
     def _all_ranks(self) -> set[int]:
-        named = {*self.scene.dumps, *self.scene.facts}
-        for group in self.groups:
-            named.update(group.members)
-        return named | set(range(self.scene.world or 0))
+        named = {*self.scene.dumps, *self.scene.facts, *range(self.scene.world or 0)}
+        seen = {group for dump in self.scene.dumps.values() for group in dump.seats}
+        return named.union(*(group.members for group in seen))
 
     def verdict(self) -> Diagnosis:
         found = (
@@ -122,8 +125,7 @@ class _Analysis:
             cause=cause,
             evidence=tuple(evidence),
             waiting=(self._waiting(stuck),),
-            advice="ranks took different ways through the program: look for a branch that depends"
-            " on the rank or on its data before this operation",
+            advice=PATHS,
         )
 
     # Those who wait for nobody, and whom others wait for.
@@ -138,11 +140,11 @@ class _Analysis:
             del rank
         sources = [rank for rank in direct if rank not in self.waiters]
         dumped = [rank for rank in sources if rank in self.scene.dumps]
-        lost = self._lost(dumped, direct)
+        lost = self._lost(direct)
         candidates = [*dumped, *lost]
         if not candidates:
             return None
-        blamed, signs, confidence = self._single_out(candidates, direct, bool(dumped))
+        blamed, signs, confidence = self._single_out(dumped, lost, direct)
         if not blamed:
             return None
         ops = [s for s in self.stuck if {*s.missing, *s.unknown} & set(blamed)]
@@ -161,7 +163,7 @@ class _Analysis:
             if peer in dumps and parts.get((peer, rank, not sends), 0) < count:
                 yield rank, peer
 
-    def _lost(self, dumped: Sequence[int], direct: Counter[int]) -> list[int]:
+    def _lost(self, direct: Counter[int]) -> list[int]:
         """Ranks without a dump that some operation waits for, and nobody else would explain it."""
         found: set[int] = set()
         for stuck in self.stuck:
@@ -176,35 +178,37 @@ class _Analysis:
                     direct[talk.peer] += 1
                     del rank
                     break
-        return [] if dumped else sorted(found)
+        return sorted(found)
 
     def _single_out(
-        self, candidates: Sequence[int], direct: Counter[int], dumped: bool
+        self, dumped: Sequence[int], lost: Sequence[int], direct: Counter[int]
     ) -> tuple[tuple[int, ...], tuple[str, ...], float]:
-        """The candidates that other signs speak against too; how, and how sure."""
-        if len(candidates) == 1:
-            rank = candidates[0]
-            signs, weight = self._signs_against(rank)
-            if dumped:
-                held = f"its dump shows no operation under way; {direct[rank]} ranks wait for it"
-                return (rank,), (held, *signs), (0.92, 0.97, 0.99)[weight] if weight >= 0 else 0.6
-            held = f"no dump of it, and {direct[rank]} ranks wait where it alone may be missing"
-            return (rank,), (held, *signs), (0.7, 0.92, 0.97)[weight] if weight >= 0 else 0.4
-        weighed = {rank: self._signs_against(rank) for rank in candidates}
-        best = max(weight for _, weight in weighed.values())
-        heaviest = [rank for rank in candidates if weighed[rank][1] == best]
-        if best > 0 and len(heaviest) == 1:
-            rank = heaviest[0]
-            return (rank,), weighed[rank][0], 0.9 + 0.03 * best
+        """The candidates that most speaks against; what, and how sure that is.
+
+        One with a dump is known to wait for nobody; of one without a dump that is a guess.
+        """
+        weighed = {rank: self._signs_against(rank) for rank in (*dumped, *lost)}
+        order = {rank: (weighed[rank][1], rank in set(dumped)) for rank in weighed}
+        best = max(order.values())
+        heaviest = [rank for rank in weighed if order[rank] == best]
+        weight, has_dump = best
+        if weight < 0 or (not has_dump and weight == 0 and len(heaviest) > 1):
+            return (), (), 0.0
+        first = heaviest[0]
+        held = (
+            f"its dump shows no operation under way; {direct[first]} ranks wait for it"
+            if has_dump
+            else f"there is no dump of it, and {direct[first]} ranks wait where it may be missing"
+        )
+        signs = (held, *weighed[first][0])
+        if len(heaviest) == 1:
+            return (first,), signs, (0.92 if has_dump else 0.7, 0.95, 0.98)[weight]
         hosts = {self.scene.host(rank) for rank in heaviest}
-        if len(hosts) == 1 and None not in hosts and best > 0:
-            why = f"all of them are on {next(iter(hosts))}"
-            return tuple(sorted(heaviest)), (*weighed[heaviest[0]][0], why), 0.9
-        if dumped:
-            by_waiters = sorted(heaviest, key=lambda rank: (-direct[rank], rank))
-            why = f"{len(heaviest)} ranks wait for nobody, and are waited for"
-            return tuple(by_waiters), (why,), 0.5
-        return (), (), 0.0
+        if len(hosts) == 1 and None not in hosts and weight > 0:
+            return tuple(sorted(heaviest)), (*signs, f"all of them are on {hosts.pop()}"), SURE
+        by_waiters = sorted(heaviest, key=lambda rank: (-direct[rank], rank))
+        why = f"{len(heaviest)} ranks wait for nobody, and are waited for"
+        return tuple(by_waiters), (why,), 0.5
 
     def _signs_against(self, rank: int) -> tuple[tuple[str, ...], int]:
         """What else speaks against a rank: -1 (it waits itself), 0 (nothing), 1 or 2."""
@@ -272,7 +276,7 @@ class _Analysis:
                             f" its peers did {common[other]} of these first"
                         )
         if not odd or len(odd) > max(1, len(self.scene.dumps) // 4):
-            return None
+            return self._out_of_order()
         ranks = tuple(sorted(odd))
         ops = [stuck for stuck in self.stuck if {*stuck.missing, *stuck.unknown} & set(ranks)]
         return Diagnosis(
@@ -285,8 +289,32 @@ class _Analysis:
             + (f": {_named(ops[0])}" if ops else ""),
             evidence=tuple(f"rank {rank}: {odd[rank]}" for rank in ranks[:SHOWN]),
             waiting=tuple(self._waiting(stuck) for stuck in ops[:SHOWN]),
-            advice="ranks took different ways through the program: look for a branch that depends"
-            " on the rank or on its data before this operation",
+            advice=PATHS,
+        )
+
+    def _out_of_order(self) -> Diagnosis | None:
+        """All others of a group wait for one, which waits in another group: it went there first."""
+        alone = {
+            stuck.missing[0]: stuck
+            for stuck in self.stuck
+            if len(stuck.missing) == 1 and not stuck.unknown and len(stuck.entered) > 1
+        }
+        if len(alone) != 1:
+            return None
+        (rank, stuck), *_ = alone.items()
+        theirs = [s for s in self.stuck if rank in s.entered and len(s.missing) > len(s.entered)]
+        if not theirs:
+            return None
+        return Diagnosis(
+            kind="skipped",
+            scope="user",
+            ranks=(rank,),
+            hosts=(),
+            confidence=0.9,
+            cause=f"rank {rank} is in {_named(theirs[0])} while its peers are in {_named(stuck)}",
+            evidence=(f"{len(stuck.entered)} ranks wait for it, and it for them",),
+            waiting=(self._waiting(stuck), self._waiting(theirs[0])),
+            advice=PATHS,
         )
 
     # Process states, stacks and heartbeats alone.

@@ -16,7 +16,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 KEPT = 64
-"""Operations of one group that are kept where so many are pending; the oldest matter."""
+"""Pending operations of one group that are kept; the oldest matter."""
+HISTORY = 48
+"""Complete operations of one group that are kept: what a rank usually calls tells who is odd."""
 P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
@@ -64,7 +66,7 @@ class Seat(NamedTuple):
     done: int
     """Number of the newest that is complete; 0: none in the buffer."""
     calls: tuple[Called, ...]
-    """What is pending, and the last one that is complete; oldest first."""
+    """What is pending, and the last ones that are complete; oldest first."""
 
     @property
     def pending(self) -> tuple[Called, ...]:
@@ -122,14 +124,14 @@ def parse(data: bytes) -> Mapping[str, Any]:
     return dump
 
 
-def condense(rank: int, dump: Mapping[str, Any]) -> RankDump:
-    """What matters of a dump.
+def condense(rank: int, dump: Mapping[str, Any], history: int = HISTORY) -> RankDump:
+    """What matters of a dump; `history` complete operations of each group are kept, at least one.
 
     Raises:
         Unreadable: entries lack what every version of the recorder writes.
     """
     try:
-        return _Condenser(rank, dump).result()
+        return _Condenser(rank, dump, history).result()
     except (KeyError, TypeError, ValueError, IndexError, SyntaxError) as exc:
         raise Unreadable(f"its entries are not as torch writes them: {exc!r}") from exc
 
@@ -137,8 +139,9 @@ def condense(rank: int, dump: Mapping[str, Any]) -> RankDump:
 class _Condenser:
     """Walks the entries from the newest to the oldest: what is old and done then costs little."""
 
-    def __init__(self, rank: int, dump: Mapping[str, Any]) -> None:
+    def __init__(self, rank: int, dump: Mapping[str, Any], history: int) -> None:
         self.rank = rank
+        self.history = history
         self.entries = dump.get("entries", [])
         self.members = {
             str(name): _ranks(config.get("ranks", "[]"))
@@ -160,19 +163,23 @@ class _Condenser:
         for entry in reversed(self.entries):
             self._take(entry)
         seats = {
-            group: Seat(newest, self.done.get(group, 0), tuple(reversed(self.calls[group][-KEPT:])))
+            group: Seat(newest, self.done.get(group, 0), self._kept(group))
             for group, newest in self.newest.items()
         }
         return RankDump(
             self.rank, seats, tuple(reversed(self.talks)), next(iter(self.newest), None)
         )
 
+    def _kept(self, group: GroupId) -> tuple[Called, ...]:
+        calls = self.calls[group]
+        return tuple(reversed(calls[-KEPT - self.history :]))
+
     def _take(self, entry: Mapping[str, Any]) -> None:
         group = self._group(entry["process_group"])
         talks = bool(entry.get("is_p2p"))
         seq = entry["p2p_seq_id"] if talks else entry["collective_seq_id"]
-        if not talks and seq <= self.done.get(group, 0):
-            return
+        if not talks and seq <= self.done.get(group, 0) - self.history + 1:
+            return  # old, and its like is known
         backend, _, kind = entry["profiling_name"].partition(":")
         done = self._is_done(entry, backend, 0 if talks else seq)
         if kind.endswith("coalesced"):
@@ -184,7 +191,7 @@ class _Condenser:
         elif seq != self._last_seq(group):
             self.newest.setdefault(group, seq)
             if done:
-                self.done[group] = seq
+                self.done.setdefault(group, seq)
             call = Called(seq, _op(kind, entry), _started(entry))
             self.calls.setdefault(group, []).append(call)
 

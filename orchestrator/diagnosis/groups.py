@@ -22,7 +22,14 @@ class Group:
         return self.id.desc, len(self.members), self.stage
 
 
-def groups_of(dumps: Mapping[int, RankDump], stages: Mapping[int, int]) -> list[Group]:
+WORLD = "default_pg"
+"""torch's name for the group of all ranks."""
+
+
+def groups_of(
+    dumps: Mapping[int, RankDump], ranks: set[int], stages: Mapping[int, int]
+) -> list[Group]:
+    """All groups that dumps know of; `ranks` are those of the job."""
     found: dict[GroupId, Group] = {}
     for rank, dump in dumps.items():
         for group_id, seat in dump.seats.items():
@@ -31,7 +38,7 @@ def groups_of(dumps: Mapping[int, RankDump], stages: Mapping[int, int]) -> list[
                 group = found[group_id] = Group(group_id, group_id.members)
             group.seats[rank] = seat
     groups = list(found.values())
-    _complete(groups)
+    _complete(groups, ranks)
     for group in groups:
         if not _is_pipeline(group.id.desc):
             group.stage = stages.get(min(group.members, default=0), 0)
@@ -55,37 +62,48 @@ def _is_pipeline(desc: str) -> bool:
     return desc.lower() in {"pp", "mesh_pp"} or "pipeline" in desc.lower()
 
 
-def _complete(groups: list[Group]) -> None:
-    """Members of groups that no dump names: from who used them, and the form of their kin."""
+def _complete(groups: list[Group], ranks: set[int]) -> None:
+    """Members of groups that no dump names: from who used them, and the form of their kin.
+
+    Groups of one axis of a mesh are equally large, and every rank is in one of them.
+    """
     by_desc: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         if not group.members:
             group.members = tuple(sorted(group.seats))
             by_desc[group.id.desc].append(group)
-    for kin in by_desc.values():
+    for desc, kin in by_desc.items():
+        if desc == WORLD and len(kin) == 1:
+            kin[0].members = tuple(sorted(ranks))
+            continue
+        left = ranks - {rank for group in kin for rank in group.members}
+        size = max(len(group.members) for group in kin)
+        if len(kin) * size < len(ranks) and len(ranks) % len(kin) == 0:
+            size = len(ranks) // len(kin)
+        small = [group for group in kin if len(group.members) < size]
+        if len(small) == 1 and len(small[0].members) + len(left) == size:
+            small[0].members = tuple(sorted({*small[0].members, *left}))
+            continue
         forms = Counter(_form(group.members) for group in kin)
         full = max(forms, key=lambda form: (len(form), forms[form]))
         for group in kin:
             if len(group.members) < len(full):
-                group.members = _stretched(group, full, kin)
+                group.members = _stretched(group, full, left)
 
 
 def _form(members: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(member - members[0] for member in members)
 
 
-def _stretched(group: Group, form: tuple[int, ...], kin: list[Group]) -> tuple[int, ...]:
+def _stretched(group: Group, form: tuple[int, ...], left: set[int]) -> tuple[int, ...]:
     """The members that `group` has if it is made as its largest kin: where that is unambiguous."""
-    taken = {rank for other in kin if other is not group for rank in other.members}
     known = set(group.members)
-    bases = {group.members[0] - offset for offset in form}
-    fits = [
-        wanted
-        for base in sorted(bases)
-        if base >= 0
-        and known <= (wanted := {base + offset for offset in form})
-        and not wanted & taken
-    ]
+    fits = []
+    for offset in form:
+        base = group.members[0] - offset
+        wanted = {base + each for each in form}
+        if known <= wanted and wanted - known <= left:
+            fits.append(wanted)
     return tuple(sorted(fits[0])) if len(fits) == 1 else group.members
 
 
@@ -145,12 +163,11 @@ def odd_ones(stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> t
     if sizes[0] > sizes[1]:
         right = max(clusters, key=lambda cluster: len(cluster[1]))
     else:
-        votes = [(_votes(op, stuck, kin), op, ranks) for op, ranks in clusters]
-        best = max(vote for vote, _, _ in votes)
-        winners = [(op, ranks) for vote, op, ranks in votes if vote == best]
-        if len(winners) > 1:
+        votes = _votes([op for op, _ in clusters], stuck, kin)
+        best = max(votes)
+        if votes.count(best) > 1:
             return tuple(sorted(calls))
-        right = winners[0]
+        right = clusters[votes.index(best)]
     return tuple(sorted(rank for op, ranks in clusters if op is not right[0] for rank in ranks))
 
 
@@ -175,10 +192,52 @@ def _clusters(calls: Mapping[int, Op]) -> list[tuple[Op, list[int]]]:
     return clusters
 
 
-def _votes(op: Op, stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> int:
-    return sum(
-        op.fits(other)
-        for group in kin.get(stuck.group.kin, ())
+def _votes(
+    ops: list[Op], stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]
+) -> list[int]:
+    """How much speaks for each of `ops`: kin at the same number, else what is usual after what was
+    called before, of as much of that as was ever seen."""
+    groups = kin.get(stuck.group.kin, [])
+    there = [
+        op
+        for group in groups
         if group is not stuck.group
-        for other in _calls_at(group, stuck.seq).values()
-    )
+        for op in _calls_at(group, stuck.seq).values()
+    ]
+    votes = [sum(op.fits(other) for other in there) for op in ops]
+    if votes.count(max(votes)) == 1:
+        return votes
+    before = _before(stuck)
+    for length in CONTEXTS:
+        context = before[-length:] if length else ()
+        if len(context) < length:
+            continue
+        usual = Counter(_followers(groups, context, stuck.seq))
+        votes = [sum(count for other, count in usual.items() if op.fits(other)) for op in ops]
+        if votes.count(max(votes)) == 1:
+            return votes
+    return votes
+
+
+CONTEXTS = (12, 6, 3, 2, 1, 0)
+"""Of what was called before, so many."""
+
+
+def _before(stuck: Stuck) -> tuple[Op, ...]:
+    """What the group called before its stuck operation."""
+    histories = [
+        tuple(call.op for call in seat.calls if call.seq < stuck.seq)
+        for seat in stuck.group.seats.values()
+    ]
+    return max(histories, key=len, default=())
+
+
+def _followers(groups: Iterable[Group], context: tuple[Op, ...], before: int) -> Iterator[Op]:
+    """What ranks of `groups` called after calling `context`, where that is complete."""
+    length = len(context)
+    for group in groups:
+        for seat in group.seats.values():
+            ops = [call.op for call in seat.calls if call.seq <= seat.done and call.seq != before]
+            for i in range(length, len(ops)):
+                if tuple(ops[i - length : i]) == context:
+                    yield ops[i]

@@ -72,7 +72,7 @@ def make_job(mesh: Sequence[int]) -> Job:
 
 
 def program(job: Job, rank: int, steps: int, micro: int, layers: int) -> list[SimOp]:
-    """What a rank calls in `steps` steps of a pipeline that passes all micro batches forward first."""
+    """What a rank calls in `steps` steps: all micro batches forward, then all backward."""
     of, mesh = job.of_rank[rank], job.mesh
     stage = rank // prod(mesh[1:])
     ops: list[SimOp] = []
@@ -207,7 +207,8 @@ def standstill(
         run, culprit = _hang(draw, job, fault, blocking)
         if run.until_still():
             break
-    base = [draw.randrange(50_000) for _ in job.groups]
+    bases = {group.desc: draw.randrange(50_000) for group in job.groups}
+    base = [bases[group.desc] for group in job.groups]
     raw = {
         rank: _dump(job, run.ranks[rank], rank, base, buffer, blocking)
         for rank in range(job.world)
@@ -230,7 +231,7 @@ def standstill(
 def _hang(draw: random.Random, job: Job, fault: Fault, blocking: bool) -> tuple[Run, int | None]:
     shape = (draw.randint(1, 2), draw.randint(1, 3), draw.randint(1, 2))
     programs = [program(job, rank, *shape) for rank in range(job.world)]
-    run = Run(job, programs, 1 if blocking else draw.choice((4, 32, 1000)))
+    run = Run(job, programs, 1 if blocking else draw.choice((4, 16, 48)))
     culprit = draw.randrange(job.world)
     ops = programs[culprit]
     at = draw.randrange(len(ops))
@@ -327,7 +328,7 @@ AT_SYNC = ('  File "/job/trainer/step.py", line 90 in agree', TOP)
 ELSEWHERE: dict[Fault, tuple[str, ...]] = {
     "busy": ('  File "/job/trainer/data/mask.py", line 12 in spin', TOP),
     "loader": ('  File "/job/trainer/data/loader.py", line 31 in read', TOP),
-    "checkpoint": ('  File "/venv/torch/distributed/checkpoint/filesystem.py", line 9 in write', TOP),
+    "checkpoint": ('  File "/venv/torch/distributed/checkpoint/filesystem.py", line 9 in w', TOP),
 }
 
 
