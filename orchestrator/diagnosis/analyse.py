@@ -23,6 +23,8 @@ from orchestrator.diagnosis.groups import (
 
 SURE = 0.9
 """From here on a host may be left out."""
+MOST_GUESSES = 4
+"""Ranks among which a verdict may leave it open who it was."""
 SHOWN = 8
 """Operations that a verdict lists."""
 PATHS = (
@@ -47,9 +49,9 @@ class _Analysis:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         dumps = scene.dumps
-        self.stages = stages_of(dumps)
+        self.stages = stages_of(dumps, scene.axes)
         self.ranks = self._all_ranks()
-        self.groups = groups_of(dumps, self.ranks, self.stages)
+        self.groups = groups_of(dumps, self.ranks, self.stages, scene.axes)
         self.kin: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
         for group in self.groups:
             self.kin[group.kin].append(group)
@@ -141,8 +143,7 @@ class _Analysis:
         sources = [rank for rank in direct if rank not in self.waiters]
         dumped = [rank for rank in sources if rank in self.scene.dumps]
         lost = self._lost(direct)
-        candidates = [*dumped, *lost]
-        if not candidates:
+        if not dumped and not lost:
             return None
         blamed, signs, confidence = self._single_out(dumped, lost, direct)
         if not blamed:
@@ -164,21 +165,55 @@ class _Analysis:
                 yield rank, peer
 
     def _lost(self, direct: Counter[int]) -> list[int]:
-        """Ranks without a dump that some operation waits for, and nobody else would explain it."""
-        found: set[int] = set()
-        for stuck in self.stuck:
-            if stuck.unknown and not stuck.missing:
-                found.update(stuck.unknown)
-                for rank in stuck.unknown:
-                    direct[rank] += len(stuck.entered)
+        """Ranks without a dump that may be at the bottom of it.
+
+        Of the operations that only they can be missing in, those count that come first in the
+        program: a rank that waits does so before what it is missed in.
+        """
+        bare = [stuck for stuck in self.stuck if stuck.unknown and not stuck.missing]
+        for stuck in bare:
+            for rank in stuck.unknown:
+                direct[rank] += len(stuck.entered)
+        behind = {id(stuck): self._counts_at(stuck) for stuck in bare}
+        first = [
+            stuck
+            for stuck in bare
+            if not any(
+                behind[id(stuck)].get(other.group.id.desc, 0) >= other.seq
+                for other in bare
+                if other is not stuck and other.group.id.desc != stuck.group.id.desc
+            )
+        ]
+        missed = Counter(rank for stuck in first or bare for rank in stuck.unknown)
+        for rank, peer in self._unheard():
+            missed[peer] += 1
+            direct[peer] += 1
+            del rank
+        most = max(missed.values(), default=0)
+        if not self._speaks_against_any(missed):
+            return sorted(rank for rank, times in missed.items() if times == most)
+        return sorted(missed)
+
+    def _counts_at(self, stuck: Stuck) -> dict[str, int]:
+        """How many operations of each kind of group are complete for those who wait here first."""
+        counts: dict[str, int] = {}
+        for rank in stuck.entered:
+            dump = self.scene.dumps[rank]
+            if dump.first != stuck.group.id:
+                continue
+            for group, seat in dump.seats.items():
+                counts[group.desc] = max(counts.get(group.desc, 0), seat.done)
+        return counts
+
+    def _unheard(self) -> Iterable[tuple[int, int]]:
+        """(rank, peer): the rank sends to or receives from a peer without a dump."""
         for rank, dump in self.scene.dumps.items():
-            for talk in dump.talks:
+            for talk in dump.talks[:1]:
                 if talk.peer not in self.scene.dumps:
-                    found.add(talk.peer)
-                    direct[talk.peer] += 1
-                    del rank
-                    break
-        return sorted(found)
+                    yield rank, talk.peer
+
+    def _speaks_against_any(self, ranks: Iterable[int]) -> bool:
+        return any(self._signs_against(rank)[1] > 0 for rank in ranks)
 
     def _single_out(
         self, dumped: Sequence[int], lost: Sequence[int], direct: Counter[int]
@@ -192,7 +227,7 @@ class _Analysis:
         best = max(order.values())
         heaviest = [rank for rank in weighed if order[rank] == best]
         weight, has_dump = best
-        if weight < 0 or (not has_dump and weight == 0 and len(heaviest) > 1):
+        if weight < 0:
             return (), (), 0.0
         first = heaviest[0]
         held = (
@@ -207,8 +242,12 @@ class _Analysis:
         if len(hosts) == 1 and None not in hosts and weight > 0:
             return tuple(sorted(heaviest)), (*signs, f"all of them are on {hosts.pop()}"), SURE
         by_waiters = sorted(heaviest, key=lambda rank: (-direct[rank], rank))
-        why = f"{len(heaviest)} ranks wait for nobody, and are waited for"
-        return tuple(by_waiters), (why,), 0.5
+        if has_dump:
+            why = f"{len(heaviest)} ranks wait for nobody, and are waited for"
+            return tuple(by_waiters), (why,), 0.5
+        if len(heaviest) > MOST_GUESSES:
+            return (), (), 0.0
+        return tuple(by_waiters), (f"one of {_list(heaviest)}, of whom there is no dump",), 0.3
 
     def _signs_against(self, rank: int) -> tuple[tuple[str, ...], int]:
         """What else speaks against a rank: -1 (it waits itself), 0 (nothing), 1 or 2."""

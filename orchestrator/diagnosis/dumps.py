@@ -96,6 +96,8 @@ class RankDump:
     talks: tuple[Talk, ...] = ()
     last: GroupId | None = None
     """Whose operation it called last."""
+    first: GroupId | None = None
+    """Whose operation it called first of those that are pending."""
 
     @property
     def waits(self) -> bool:
@@ -156,6 +158,7 @@ class _Condenser:
         self.done: dict[GroupId, int] = {}
         self.calls: dict[GroupId, list[Called]] = {}
         self.talks: list[Talk] = []
+        self.first: GroupId | None = None
         self.bundles: dict[tuple[GroupId, bool, int], bool] = {}
         """Of coalesced operations, which have no state of their own: whether the whole is done."""
 
@@ -192,6 +195,8 @@ class _Condenser:
             self.newest.setdefault(group, seq)
             if done:
                 self.done.setdefault(group, seq)
+            else:
+                self.first = group
             call = Called(seq, _op(kind, entry), _started(entry))
             self.calls.setdefault(group, []).append(call)
 

@@ -49,6 +49,8 @@ class Scene:
     facts: Mapping[int, RankFacts] = field(default_factory=dict)
     world: int | None = None
     """How many ranks the job has; None: not known, so those that are named."""
+    axes: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """Name of a kind of group -> members of each, where dumps do not name them."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """File -> why it could not be read."""
 

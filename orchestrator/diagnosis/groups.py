@@ -27,9 +27,12 @@ WORLD = "default_pg"
 
 
 def groups_of(
-    dumps: Mapping[int, RankDump], ranks: set[int], stages: Mapping[int, int]
+    dumps: Mapping[int, RankDump],
+    ranks: set[int],
+    stages: Mapping[int, int],
+    axes: Mapping[str, tuple[tuple[int, ...], ...]],
 ) -> list[Group]:
-    """All groups that dumps know of; `ranks` are those of the job."""
+    """All groups that dumps know of; `ranks` are those of the job, `axes` its known groups."""
     found: dict[GroupId, Group] = {}
     for rank, dump in dumps.items():
         for group_id, seat in dump.seats.items():
@@ -38,6 +41,9 @@ def groups_of(
                 group = found[group_id] = Group(group_id, group_id.members)
             group.seats[rank] = seat
     groups = list(found.values())
+    for group in groups:
+        if not group.members:
+            group.members = _known(group, axes)
     _complete(groups, ranks)
     for group in groups:
         if not _is_pipeline(group.id.desc):
@@ -45,10 +51,15 @@ def groups_of(
     return groups
 
 
-def stages_of(dumps: Mapping[int, RankDump]) -> dict[int, int]:
+def stages_of(
+    dumps: Mapping[int, RankDump], axes: Mapping[str, tuple[tuple[int, ...], ...]]
+) -> dict[int, int]:
     """Rank -> pipeline stage, where groups of a pipeline name their members."""
     stages = {}
     seen = set()
+    for desc, lines in axes.items():
+        if _is_pipeline(desc):
+            stages.update({rank: stage for line in lines for stage, rank in enumerate(line)})
     for dump in dumps.values():
         ids = [*dump.seats, *(talk.group for talk in dump.talks)]
         for group in ids:
@@ -60,6 +71,11 @@ def stages_of(dumps: Mapping[int, RankDump]) -> dict[int, int]:
 
 def _is_pipeline(desc: str) -> bool:
     return desc.lower() in {"pp", "mesh_pp"} or "pipeline" in desc.lower()
+
+
+def _known(group: Group, axes: Mapping[str, tuple[tuple[int, ...], ...]]) -> tuple[int, ...]:
+    seen = set(group.seats)
+    return next((m for m in axes.get(group.id.desc, ()) if seen <= set(m)), ())
 
 
 def _complete(groups: list[Group], ranks: set[int]) -> None:

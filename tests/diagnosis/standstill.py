@@ -199,6 +199,7 @@ def standstill(
     buffer: int = 60,
     lost: float = 0.0,
     lost_stacks: float = 0.0,
+    known_mesh: bool = False,
 ) -> Standstill:
     """One job that hangs by `fault`; drawn again until it does."""
     draw = random.Random(seed)
@@ -224,7 +225,10 @@ def standstill(
         for rank, fact in facts.items()
     }
     dumps = {rank: condense(rank, dump) for rank, dump in raw.items()}
-    scene = Scene(dumps=dumps, facts=facts, world=job.world)
+    axes: dict[str, tuple[tuple[int, ...], ...]] = defaultdict(tuple)
+    for group in job.groups if known_mesh else ():
+        axes[group.desc] += (group.members,)
+    scene = Scene(dumps=dumps, facts=facts, world=job.world, axes=axes)
     return Standstill(job, fault, culprit, scene, raw)
 
 
