@@ -23,6 +23,8 @@ from orchestrator.diagnosis.groups import (
 
 SURE = 0.9
 """From here on a host may be left out."""
+KNOWN = 0.5
+GUESSED = 0.45
 MOST_GUESSES = 4
 """Ranks among which a verdict may leave it open who it was."""
 SHOWN = 8
@@ -84,6 +86,7 @@ class _Analysis:
             or self._never_entered()
             or self._left_inside()
             or self._skipped()
+            or self._never_entered(guess=True)
             or self._without_dumps()
             or self._network()
             or self._together()
@@ -132,7 +135,8 @@ class _Analysis:
 
     # Those who wait for nobody, and whom others wait for.
 
-    def _never_entered(self) -> Diagnosis | None:
+    def _never_entered(self, guess: bool = False) -> Diagnosis | None:
+        """With `guess`, also one of whom there is no dump and against whom nothing else speaks."""
         direct: Counter[int] = Counter()
         for stuck in self.stuck:
             for rank in stuck.missing:
@@ -146,7 +150,7 @@ class _Analysis:
         if not dumped and not lost:
             return None
         blamed, signs, confidence = self._single_out(dumped, lost, direct)
-        if not blamed:
+        if not blamed or (confidence < KNOWN and not guess):
             return None
         ops = [s for s in self.stuck if {*s.missing, *s.unknown} & set(blamed)]
         ops.sort(key=lambda s: (-len(s.entered), s.group.id))
@@ -222,7 +226,10 @@ class _Analysis:
 
         One with a dump is known to wait for nobody; of one without a dump that is a guess.
         """
-        weighed = {rank: self._signs_against(rank) for rank in (*dumped, *lost)}
+        weighed = {rank: self._signs_against(rank) for rank in dumped}
+        for rank in lost:
+            signs, weight = self._signs_against(rank)
+            weighed[rank] = (signs if weight else (), max(0, weight))
         order = {rank: (weighed[rank][1], rank in set(dumped)) for rank in weighed}
         best = max(order.values())
         heaviest = [rank for rank in weighed if order[rank] == best]
@@ -237,14 +244,14 @@ class _Analysis:
         )
         signs = (held, *weighed[first][0])
         if len(heaviest) == 1:
-            return (first,), signs, (0.92 if has_dump else 0.7, 0.95, 0.98)[weight]
+            return (first,), signs, (0.92 if has_dump else GUESSED, 0.95, 0.98)[weight]
         hosts = {self.scene.host(rank) for rank in heaviest}
         if len(hosts) == 1 and None not in hosts and weight > 0:
             return tuple(sorted(heaviest)), (*signs, f"all of them are on {hosts.pop()}"), SURE
         by_waiters = sorted(heaviest, key=lambda rank: (-direct[rank], rank))
         if has_dump:
             why = f"{len(heaviest)} ranks wait for nobody, and are waited for"
-            return tuple(by_waiters), (why,), 0.5
+            return tuple(by_waiters), (why,), KNOWN
         if len(heaviest) > MOST_GUESSES:
             return (), (), 0.0
         return tuple(by_waiters), (f"one of {_list(heaviest)}, of whom there is no dump",), 0.3

@@ -173,6 +173,9 @@ def odd_ones(stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> t
     """
     calls = _calls_at(stuck.group, stuck.seq)
     clusters = _clusters(calls)
+    alone = len(calls) <= len(stuck.unknown)
+    if len(clusters) == 1 and alone and _unusual(clusters[0][0], stuck, kin):
+        return tuple(sorted(calls))
     if len(clusters) < 2:
         return ()
     sizes = sorted((len(ranks) for _, ranks in clusters), reverse=True)
@@ -235,6 +238,28 @@ def _votes(
     return votes
 
 
+def _unusual(op: Op, stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> bool:
+    """Whether kin at this number, or after what was called before, called something else."""
+    groups = kin.get(stuck.group.kin, [])
+    there = [
+        other
+        for group in groups
+        if group is not stuck.group
+        for other in _calls_at(group, stuck.seq).values()
+    ]
+    if there:
+        return not any(op.fits(other) for other in there)
+    before = _before(stuck)
+    for length in CONTEXTS[:3]:
+        if len(before) >= length:
+            usual = list(_followers(groups, before[-length:], stuck.seq))
+            if len(usual) >= SEEN:
+                return not any(op.fits(other) for other in usual)
+    return False
+
+
+SEEN = 3
+"""So often makes it usual."""
 CONTEXTS = (12, 6, 3, 2, 1, 0)
 """Of what was called before, so many."""
 
