@@ -20,6 +20,7 @@ from orchestrator.diagnosis.groups import (
     stages_of,
     stuck_operations,
 )
+from orchestrator.diagnosis.words import ranks_words, spans
 
 SURE = 0.9
 """From here on a host may be left out."""
@@ -117,9 +118,9 @@ class _Analysis:
         evidence += [] if split else [f"the others called {theirs}"]
         where = _named(stuck)
         cause = (
-            f"ranks {_list(odd)} called operations that do not fit each other as {where}"
+            f"ranks {spans(odd)} called operations that do not fit each other as {where}"
             if split
-            else f"{_ranks(odd)} called another operation than its peers as {where}"
+            else f"{ranks_words(odd)} called another operation than its peers as {where}"
         )
         return Diagnosis(
             kind="mismatch",
@@ -141,9 +142,8 @@ class _Analysis:
         for stuck in self.stuck:
             for rank in stuck.missing:
                 direct[rank] += len(stuck.entered)
-        for rank, peer in self._unanswered():
+        for peer in self._unanswered():
             direct[peer] += 1
-            del rank
         sources = [rank for rank in direct if rank not in self.waiters]
         dumped = [rank for rank in sources if rank in self.scene.dumps]
         lost = self._lost(direct)
@@ -154,19 +154,19 @@ class _Analysis:
             return None
         ops = [s for s in self.stuck if {*s.missing, *s.unknown} & set(blamed)]
         ops.sort(key=lambda s: (-len(s.entered), s.group.id))
-        what = f"{_ranks(blamed)} did not call what the others wait in"
+        what = f"{ranks_words(blamed)} did not call what the others wait in"
         where = f": {_named(ops[0])}" if ops else ""
         return self._blame("never-entered", blamed, confidence, what + where, signs, ops)
 
-    def _unanswered(self) -> Iterable[tuple[int, int]]:
-        """(rank, peer): the rank sends or receives, and the peer does not do its part."""
+    def _unanswered(self) -> Iterable[int]:
+        """Ranks that another sends to or receives from, and that do not do their part."""
         dumps = self.scene.dumps
         parts = Counter(
             (rank, talk.peer, talk.sends) for rank, dump in dumps.items() for talk in dump.talks
         )
         for (rank, peer, sends), count in parts.items():
             if peer in dumps and parts.get((peer, rank, not sends), 0) < count:
-                yield rank, peer
+                yield peer
 
     def _lost(self, direct: Counter[int]) -> list[int]:
         """Ranks without a dump that may be at the bottom of it.
@@ -189,10 +189,9 @@ class _Analysis:
             )
         ]
         missed = Counter(rank for stuck in first or bare for rank in stuck.unknown)
-        for rank, peer in self._unheard():
+        for peer in self._unheard():
             missed[peer] += 1
             direct[peer] += 1
-            del rank
         most = max(missed.values(), default=0)
         if not self._speaks_against_any(missed):
             return sorted(rank for rank, times in missed.items() if times == most)
@@ -209,12 +208,12 @@ class _Analysis:
                 counts[group.desc] = max(counts.get(group.desc, 0), seat.done)
         return counts
 
-    def _unheard(self) -> Iterable[tuple[int, int]]:
-        """(rank, peer): the rank sends to or receives from a peer without a dump."""
-        for rank, dump in self.scene.dumps.items():
+    def _unheard(self) -> Iterable[int]:
+        """Ranks without a dump to which another sends, or from which it receives."""
+        for dump in self.scene.dumps.values():
             for talk in dump.talks[:1]:
                 if talk.peer not in self.scene.dumps:
-                    yield rank, talk.peer
+                    yield talk.peer
 
     def _speaks_against_any(self, ranks: Iterable[int]) -> bool:
         return any(self._signs_against(rank)[1] > 0 for rank in ranks)
@@ -254,7 +253,7 @@ class _Analysis:
             return tuple(by_waiters), (why,), KNOWN
         if len(heaviest) > MOST_GUESSES:
             return (), (), 0.0
-        return tuple(by_waiters), (f"one of {_list(heaviest)}, of whom there is no dump",), 0.3
+        return tuple(by_waiters), (f"one of {spans(heaviest)}, of whom there is no dump",), 0.3
 
     def _signs_against(self, rank: int) -> tuple[tuple[str, ...], int]:
         """What else speaks against a rank: -1 (it waits itself), 0 (nothing), 1 or 2."""
@@ -279,7 +278,7 @@ class _Analysis:
                 continue
             if len(stuck.entered) < len(stuck.out) or len(stuck.entered) == 1:
                 ranks = tuple(sorted(stuck.entered))
-                what = f"{_ranks(ranks)} did not come out of {_named(stuck)}"
+                what = f"{ranks_words(ranks)} did not come out of {_named(stuck)}"
                 signs = (f"it is complete for the {len(stuck.out)} other members",)
                 sure = SURE if len(ranks) == 1 and len(stuck.out) > 1 else 0.6
                 return self._blame("left-inside", ranks, sure, what, signs, [stuck])
@@ -288,7 +287,7 @@ class _Analysis:
             if stuck.missing or stuck.unknown or not late or 2 * len(late) >= len(stuck.entered):
                 continue
             ranks = tuple(sorted(late))
-            what = f"the device of {_ranks(ranks)} did not start {_named(stuck)}"
+            what = f"the device of {ranks_words(ranks)} did not start {_named(stuck)}"
             signs = (f"it runs on the {len(stuck.entered) - len(late)} other members",)
             if all(not self._waits_elsewhere(rank, stuck) for rank in ranks):
                 return self._blame("left-inside", ranks, 0.8, what, signs, [stuck])
@@ -331,7 +330,7 @@ class _Analysis:
             ranks=ranks,
             hosts=(),
             confidence=0.9 if len(ranks) == 1 else 0.6,
-            cause=f"{_ranks(ranks)} left out an operation that its peers wait in"
+            cause=f"{ranks_words(ranks)} left out an operation that its peers wait in"
             + (f": {_named(ops[0])}" if ops else ""),
             evidence=tuple(f"rank {rank}: {odd[rank]}" for rank in ranks[:SHOWN]),
             waiting=tuple(self._waiting(stuck) for stuck in ops[:SHOWN]),
@@ -382,7 +381,7 @@ class _Analysis:
                 continue
             sign = why or f"is {self.odd_states[ranks[0]]}"
             extra = self._signs_against(ranks[0])[0] if kind == "alone" else ()
-            what = f"{_ranks(ranks)} {sign}"
+            what = f"{ranks_words(ranks)} {sign}"
             return self._blame(kind, ranks, confidence, what, extra, self.stuck)
         return None
 
@@ -432,7 +431,7 @@ class _Analysis:
             cause = "no rank waits in an operation that is recorded, and no stack stands out"
         else:
             cause = f"{len(self.waiters)} ranks wait, and no rank stands out as the one waited for"
-        lost = f"no dump from {_ranks(self.no_dump)}" if self.no_dump else ""
+        lost = f"no dump from {ranks_words(self.no_dump)}" if self.no_dump else ""
         return Diagnosis(
             kind="not-known",
             scope=None,
@@ -498,19 +497,3 @@ def _behind(facts: Iterable[RankFacts]) -> tuple[int, ...]:
 def _named(stuck: Stuck) -> str:
     name = stuck.group.id
     return f"operation {stuck.seq} of {name.desc} (group {name.name}, {stuck.op.kind})"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_list(ranks)}"
-
-
-def _list(ranks: Sequence[int]) -> str:
-    """`0-3, 7`, cut short where they are many."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    words = [str(a) if a == b else f"{a}-{b}" for a, b in spans]
-    return ", ".join(words[:SHOWN]) + (f" and {len(words) - SHOWN} more" if words[SHOWN:] else "")

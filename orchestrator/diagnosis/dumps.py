@@ -10,7 +10,7 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -252,22 +252,3 @@ def _ranks(written: Any) -> tuple[int, ...]:
 def _read_ranks(written: str) -> tuple[int, ...]:
     """Each text once: every rank of a group has the same."""
     return tuple(sorted(ast.literal_eval(written)))
-
-
-def interned(dumps: Iterator[RankDump]) -> Iterator[RankDump]:
-    """The same dumps, with what is equal held once: at 100,000 ranks that is most of the memory."""
-    held: dict[Any, Any] = {}
-
-    def same(value: Any) -> Any:
-        return held.setdefault(value, value)
-
-    for dump in dumps:
-        dump.seats = {
-            same(group): same(
-                seat._replace(
-                    calls=tuple(same(call._replace(op=same(call.op))) for call in seat.calls)
-                )
-            )
-            for group, seat in dump.seats.items()
-        }
-        yield dump

@@ -339,7 +339,7 @@ ELSEWHERE: dict[Fault, tuple[str, ...]] = {
 def _facts(
     rank: _Rank, number: int, fault: Fault, culprit: int | None, blocking: bool, per_host: int
 ) -> RankFacts:
-    stack = AT_SYNC
+    stack: tuple[str, ...] = AT_SYNC
     if blocking:
         kind = rank.ops[min(rank.done, len(rank.ops) - 1)].kind
         stack = (IN_GLOO[0].format(kind), *IN_GLOO[1:])
