@@ -26,6 +26,8 @@ SURE = 0.9
 """From here on a host may be left out."""
 KNOWN = 0.5
 GUESSED = 0.45
+MOST_ALONE = 3
+"""Among so few stacks being alone means nothing."""
 MOST_GUESSES = 4
 """Ranks among which a verdict may leave it open who it was."""
 SHOWN = 8
@@ -243,7 +245,8 @@ class _Analysis:
         )
         signs = (held, *weighed[first][0])
         if len(heaviest) == 1:
-            return (first,), signs, (0.92 if has_dump else GUESSED, 0.95, 0.98)[weight]
+            sure = (0.92, 0.95, 0.98) if has_dump else (GUESSED, 0.8, 0.97)
+            return (first,), signs, sure[weight]
         hosts = {self.scene.host(rank) for rank in heaviest}
         if len(hosts) == 1 and None not in hosts and weight > 0:
             return tuple(sorted(heaviest)), (*signs, f"all of them are on {hosts.pop()}"), SURE
@@ -266,7 +269,8 @@ class _Analysis:
             return (), 0
         if stacks.talks(stack):
             return (f"but its stack is in {stack[0]}, inside torch.distributed",), -1
-        if self.crowds[stacks.place(stack)] == 1 < len(self.stacks):
+        crowd = max(self.crowds.values())
+        if self.crowds[stacks.place(stack)] == 1 and 2 * crowd >= len(self.stacks) > MOST_ALONE:
             return (f"it alone is in {stack[0]}",), 1
         return (f"its stack is in {stack[0]}",), 0
 
@@ -389,7 +393,8 @@ class _Analysis:
 
     def _network(self) -> Diagnosis | None:
         inside = [s for s in self.stuck if not (s.missing or s.unknown or s.out)]
-        if not inside or len(inside) < len(self.stuck):
+        idle = {rank for stuck in self.stuck for rank in stuck.missing} - self.waiters
+        if not inside or idle or any(stuck.unknown for stuck in self.stuck):
             return None
         groups = [stuck for stuck in inside if len(stuck.entered) > 1]
         if not groups:
@@ -402,7 +407,9 @@ class _Analysis:
             confidence=0.5,
             cause=f"all members called {_named(groups[0])} and none came out:"
             " the network between them, or a device",
-            evidence=(f"{len(inside)} groups wait, and in none is a member missing",),
+            evidence=(
+                f"in {len(inside)} groups no member is missing, and all else waits for them",
+            ),
             waiting=tuple(self._waiting(stuck) for stuck in inside[:SHOWN]),
             advice="look at the links of these hosts (ibstat, nvidia-smi nvlink -e, the kernel's"
             " log); a second time on the same hosts, check them together",
@@ -454,7 +461,8 @@ class _Analysis:
         ops: Sequence[Stuck],
     ) -> Diagnosis:
         hosts = {self.scene.host(rank) for rank in ranks}
-        sure = confidence >= SURE and len(hosts) == 1 and None not in hosts
+        thin = 2 * len(self.no_dump) >= len(self.ranks) and not set(ranks) & set(self.odd_states)
+        sure = confidence >= SURE and len(hosts) == 1 and None not in hosts and not thin
         named = tuple(str(host) for host in hosts) if sure else ()
         return Diagnosis(
             kind=kind,

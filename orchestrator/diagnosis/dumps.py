@@ -138,6 +138,20 @@ def condense(rank: int, dump: Mapping[str, Any], history: int = HISTORY) -> Rank
         raise Unreadable(f"its entries are not as torch writes them: {exc!r}") from exc
 
 
+@dataclass(slots=True)
+class _Open:
+    """A group, as far as the entries were walked through."""
+
+    id: GroupId
+    newest: int = -1
+    oldest: int = -1
+    done: int = 0
+    calls: list[Called] = field(default_factory=list)
+    """Newest first."""
+    bundles: dict[tuple[bool, int], bool] = field(default_factory=dict)
+    """Of coalesced operations, which have no state of their own: whether the whole is done."""
+
+
 class _Condenser:
     """Walks the entries from the newest to the oldest: what is old and done then costs little."""
 
@@ -153,56 +167,51 @@ class _Condenser:
             str(pg): int(status.get("last_completed_collective", -1))
             for pg, status in (dump.get("pg_status") or {}).items()
         }
-        self.groups: dict[tuple[str, str], GroupId] = {}
-        self.newest: dict[GroupId, int] = {}
-        self.done: dict[GroupId, int] = {}
-        self.calls: dict[GroupId, list[Called]] = {}
+        self.groups: dict[tuple[str, str], _Open] = {}
+        """By name and description: ids with their members take long to look up."""
         self.talks: list[Talk] = []
         self.first: GroupId | None = None
-        self.bundles: dict[tuple[GroupId, bool, int], bool] = {}
-        """Of coalesced operations, which have no state of their own: whether the whole is done."""
 
     def result(self) -> RankDump:
         for entry in reversed(self.entries):
             self._take(entry)
-        seats = {
-            group: Seat(newest, self.done.get(group, 0), self._kept(group))
-            for group, newest in self.newest.items()
-        }
-        return RankDump(
-            self.rank, seats, tuple(reversed(self.talks)), next(iter(self.newest), None)
-        )
+        used = [group for group in self.groups.values() if group.newest >= 0]
+        seats = {group.id: Seat(group.newest, group.done, self._kept(group)) for group in used}
+        last = used[0].id if used else None
+        return RankDump(self.rank, seats, tuple(reversed(self.talks)), last, self.first)
 
-    def _kept(self, group: GroupId) -> tuple[Called, ...]:
-        calls = self.calls[group]
-        return tuple(reversed(calls[-KEPT - self.history :]))
+    def _kept(self, group: _Open) -> tuple[Called, ...]:
+        return tuple(reversed(group.calls[-KEPT - self.history :]))
 
     def _take(self, entry: Mapping[str, Any]) -> None:
-        group = self._group(entry["process_group"])
+        name, desc = entry["process_group"]
+        group = self.groups.get((name, desc))
+        if group is None:
+            known = GroupId(str(name), str(desc), self.members.get(name, ()))
+            group = self.groups[name, desc] = _Open(known)
         talks = bool(entry.get("is_p2p"))
         seq = entry["p2p_seq_id"] if talks else entry["collective_seq_id"]
-        if not talks and seq <= self.done.get(group, 0) - self.history + 1:
+        if not talks and seq <= group.done - self.history + 1:
             return  # old, and its like is known
         backend, _, kind = entry["profiling_name"].partition(":")
         done = self._is_done(entry, backend, 0 if talks else seq)
         if kind.endswith("coalesced"):
-            self.bundles[group, talks, seq] = done
-        else:
-            done = self.bundles.get((group, talks, seq), done)
+            group.bundles[talks, seq] = done
+        elif group.bundles:
+            done = group.bundles.get((talks, seq), done)
         if talks:
-            self._take_talk(group, kind, done)
-        elif seq != self._last_seq(group):
-            self.newest.setdefault(group, seq)
-            if done:
-                self.done.setdefault(group, seq)
-            else:
-                self.first = group
-            call = Called(seq, _op(kind, entry), _started(entry))
-            self.calls.setdefault(group, []).append(call)
+            self._take_talk(group.id, kind, done)
+        elif seq != group.oldest:
+            self._take_call(group, Called(seq, _op(kind, entry), _started(entry)), done)
 
-    def _last_seq(self, group: GroupId) -> int:
-        calls = self.calls.get(group)
-        return calls[-1].seq if calls else -1
+    def _take_call(self, group: _Open, call: Called, done: bool) -> None:
+        group.newest = max(group.newest, call.seq)
+        group.oldest = call.seq
+        if not done:
+            self.first = group.id
+        elif not group.done:
+            group.done = call.seq
+        group.calls.append(call)
 
     def _take_talk(self, group: GroupId, kind: str, done: bool) -> None:
         found = P2P.match(kind)
@@ -212,13 +221,6 @@ class _Condenser:
         known = group.members
         peer = known[peer] if peer < len(known) else peer
         self.talks.append(Talk(group, found[1] == "send", peer))
-
-    def _group(self, named: Any) -> GroupId:
-        key = (named[0], named[1])
-        if key not in self.groups:
-            members = self.members.get(key[0], ())
-            self.groups[key] = GroupId(str(key[0]), str(key[1]), members)
-        return self.groups[key]
 
     def _is_done(self, entry: Mapping[str, Any], backend: str, seq: int) -> bool:
         """gloo's entries stay `scheduled` for ever; a retired one is over."""

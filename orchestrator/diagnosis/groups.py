@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from orchestrator.diagnosis.dumps import Called, GroupId, Op, RankDump, Seat
 
@@ -69,6 +70,7 @@ def stages_of(
     return stages
 
 
+@cache
 def _is_pipeline(desc: str) -> bool:
     return desc.lower() in {"pp", "mesh_pp"} or "pipeline" in desc.lower()
 

@@ -22,6 +22,22 @@ Fault = Literal[
 ]
 STOPS: tuple[Fault, ...] = ("stopped", "busy", "loader", "checkpoint")
 PROGRAM: tuple[Fault, ...] = ("skip", "shape", "dtype", "kind", "order")
+FAULTS: tuple[Fault, ...] = (*STOPS, *PROGRAM)
+"""Those that one rank is to blame for."""
+MESHES = (
+    (1, 1, 8, 1, 1),
+    (1, 2, 4, 1, 1),
+    (1, 1, 4, 1, 2),
+    (1, 2, 2, 1, 4),
+    (1, 1, 4, 2, 2),
+    (2, 1, 2, 1, 2),
+    (2, 1, 4, 1, 2),
+    (4, 1, 2, 1, 2),
+    (2, 2, 2, 1, 2),
+    (1, 1, 8, 1, 4),
+    (2, 1, 2, 2, 2),
+    (1, 1, 2, 1, 8),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +203,21 @@ class Run:
         self.ranks[number].done += 1
         other.done += 1
         return [number, peer]
+
+
+def drawn(seed: int, fault: Fault, lost: float = 0.0) -> "Standstill":
+    """A standstill on a mesh, with a backend and buffers that follow from the seed."""
+    draw = random.Random(f"{seed} {fault}")
+    return standstill(
+        seed,
+        mesh=draw.choice(MESHES),
+        fault=fault,
+        blocking=draw.random() < 0.4,
+        per_host=draw.choice((2, 4, 8)),
+        buffer=draw.choice((60, 120, 2000)),
+        lost=lost,
+        known_mesh=lost > 0,
+    )
 
 
 def standstill(
