@@ -32,10 +32,11 @@ from benchmarks.slurm_jobs import (
     wait_for,
 )
 from benchmarks.timing import machine, ratio, spread
+from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.backends.slurm.inventory import NODES, TOPOLOGY, read_cluster
 from orchestrator.cluster.slurm.gpus import gpu_table
 from orchestrator.cluster.slurm.inventory import Use
-from orchestrator.system import run_command
+from orchestrator.system import SystemClock, run_command
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 INVENTORY = Path(__file__).parents[1] / "slurm" / "testbed" / "slurm_inventory.sh"
@@ -174,7 +175,9 @@ def inventory_times(runs: int) -> Times:
                 subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
             times[COMMANDS].append(time.perf_counter() - begun)
             begun, worked = time.perf_counter(), sum(os.times()[:4])
-            found = read_cluster(run_command, None, whole=True).inventory(gpu_table({}), Use())
+            found = read_cluster(Slurm(run_command, SystemClock()), None, whole=True).inventory(
+                gpu_table({}), Use()
+            )
             times["ndctl: commands and reading"].append(time.perf_counter() - begun)
             times[CPU].append(sum(os.times()[:4]) - worked)
             assert len(found.hosts) == NODE_COUNT

@@ -5,7 +5,8 @@
     ├── PlanError        no plan fits the spec and the cluster
     ├── JobError         the job is unknown, or not in a state that allows the verb
     ├── BackendError     the cluster refused
-    │   └── Unanswered   it did not answer: nothing is known, and to ask again may help
+    │   ├── Unanswered   it did not answer: nothing is known, and to ask again may help
+    │   └── Ended        it has nothing of the job any more: to ask again does not help
     └── TrainingError    the trainer refuses its configuration; trying again would not help
 
 A message holds the offending value and the limit; `fix` says what to type or to change.
@@ -48,6 +49,10 @@ class BackendError(NdctlError):
 
 
 class Unanswered(BackendError):
+    pass
+
+
+class Ended(BackendError):
     pass
 
 

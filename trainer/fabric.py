@@ -1,6 +1,6 @@
 """One process a host: a small all-reduce and messages to the neighbours on a ring, timed.
 
-    python -m trainer.fabric --check N --rank R --hosts A,B,C --address A --port P --until T
+    python -m trainer.fabric --check N --rank R --address A --port P --until T <<< "A B C"
 
 Its last line is a `Checked` as JSON, in time whatever the others do: a watchdog gives the verdict
 when the main thread is stuck. Each process counts up a beat in the store, so that when time is over
@@ -83,7 +83,6 @@ def _check(argv: Sequence[str]) -> Check:
     parser = argparse.ArgumentParser(prog="trainer.fabric")
     parser.add_argument("--check", type=int, required=True)
     parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--hosts", required=True)
     parser.add_argument("--address", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--until", type=float, required=True, help="of the monotonic clock")
@@ -91,7 +90,7 @@ def _check(argv: Sequence[str]) -> Check:
     return Check(
         number=args.check,
         rank=args.rank,
-        hosts=tuple(args.hosts.split(",")),
+        hosts=tuple(sys.stdin.read().split()),
         address=args.address,
         port=args.port,
         ends=args.until,

@@ -18,6 +18,7 @@ from orchestrator import strikes
 from orchestrator.agent.agent import Agent, AgentConfig
 from orchestrator.agent.evidence import holders, send_signal
 from orchestrator.agent.leader import Granted, Leader, take_over
+from orchestrator.agent.leaderless import queue_again, see_to_the_leader
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term
 from orchestrator.app.replanning import replan
@@ -28,13 +29,11 @@ from orchestrator.contract.fence import GivenUp, check_leader
 from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError
 from orchestrator.locks import is_free, try_lock
 from orchestrator.preflight.host import Wanted, examine_host, sight
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal, read
+from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock, run_command
 
 log = logging.getLogger("orchestrator.agent")
@@ -45,8 +44,6 @@ LOCK_POLL_S = 0.1
 TAKE_OVER_S = 120.0
 """For a former leader, cut off on its host, to see that it was replaced and to let go of the
 journal, or for a file server to take the lock from a host that is gone."""
-TURN_S = 30.0
-"""Longer than a leader whose host lives takes to come back."""
 ORPHANS_S = 5.0
 """The kernel ends what a former agent left running; what then still runs, a rank left itself."""
 
@@ -79,10 +76,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         scheduled = args.restarts is not None
         if args.lead:
             return asyncio.run(_lead(config, args.bind, scheduled, environ, clock))
-        code = asyncio.run(_follow(config, scheduled, args.turn, environ, clock))
-        if scheduled and not args.patience and code == exits.LEADER_LOST:
-            _requeue(run_dir, environ, clock)
-        return code
+        return asyncio.run(_follow(config, scheduled, args.turn, environ, clock))
     finally:
         shutil.rmtree(config.place.socket.parent, ignore_errors=True)
 
@@ -134,13 +128,15 @@ async def _follow(
     """Run a mere agent; SIGTERM ends its ranks and it.
 
     Where a scheduler sends it, the leader has it as well, or is told, and says what is to be done:
-    ranks have until SIGKILL to write a checkpoint.
+    ranks have until SIGKILL to write a checkpoint. A follower whose leader is gone has the job
+    queued again, which is when the scheduler ends it, too.
     """
     agent = Agent(config, environ, clock)
+    named = partial(backend_named, environ=environ, clock=clock, shell=run_command)
     loop = asyncio.get_running_loop()
     if config.patience_s:
         loop.add_signal_handler(signal.SIGTERM, agent.warned, signal.SIGTERM.name)
-        seeing = asyncio.create_task(_see_to_the_leader(agent, turn, environ, clock))
+        seeing = asyncio.create_task(see_to_the_leader(agent, turn, named))
         try:
             return await agent.run()
         finally:
@@ -150,31 +146,10 @@ async def _follow(
             loop.add_signal_handler(number, log.info, "%s: the leader decides", number.name)
     else:
         loop.add_signal_handler(signal.SIGTERM, agent.leave, exits.LEADER_LOST)
-    return await agent.run()
-
-
-async def _see_to_the_leader(
-    agent: Agent, turn: int, environ: Mapping[str, str], clock: Clock
-) -> None:
-    """While no leader is heard, ask now and then for another agent in the place of the last one.
-
-    A scheduler does that by itself unless the leader's host does not answer; hosts take turns, for
-    the first one that lives to be enough.
-    """
-    run_dir, timeout = agent.config.place.run_dir, agent.config.agent_timeout
-    while True:
-        await asyncio.sleep(TURN_S / 3)
-        if agent.silent_for() < timeout + TURN_S * turn:
-            continue
-        run = fold(entry.event for entry in await asyncio.to_thread(read, run_dir.journal))
-        if run.job is None or run.ending is not None or not run.leader:
-            continue
-        backend = backend_named(run.job.backend, environ, clock, run_command)
-        try:
-            await asyncio.to_thread(backend.replace, run.job.launch, run.leader)
-        except BackendError as exc:
-            log.error("whether %s can be replaced is not known: %s", run.leader, exc)
-        await asyncio.sleep(TURN_S)
+    code = await agent.run()
+    if scheduled and code == exits.LEADER_LOST:
+        await asyncio.to_thread(queue_again, config.place.run_dir, config.term, named, clock)
+    return code
 
 
 async def _lead(
@@ -237,21 +212,6 @@ def _exit_code(ending: EndJob | Requeue) -> int:
     if isinstance(ending, Requeue):
         return exits.REQUEUED
     return exits.FAILED if ending.state == "FAILED" else exits.OK
-
-
-def _requeue(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> None:
-    """The leader is gone and its host perhaps with it: ask for another allocation without it.
-
-    Every agent that is left asks; the scheduler takes the first one.
-    """
-    run = fold(entry.event for entry in read(run_dir.journal))
-    if run.job is None or run.ending is not None:
-        return
-    backend = backend_named(run.job.backend, environ, clock, run_command)
-    try:
-        backend.requeue(run.job.launch, (run.leader,))
-    except BackendError as exc:
-        log.error("the job could not be queued again: %s", exc)
 
 
 def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:

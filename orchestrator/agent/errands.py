@@ -4,7 +4,7 @@ hosts try each other, or looks for a smaller plan. What comes of an errand is an
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from orchestrator.agent.connections import Connections
@@ -29,7 +29,7 @@ from orchestrator.errors import BackendError, NdctlError, Unanswered
 from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
-from orchestrator.supervise.roster import hosts_given
+from orchestrator.supervise.roster import hosts_given, switches_of, usable
 from orchestrator.supervise.state import JobPlan, Run
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,9 @@ CUT_OFF_S = 300.0
 SlurmdTimeout, after which it gives up a node."""
 CUT_OFF_POLL_S = 2.0
 
-Replanner = Callable[[Plan, int], JobPlan]
-"""Of a plan and a number of hosts: a plan for no more than those. Raises PlanError."""
+Replanner = Callable[[Plan, Sequence[str], Mapping[str, tuple[str, ...]]], JobPlan]
+"""Of a plan, the hosts that are left and the switches above them: a plan for no more than those.
+Raises PlanError."""
 
 
 class Errands:
@@ -190,7 +191,9 @@ class Errands:
 
     async def _replan(self, action: Replan) -> None:
         try:
-            found = await asyncio.to_thread(self.replanner, self.job.plan, action.hosts)
+            run = self.run()
+            hosts, switches = usable(run), switches_of(run)
+            found = await asyncio.to_thread(self.replanner, self.job.plan, hosts, switches)
         except (NdctlError, OSError) as exc:
             log.error("no plan for %s hosts: %s", action.hosts, exc)
             why = str(exc).split("\n")[0]

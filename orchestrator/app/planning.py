@@ -12,6 +12,7 @@ from orchestrator.errors import PlanError
 if TYPE_CHECKING:
     from orchestrator.backends.kubernetes.api import Api
     from orchestrator.backends.kubernetes.inventory import HostsFor as KubernetesHosts
+    from orchestrator.backends.slurm.commands import Slurm
     from orchestrator.backends.slurm.inventory import HostsFor
     from orchestrator.cluster.inventory import Inventory
     from orchestrator.plan.show.compare import Compared
@@ -71,9 +72,15 @@ def _planned_on_slurm(
 def _slurm_hosts(spec: JobSpec, environ: Mapping[str, str]) -> "HostsFor":
     from orchestrator.backends.slurm.inventory import hosts_for
     from orchestrator.cluster.slurm.gpus import gpu_table
-    from orchestrator.system import run_command
 
-    return hosts_for(run_command, gpu_table(environ), spec.cluster)
+    return hosts_for(_slurm(), gpu_table(environ), spec.cluster)
+
+
+def _slurm() -> "Slurm":
+    from orchestrator.backends.slurm.commands import Slurm
+    from orchestrator.system import SystemClock, run_command
+
+    return Slurm(run_command, SystemClock(), "; or give the hosts with --inventory FILE")
 
 
 def _planned_on_kubernetes(
@@ -145,9 +152,8 @@ def inventory_at(
         from orchestrator.backends.slurm.inventory import read_cluster
         from orchestrator.cluster.slurm.gpus import gpu_table
         from orchestrator.cluster.slurm.inventory import Use
-        from orchestrator.system import run_command
 
-        found = read_cluster(run_command, partition, whole=True)
+        found = read_cluster(_slurm(), partition, whole=True)
         return Seen(inventory=found.inventory(gpu_table(environ), Use()))
     if file is None and backend == "kubernetes":
         return _kubernetes_inventory(environ, context)

@@ -1,7 +1,7 @@
 """A smaller plan for a job that has lost hosts, made while it runs."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +14,24 @@ from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.load import read_spec
 from orchestrator.model_config import hub_cache, read_model_config
+from orchestrator.plan.cost.groups import BLOCK
 from orchestrator.plan.planner import plan
 from orchestrator.plan.show.explain import plan_json
 from orchestrator.plan.training import trainer_config
 from orchestrator.supervise.state import JobPlan
 
 
-def replan(run_dir: RunDir, former: Plan, hosts: int, environ: Mapping[str, str]) -> JobPlan:
-    """A plan like `former` for as many of `hosts` hosts as can be used, in the run directory.
+def replan(
+    run_dir: RunDir,
+    former: Plan,
+    hosts: Sequence[str],
+    switches: Mapping[str, tuple[str, ...]],
+    environ: Mapping[str, str],
+) -> JobPlan:
+    """A plan like `former` for as many of `hosts` as can be used, in the run directory.
+
+    `switches` are those above each host of the job, of the lost ones too: a host that comes back
+    may be placed again.
 
     The global batch stays: each rank accumulates more micro batches. What the spec says of tp, cp
     and pp stays as well; how many ranks share a copy of the model follows from the hosts.
@@ -32,10 +42,11 @@ def replan(run_dir: RunDir, former: Plan, hosts: int, environ: Mapping[str, str]
     spec = read_spec(run_dir.spec)
     config = read_model_config(spec.model, hub_cache(environ))
     first: PlanError | None = None
-    for count in range(hosts, spec.resilience.min_hosts - 1, -1):
+    inventory = _inventory(former, hosts, switches)
+    for count in range(len(hosts), spec.resilience.min_hosts - 1, -1):
         smaller = _for_hosts(spec, count)
         try:
-            found = plan(smaller, _inventory(former, count), config)
+            found = replace(plan(smaller, inventory, config), switches=switches)
         except PlanError as exc:
             first = first or exc
             continue
@@ -44,7 +55,7 @@ def replan(run_dir: RunDir, former: Plan, hosts: int, environ: Mapping[str, str]
         training = trainer_config(smaller, found, config, str(run_dir.path))
         run_dir.trainer_config(number).write_text(json.dumps(encode(training), indent=2))
         return JobPlan(plan=found, number=number)
-    raise first or PlanError(f"{hosts} hosts are fewer than resilience.min_hosts")
+    raise first or PlanError(f"{len(hosts)} hosts are fewer than resilience.min_hosts")
 
 
 def _for_hosts(spec: JobSpec, count: int) -> JobSpec:
@@ -52,18 +63,26 @@ def _for_hosts(spec: JobSpec, count: int) -> JobSpec:
     return replace(spec, cluster=replace(spec.cluster, hosts=count), parallel=parallel)
 
 
-def _inventory(former: Plan, count: int) -> Inventory:
-    """As many hosts of the kind that the job was planned for; which ones is decided later."""
+def _inventory(
+    former: Plan, hosts: Sequence[str], switches: Mapping[str, tuple[str, ...]]
+) -> Inventory:
+    """The hosts that are left, of the kind that the job was planned for."""
     profile = load_profile(former.profile) if former.profile else None
+    in_blocks = former.placement is not None and BLOCK in former.placement.levels
+    depth = max((len(path) for path in switches.values()), default=0) if in_blocks else 0
+    paths = {host: switches.get(host, ()) for host in hosts}
+    blocks = {host: path[-1] for host, path in paths.items() if path and len(path) == depth}
     return Inventory(
         hosts=tuple(
             Host(
-                name=f"node-{number}",
+                name=host,
                 devices=former.ranks_per_host,
                 device_bytes=former.memory.device_bytes,
                 profile=profile,
+                switches=path[:-1] if host in blocks else path,
+                nvlink_block=blocks.get(host),
             )
-            for number in range(count)
+            for host, path in paths.items()
         )
     )
 

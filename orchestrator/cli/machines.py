@@ -33,12 +33,14 @@ def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
 def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...]":
     from pathlib import Path
 
+    from orchestrator.backends.slurm.commands import Slurm
     from orchestrator.contract.slurm import SlurmSpec
     from orchestrator.doctor.slurm import examine_slurm
-    from orchestrator.system import run_command
+    from orchestrator.system import SystemClock, run_command
 
-    slurm = wish.cluster.slurm if wish else SlurmSpec()
-    return examine_slurm(root, slurm, run_command, Path("/proc/mounts").read_text())
+    spec = wish.cluster.slurm if wish else SlurmSpec()
+    slurm = Slurm(run_command, SystemClock())
+    return examine_slurm(root, spec, slurm, Path("/proc/mounts").read_text())
 
 
 def _kubernetes_findings(wish: "JobSpec | None") -> "tuple[Finding, ...]":

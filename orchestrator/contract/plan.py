@@ -29,7 +29,7 @@ class Traffic:
     axis: str
     """One of the mesh, or two that are one group, as in `dp_shard x cp`."""
     collective: str
-    """`all-gather`, `reduce-scatter`, `all-reduce`, `all-to-all`, `send`."""
+    """`all-gather`, `reduce-scatter`, `all-reduce`, `all-to-all`, `send`, `exchange`."""
     what: str
     """`weights`, `gradients`, `activations`, `keys and values`, …"""
     bytes_per_step: int

@@ -85,6 +85,11 @@ class RunDir:
         """Shared by every process that the agent of `host` started: free means none is left."""
         return self.logs / f"ranks-{host}.lock"
 
+    @property
+    def requeue_lock(self) -> Path:
+        """Held by the agent whose turn it is to ask for a requeue, once the leader is gone."""
+        return self.logs / "requeue.lock"
+
     def attempt_logs(self, attempt: int, host: str) -> Path:
         return self.logs / f"attempt-{attempt}" / host
 

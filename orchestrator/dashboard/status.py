@@ -149,7 +149,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     lines = [
         f"{shown.name}: {standing.state}, {words.one_line(standing.reason)}",
         row("since", f"{words.moment(standing.since, zone)} ({ago} ago)"),
-        *scheduler(snapshot),
+        *scheduler(snapshot, zone),
         row("progress", _progress(shown)),
         row("where", where(snapshot)),
         row("restarts", restarts(snapshot)),
@@ -162,9 +162,16 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     return "\n".join(lines)
 
 
-def scheduler(snapshot: Snapshot) -> Iterator[str]:
-    if snapshot.scheduler is not None:
-        yield row("scheduler", snapshot.scheduler)
+def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
+    if snapshot.scheduler is None:
+        return
+    granted = snapshot.seen.run.allocation
+    ends_at = granted.ends_at if granted is not None and snapshot.leader_alive else None
+    limit = ""
+    if ends_at is not None and ends_at > snapshot.now:
+        left = words.duration(ends_at - snapshot.now)
+        limit = f", whose allocation ends at {words.moment(ends_at, zone)}, in {left}"
+    yield row("scheduler", snapshot.scheduler + limit)
 
 
 def row(label: str, text: str) -> str:

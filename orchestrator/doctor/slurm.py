@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.cluster.slurm.config import parse_config
 from orchestrator.cluster.slurm.partitions import Partition, parse_partitions, time_words
 from orchestrator.contract.findings import Finding, Verdict
 from orchestrator.contract.slurm import SlurmSpec
-from orchestrator.seams import Completed, Shell
+from orchestrator.errors import BackendError
+from orchestrator.seams import Completed
 
 TIMEOUT_S = 15.0
 """A controller that is down is found out after 4 to 8 s by the commands themselves."""
@@ -27,27 +29,27 @@ Config = Mapping[str, str]
 
 
 def examine_slurm(
-    run_root: Path, spec: SlurmSpec, shell: Shell, mounts: str
+    run_root: Path, spec: SlurmSpec, slurm: Slurm, mounts: str
 ) -> tuple[Finding, ...]:
     """Every check; `mounts` is the text of /proc/mounts."""
     return (
-        *_commands(shell),
+        *_commands(slurm),
         _submitit(),
-        *_cluster(spec, shell),
+        *_cluster(spec, slurm),
         _shared(run_root, mounts),
     )
 
 
-def ask(shell: Shell, *argv: str) -> Completed:
-    """A command that does not answer is one that failed."""
+def _ask(slurm: Slurm, *argv: str) -> Completed:
+    """Once: a command that does not answer is one that failed."""
     try:
-        return shell(argv, timeout=TIMEOUT_S)
-    except TimeoutError:
-        return Completed(124, "", f"no answer within {TIMEOUT_S:.0f} s")
+        return slurm.ask(argv, tries=1, answer_s=TIMEOUT_S)
+    except BackendError as exc:
+        return Completed(1, "", exc.message)
 
 
-def _commands(shell: Shell) -> Iterator[Finding]:
-    asked = {command: ask(shell, command, "--version") for command in COMMANDS}
+def _commands(slurm: Slurm) -> Iterator[Finding]:
+    asked = {command: _ask(slurm, command, "--version") for command in COMMANDS}
     missing = [command for command, done in asked.items() if done.code != 0]
     if missing:
         yield Finding(
@@ -93,8 +95,8 @@ def _submitit() -> Finding:
     )
 
 
-def _cluster(spec: SlurmSpec, shell: Shell) -> Iterator[Finding]:
-    shown = ask(shell, "scontrol", "show", "config")
+def _cluster(spec: SlurmSpec, slurm: Slurm) -> Iterator[Finding]:
+    shown = _ask(slurm, "scontrol", "show", "config")
     if shown.code != 0:
         yield Finding(
             what="controller",
@@ -107,9 +109,9 @@ def _cluster(spec: SlurmSpec, shell: Shell) -> Iterator[Finding]:
     name = config.get("ClusterName", "unknown")
     found = f"cluster {name}, Slurm {config.get('SLURM_VERSION', 'of unknown version')}"
     yield Finding(what="controller", verdict="ok", found=found)
-    partitions = ask(shell, "scontrol", "-o", "show", "partition")
+    partitions = _ask(slurm, "scontrol", "-o", "show", "partition")
     yield judge_partition(spec.partition, parse_partitions(partitions.out))
-    yield _accounting(config, shell)
+    yield _accounting(config, slurm)
     yield from judge_config(config, spec)
 
 
@@ -133,14 +135,14 @@ def judge_partition(name: str | None, partitions: Sequence[Partition]) -> Findin
     return Finding(what="partition", verdict="ok", found=found)
 
 
-def _accounting(config: Config, shell: Shell) -> Finding:
+def _accounting(config: Config, slurm: Slurm) -> Finding:
     """ndctl does not need it; without it a job's end is known while Slurm remembers the job."""
     kind = config.get("AccountingStorageType", "accounting_storage/none")
     if kind.endswith("/none"):
         kept = config.get("MinJobAge", "unknown")
         found = f"none; squeue remembers a job for {kept}"
         return Finding(what="accounting", verdict="note", found=found)
-    done = ask(shell, "sacct", "-n", "-X", "--starttime", "now-1minutes")
+    done = _ask(slurm, "sacct", "-n", "-X", "--starttime", "now-1minutes")
     if done.code == 0:
         return Finding(what="accounting", verdict="ok", found="sacct answers")
     fix = "jobs run without it; tell your admins: slurmdbd"

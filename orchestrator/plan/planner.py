@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.cluster.generate import LEVELS as SWITCHES
 from orchestrator.cluster.inventory import Inventory, tree_of
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import Choice, PlacementCost, Plan, Traffic
+from orchestrator.contract.plan import PlacementCost, Plan, Traffic
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.plan.cost.traffic import traffic_of
@@ -92,7 +92,8 @@ def _too_large(space: Space, inventory: Inventory, found: Found) -> PlanError:
 
 def _head(spec: JobSpec) -> str:
     cluster = spec.cluster
-    return f"no plan for {spec.name} on {cluster.hosts} hosts x {cluster.gpus_per_host} ranks:"
+    hosts = f"{cluster.hosts} host{'s' if cluster.hosts > 1 else ''}"
+    return f"no plan for {spec.name} on {hosts} x {cluster.gpus_per_host} ranks:"
 
 
 def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
@@ -100,6 +101,28 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
     spec, setup = space.spec, best.setup
     traffic = traffic_of(setup, space.fabric)
     hosts, placement = _placed(space, setup.mesh, inventory, traffic)
+    return replace(
+        _decided(best, spec.cluster.gpus_per_host),
+        hosts=hosts,
+        switches=tree_of(inventory.with_devices(space.fabric.devices_per_host)),
+        placement=placement,
+        memory_along_pp=memories_of(setup, space.fabric) if setup.mesh.pp > 1 else (),
+        communication=traffic,
+        profile=space.fabric.profile.name,
+        alternatives=tuple(
+            choice
+            for option in others
+            if (choice := _decided(option, spec.cluster.gpus_per_host).choice)
+        ),
+        rejected=found.rejected,
+        methods=methods_of(setup),
+        notes=notes_of(space, setup, inventory),
+    )
+
+
+def _decided(option: Option, ranks_per_host: int) -> Plan:
+    """What the search decided, on no hosts yet."""
+    setup = option.setup
     return Plan(
         mesh=setup.mesh,
         micro_batch_size=setup.micro_batch_size,
@@ -107,19 +130,10 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         activation_checkpointing=setup.checkpointing,
         reshard_after_forward=setup.reshard,
         pipeline=replace(setup.pipeline, stages_per_rank=setup.pipeline.stages),
-        hosts=hosts,
-        switches=tree_of(inventory.with_devices(space.fabric.devices_per_host)),
-        ranks_per_host=spec.cluster.gpus_per_host,
-        placement=placement,
-        memory=best.memory,
-        memory_along_pp=memories_of(setup, space.fabric) if setup.mesh.pp > 1 else (),
-        time=best.time,
-        communication=traffic,
-        profile=space.fabric.profile.name,
-        alternatives=tuple(choice_of(option) for option in others),
-        rejected=found.rejected,
-        methods=methods_of(setup),
-        notes=notes_of(space, setup, inventory),
+        hosts=(),
+        ranks_per_host=ranks_per_host,
+        memory=option.memory,
+        time=option.time,
     )
 
 
@@ -140,19 +154,3 @@ def _placed(
         by_name=found.by_name.crossing,
     )
     return found.hosts, cost
-
-
-def choice_of(option: Option) -> Choice:
-    setup, time = option.setup, option.time
-    return Choice(
-        mesh=setup.mesh,
-        micro_batch_size=setup.micro_batch_size,
-        gradient_accumulation=setup.micro_batches,
-        activation_checkpointing=setup.checkpointing,
-        reshard_after_forward=setup.reshard,
-        schedule=setup.pipeline.schedule if setup.mesh.pp > 1 else None,
-        step_s=time.step_s,
-        tokens_per_second_per_device=time.tokens_per_second_per_device,
-        mfu=time.mfu,
-        peak_bytes=option.memory.peak_bytes,
-    )

@@ -1,8 +1,10 @@
 """What each rank of a pipeline has and keeps, and how long it waits."""
 
 from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.pipeline import (
@@ -14,6 +16,9 @@ from orchestrator.contract.pipeline import (
     stages_of_rank,
 )
 from orchestrator.plan.model.shape import ModelShape
+
+STAGES_AT_ONCE = 3
+"""Of one rank's, that torch's schedules keep gathered (`_add_unshard_reshard`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +125,64 @@ def kept_passes(spec: PipelineSpec, pp: int, rank: int, micro_batches: int) -> i
         case "1f1b" | "auto":
             return min(most, pp - rank)
         case "interleaved_1f1b":
-            a_round = micro_batches // max(1, micro_batches // pp)
-            return min(most, (spec.stages - 1) * a_round + 2 * (pp - 1 - rank) + 1)
+            return min(
+                most, (spec.stages - 1) * _round(pp, micro_batches) + 2 * (pp - 1 - rank) + 1
+            )
         case "zbv":
             return min(most, 2 * pp)
+
+
+@cache
+def stage_gathers(
+    spec: PipelineSpec, pp: int, rank: int, micro_batches: int
+) -> tuple[tuple[int, ...], ...]:
+    """Each gathering of each stage of `rank`, where it has several: how many passes through other
+    stages are between the asking and the first use.
+
+    torch's schedules gather a whole stage before its first pass and free it when it is not among
+    the next three that the rank needs (`_add_unshard_reshard`).
+    """
+    if spec.stages <= STAGES_AT_ONCE:
+        return tuple((stage,) for stage in range(spec.stages))
+    passes = list(_interleaved_passes(spec, pp, rank, micro_batches))
+    gathered: list[list[int]] = [[] for _ in range(spec.stages)]
+    there: Collection[int] = ()
+    for at in range(len(passes)):
+        needed = _next_stages(passes, at)
+        for stage, ahead in needed.items():
+            if stage not in there:
+                gathered[stage].append(ahead)
+        there = needed
+    return tuple(map(tuple, gathered))
+
+
+def _interleaved_passes(
+    spec: PipelineSpec, pp: int, rank: int, micro_batches: int
+) -> Iterator[int]:
+    """Which of its stages `rank` passes a micro batch through, or back, one after the other."""
+    stages, total = spec.stages, micro_batches * spec.stages
+    a_round = _round(pp, micro_batches)
+    warmup = min(total, (stages - 1) * a_round + 2 * (pp - 1 - rank))
+    for turn in range(total + warmup):
+        if turn < total:
+            yield turn // a_round % stages
+        if turn >= warmup:
+            yield stages - 1 - (turn - warmup) // a_round % stages
+
+
+def _next_stages(passes: Sequence[int], at: int) -> dict[int, int]:
+    """Which come next, and how many passes after `at` they do."""
+    found: dict[int, int] = {}
+    for ahead, stage in enumerate(islice(passes, at, None)):
+        found.setdefault(stage, ahead)
+        if len(found) == STAGES_AT_ONCE:
+            break
+    return found
+
+
+def _round(pp: int, micro_batches: int) -> int:
+    """Micro batches that interleaved 1F1B passes through one stage before it turns to the next."""
+    return micro_batches // max(1, micro_batches // pp)
 
 
 @cache

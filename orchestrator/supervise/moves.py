@@ -128,7 +128,7 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
         run = replace(run, replanning=None, refused=run.replanning)  # nobody answered
     if not overdue and room_for(run.plan, (*there, *coming(run, at)), switches_of(run)) >= need:
         return run, ()
-    reason = f"{len(there)} of {need} hosts are left, and no spare"
+    reason = f"{_left(run, there)}, and no spare"
     if has_successors(run):
         run, orders = _make_room(run, reason)
         if orders or successor_may_come(run, at):
@@ -140,6 +140,13 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
     if overdue:
         return end(run, at, "FAILED", who_came(run, there))
     return run, ()
+
+
+def _left(run: Run, there: list[str]) -> str:
+    need = len(run.plan.hosts)
+    room = room_for(run.plan, there, switches_of(run))
+    whole = "" if room == len(there) else f", in NVLink blocks with room for {room}"
+    return f"{len(there)} of {need} hosts are left{whole}"
 
 
 def _make_room(run: Run, reason: str) -> Result:

@@ -11,6 +11,7 @@ from orchestrator.contract.events import (
     ReplanRefused,
 )
 from orchestrator.contract.launch import Cause
+from orchestrator.plan.placement.place import room_for
 from orchestrator.supervise.moves import (
     Result,
     all_done,
@@ -21,7 +22,7 @@ from orchestrator.supervise.moves import (
     start_if_ready,
     stop,
 )
-from orchestrator.supervise.roster import has_successors, usable
+from orchestrator.supervise.roster import has_successors, switches_of, usable
 from orchestrator.supervise.state import LIVE, OUTSIDE, JobPlan, Leaving, Run, Stage
 
 WORDS: dict[Cause | None, str] = {
@@ -117,7 +118,8 @@ def replanned(run: Run, event: Replanned) -> Result:
     if run.replanning is None:
         return run, ()
     run = replace(run, replanning=None)
-    if len(usable(run)) < len(job.plan.hosts):  # else the host came back meanwhile
+    room = room_for(job.plan, usable(run), switches_of(run))
+    if room < len(job.plan.hosts):  # else the host came back meanwhile
         run = replace(run, replanned=JobPlan(plan=event.plan, number=event.plan_number))
     return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
 

@@ -159,7 +159,6 @@ def test_the_command_line(tmp_path: Path) -> None:
         "trainer.fabric",
         "--check=7",
         "--rank=2",
-        "--hosts=node1,node2,node3",
         "--address=127.0.0.1",
         "--port=23456",
         "--until=1234.500",

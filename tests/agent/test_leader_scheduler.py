@@ -22,7 +22,6 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.fence import Fence, GivenUp, read_fence, write_fence
 from orchestrator.contract.launch import Allocation
-from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import (
     Checked,
     CheckFabric,
@@ -98,6 +97,7 @@ def test_a_host_where_no_agent_can_be_had_makes_the_job_smaller(tmp_path: Path) 
         assert (start.nodes, start.config) == (1, str(job.run_dir.trainer_config(2)))
         assert job.events(HostUnavailable)[0].host == "host-1"
         assert job.events(Replanned)[0].plan_number == 2
+        assert job.backend.left == ("host-0",)
 
     play(tmp_path, script, shrink=True)
 
@@ -105,7 +105,7 @@ def test_a_host_where_no_agent_can_be_had_makes_the_job_smaller(tmp_path: Path) 
 def test_whatever_keeps_a_smaller_plan_from_being_made_is_told(tmp_path: Path) -> None:
     """Also what is no plan's fault: a profile that lay in a file which is gone."""
 
-    def broken(former: Plan, hosts: int) -> JobPlan:
+    def broken(*left: object) -> JobPlan:
         raise SpecError("no profile is called h100-of-ours")
 
     async def script(job: Led) -> None:

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,8 @@ from orchestrator.contract.events import (
     LeaderStarted,
     LeaveAsked,
 )
-from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.protocol import Warned
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError
 from orchestrator.locks import is_free
 from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.loop import Supervisor
@@ -173,26 +171,34 @@ def a_follower(run_dir: RunDir, *words: str) -> int:
     return main([f"--run-dir={run_dir.path}", *host, "--agent-timeout=1", *words], {})
 
 
-@dataclass
-class Queue(FakeBackend):
-    """A scheduler that takes a job back, or does not."""
+@pytest.mark.parametrize(("words", "left"), [((), True), (("--restarts=0",), False)])
+def test_what_a_scheduler_signals_a_follower_leaves_to_the_leader(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], left: bool
+) -> None:
+    codes: list[int | None] = []
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
-        super().requeue(launch, exclude, whole=whole)
-        if self.broken:
-            raise BackendError("it has ended")
+    async def signalled(agent: Agent) -> int:
+        for number in WARNINGS if words else (signal.SIGTERM,):
+            os.kill(os.getpid(), number)
+        await asyncio.sleep(0.05)
+        codes.append(agent.exit_code)
+        return exits.OK
+
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", signalled)
+    assert a_follower(run_dir, *words) == exits.OK
+    assert codes == [exits.LEADER_LOST if left else None]
 
 
 @pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+def queue(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     """The backend of an agent whose leader is gone."""
-    found = Queue()
+    found = FakeBackend()
 
     async def lost(agent: object) -> int:
         return exits.LEADER_LOST
 
     monkeypatch.setattr("orchestrator.agent.agent.Agent.run", lost)
-    monkeypatch.setattr("orchestrator.agent.__main__.backend_named", lambda *_: found)
+    monkeypatch.setattr("orchestrator.agent.__main__.backend_named", lambda *_, **__: found)
     return found
 
 
@@ -222,10 +228,10 @@ def test_where_hosts_are_replaced_a_follower_tells_the_leader_of_its_own_end(
 
 @pytest.mark.parametrize(("turn", "sees"), [(1, True), (10_000, False)])
 def test_a_follower_whose_turn_it_is_sees_that_the_leader_is_replaced(
-    run_dir: RunDir, queue: Queue, monkeypatch: pytest.MonkeyPatch, turn: int, sees: bool
+    run_dir: RunDir, queue: FakeBackend, monkeypatch: pytest.MonkeyPatch, turn: int, sees: bool
 ) -> None:
     write(run_dir)
-    monkeypatch.setattr("orchestrator.agent.__main__.TURN_S", 0.01)
+    monkeypatch.setattr("orchestrator.agent.leaderless.SEE_S", 0.01)
 
     async def alone(agent: Agent) -> int:
         monkeypatch.setattr(agent, "silent_for", lambda: 1.5)  # of an agent_timeout of 1
@@ -242,41 +248,21 @@ def test_a_follower_whose_turn_it_is_sees_that_the_leader_is_replaced(
     assert queue.requeued == [], "the scheduler starts it again by itself"
 
 
-@pytest.mark.parametrize(("words", "left"), [((), True), (("--restarts=0",), False)])
-def test_what_a_scheduler_signals_a_follower_leaves_to_the_leader(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], left: bool
+def test_who_lost_the_leader_has_the_job_queued_again_without_its_host(
+    run_dir: RunDir, queue: FakeBackend
 ) -> None:
-    codes: list[int | None] = []
-
-    async def signalled(agent: Agent) -> int:
-        for number in WARNINGS if words else (signal.SIGTERM,):
-            os.kill(os.getpid(), number)
-        await asyncio.sleep(0.05)
-        codes.append(agent.exit_code)
-        return exits.OK
-
-    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", signalled)
-    assert a_follower(run_dir, *words) == exits.OK
-    assert codes == [exits.LEADER_LOST if left else None]
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_who_lost_the_leader_has_the_job_queued_again_once_without_its_host(
-    run_dir: RunDir, queue: Queue, broken: bool
-) -> None:
-    queue.broken = broken
     write(run_dir)
     assert a_follower(run_dir, "--restarts=1") == exits.LEADER_LOST
     assert queue.requeued == [("host-0",)]
 
 
-def test_without_a_scheduler_nobody_is_asked(run_dir: RunDir, queue: Queue) -> None:
+def test_without_a_scheduler_nobody_is_asked(run_dir: RunDir, queue: FakeBackend) -> None:
     write(run_dir)
     assert a_follower(run_dir) == exits.LEADER_LOST
     assert queue.requeued == []
 
 
-def test_a_job_that_has_ended_is_not_queued_again(run_dir: RunDir, queue: Queue) -> None:
+def test_a_job_that_has_ended_is_not_queued_again(run_dir: RunDir, queue: FakeBackend) -> None:
     write(run_dir, CancelRequested(at=time.time(), by="me"))
     assert fold(entry.event for entry in read(run_dir.journal)).ending == "CANCELLED"
     assert a_follower(run_dir, "--restarts=0") == exits.LEADER_LOST

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,8 @@ class FakeBackend:
     busy: int = 0
     """How often a scheduler does not answer before it does."""
     smaller: JobPlan | None = None
+    left: tuple[str, ...] = ()
+    """Hosts for which a smaller plan was asked."""
     mute: bool = False
     asked: int = 0
     """How often what it holds against hosts was asked."""
@@ -169,7 +171,10 @@ class FakeBackend:
         if len(self.requeued) <= self.busy:
             raise BackendError("the scheduler does not answer")
 
-    def replan(self, former: Plan, hosts: int) -> JobPlan:
+    def replan(
+        self, former: Plan, hosts: Sequence[str], switches: Mapping[str, tuple[str, ...]]
+    ) -> JobPlan:
+        self.left = tuple(hosts)
         if self.smaller is None:
             raise PlanError("no plan")
         return self.smaller

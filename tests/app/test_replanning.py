@@ -7,15 +7,23 @@ import pytest
 
 from orchestrator.app import planning
 from orchestrator.app.replanning import replan
+from orchestrator.cluster.file import load_inventory
+from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.codec import decode
 from orchestrator.contract.plan import Plan
+from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import PlanError
 from orchestrator.load import dump_spec
+from orchestrator.plan.placement.place import place
+from orchestrator.plan.planner import plan
 from orchestrator.plan.show.explain import plan_json
 from tests.jobs_on_disk import submission
 
+HOSTS = ("host-0", "host-2", "host-3")
+"""That are left."""
 FOUR = ("cluster.hosts=4", "train.global_batch_size=8", "parallel.tp=2")
 
 
@@ -42,8 +50,8 @@ def samples(plan: Plan) -> int:
 def test_fewer_hosts_train_the_same_global_batch(tmp_path: Path) -> None:
     run_dir, planned = a_run(tmp_path, "train.micro_batch_size=1")
     former = planned.plan
-    found = replan(run_dir, former, 2, {})
-    assert (len(former.hosts), len(found.plan.hosts)) == (4, 2)
+    found = replan(run_dir, former, HOSTS[:2], {}, {})
+    assert (len(former.hosts), found.plan.hosts) == (4, HOSTS[:2])
     assert found.plan.mesh.tp == former.mesh.tp == 2
     assert samples(found.plan) == samples(former) == 8
     assert found.plan.gradient_accumulation == 2 * former.gradient_accumulation
@@ -56,7 +64,7 @@ def test_fewer_hosts_train_the_same_global_batch(tmp_path: Path) -> None:
 
 def test_a_count_that_does_not_divide_the_batch_is_passed_over(tmp_path: Path) -> None:
     run_dir, planned = a_run(tmp_path)
-    found = replan(run_dir, planned.plan, 3, {})
+    found = replan(run_dir, planned.plan, HOSTS[:3], {}, {})
     assert len(found.plan.hosts) == 2, "8 samples cannot be dealt to 3 copies"
     assert samples(found.plan) == 8
 
@@ -64,10 +72,10 @@ def test_a_count_that_does_not_divide_the_batch_is_passed_over(tmp_path: Path) -
 def test_never_fewer_than_the_spec_allows(tmp_path: Path) -> None:
     run_dir, planned = a_run(tmp_path, "resilience.min_hosts=3")
     with pytest.raises(PlanError) as refused:
-        replan(run_dir, planned.plan, 3, {})
+        replan(run_dir, planned.plan, HOSTS[:3], {}, {})
     assert "8" in str(refused.value), "why the largest number of hosts cannot"
     with pytest.raises(PlanError, match="2 hosts are fewer than resilience"):
-        replan(run_dir, planned.plan, 2, {})
+        replan(run_dir, planned.plan, HOSTS[:2], {}, {})
     assert not run_dir.plan(2).exists()
 
 
@@ -75,7 +83,44 @@ def test_numbers_of_plans_never_clash(tmp_path: Path) -> None:
     run_dir, planned = a_run(tmp_path)
     run_dir.plan(7).write_text("{}")
     (tmp_path / "plan-9-of-mine.json").write_text("{}")
-    first, second = (replan(run_dir, planned.plan, 2, {}).number for _ in range(2))
+    first, second = (replan(run_dir, planned.plan, HOSTS[:2], {}, {}).number for _ in range(2))
     assert (first, second) == (8, 9)
     assert run_dir.trainer_config(8).exists()
     assert run_dir.plan(7).read_text() == "{}"
+
+
+def in_blocks(count: int, per_block: int) -> Inventory:
+    """Hosts of two devices, six under a leaf."""
+    keys = f"hosts: {count}, devices_per_host: 2, hosts_per_leaf: 6"
+    text = f"{{profile: b200-sxm-180gb, {keys}, hosts_per_nvlink_block: {per_block}}}"
+    return load_inventory(text, "a test")
+
+
+def test_groups_wider_than_a_host_are_planned_anew_in_the_blocks_that_are_left(
+    tmp_path: Path,
+) -> None:
+    keys = {"pp": 1, "cp": 1, "tp": 4}
+    spec: JobSpec = decode(
+        JobSpec,
+        {
+            "name": "wide",
+            "model": {"preset": "llama3-8b"},
+            "data": {"files": "x", "sequence_length": 1024},
+            "train": {"steps": 1, "global_batch_size": 16, "dtype": "bfloat16"},
+            "parallel": keys,
+            "cluster": {"hosts": 4, "gpus_per_host": 2},
+            "resilience": {"shrink": True, "min_hosts": 1},
+        },
+    )
+    former = plan(spec, in_blocks(6, 3), PRESETS["llama3-8b"])
+    one, another = (former.hosts[:2], former.hosts[2:])
+    left = [host for host in former.switches if host not in one]
+    run_dir = RunDir(tmp_path)
+    run_dir.spec.write_text(dump_spec(spec))
+    found = replan(run_dir, former, left, former.switches, {}).plan
+    assert found.mesh.tp == 4
+    assert set(found.hosts) <= set(left), "of four hosts that are left, one is alone in its block"
+    assert len({former.switches[host] for host in found.hosts}) == 1
+    assert found.switches == former.switches
+    assert {row.level for row in found.communication if row.axis == "tp"} == {"nvlink block"}
+    assert place(found, left, former.hosts, switches=found.switches) == another

@@ -47,19 +47,19 @@ def test_a_leaf_is_as_large_as_the_host_in_the_middle_sees_it() -> None:
     assert Inventory(hosts=(replace(hosts[0], profile=None),)).fabric(8) is None
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.text("ab-019"), unique=True))
 def test_the_order_is_total(names: list[str]) -> None:
     assert len({natural(name) for name in names}) == len(names)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_numbers_in_names_count_as_numbers(one: int, other: int) -> None:
     assert (natural(f"rack-1-host-{one}") < natural(f"rack-1-host-{other}")) == (one < other)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 20), min_size=1), st.integers(1, 20), st.integers(1, 60))
 def test_groups_that_blocks_hold_are_no_larger_than_the_block_in_the_middle(
     sizes: list[int], wide: int, groups: int

@@ -439,6 +439,17 @@ def test_a_job_that_waits_at_a_scheduler_is_pending_and_says_for_what() -> None:
     assert row.endswith("Slurm job 12 is PENDING (JobHeldUser)")
 
 
+def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads() -> None:
+    granted = Allocation(id="12", restarts=0, hosts=("host-0",), ends_at=START + 40 + 7200)
+    leads = [
+        replace(e, allocation=granted) if isinstance(e, LeaderStarted) else e for e in started()
+    ]
+    there = replace(snapshot(leads), scheduler="Slurm job 12")
+    ends = moment(START + 40 + 7200, UTC)
+    assert f"Slurm job 12, whose allocation ends at {ends}, in 2 h" in status_text(there, UTC)
+    assert "whose allocation" not in status_text(replace(there, leader_alive=False), UTC)
+
+
 def test_a_job_that_was_taken_out_of_the_queue_waits_for_nothing() -> None:
     queued = snapshot([submitted()], now=START + 1, alive=False)
     assert status_json(queued)["state"] == "SUBMITTED"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.cluster.slurm.config import parse_config
 from orchestrator.cluster.slurm.partitions import parse_partitions
 from orchestrator.contract.findings import Finding
@@ -19,6 +20,7 @@ from orchestrator.doctor.slurm import (
     parse_version,
 )
 from orchestrator.seams import Completed
+from tests.agent.world import TurnedClock
 
 CAPTURED = Path(__file__).parent.parent / "captured"
 CONFIG = (CAPTURED / "scontrol-config-22.05.txt").read_text()
@@ -53,8 +55,12 @@ class Login:
         return answer
 
 
+def asked(login: Login) -> Slurm:
+    return Slurm(login, TurnedClock())
+
+
 def look(what: str, root: str = "/home/ada/runs", **answers: Completed | None) -> Finding:
-    found = examine_slurm(Path(root), SlurmSpec(), Login(**answers), MOUNTS)
+    found = examine_slurm(Path(root), SlurmSpec(), asked(Login(**answers)), MOUNTS)
     return next(finding for finding in found if finding.what == what)
 
 
@@ -64,7 +70,7 @@ def settle(**settings: str) -> Mapping[str, Finding]:
 
 
 def test_a_sound_cluster_stops_nothing() -> None:
-    found = examine_slurm(Path("/home/ada/runs"), SlurmSpec(), Login(), MOUNTS)
+    found = examine_slurm(Path("/home/ada/runs"), SlurmSpec(), asked(Login()), MOUNTS)
     assert [finding for finding in found if finding.verdict == "stops"] == []
     names = ["commands", "submitit", "controller", "partition", "accounting", "requeue"]
     names += ["preemption", "kill wait", "dead nodes", "shared root"]

@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "tests" / "e2e" / "job.yaml"
-WAIT_S = 300.0
+WAIT_S = 600.0
 
 
 @dataclass(frozen=True)

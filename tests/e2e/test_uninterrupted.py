@@ -74,6 +74,7 @@ def test_a_finished_job_is_not_started_again_unasked(reference: Ndctl) -> None:
     assert "--new" in done.err
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_job_ends_at_once_with_success(ndctl: Ndctl, reference: Ndctl) -> None:
     shutil.copytree(reference.run_dir, ndctl.run_dir)
     done = ndctl.submit("--resume", "--follow")

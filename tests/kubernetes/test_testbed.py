@@ -138,19 +138,27 @@ def test_volumes_and_values_come_from_the_api(kube: KubeTestbed) -> None:
     assert not Path("/ndctl/x").exists()
 
 
+def executed(kube: KubeTestbed, script: str) -> tuple[str, int]:
+    with kube.client as api:
+        told = stream.stream(
+            client.CoreV1Api(api).connect_get_namespaced_pod_exec,
+            *("pod", "default"),
+            command=["sh", "-c", script],
+            stdout=True,
+            stderr=True,
+            _preload_content=False,
+        )
+        told.run_forever(timeout=60)
+        said = told.read_stdout().strip(), told.returncode
+        told.sock.shutdown()  # close() leaves a socket open that the server closed first
+        return said
+
+
 def test_exec_and_a_log_that_is_followed(kube: KubeTestbed) -> None:
     kube.apply(pod("until [ -e /tmp/go ]; do sleep 0.1; done; echo gone"))
     running(kube)
-    told = stream.stream(
-        client.CoreV1Api(kube.client).connect_get_namespaced_pod_exec,
-        *("pod", "default"),
-        command=["sh", "-c", "touch /tmp/go; hostname; exit 3"],
-        stdout=True,
-        stderr=True,
-        _preload_content=False,
-    )
-    told.run_forever(timeout=20)
-    assert (told.read_stdout().strip(), told.returncode) == ("pod", 3)
+    assert executed(kube, "hostname; exit 3") == ("pod", 3)
+    executed(kube, "touch /tmp/go")
     assert kube.kubectl("logs", "-f", "pod", timeout=20) == "gone"
 
 

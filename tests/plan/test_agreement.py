@@ -110,7 +110,7 @@ def refused_by_planner(spec: JobSpec, model: dict[str, Any]) -> str:
     return ""
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(jobs)
 def test_planner_and_trainer_refuse_the_same(wish: dict[str, Any]) -> None:
     """On one host, for a tensor-parallel group across hosts is the planner's own to refuse."""

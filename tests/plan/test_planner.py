@@ -482,7 +482,7 @@ def refused_meshes(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> tu
     return refusals(spec, inventory, shape, mesh)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(jobs, inventories)
 def test_a_plan_fills_the_world_and_keeps_the_batch(spec: JobSpec, inventory: Inventory) -> None:
     shape = shape_of(TINY)
@@ -502,7 +502,7 @@ def test_a_plan_fills_the_world_and_keeps_the_batch(spec: JobSpec, inventory: In
         assert asked in ("auto", getattr(mesh, axis))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(jobs, inventories)
 def test_an_offered_plan_can_be_planned(spec: JobSpec, inventory: Inventory) -> None:
     for offer in nearest_plans(spec, inventory, shape_of(TINY)):
@@ -512,7 +512,7 @@ def test_an_offered_plan_can_be_planned(spec: JobSpec, inventory: Inventory) -> 
         assert plan(fixed, inventory, TINY).mesh == offer.mesh
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(jobs)
 def test_a_refusal_on_enough_hosts_always_offers_a_plan(spec: JobSpec) -> None:
     inventory, shape = local_inventory(spec.cluster), shape_of(TINY)

@@ -1,5 +1,6 @@
 """What pipelines ask and keep, against torch's own schedules."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from orchestrator.contract.pipeline import demand
 from orchestrator.contract.presets import PRESETS
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.stages import bubble, kept_passes, stage_ranks, takes
+from orchestrator.plan.stages import bubble, kept_passes, stage_gathers, stage_ranks, takes
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -102,6 +103,22 @@ def test_what_a_rank_keeps_is_what_torchs_schedule_makes_it_keep(spec: PipelineS
                 assert all(most <= bound for most, bound in zip(told, kept, strict=True))
             else:
                 assert kept == told, (pp, micro_batches)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 5])
+def test_stages_are_gathered_as_often_as_torchs_schedule_does(stages: int) -> None:
+    spec = PipelineSpec(schedule="interleaved_1f1b", stages_per_rank=stages)
+    for pp in (2, 4):
+        for micro_batches in (1, 4, 8, 12):
+            orders = torch_schedule(spec, pp, micro_batches).pipeline_order_with_comms
+            for rank in range(pp):
+                told = Counter(
+                    action.stage_index // pp
+                    for action in orders[rank]
+                    if action.computation_type is Kind.UNSHARD
+                )
+                found = stage_gathers(spec, pp, rank, micro_batches)
+                assert [len(times) for times in found] == [told[stage] for stage in range(stages)]
 
 
 def layers(count: int) -> ModelShape:

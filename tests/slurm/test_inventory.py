@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.backends.slurm.inventory import read_cluster
 from orchestrator.cluster.slurm.topology import allocated_switches
+from orchestrator.system import SystemClock
 from tests.e2e.job import SPEC as JOB
 from tests.slurm.testbed import SlurmTestbed, run_within, running_testbed
 
@@ -97,4 +99,7 @@ def test_gpus_without_a_type_and_partitions() -> None:
     with running_testbed(3, 1, {"TB_GPU_TYPE": "", "TB_PARTITIONS": parts}) as testbed:
         found = inventory(testbed, "--partition", "test")
         assert {name: host["profile"] for name, host in found.items()} == {"node3": None}
-        assert {node.name for node in read_cluster(testbed, None).nodes} == {"node1", "node2"}
+        assert {node.name for node in read_cluster(Slurm(testbed, SystemClock()), None).nodes} == {
+            "node1",
+            "node2",
+        }

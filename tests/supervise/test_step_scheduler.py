@@ -26,6 +26,7 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Cause
+from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Traffic
 from orchestrator.supervise.state import Stage
 from tests.supervise.supervise_stage import Job, plan, submitted
@@ -247,6 +248,26 @@ def test_a_job_shrinks_without_a_scheduler_as_well() -> None:
     job = Job(shrink=True)
     replan = one(lost_one(job), Replan)
     assert replan.hosts == 1
+
+
+def test_hosts_that_are_left_alone_in_their_blocks_are_too_few_for_wide_tp_groups() -> None:
+    blocks = {"host-0": ("a",), "host-1": ("a",), "host-2": ("b",)}
+    wide = replace(plan(), mesh=Mesh(tp=4), switches=blocks)
+    job = Job(shrink=True, plan=wide, launch=submitted(spares=1).launch)
+    job.leads()
+    for host in blocks:
+        job.registers(host)
+    job.loses("host-1")
+    job.stops("host-0")
+    why = "Slurm says DOWN"
+    replan = one(job.tell(HostUnavailable(at=job.now(), host="host-1", why=why)), Replan)
+    assert replan == Replan(
+        hosts=2,
+        reason="2 of 2 hosts are left, in NVLink blocks with room for 0, and no spare",
+    )
+    smaller = replace(plan(1), switches=blocks)
+    start = one(job.tell(Replanned(at=job.now(), plan=smaller, plan_number=2)), StartAttempt)
+    assert start.hosts == ("host-0",)
 
 
 def test_a_job_that_cannot_be_planned_smaller_is_queued_again() -> None:

@@ -26,7 +26,7 @@ from orchestrator.cluster.slurm.topology import allocated_switches
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
-from orchestrator.errors import BackendError
+from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.seams import Clock, HostNotice, Shell, Sighting
 
 CLEAR_S = 120.0
@@ -204,7 +204,9 @@ class SlurmBackend:
         job_id, mine = self._own_id(), self._restarts()
         job = self.finder.show(launch, job_id)
         if job is None or job.is_over:
-            raise BackendError(f"Slurm job {job_id} has ended: it cannot be queued again")
+            raise Ended(f"Slurm job {job_id} has ended")
+        if job.restarts == mine and job.meaning == "leaving":
+            raise Ended(f"Slurm job {job_id} is {job.state}: it is being ended")
         if job.restarts > mine + 1 or (job.restarts > mine and job.meaning == "running"):
             return  # it runs again already: not ours any more
         excluded = job.excluded
@@ -227,11 +229,13 @@ class SlurmBackend:
         doubtful = {*exclude, *leader} - {own}
         begun = self.clock.monotonic()
         while doubtful and self.clock.monotonic() - begun < VERDICT_S:
-            given_up = {
-                notice.host
-                for notice in self.notices(launch, sorted(doubtful))
-                if notice.state == "REMOVED" or "DOWN" in notice.state.split("+")
-            }
+            given_up: set[str] = set()
+            with contextlib.suppress(Unanswered):  # it is asked again, as long as it takes
+                given_up = {
+                    notice.host
+                    for notice in self.notices(launch, sorted(doubtful))
+                    if notice.state == "REMOVED" or "DOWN" in notice.state.split("+")
+                }
             doubtful = {host for host in doubtful - given_up if not self._answers(host)}
             self.clock.sleep(VERDICT_POLL_S if doubtful else 0)
 

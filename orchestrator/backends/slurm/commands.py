@@ -1,4 +1,7 @@
-"""Slurm's commands: with a time limit, asked again while slurmctld does not answer."""
+"""Slurm's commands: with a time limit, asked again while slurmctld does not answer.
+
+Whoever asks Slurm anything, asks it here: the backend, the reader of its nodes, the doctor.
+"""
 
 import re
 from collections.abc import Sequence
@@ -23,6 +26,8 @@ UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 class Slurm:
     shell: Shell
     clock: Clock
+    instead: str = ""
+    """What else there is to do where Slurm cannot be asked; added to each fix."""
 
     def ask(
         self, argv: Sequence[str], *, tries: int = 3, answer_s: float | None = None
@@ -39,15 +44,16 @@ class Slurm:
                 continue
             if done.code == 127:
                 raise BackendError(
-                    f"{argv[0]} cannot be run: {done.err.strip()}",
-                    fix="type this on a login node of a Slurm cluster",
+                    f"there is no Slurm here: {argv[0]} cannot be run ({done.err.strip()})",
+                    fix="type this on a login node of the cluster, where `scontrol ping` answers"
+                    + self.instead,
                 )
             if done.code == 0 or not AGAIN.search(done.err):
                 return done
             said = done.err.strip().splitlines()[-1]
         raise Unanswered(
             f"Slurm does not answer `{' '.join(argv[:3])}`: {said}",
-            fix="`scontrol ping` says whether slurmctld is up; try again when it is",
+            fix=f"`scontrol ping` says whether slurmctld is up; try again when it is{self.instead}",
         )
 
     def told(self, argv: Sequence[str], *, tries: int = 3, answer_s: float | None = None) -> str:

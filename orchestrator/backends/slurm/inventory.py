@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.cluster.gpus import GpuTable
 from orchestrator.cluster.inventory import Inventory
 from orchestrator.cluster.slurm.inventory import Use, inventory_of, use_of
@@ -13,9 +14,7 @@ from orchestrator.contract.codec import Invalid
 from orchestrator.contract.env import SLURM_GPUS
 from orchestrator.contract.spec import ClusterSpec
 from orchestrator.errors import BackendError, PlanError, SpecError
-from orchestrator.seams import Completed, Shell
 
-TIMEOUT_S = 30.0
 NODES = ("scontrol", "--details", "-o", "show", "nodes")
 PARTITIONS = ("scontrol", "-o", "show", "partitions")
 TOPOLOGY = ("scontrol", "show", "topology")
@@ -49,13 +48,13 @@ class HostsFor:
     """What a person should know of it."""
 
 
-def hosts_for(shell: Shell, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
+def hosts_for(slurm: Slurm, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
     """The hosts to plan a job for.
 
     Those that are free; where these are too few, those as well that are busy now, for the job can
     wait in the queue.
     """
-    seen = read_cluster(shell, cluster.slurm.partition)
+    seen = read_cluster(slurm, cluster.slurm.partition)
     try:
         use = use_of(cluster)
     except Invalid as exc:
@@ -93,22 +92,22 @@ def _check_known(seen: Cluster, found: Inventory, devices: int) -> None:
     )
 
 
-def read_cluster(shell: Shell, partition: str | None, *, whole: bool = False) -> Cluster:
+def read_cluster(slurm: Slurm, partition: str | None, *, whole: bool = False) -> Cluster:
     """The nodes of `partition`, by default of the cluster's default one; `whole`: of any.
 
     Raises BackendError when Slurm does not answer, or has no such partition.
     """
     looked_at = None
     if partition is not None or not whole:
-        looked_at = _chosen(parse_partitions(_told(shell, PARTITIONS)), partition)
-    nodes = parse_nodes(_told(shell, NODES))
+        looked_at = _chosen(parse_partitions(slurm.told(PARTITIONS)), partition)
+    nodes = parse_nodes(slurm.told(NODES))
     if looked_at is not None:
         inside = set(looked_at.nodes)
         nodes = tuple(
             node for node in nodes if node.name in inside or looked_at.name in node.partitions
         )
     named = (looked_at.topology,) if looked_at and looked_at.topology else ()
-    topology = _asked(shell, (*TOPOLOGY, *named))
+    topology = slurm.ask((*TOPOLOGY, *named))
     return Cluster(
         nodes=nodes,
         # Without a topology plugin older versions refuse, which says as much.
@@ -133,32 +132,3 @@ def _chosen(partitions: Sequence[Partition], name: str | None) -> Partition | No
     up = [one for one in chosen if one.state == "UP"] or chosen
     nodes = tuple(dict.fromkeys(node for one in up for node in one.nodes))
     return replace(up[0], name=name, nodes=nodes)
-
-
-def _told(shell: Shell, argv: Sequence[str]) -> str:
-    done = _asked(shell, argv)
-    if done.code == 0:
-        return done.out
-    said = " ".join((done.err or done.out).split()) or f"exit code {done.code}"
-    raise BackendError(
-        f"Slurm does not answer `{' '.join(argv)}`: {said}",
-        fix="`scontrol ping` says whether slurmctld is up; or give the hosts with --inventory FILE",
-    )
-
-
-def _asked(shell: Shell, argv: Sequence[str]) -> Completed:
-    try:
-        done = shell(argv, timeout=TIMEOUT_S)
-    except TimeoutError as exc:
-        raise BackendError(
-            f"Slurm does not answer: {exc}",
-            fix="`scontrol ping` says whether slurmctld is up; or give the hosts with"
-            " --inventory FILE",
-        ) from exc
-    if done.code == 127:
-        raise BackendError(
-            f"there is no Slurm here: {argv[0]} cannot be run ({done.err.strip()})",
-            fix="type it on a login node of the cluster, where `scontrol ping` answers, or give the"
-            " hosts with --inventory FILE",
-        )
-    return done

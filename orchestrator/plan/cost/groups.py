@@ -12,14 +12,15 @@ from orchestrator.cluster.profile import Fabric
 
 BLOCK = "nvlink block"
 LEVELS = ("host", BLOCK, "leaf", "spine")
-Pattern = Literal["ring", "chain", "pairs"]
+Pattern = Literal["ring", "chain", "ends", "pairs"]
 
 
 def pattern_of(axis: str, collective: str) -> Pattern:
-    """Who sends to whom: stages to the next one, exchanges from each to every other, all else to
-    the next rank around a ring, as NCCL's rings do and the keys of ring attention."""
-    if axis == "pp" and collective == "send":
-        return "chain"
+    """Who sends to whom: stages to the next one, or the first and the last to each other; exchanges
+    from each to every other; all else to the next rank around a ring, as NCCL's rings do and the
+    keys of ring attention."""
+    if axis == "pp" and collective in ("send", "exchange"):
+        return "chain" if collective == "send" else "ends"
     return "pairs" if collective == "all-to-all" else "ring"
 
 
@@ -60,7 +61,7 @@ def _between(parts: int, size: int, pattern: Pattern) -> float:
     match pattern:
         case "ring":
             return parts if parts > 1 else 0
-        case "chain":
+        case "chain" | "ends":  # the group of an exchange is of the two that are the ends
             return parts - 1
         case "pairs":  # of each rank's messages to all others
             return size - size / parts

@@ -6,8 +6,9 @@ pass, or once a step where they are not freed in between.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from orchestrator.plan.cost.collectives import (
     Wire,
@@ -19,9 +20,8 @@ from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.units import Units
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
+from orchestrator.plan.stages import Held, held_along, stage_gathers
 
-STAGES_AT_ONCE = 3
-"""Of one rank's, that torch's schedules keep gathered (`_add_unshard_reshard`)."""
 BUCKET_BYTES = 25 * 2**20
 """Of the trainer's buckets (`trainer/parallel/buckets.py`)."""
 
@@ -54,32 +54,71 @@ class Sharing:
         return sum(flow.exposed for flow in self.flows)
 
 
-def sharing_of(setup: Setup, machine: Machine, units: Units, windows: Windows) -> Sharing:
+def sharing_of(
+    setup: Setup, machine: Machine, rank: Held, units: Units, windows: Windows
+) -> Sharing:
     if setup.data == "fsdp":
-        return _fsdp(setup, machine, units, windows)
+        return _fsdp(setup, machine, _gathers(setup, rank), units, windows)
     return _copies(setup, machine, units, windows)
 
 
-def gathers(setup: Setup) -> tuple[int, int]:
-    """How often a step gathers a layer: for forward and for backward passes."""
-    micro, stages = setup.micro_batches, setup.pipeline.stages
-    if setup.mesh.pp == 1:
-        return (1, 0) if setup.reshard is False else (micro, micro)
-    if stages > STAGES_AT_ONCE:
-        return micro, micro
-    # torch's schedules keep what a backward pass gathered for the forward pass that follows, and
-    # all of a rank's stages where it has several.
-    return 1, micro if stages == 1 and setup.reshard is not False else 0
+class Again(NamedTuple):
+    """One stage that a pipeline's schedule freed, and gathers once more."""
+
+    layers: int
+    has_end: bool
+    """It has the embedding or the head."""
+    ahead: int
+    """Passes through other stages between the asking and the use."""
 
 
-def _fsdp(setup: Setup, machine: Machine, units: Units, windows: Windows) -> Sharing:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathers:
+    """How often a step gathers what a rank holds."""
+
+    forward: int
+    """All of it, for forward passes."""
+    backward: int
+    """All of it, for backward passes."""
+    again: tuple[Again, ...] = ()
+
+
+def _gathers(setup: Setup, rank: Held) -> Gathers:
+    micro, spec, mesh = setup.micro_batches, setup.pipeline, setup.mesh
+    if mesh.pp == 1:
+        once = setup.reshard is False
+        return Gathers(forward=1 if once else micro, backward=0 if once else micro)
+    if spec.stages == 1:
+        # torch's schedules keep what a backward pass gathered for the forward pass that follows.
+        return Gathers(forward=1, backward=0 if setup.reshard is False else micro)
+    alike = [
+        _again(rank, stage_gathers(spec, mesh.pp, number, micro))
+        for number, held in enumerate(held_along(setup.shape, mesh.pp, spec, setup.tokens))
+        if held == rank
+    ]
+    most = max(alike, key=lambda again: sum(one.layers for one in again))
+    return Gathers(forward=1, backward=0, again=most)
+
+
+def _again(rank: Held, gathers: Sequence[Sequence[int]]) -> tuple[Again, ...]:
+    """All but the first gathering of each stage of `rank`."""
+    last = len(gathers) - 1
+    return tuple(
+        Again(layers, (stage == 0 and rank.is_first) or (stage == last and rank.is_last), ahead)
+        for stage, (layers, times) in enumerate(zip(rank.stages, gathers, strict=True))
+        for ahead in times[1:]
+    )
+
+
+def _fsdp(
+    setup: Setup, machine: Machine, often: Gathers, units: Units, windows: Windows
+) -> Sharing:
     mesh, sharing = setup.mesh, Sharing()
     shards = mesh.dp_shard * mesh.cp
-    forward, backward = gathers(setup)
+    times = often.forward + often.backward + _again_bytes(often, units) / units.gathered
     # What is gathered is cast before, and copied to its place behind; gradients are cast, added up
     # and copied to where each rank's part lies together.
-    sharing.copied = units.gathered * 2 * (forward + backward)
-    sharing.copied += units.held / shards * 6 * (forward + backward)
+    sharing.copied = (units.gathered * 2 + units.held / shards * 6) * times
     reduced = units.trained
     sharing.copied += reduced * 6 + reduced * 10 * (setup.micro_batches - 1)
     if shards * mesh.dp_replicate == 1:
@@ -88,10 +127,10 @@ def _fsdp(setup: Setup, machine: Machine, units: Units, windows: Windows) -> Sha
     inner = wire
     if not isinstance(setup.reshard, bool) and setup.reshard < shards:
         inner = machine.wire(setup.reshard, mesh.tp)
-    axis = _together("dp_shard", mesh.dp_shard, mesh.cp)
+    ways = Ways(wire, inner, _together("dp_shard", mesh.dp_shard, mesh.cp), often)
     if shards > 1:
-        _gather(sharing, setup, machine, units, windows, (wire, inner, axis))
-    _reduce(sharing, setup, machine, units, windows, (wire, inner, axis))
+        _gather(sharing, setup, machine, units, windows, ways)
+    _reduce(sharing, setup, machine, units, windows, ways)
     return sharing
 
 
@@ -102,15 +141,31 @@ def _together(axis: str, size: int, cp: int) -> str:
     return f"{axis} x cp" if size > 1 else "cp"
 
 
-Ways = tuple[Wire, Wire, str]
-"""Between all shards; between those that hold a copy from forward to backward; their axis."""
+class Ways(NamedTuple):
+    wire: Wire
+    """Between all shards."""
+    inner: Wire
+    """Between those that hold a copy from forward to backward."""
+    axis: str
+    """Theirs."""
+    often: Gathers
+
+
+def _again_bytes(often: Gathers, units: Units) -> float:
+    outer = sum(unit.gathered for unit in units.outer)
+    return sum(one.layers * units.layer.gathered + one.has_end * outer for one in often.again)
 
 
 def _gather(
-    sharing: Sharing, setup: Setup, machine: Machine, units: Units, windows: Windows, ways: Ways
+    sharing: Sharing,
+    setup: Setup,
+    machine: Machine,
+    units: Units,
+    windows: Windows,
+    ways: Ways,
 ) -> None:
-    wire, inner, axis = ways
-    forward, backward = gathers(setup)
+    wire, inner, axis, often = ways
+    forward, backward = often.forward, often.backward
     fetched = _offloaded(setup, machine, units.held / units.layers)
     first = fetched + wire.gather_s(units.layer.gathered)
     again = fetched + inner.gather_s(units.layer.gathered)
@@ -125,11 +180,17 @@ def _gather(
         0.0, again - room_back
     )
     shown_back += max(0.0, embedding_again - room_back)
+    outer = root + embedding + head
+    more = [(one, one.layers * first + one.has_end * outer) for one in often.again]
+    # Passes are taken to be forward ones, through stages as long as the one that is waited for.
+    shown_more = sum(max(0.0, time - one.ahead * one.layers * room) for one, time in more)
+    ends = units.number - units.layers
+    whole = forward * units.gathered + _again_bytes(often, units)
     ahead = (
-        forward * ring_gather_bytes(wire.group.size, units.gathered),
-        forward * units.number,
-        forward * (units.layers * first + root + embedding + head),
-        forward * shown,
+        ring_gather_bytes(wire.group.size, whole),
+        forward * units.number + sum(one.layers + one.has_end * ends for one, _ in more),
+        forward * (units.layers * first + outer) + sum(time for _, time in more),
+        forward * shown + shown_more,
     )
     whole_again = units.again * units.layer.gathered + units.embedding.gathered
     behind = (
@@ -175,7 +236,7 @@ def _reduce(
     ways: Ways,
 ) -> None:
     """Once a step, with the last backward pass: between shards, then between their copies."""
-    mesh, (wire, inner, axis) = setup.mesh, ways
+    mesh, (wire, inner, axis, often) = setup.mesh, ways
     shards = wire.group.size
     copies = machine.wire(mesh.dp_replicate, mesh.dp_shard * mesh.cp * mesh.tp)
     outer = [unit.reduced for unit in units.outer if unit.reduced]
@@ -190,7 +251,7 @@ def _reduce(
         shown, shown_summed = total, total_summed
     else:
         # Gathers of the same pass go over the same links.
-        busy = inner.gather_s(units.layer.gathered) if gathers(setup)[1] else 0.0
+        busy = inner.gather_s(units.layer.gathered) if often.backward else 0.0
         room = max(0.0, windows.backward - busy)
         more = units.layers - 1
         # The last to be reduced, the first layer's and the embedding's, are waited for.

@@ -1,5 +1,6 @@
 """One optimizer step on the rank that holds up the others: where its seconds go."""
 
+import math
 from typing import NamedTuple
 
 from orchestrator.contract.pipeline import SPLITS_BACKWARD
@@ -12,8 +13,8 @@ from orchestrator.plan.cost.talk import outer_talk
 from orchestrator.plan.cost.units import Units, units_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup, every
-from orchestrator.plan.sizes import COMPUTE_BYTES, NF4_BYTES
-from orchestrator.plan.stages import most_sends
+from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES, NF4_BYTES
+from orchestrator.plan.stages import held_along, most_sends
 
 OPTIMIZER_BYTES = {"adamw": 28, "adam": 28, "nadam": 60, "radam": 60, "adafactor": 60, "sgd": 28}
 """Read and written of each parameter: fused Adam reads four float32 values and writes three; the
@@ -34,19 +35,22 @@ def timeline(setup: Setup, machine: Machine) -> Timeline:
     batch = micro_batch(machine, setup.shape, part, _how(setup))
     slowest, micro = batch.slowest, setup.micro_batches
     units = units_of(setup.shape, setup.mesh.tp, slowest.rank, _sizes(setup), setup.lora)
-    sharing = sharing_of(setup, machine, units, _windows(setup, machine, batch))
+    sharing = sharing_of(setup, machine, slowest.rank, units, _windows(setup, machine, batch))
     handed_on, pipe_flows = _handed_on(setup, machine, part)
+    tied = _tied(setup, machine)
     parts = {
         "compute": micro * slowest.compute,
         "recompute": micro * slowest.again,
-        "communication": micro * (slowest.talk + handed_on) + sharing.exposed,
+        "communication": micro * (slowest.talk + handed_on)
+        + sharing.exposed
+        + sum(flow.exposed for flow in tied),
         "contention": sharing.contention,
         "copies": sharing.copied / machine.memory_bytes_per_s,
         "host": micro * slowest.host,
         "bubble": _bubble(setup, batch, handed_on),
         "optimizer": _optimizer(setup, machine, units),
     }
-    flows = [*sharing.flows, *pipe_flows, *_talk_flows(setup, machine, batch, part)]
+    flows = [*sharing.flows, *pipe_flows, *tied, *_talk_flows(setup, machine, batch, part)]
     return Timeline({name: seconds for name, seconds in parts.items() if seconds > 0}, flows)
 
 
@@ -122,6 +126,24 @@ def _handed_on(setup: Setup, machine: Machine, part: Slice) -> tuple[float, list
     sends, total = micro * most_sends(setup.pipeline, mesh.pp), micro * each
     where = ("pp", "send", "activations")
     return each, [Flow(*where, sends * size, sends, wire.group, total, total)]
+
+
+def _tied(setup: Setup, machine: Machine) -> list[Flow]:
+    """First and last stage, where these are on two ranks, add up the gradients of the matrix that
+    both have, before the update (`trainer/parallel/tied.py`); no rank goes on meanwhile."""
+    mesh, shape = setup.mesh, setup.shape
+    first = held_along(shape, mesh.pp, setup.pipeline, setup.tokens)[0]
+    if not shape.tied_embeddings or first.is_last or setup.lora is not None:
+        return []
+    copies = {
+        "fsdp": mesh.dp_shard * mesh.cp,
+        "zero1": mesh.dp_replicate * mesh.cp,
+        "ddp": 1,
+    }[setup.data]
+    size = math.ceil(shape.vocabulary_parameters / mesh.tp) / copies * FLOAT32_BYTES
+    wire = machine.wire(2, (mesh.pp - 1) * mesh.world_size // mesh.pp)
+    seconds = wire.send_s(size)
+    return [Flow("pp", "exchange", "tied gradients", size, 1, wire.group, seconds, seconds)]
 
 
 def handed_on_bytes(shape: ModelShape, part: Slice) -> float:

@@ -2,7 +2,8 @@
 
 A node is a host that is not chosen yet: node n holds ranks n*r to n*r+r-1. A collective runs as a
 ring over its group in rank order, each rank sending to the next, as NCCL's rings do across hosts;
-pipeline stages send to the next one; `all-to-all` goes from each to every other.
+pipeline stages send to the next one, and the first and the last exchange what both have;
+`all-to-all` goes from each to every other.
 """
 
 import itertools
@@ -94,6 +95,9 @@ def _pairs(flow: Flow, nodes: list[int]) -> Iterator[tuple[tuple[int, int], int]
     if flow.pattern == "pairs":
         share = math.ceil(flow.bytes_per_rank / (len(nodes) - 1))
         links: Iterable[tuple[int, int]] = itertools.permutations(nodes, 2)
+    elif flow.pattern == "ends":
+        share = 2 * flow.bytes_per_rank
+        links = [(nodes[0], nodes[-1])]
     else:
         share = flow.bytes_per_rank
         nexts = nodes[1:] + (nodes[:1] if flow.pattern == "ring" else [])

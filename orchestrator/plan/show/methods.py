@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from orchestrator.plan.setup import Setup
-from orchestrator.plan.stages import bubble
+from orchestrator.plan.stages import STAGES_AT_ONCE, bubble
 
 
 def methods_of(setup: Setup) -> Mapping[str, str]:
@@ -51,6 +51,8 @@ def _fsdp(setup: Setup) -> str:
             said = "everything copied, gradients averaged layer by layer"
         case _ if setup.mesh.pp > 1 and setup.pipeline.stages > 1:
             said = "weights of whole stages stay gathered within a step"
+            if setup.pipeline.stages > STAGES_AT_ONCE:
+                said = f"weights gathered a whole stage at a time, {STAGES_AT_ONCE} at once"
         case True:
             said = "weights gathered layer by layer (ZeRO-3)"
         case False:

@@ -12,7 +12,7 @@ from orchestrator.backends.slurm import render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
-from orchestrator.errors import BackendError
+from orchestrator.errors import BackendError, Ended
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
@@ -106,7 +106,7 @@ def test_a_restart_of_slurmctld_is_waited_for(tmp_path: Path) -> None:
 
 def test_without_slurm_the_missing_program_is_named() -> None:
     missing = FakeSlurm(trouble=lambda argv, before: Completed(127, "", "no such file"))
-    with pytest.raises(BackendError, match="scontrol cannot be run"):
+    with pytest.raises(BackendError, match="there is no Slurm here: scontrol cannot be run"):
         SlurmBackend({}, TurnedClock(), missing).check(handed(a_launch()))
 
 
@@ -220,11 +220,16 @@ def test_a_job_that_already_runs_again_is_not_requeued_by_an_old_leader(tmp_path
     assert (job.state, job.excluded) == ("RUNNING", "(null)")
 
 
-def test_a_job_that_has_ended_cannot_be_requeued(tmp_path: Path) -> None:
-    backend, launch, job = submitted(FakeSlurm(), tmp_path)
-    job.state = "CANCELLED"
-    with pytest.raises(BackendError, match="Slurm job 1 has ended"):
-        backend.requeue(launch, ())
+@pytest.mark.parametrize(
+    ("state", "said"), [("CANCELLED", "has ended"), ("COMPLETING", "is being ended")]
+)
+def test_a_job_that_has_ended_cannot_be_requeued(tmp_path: Path, state: str, said: str) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    job.state = state
+    with pytest.raises(Ended, match=said):
+        backend.requeue(launch, ("node2",))
+    assert slurm.count("scontrol", "update") == 0
 
 
 def test_clearing_cancels_and_returns_when_nothing_is_left(tmp_path: Path) -> None:
@@ -281,3 +286,23 @@ def test_a_requeue_waits_until_slurm_has_given_up_a_host_that_does_not_answer(
     backend.requeue(launch, ())
     assert len(asked) == 3
     assert (job.state, job.restarts) == ("COMPLETING", 1)
+
+
+def test_a_slurmctld_that_is_too_busy_to_say_so_is_waited_for(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    backend.environ = {**INSIDE, "SLURMD_NODENAME": "node2"}
+    looked: list[int] = []
+
+    def busy(argv: list[str], before: int) -> Completed | None:
+        if argv[:3] == ["scontrol", "show", "node"]:
+            looked.append(before)
+            if len(looked) < 4:
+                return DOWN
+            job.nodes = "node2"
+        return Completed(1, "", "srun: error") if argv[0] == "srun" else None
+
+    slurm.trouble = busy
+    backend.requeue(launch, ("node1",))
+    assert len(looked) == 4
+    assert (job.restarts, job.excluded) == (1, "node1")

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.backends.slurm.inventory import hosts_for, read_cluster
 from orchestrator.cluster.slurm.gpus import gpu_table
 from orchestrator.cluster.slurm.inventory import Use
 from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.contract.spec import ClusterSpec
 from orchestrator.errors import BackendError, PlanError, SpecError
-from orchestrator.seams import Completed
+from orchestrator.seams import Completed, Shell
+from tests.agent.world import TurnedClock
 from tests.cluster.slurm.captured import captured
 
 TABLE = gpu_table({})
@@ -32,6 +34,10 @@ class SaidBefore:
         return self.answers.get(what, Completed(0, text, ""))
 
 
+def asked(shell: Shell) -> Slurm:
+    return Slurm(shell, TurnedClock(), "; or give the hosts with --inventory FILE")
+
+
 def cluster(hosts: int, spares: int = 0, **slurm: object) -> ClusterSpec:
     keys = replace(SlurmSpec(), **slurm)  # type: ignore[arg-type]
     return ClusterSpec(
@@ -40,30 +46,30 @@ def cluster(hosts: int, spares: int = 0, **slurm: object) -> ClusterSpec:
 
 
 def test_a_partition_alone() -> None:
-    assert {node.name for node in read_cluster(SaidBefore(), "cpu").nodes} == {"c1", "c2"}
-    assert len(read_cluster(SaidBefore(), "cpu,h100").nodes) == 10
+    assert {node.name for node in read_cluster(asked(SaidBefore()), "cpu").nodes} == {"c1", "c2"}
+    assert len(read_cluster(asked(SaidBefore()), "cpu,h100").nodes) == 10
 
 
 def test_of_several_partitions_those_that_take_jobs() -> None:
-    assert len(read_cluster(SaidBefore(), "a100,h100").nodes) == 8
+    assert len(read_cluster(asked(SaidBefore()), "a100,h100").nodes) == 8
 
 
 def test_all_nodes_or_those_of_the_default_partition() -> None:
-    assert len(read_cluster(SaidBefore(), None, whole=True).nodes) == 18
-    assert {node.name for node in read_cluster(SaidBefore(), None).nodes} == {
+    assert len(read_cluster(asked(SaidBefore()), None, whole=True).nodes) == 18
+    assert {node.name for node in read_cluster(asked(SaidBefore()), None).nodes} == {
         f"n0{i}" for i in range(1, 9)
     }
 
 
 def test_a_partition_that_takes_no_jobs_has_no_free_hosts() -> None:
-    found = read_cluster(SaidBefore(), "a100").inventory(TABLE, Use())
+    found = read_cluster(asked(SaidBefore()), "a100").inventory(TABLE, Use())
     assert {host.reason for host in found.hosts} == {"partition a100 is DRAIN"}
     assert found.with_devices(8) == ()
 
 
 def test_a_partition_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(BackendError) as caught:
-        read_cluster(SaidBefore(), "h100,gpu")
+        read_cluster(asked(SaidBefore()), "h100,gpu")
     assert caught.value.message == "Slurm has no partition gpu"
     assert caught.value.fix == "there are h100, a100, cpu"
 
@@ -71,16 +77,16 @@ def test_a_partition_that_is_not_there_is_named_with_those_that_are() -> None:
 def test_a_partition_with_a_topology_of_its_own_is_asked_for_that() -> None:
     text = captured("22.05/typed-partitions.txt").replace(" State=UP", " Topology=nv State=UP")
     shell = SaidBefore(answers={"partitions": Completed(0, text, "")})
-    read_cluster(shell, "h100")
+    read_cluster(asked(shell), "h100")
     assert shell.asked[-1] == ("scontrol", "show", "topology", "nv")
 
 
 def test_a_cluster_without_a_topology_is_flat() -> None:
     refused = Completed(1, "", "slurm_load_topo error: Requested operation not supported")
     shell = SaidBefore(answers={"topology": refused})
-    assert {host.switches for host in read_cluster(shell, None).inventory(TABLE, Use()).hosts} == {
-        ()
-    }
+    assert {
+        host.switches for host in read_cluster(asked(shell), None).inventory(TABLE, Use()).hosts
+    } == {()}
 
 
 def test_slurmctld_that_does_not_answer() -> None:
@@ -88,7 +94,7 @@ def test_slurmctld_that_does_not_answer() -> None:
         1, "", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n"
     )
     with pytest.raises(BackendError) as caught:
-        read_cluster(SaidBefore(answers={"partitions": down}), None)
+        read_cluster(asked(SaidBefore(answers={"partitions": down})), None)
     assert "Unable to contact slurm controller" in caught.value.message
     assert "scontrol ping" in caught.value.fix
 
@@ -96,7 +102,7 @@ def test_slurmctld_that_does_not_answer() -> None:
 def test_a_machine_without_slurm() -> None:
     missing = Completed(127, "", "[Errno 2] No such file or directory: 'scontrol'")
     with pytest.raises(BackendError, match="there is no Slurm here") as caught:
-        read_cluster(SaidBefore(answers={"nodes": missing}), None, whole=True)
+        read_cluster(asked(SaidBefore(answers={"nodes": missing})), None, whole=True)
     assert "--inventory FILE" in caught.value.fix
 
 
@@ -105,11 +111,11 @@ def test_a_command_that_hangs() -> None:
         raise TimeoutError(f"{argv[0]} did not end within {timeout:.0f} s")
 
     with pytest.raises(BackendError, match="did not end within 30 s"):
-        read_cluster(hangs, None)
+        read_cluster(asked(hangs), None)
 
 
 def test_a_job_is_planned_for_free_hosts() -> None:
-    found = hosts_for(SaidBefore(), TABLE, cluster(6, spares=2))
+    found = hosts_for(asked(SaidBefore()), TABLE, cluster(6, spares=2))
     assert [host.name for host in found.inventory.with_devices(8)] == [
         f"n0{i}" for i in range(1, 9)
     ]
@@ -121,15 +127,15 @@ def test_a_job_that_has_to_wait_is_planned_for_hosts_that_are_busy() -> None:
         "State=IDLE+CLOUD+POWERED_DOWN", "State=ALLOCATED+CLOUD", 12
     )  # the a100s, those without GPUs and two h100s
     shell = SaidBefore(answers={"nodes": Completed(0, text, "")})
-    found = hosts_for(shell, TABLE, cluster(4, partition="h100,cpu"))
+    found = hosts_for(asked(shell), TABLE, cluster(4, partition="h100,cpu"))
     assert len(found.inventory.with_devices(8)) == 6
-    found = hosts_for(shell, TABLE, cluster(8, partition="h100,cpu"))
+    found = hosts_for(asked(shell), TABLE, cluster(8, partition="h100,cpu"))
     assert len(found.inventory.with_devices(8)) == 8
     assert found.notes == (
         "6 of the 8 hosts are free now: planned for hosts that are busy as well, so the job waits"
         " in the queue",
     )
-    found = hosts_for(shell, TABLE, cluster(9, partition="h100,cpu"))
+    found = hosts_for(asked(shell), TABLE, cluster(9, partition="h100,cpu"))
     assert len(found.inventory.with_devices(8)) == 8
 
 
@@ -137,11 +143,11 @@ def test_gpus_that_nobody_knows_are_asked_for() -> None:
     text = captured("22.05/typed-nodes.txt").replace("gpu:nvidia_h100_80gb_hbm3", "gpu:mi300x")
     shell = SaidBefore(answers={"nodes": Completed(0, text.replace("ib,h100", "ib"), "")})
     with pytest.raises(PlanError) as caught:
-        hosts_for(shell, TABLE, cluster(2))
+        hosts_for(asked(shell), TABLE, cluster(2))
     assert "Slurm calls those of n01 gpu:mi300x (features: ib)" in caught.value.message
     assert 'gpus: [{type: "mi300x", profile' in caught.value.fix
 
 
 def test_a_host_list_that_is_none() -> None:
     with pytest.raises(SpecError, match="n\\[1-"):
-        hosts_for(SaidBefore(), TABLE, cluster(2, exclude="n[1-"))
+        hosts_for(asked(SaidBefore()), TABLE, cluster(2, exclude="n[1-"))

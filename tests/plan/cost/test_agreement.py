@@ -22,18 +22,20 @@ MODEL: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
 }
 TOKENS = 128
-GATHERS = pytest.mark.filterwarnings(r"ignore:.*(all_gather|reduce_scatter)_tensor:FutureWarning")
-"""torch 2.13 would have the trainer's gathered attention call them by other names."""
 
 
 def both(
-    parallel: dict[str, Any], micro_batches: int, checkpointing: Any = "none", layers: int = 4
+    parallel: dict[str, Any],
+    micro_batches: int,
+    checkpointing: Any = "none",
+    layers: int = 4,
+    tied: bool = False,
 ) -> tuple[TrainingConfig, Setup]:
     degrees = {axis: parallel.get(axis, 1) for axis in AXES}
-    mesh, model = Mesh(**degrees), MODEL | {"num_hidden_layers": layers}
+    mesh = Mesh(**degrees)
+    model = MODEL | {"num_hidden_layers": layers, "tie_word_embeddings": tied}
     config: TrainingConfig = decode(
         TrainingConfig,
         {
@@ -65,7 +67,6 @@ def both(
     return config, setup
 
 
-@GATHERS
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -90,7 +91,6 @@ def test_tensor_parallel_with_recomputation(checkpointing: str) -> None:
 
 
 @pytest.mark.slow
-@GATHERS
 @pytest.mark.parametrize("context", ["ring", "all_gather", "ulysses"])
 def test_axes_together_with_recomputation(context: str) -> None:
     parallel = {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2, "context": context}
@@ -110,6 +110,7 @@ def test_the_last_stage_of_two() -> None:
         ("gpipe", 4, 1, False),
         ("interleaved_1f1b", 2, 2, True),
         ("interleaved_1f1b", 3, 3, True),
+        ("interleaved_1f1b", 2, 4, True),
         ("zbv", 2, 2, True),
         ("zbv", 3, 2, False),
     ],
@@ -128,6 +129,33 @@ def test_pipelines(schedule: str, pp: int, stages: int, reshard: bool | int) -> 
     counted = bytes_of(setup)
     assert counted.pop(("pp", "send")) == max(ear.bytes.pop(("pp", "send")) for ear in ears)
     assert any(ear.bytes == pytest.approx(counted, rel=1e-6) for ear in ears)
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        {"pp": 2, "dp_shard": 2, "pipeline": {"schedule": "1f1b"}},
+        pytest.param({"pp": 2, "tp": 2, "pipeline": {"schedule": "1f1b"}}, marks=pytest.mark.slow),
+        pytest.param(
+            {"pp": 2, "dp_replicate": 2, "data": "ddp", "pipeline": {"schedule": "1f1b"}},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"pp": 2, "dp_replicate": 2, "data": "zero1", "pipeline": {"schedule": "1f1b"}},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"pp": 2, "dp_shard": 2, "pipeline": {"schedule": "zbv", "stages_per_rank": 2}},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=str,
+)
+def test_a_tied_matrix_on_two_stages(pipeline: dict[str, Any]) -> None:
+    config, setup = both(pipeline, 4, tied=True)
+    counted = bytes_of(setup)
+    counted["pp", "send"] += counted.pop(("pp", "exchange"), 0)
+    assert spoken(config).bytes["pp", "send"] == counted["pp", "send"]
 
 
 def agree(

@@ -46,7 +46,7 @@ setups: st.SearchStrategy[Any] = st.builds(
 profiles = st.sampled_from(["h100-sxm-80gb", "rtx4090-24gb", "cpu"])
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(setups, profiles)
 def test_no_step_is_quicker_and_none_than_its_passes(one: Setup, profile: str) -> None:
     passes = passes_s(one, machine_of(fabric(profile, 64)))

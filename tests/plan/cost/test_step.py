@@ -205,7 +205,7 @@ def around(one: Setup, profile: str = "h100-sxm-80gb") -> Fabric:
     return fabric(profile, hosts=max(1, one.mesh.world_size // 8))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(one=setups, profile=st.sampled_from(PROFILE_NAMES))
 def test_parts_add_up_and_nothing_is_better_than_the_peak(one: Setup, profile: str) -> None:
     found = step_time(one, around(one, profile))
@@ -214,7 +214,7 @@ def test_parts_add_up_and_nothing_is_better_than_the_peak(one: Setup, profile: s
     assert 0 < found.mfu < 1
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(one=setups, faster=st.sampled_from(["intra_host", "inter_host", "memory"]))
 def test_a_faster_machine_is_not_slower(one: Setup, faster: str) -> None:
     known = around(one)
@@ -230,7 +230,7 @@ def test_a_faster_machine_is_not_slower(one: Setup, faster: str) -> None:
     assert after <= step_time(one, known).step_s * 1.005
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(one=setups)
 def test_more_micro_batches_take_longer_and_waste_no_more(one: Setup) -> None:
     known = around(one)

@@ -33,7 +33,7 @@ setups = st.builds(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(setups)
 def test_no_item_is_more_than_the_peak_and_all_together_are_no_less(one: Setup) -> None:
     memory = memory_of(one, None)
@@ -42,7 +42,7 @@ def test_no_item_is_more_than_the_peak_and_all_together_are_no_less(one: Setup) 
     assert least_bytes(one) <= memory.peak_bytes
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(setups)
 def test_a_larger_micro_batch_or_a_longer_sequence_never_needs_less(one: Setup) -> None:
     peak = memory_of(one, None).peak_bytes
@@ -52,7 +52,7 @@ def test_a_larger_micro_batch_or_a_longer_sequence_never_needs_less(one: Setup) 
     assert memory_of(replace(one, tokens=2 * one.tokens), None).peak_bytes > peak
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(setups)
 def test_more_shards_never_need_more(one: Setup) -> None:
     wider = replace(one, mesh=replace(one.mesh, dp_shard=2 * one.mesh.dp_shard))

@@ -191,7 +191,7 @@ def test_placements_on_large_trees_are_near_a_lower_bound(seeds: range) -> None:
         assert least <= found.cost.total <= 1.1 * least, seed
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(3, 5), st.data())
 def test_the_lower_bound_is_below_the_best_placement(hosts: int, data: st.DataObject) -> None:
     switches = switches_of(data.draw(st.sampled_from(trees(hosts))))
@@ -215,7 +215,7 @@ def batched(values: Sequence[str], size: int) -> list[Sequence[str]]:
     return [values[at : at + size] for at in range(0, len(values), size)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=8, max_size=60),
     st.sampled_from([2, 3, 4]),
@@ -260,7 +260,7 @@ def clusters(draw: st.DrawFn) -> tuple[Mesh, int, Switches]:
     return mesh, ranks, {f"h{number}": path for number, path in enumerate(paths)}
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(clusters())
 def test_the_laws_of_an_arrangement(case: tuple[Mesh, int, Switches]) -> None:
     mesh, ranks, switches = case
@@ -274,7 +274,7 @@ def test_the_laws_of_an_arrangement(case: tuple[Mesh, int, Switches]) -> None:
     assert arrange(mesh, ranks, reversed(list(switches)), switches) == found
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(2, 6), st.data())
 def test_more_hosts_to_choose_from_never_raise_the_cost(nodes: int, data: st.DataObject) -> None:
     mesh = data.draw(st.sampled_from(list(meshes(nodes))))

@@ -36,7 +36,7 @@ def cases(draw: st.DrawFn) -> tuple[Plan, list[str], tuple[str, ...], list[str]]
     return plan, draw(names), tuple(draw(names)), draw(names)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(cases())
 def test_the_laws_of_placement(case: tuple[Plan, list[str], tuple[str, ...], list[str]]) -> None:
     plan, hosts, previous, avoid = case
@@ -104,7 +104,7 @@ SWITCHES = {
 """Four hosts to a leaf, two leaves to a spine."""
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(cases())
 def test_the_promises_hold_on_a_tree(
     case: tuple[Plan, list[str], tuple[str, ...], list[str]],
@@ -158,7 +158,7 @@ def blocks_of_groups(plan: Plan, hosts: tuple[str, ...], switches: Mapping[str, 
     return list(groups.values())
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(wide_cases())
 def test_a_tp_group_never_leaves_its_nvlink_block(
     case: tuple[Plan, list[str], tuple[str, ...], list[str], dict[str, tuple[str, ...]]],

@@ -58,7 +58,7 @@ def best_of_each_mesh(space: Space, objective: str) -> dict[Mesh, Rank]:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(space=spaces)
 def test_the_search_finds_the_best_that_there_is(objective: str, space: Space) -> None:
     found, rank = search(space, objective), RANKS[objective]
@@ -105,7 +105,7 @@ def keeps(spec: JobSpec, option: Option) -> bool:
     return all(asked in ("auto", got) for asked, got in pairs)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(space=spaces, objective=st.sampled_from(OBJECTIVES))
 def test_every_plan_fills_the_world_keeps_the_batch_and_breaks_no_rule(
     space: Space, objective: str
@@ -123,7 +123,7 @@ def test_every_plan_fills_the_world_keeps_the_batch_and_breaks_no_rule(
         assert rank(found.options[0]) <= rank(option)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(space=spaces)
 def test_every_mesh_is_shown_or_counted_once(space: Space) -> None:
     found = search(space, "throughput")
@@ -148,7 +148,7 @@ def test_a_tie_goes_to_the_simpler_mesh() -> None:
     assert sum(degree > 1 for degree in best.setup.mesh.degrees) == 1
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(space=spaces)
 def test_on_fewer_hosts_than_the_fewest_nothing_fits(space: Space) -> None:
     smaller, found = with_fewest_hosts(space)

@@ -13,7 +13,7 @@ from orchestrator.plan.search.space import Space
 from tests.plan.search.spaces import hosts_of, spaces
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(space=spaces)
 def test_a_mesh_is_barred_if_it_is_refused_with_every_schedule(space: Space) -> None:
     spec, shape = space.spec, space.shape

@@ -27,7 +27,7 @@ def found(space: Space) -> list[WayOut]:
     return list(ways_out(space, many_hosts(space)))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(space=spaces)
 def test_every_way_out_leads_to_a_plan(space: Space) -> None:
     assume(not can_fit(space))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import processes_of
+from tests.e2e.job import processes_of, wait_for
 from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on
 from tests.slurm.e2e.slurm_job import SlurmNdctl
 from tests.slurm.testbed import SlurmTestbed, running_testbed
@@ -28,6 +28,8 @@ def finished(_shared: SlurmTestbed, tmp_path_factory: pytest.TempPathFactory) ->
     command = SlurmNdctl(tmp_path_factory.mktemp("finished") / "runs", _shared)
     done = command.submit("--follow")
     assert done.code == 0, done.out + done.err
+    # The job has ended before its Slurm job: that takes its time, and must not be cancelled in it.
+    wait_for(lambda: not _shared.told("squeue", "-h"), "Slurm to be done with it")
     return command
 
 

@@ -12,6 +12,8 @@ from tests.slurm.testbed import SlurmTestbed
 
 LIMIT_S = 240.0
 """For what takes seconds on a quiet machine."""
+LOG_CHARS = 6000
+"""Of the end of each agent's log, in the story of a failure."""
 DAEMONS = re.compile(r"munged|slurmctld|slurmdbd|mariadbd|slurmd|slurmd-node\d+")
 STEPS = range(1, 25)
 """That the job trains."""
@@ -68,7 +70,12 @@ class SlurmNdctl(Ndctl):
         """For whoever has to find out why a test failed."""
         queue = self.testbed(["squeue", "-a", "-t", "all", "-o", "%A_%T_%r_%N"]).out
         nodes = self.testbed(["sinfo", "-N", "-o", "%N_%T_%E"]).out
-        return f"{self('describe', 'e2e').out}\n{queue}\n{nodes}"
+        return f"{self('describe', 'e2e').out}\n{queue}\n{nodes}\n{self.agent_logs()}"
+
+    def agent_logs(self) -> str:
+        """The end of each."""
+        logs = sorted((self.run_dir / "logs").glob("agent-*.log"))
+        return "\n".join(f"{log.name}:\n{log.read_text()[-LOG_CHARS:]}" for log in logs)
 
     def allocated(self) -> list[str]:
         """The hosts of the present allocation, spares among them."""

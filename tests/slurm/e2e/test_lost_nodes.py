@@ -1,5 +1,10 @@
 """Nodes die, with slurmd and all that ran on them, and no spare is there."""
 
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
 import pytest
 
 from tests.e2e.job import wait_for
@@ -11,17 +16,22 @@ SHRUNK = 1e-3
 """Between float32 losses of two meshes, some steps after the change."""
 
 
+@pytest.mark.parametrize("busy", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_leaders_node_dies_and_a_new_leader_goes_on(
-    ndctl: SlurmNdctl, finished: SlurmNdctl
+    ndctl: SlurmNdctl, finished: SlurmNdctl, busy: bool
 ) -> None:
+    """Also where slurmctld is too busy to answer when it is asked for the requeue."""
     done = ndctl.submit()
     assert done.code == 0, done.err
     ndctl.wait_until(step=10)
     (leader,) = ndctl.leaders()
     others = {host for host in ndctl.allocated() if host != leader}
     ndctl.testbed.kill_node(leader)
-    # agent_timeout is 5; then SIGTERM, and SIGKILL 3 s later.
-    wait_for(lambda: not ndctl.ranks_on(others), f"the end of the ranks on {others}", 40.0)
+    with held_still(ndctl) if busy else contextlib.nullcontext():
+        # agent_timeout is 5; then SIGTERM, and SIGKILL 3 s later.
+        wait_for(lambda: not ndctl.ranks_on(others), f"the end of the ranks on {others}", 60.0)
+        if busy:
+            wait_for(lambda: "asking again" in ndctl.agent_logs(), "a question in vain", 120.0)
     ndctl.wait_for_end()
 
     assert ndctl.losses() == finished.losses()
@@ -34,6 +44,17 @@ def test_the_leaders_node_dies_and_a_new_leader_goes_on(
     job = ndctl.slurm_job()
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
     ndctl.assert_nothing_left()
+
+
+@contextlib.contextmanager
+def held_still(ndctl: SlurmNdctl) -> Iterator[None]:
+    """slurmctld takes connections and says nothing."""
+    pid = int((ndctl.testbed.folder / "run" / "slurmctld.pid").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.slow

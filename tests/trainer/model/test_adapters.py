@@ -19,7 +19,14 @@ from orchestrator.contract import exits
 from orchestrator.contract.model import LoraSpec, ModelSpec
 from orchestrator.errors import TrainingError
 from tests.trainer.model.test_build import build, materialise
-from tests.trainer.parallel.parity_cells import GRAD_NORM, LOSS, Difference, deeper, difference
+from tests.trainer.parallel.parity_cells import (
+    GRAD_NORM,
+    LOSS,
+    Difference,
+    deeper,
+    difference,
+    in_turn,
+)
 from tests.trainer.trainer_launch import LLAMA, MODELS, QWEN3, losses_of, tiny, work
 from tests.trainer.trainer_worker import run_alone
 from trainer.model.adapters import add_adapters, base_of, draw_adapters, export_adapters
@@ -179,24 +186,42 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def differences(
-    folder: Path, num_ranks: int, cells: Mapping[str, dict[str, Any]], one: dict[str, Path]
+    folder: Path,
+    num_ranks: int,
+    cells: Mapping[str, dict[str, Any]],
+    one: dict[str, Path],
+    all_models: bool,
 ) -> dict[tuple[str, str], Difference]:
-    """Every cell with every model, on ranks that fail when a frozen weight changes."""
+    """Every cell with every model, or with one in turn, on ranks that fail when a frozen weight
+    changes."""
     configs = {
         (model, name): adapting(folder / f"{name} {model}", model, **changes)
-        for model in one
-        for name, changes in cells.items()
+        for turn, (name, changes) in enumerate(cells.items())
+        for model in (tuple(one) if all_models else in_turn(tuple(one), turn))
     }
     work(folder, num_ranks, watched(configs.values()), timeout=300)
     return {cell: difference(Path(config["out"]), one[cell[0]]) for cell, config in configs.items()}
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("num_ranks", "cells"), [(2, TWO), (4, FOUR)], ids=["2", "4"])
+@pytest.mark.parametrize(
+    ("num_ranks", "cells"),
+    [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.slow)],
+    ids=["2", "4"],
+)
+@pytest.mark.parametrize(
+    "all_models",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["a model in turn", "all models"],
+)
 def test_adapters_train_as_on_one_process_and_the_model_stays(
-    tmp_path: Path, one: dict[str, Path], num_ranks: int, cells: dict[str, dict[str, Any]]
+    tmp_path: Path,
+    one: dict[str, Path],
+    num_ranks: int,
+    cells: dict[str, dict[str, Any]],
+    all_models: bool,
 ) -> None:
-    found = differences(tmp_path, num_ranks, cells, one)
+    found = differences(tmp_path, num_ranks, cells, one, all_models)
     assert all(value.within(LOSS, GRAD_NORM) for value in found.values()), found
     losses = losses_of(one["llama"])
     assert losses[5] < losses[1] - 0.01, "and they learn"

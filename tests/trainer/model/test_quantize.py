@@ -117,11 +117,8 @@ def test_shards_of_four_bit_weights_train_as_whole_ones(tmp_path: Path) -> None:
     }
     cells = {
         "shard2": qlora(tmp_path / "shard2", parallel=shard2),
-        "replicate2": qlora(tmp_path / "replicate2", parallel={"dp_replicate": 2}),
         "zero1": qlora(tmp_path / "zero1", parallel={"dp_replicate": 2, "data": "zero1"}),
-        "offload": qlora(tmp_path / "offload", parallel={**shard2, "fsdp": {"cpu_offload": True}}),
         "pp2": qlora(tmp_path / "pp2", parallel={"pp": 2}),
-        "recomputed": qlora(tmp_path / "ac", parallel=shard2, activation_checkpointing="full"),
     }
     whole, full, _ = run_alone(
         [{"config": config, "frozen": True} for config in (one, *alone.values())]
@@ -143,9 +140,19 @@ def test_shards_of_four_bit_weights_train_as_whole_ones(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_copies_of_sharded_four_bit_weights_train_as_whole_ones(tmp_path: Path) -> None:
+def test_other_ways_to_share_four_bit_weights_train_as_whole_ones(tmp_path: Path) -> None:
     one, hsdp = qlora(tmp_path / "one"), {"dp_replicate": 2, "dp_shard": 2}
+    shard2 = {"dp_shard": 2}
     run_alone([{"config": one}])
+    cells = {
+        "replicate2": qlora(tmp_path / "replicate2", parallel={"dp_replicate": 2}),
+        "offload": qlora(tmp_path / "offload", parallel={**shard2, "fsdp": {"cpu_offload": True}}),
+        "ac": qlora(tmp_path / "ac", parallel=shard2, activation_checkpointing="full"),
+    }
+    watched = [{"config": config, "frozen": True} for config in cells.values()]
+    work(tmp_path, 2, watched, timeout=300)
+    for name in cells:
+        assert difference(tmp_path / name, tmp_path / "one").within(LOSS, GRAD_NORM), name
     cell = {"config": qlora(tmp_path / "hsdp", parallel=hsdp), "frozen": True}
     work(tmp_path, 4, [cell], timeout=300)
     found = difference(tmp_path / "hsdp", tmp_path / "one")

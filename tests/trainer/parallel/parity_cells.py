@@ -171,6 +171,11 @@ TABLE: dict[int, Sequence[Cell]] = {2: TWO, 4: FOUR, 8: EIGHT}
 """World size -> cells, no two of one name: each has a run directory of that name."""
 
 
+def in_turn(models: Sequence[str], turn: int) -> Sequence[str]:
+    """One of them."""
+    return (models[turn % len(models)],)
+
+
 def batch_of(num_ranks: int) -> int:
     """Sequences of a step: a pipeline of two stages beside data ranks has two micro batches."""
     return max(4, num_ranks)
@@ -189,9 +194,16 @@ def unsaved(config: dict[str, Any]) -> dict[str, Any]:
     return {"config": config, "unsaved": True}
 
 
-def measure(folder: Path, num_ranks: int) -> Iterator[tuple[Cell, str, Difference]]:
-    """Train every cell of the table for `num_ranks`, on the same ranks one after the other."""
-    pairs = [(cell, model) for cell in TABLE[num_ranks] for model in cell.models]
+def measure(
+    folder: Path, num_ranks: int, *, all_models: bool
+) -> Iterator[tuple[Cell, str, Difference]]:
+    """Train every cell of the table for `num_ranks`, on the same ranks one after the other: each
+    with all of its models, or with one of them, which takes turns."""
+    pairs = [
+        (cell, model)
+        for turn, cell in enumerate(TABLE[num_ranks])
+        for model in (cell.models if all_models else in_turn(cell.models, turn))
+    ]
     expected = train_one_process(folder, sorted({model for _, model in pairs}), batch_of(num_ranks))
     outs = [folder / f"{cell.name} {model}" for cell, model in pairs]
     cases = [unsaved(cell.config(out, m)) for (cell, m), out in zip(pairs, outs, strict=True)]

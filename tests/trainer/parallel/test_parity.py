@@ -24,9 +24,16 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("num_ranks", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
-def test_every_mesh_trains_as_one_process(tmp_path: Path, num_ranks: int) -> None:
-    cells = list(measure(tmp_path, num_ranks))
+@pytest.mark.parametrize(
+    ("num_ranks", "all_models"),
+    [
+        pytest.param(2, False, id="2"),
+        pytest.param(4, False, id="4"),
+        *(pytest.param(n, True, id=f"{n}, all models", marks=pytest.mark.slow) for n in (2, 4, 8)),
+    ],
+)
+def test_every_mesh_trains_as_one_process(tmp_path: Path, num_ranks: int, all_models: bool) -> None:
+    cells = list(measure(tmp_path, num_ranks, all_models=all_models))
     wrong = [(c.name, model, found) for c, model, found in cells if not found.within(*c.bounds)]
     assert wrong == []
     rounded = [found.loss for cell, _, found in cells if cell.bounds == (LOSS_BF16, GRAD_NORM_BF16)]

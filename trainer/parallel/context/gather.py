@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch.distributed import ProcessGroup
 from torch.distributed._functional_collectives import (
-    all_gather_tensor,
-    reduce_scatter_tensor,
+    all_gather_single,
+    reduce_scatter_single,
     wait_tensor,
 )
 
@@ -21,7 +21,7 @@ from trainer.parallel.context.operator import attention_operator
 
 def gather(kv_2BHTD: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     """Of all ranks, [rank, 2, B, H, T, D]; it is under way until it is first used."""
-    return all_gather_tensor(kv_2BHTD.contiguous(), 0, group).unflatten(0, (group.size(), 2))
+    return all_gather_single(kv_2BHTD.contiguous(), 0, group).unflatten(0, (group.size(), 2))
 
 
 def in_sequence(ranks_R2BHTD: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ def _backward(
     for part in parts_beyond_own(group.rank(), group.size(), q_BHTD.shape[2]):
         add_(others, part, gradients.see(part, whole_2BHSD))
     pieces = by_rank(others, group.size()).flatten(0, 1)
-    dkv_2BHTD = wait_tensor(reduce_scatter_tensor(pieces, "sum", 0, group))
+    dkv_2BHTD = wait_tensor(reduce_scatter_single(pieces, "sum", 0, group))
     add_(dkv_2BHTD, OWN, own)
     return gradients.of_queries(), dkv_2BHTD.to(kv_2BHTD.dtype)
 

@@ -1,0 +1,146 @@
+"""Agents whose leader is gone, and a scheduler that answers late, refuses, or has ended the job."""
+
+import fcntl
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.leaderless import REFUSED_S, TURN_S, queue_again
+from orchestrator.agent.whereabouts import Term
+from orchestrator.contract.events import CancelRequested, Event, LeaderStarted
+from orchestrator.contract.fence import Fence, write_fence
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import BackendError, Ended, Unanswered
+from orchestrator.locks import is_free
+from orchestrator.supervise.log import Journal
+from orchestrator.supervise.loop import Supervisor
+from orchestrator.system import SystemClock
+from tests.agent.world import LAUNCH, FakeBackend, TurnedClock, a_job
+
+TERM = Term(LAUNCH)
+SILENT = Unanswered("Slurm does not answer `scontrol show job`: Socket timed out")
+REFUSES = BackendError("Slurm refuses `scontrol requeue 1`: Requested operation is disabled")
+
+
+@dataclass
+class Queue(FakeBackend):
+    """A scheduler that says what it is told to before it takes the job back."""
+
+    says: Callable[[int], BackendError | None] = lambda before: None
+    before_each: Callable[[], None] = field(default=lambda: None)
+
+    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+        self.before_each()
+        trouble = self.says(len(self.requeued))
+        self.requeued.append(tuple(exclude))
+        if trouble is not None:
+            raise trouble
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    run_dir = RunDir(tmp_path)
+    run_dir.logs.mkdir()
+    write_fence(run_dir.fence, Fence(leader="the former", attempt=1))
+    append(run_dir, a_job(tmp_path), LeaderStarted(at=time.time(), host="host-0", pid=1))
+    return run_dir
+
+
+def append(run_dir: RunDir, *happened: Event) -> None:
+    with Journal(run_dir.journal, SystemClock()) as journal:
+        supervisor = Supervisor(journal)
+        for event in happened:
+            supervisor.feed(event)
+
+
+def asked(run_dir: RunDir, queue: Queue, term: Term = TERM) -> float:
+    """The seconds that it took."""
+    clock = TurnedClock()
+    begun = clock.time
+    queue_again(run_dir, term, lambda name: queue, clock)
+    return clock.time - begun
+
+
+def test_a_scheduler_that_does_not_answer_is_asked_for_hours(run_dir: RunDir) -> None:
+    queue = Queue(says=lambda before: SILENT if before < 800 else None)
+    assert asked(run_dir, queue) > 3600
+    assert queue.requeued == [("host-0",)] * 801
+
+
+def test_one_that_refuses_at_first_takes_the_job_when_it_can(run_dir: RunDir) -> None:
+    queue = Queue(says=lambda before: REFUSES if before < 3 else None)
+    asked(run_dir, queue)
+    assert len(queue.requeued) == 4
+
+
+def test_one_that_goes_on_refusing_is_left_with_what_to_type(
+    run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = Queue(says=lambda before: SILENT if before == 1 else REFUSES)
+    assert REFUSED_S <= asked(run_dir, queue) < REFUSED_S + 60
+    last = caplog.messages[-1]
+    assert "`ndctl cancel job`" in last
+    assert "--resume" in last
+    assert "Requested operation is disabled" in last
+    assert len(caplog.messages) == len(queue.requeued), "each answer is told"
+
+
+def test_a_job_that_the_scheduler_has_ended_is_let_go(run_dir: RunDir) -> None:
+    queue = Queue(says=lambda before: Ended("Slurm job 1 has ended"))
+    assert asked(run_dir, queue) == 0
+    assert len(queue.requeued) == 1
+
+
+def ended_by_a_person(run_dir: RunDir) -> None:
+    append(run_dir, CancelRequested(at=time.time(), by="me"))
+
+
+def led_by_another(run_dir: RunDir) -> None:
+    write_fence(run_dir.fence, Fence(leader="the next", attempt=2))
+
+
+def submitted_again(run_dir: RunDir) -> None:
+    append(run_dir, CancelRequested(at=time.time(), by="me"))
+    job = a_job(run_dir.path)
+    launch = LaunchPlan(
+        job="job",
+        run_dir=str(run_dir.path),
+        launch=LAUNCH + 1,
+        hosts=job.launch.hosts,
+        devices_per_host=1,
+        agent_timeout=10.0,
+    )
+    append(run_dir, a_job(run_dir.path, launch=launch))
+
+
+@pytest.mark.parametrize("happens", [ended_by_a_person, led_by_another, submitted_again])
+def test_a_job_that_is_not_ours_any_more_is_let_go(
+    run_dir: RunDir, happens: Callable[[RunDir], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    queue = Queue(says=lambda before: SILENT)
+    queue.before_each = lambda: happens(run_dir)
+    asked(run_dir, queue)
+    assert len(queue.requeued) == 1
+    assert "not queued again" in caplog.messages[-1]
+
+
+def test_agents_ask_one_after_the_other(run_dir: RunDir) -> None:
+    queue = Queue()
+    queue.before_each = lambda: _assert_held(run_dir)
+    with run_dir.requeue_lock.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        # The other died on a host whose locks its file server keeps: this one goes on without it.
+        assert asked(run_dir, queue) >= TURN_S
+    asked(run_dir, queue)
+    assert len(queue.requeued) == 2
+    assert is_free(run_dir.requeue_lock)
+
+
+def _assert_held(run_dir: RunDir) -> None:
+    assert not is_free(run_dir.requeue_lock)
