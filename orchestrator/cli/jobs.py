@@ -144,7 +144,7 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
     if Path(target).is_dir() and not Path(target, "journal.jsonl").exists():
         scene, verdict = diagnose_folder(Path(target))
     else:
-        scene, verdict = diagnose_job(find(target, run_root), attempt)
+        scene, verdict = diagnose_job(find(target, run_root, None).run_dir, attempt)
     if as_json:
         print_json(diagnosis_json(scene, verdict))
     else:
