@@ -6,16 +6,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.holding import Ask
 from orchestrator.errors import BackendError, JobError
 from orchestrator.jobs import find_job, jobs
 from orchestrator.seams import Clock, Copy
 from orchestrator.supervise.log import read
+from orchestrator.supervise.opening import ARCHIVE
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
 REFRESH_S = 2.0
+SKEW_S = 5.0
+"""By which clocks of this machine and of the leader may differ."""
 ABREAST = 8
 """Jobs that are asked for at the same time."""
 
@@ -147,6 +151,26 @@ def await_begin(found: Found, ask: Ask, clock: Clock, say: Callable[[str], objec
             return False
         clock.sleep(REFRESH_S)
     return True
+
+
+def lines_before(found: Found, handed_at: float) -> int:
+    """Lines of the journal before the launch that has begun: they were told before.
+
+    Raises JobError where that launch had ended before `handed_at`: its objects had been deleted,
+    and its run directory had not.
+    """
+    entries = read(found.run_dir.journal)
+    run = fold(entry.event for entry in entries)
+    if run.job is not None and run.ending is not None and run.last_at < handed_at - SKEW_S:
+        raise JobError(
+            f"nothing was run: launch {run.job.launch.launch} of job {run.job.launch.job} had ended"
+            f" before, in {run.job.launch.run_dir}: {run.state}, {run.reason}",
+            fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
+            f" run in {ARCHIVE}/",
+        )
+    return max(
+        (at for at, one in enumerate(entries) if isinstance(one.event, JobSubmitted)), default=0
+    )
 
 
 @contextmanager

@@ -29,7 +29,6 @@ from orchestrator.cluster.kubernetes.nodes import READY, parse_node
 from orchestrator.cluster.kubernetes.standing import shut_nodes
 from orchestrator.cluster.kubernetes.taints import tolerations_of
 from orchestrator.cluster.kubernetes.topology import allocation_switches
-from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
@@ -101,11 +100,11 @@ class KubernetesBackend:
         words = f"{seen.name} was deleted after launch {number}; its run directory may be there"
         return Former(launch=number, over=True, words=words)
 
-    def copy(self, job: JobSubmitted, run_root: Path) -> Mirror:
-        launch, spec = job.launch, spec_of(job.launch)
+    def copy(self, handover: Handover, run_root: Path) -> Mirror:
+        launch, spec = handover.launch, spec_of(handover.launch)
         api, namespace = self.api(spec), self.namespace(spec)
         made = Mirror(folder_of(run_root, api.context, namespace, launch.job), api)
-        made.expect(job, namespace)
+        made.expect(handover, namespace)
         return made
 
     # What Kubernetes has of it

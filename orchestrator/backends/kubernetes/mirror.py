@@ -35,8 +35,7 @@ from orchestrator.backends.kubernetes.resources import (
     lookup,
     name_of,
 )
-from orchestrator.contract.events import JobSubmitted
-from orchestrator.contract.handover import handover_from
+from orchestrator.contract.handover import Handover, handover_from
 from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
@@ -144,9 +143,9 @@ class Mirror:
         fresh.write_text(json.dumps(asdict(remote), indent=2))
         fresh.replace(self.run_dir.path / REMOTE)
 
-    def expect(self, job: JobSubmitted, namespace: str) -> None:
+    def expect(self, handover: Handover, namespace: str) -> None:
         """A launch has been handed to the cluster: until its leader says so, say it here."""
-        launch = job.launch
+        job, launch = handover.job, handover.launch
         spec = launch.kubernetes or KubernetesSpec()
         former = self.remote if job.resume and is_mirror(self.run_dir.path) else None
         remote = Remote(
@@ -161,6 +160,7 @@ class Mirror:
             metrics=former.metrics if former else 0,
         )
         self.write(remote)
+        self.run_dir.spec.write_text(handover.spec)
         known = read(self.run_dir.journal)[-1:] if former else ()
         guess = Entry(seq=known[0].seq + 1 if known else 1, event=job, actions=())
         put(self.run_dir.journal, remote.journal, to_line(guess))
@@ -176,8 +176,9 @@ class Mirror:
         parcel = self.api.get(CONFIG_MAPS, namespace, names.config_map_of(name))
         if parcel is None or launch is None:
             return False
-        handed = handover_from(contents(parcel)).job
-        self.expect(replace(handed, at=seconds_of(job["metadata"]["creationTimestamp"])), namespace)
+        handed = handover_from(contents(parcel))
+        made_at = seconds_of(job["metadata"]["creationTimestamp"])
+        self.expect(replace(handed, job=replace(handed.job, at=made_at)), namespace)
         return True
 
     @property

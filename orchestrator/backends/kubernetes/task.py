@@ -94,8 +94,7 @@ def main(environ: Mapping[str, str]) -> int:
         log.critical("the run volume cannot be used: %s", exc)
         return exits.LEADER_LOST
     if run.ending is not None:
-        log.info("launch %s has ended: %s", handover.launch.launch, run.reason)
-        return exits.FAILED if run.ending == "FAILED" else exits.OK
+        return _has_ended(pod, handover, run, run_dir)
     return _be_agent(pod, handover, run_dir, environ)
 
 
@@ -133,6 +132,19 @@ def _own(handover: Handover, environ: Mapping[str, str], clock: Clock) -> None:
         KubernetesBackend(environ, clock).own(handover.launch)
     except BackendError as exc:
         log.warning("the job does not own its ConfigMap and Secret: %s", exc.message)
+
+
+def _has_ended(pod: Pod, handover: Handover, run: Run, run_dir: RunDir) -> int:
+    """A pod that came again after the end, or objects that were deleted and applied once more."""
+    launch = handover.launch
+    log.warning(
+        "nothing is run: launch %s of job %s has ended in %s, %s: %s. To go on from its newest"
+        " checkpoint: `ndctl submit --resume`; to start over: `ndctl submit --new`",
+        *(launch.launch, launch.job, run_dir.path, run.state, run.reason),
+    )
+    if pod.leads:
+        _tell_journal(run_dir)
+    return exits.FAILED if run.ending == "FAILED" else exits.OK
 
 
 def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[str, str]) -> int:
