@@ -65,7 +65,7 @@ class Agent:
         """It is the only agent of its host, with no rank of a former one left."""
         self.leaving = False
         self.checks: dict[int, Checked | None] = {}
-        self._hold(world.timeline.now)
+        world.timeline.after(0.0, partial(self._hold, world.timeline.now))
 
     # Its beginning
 
@@ -284,12 +284,16 @@ class Agent:
     def exit(self, code: int) -> None:
         if not self.alive:
             return
-        if code == exits.LEADER_LOST and self.world.scenario.scheduled:
-            self.world.lost_leader(self)
-            if not self.alive:
-                return
-        self._over()
-        self.world.agent_left(self, code)
+        if code == exits.LEADER_LOST and self.world.scenario.scheduled and not self.lead:
+            self.world.lost_leader(self, partial(self._gone, code))
+        else:
+            self._gone(code)
+
+    def _gone(self, code: int, asked: bool = False) -> None:
+        """`asked`: whether the scheduler took the job back, which changes nothing here."""
+        if self.alive:
+            self._over()
+            self.world.agent_left(self, code)
 
     def die(self, *, silently: bool = False) -> None:
         """Killed: the kernel ends its ranks as well. `silently`: with its host, so nobody is told."""

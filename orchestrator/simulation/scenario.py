@@ -106,11 +106,12 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
 
 
 def _faults(random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
-    """One to four; two at once of kinds that may strike at once."""
+    """One to six, the first ones while the job is young; or two at once."""
     faults: list[Fault] = []
     single = [kind for kind in kinds if kind != "double"] or list(SINGLE)
-    for _ in range(random.choice((1, 1, 2, 3, 4))):
-        kind, at = random.choice(list(kinds)), 1.0 + random.random() * random.choice((60.0, 240.0))
+    horizon = random.choice((40.0, 90.0, 200.0))
+    for _ in range(random.choice((1, 2, 3, 4, 6))):
+        kind, at = random.choice(list(kinds)), 5.0 + random.random() * horizon
         struck = [random.choice(single), random.choice(single)] if kind == "double" else [kind]
         faults += [Fault(one, at, random.random(), random.random()) for one in struck]
     return tuple(sorted(faults, key=lambda fault: fault.at))

@@ -162,13 +162,19 @@ class Scheduler:
             if name == job.given[0]:
                 self._take_back(job, KILL_WAIT_S, requeue=True)
                 return
+        self._end_if_idle(job)
 
     def agent_left(self, agent: Agent) -> None:
         """The job ends with the last of its tasks."""
-        job = self.job
-        if job is None or agent not in job.agents or job.state != "running" or job.starting:
+        if self.job is not None and agent in self.job.agents:
+            self._end_if_idle(self.job)
+
+    def _end_if_idle(self, job: Job) -> None:
+        """Tasks on a host that went off are there until it is known to be down."""
+        if job.state != "running" or job.starting:
             return
-        if not any(one.alive for one in job.agents):
+        doubtful = [name for name in job.nodes if not self.world.hosts[name].up]
+        if not doubtful and not any(one.alive for one in job.agents):
             job.state = "ended"
             self.world.history.note("scheduler", "all tasks have ended, and with them the job")
 

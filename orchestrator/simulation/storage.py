@@ -102,14 +102,6 @@ class Storage:
             self.read_to = whole
         return tuple(self.entries)
 
-    def take_lock(self, incarnation: str, host: str, holder_cut_since: float | None) -> bool:
-        """Whether the lock is had; `holder_cut_since`: since when its holder's host is unheard."""
-        expired = holder_cut_since is not None and self.timeline.now - holder_cut_since > LEASE_S
-        if self.holder is not None and not expired:
-            return False
-        self.holder, self.holder_host = incarnation, host
-        return True
-
 
 class StoredJournal:
     """As `supervise.log.Journal`, with the bytes in memory, and a death at any point of a write."""

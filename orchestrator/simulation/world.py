@@ -21,7 +21,7 @@ from orchestrator.simulation.network import SCHEDULER, Network
 from orchestrator.simulation.ranks import HostRanks
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.scheduler import Scheduler
-from orchestrator.simulation.storage import Crash, Storage, StoredJournal, Whereabouts
+from orchestrator.simulation.storage import LEASE_S, Crash, Storage, StoredJournal, Whereabouts
 from orchestrator.simulation.training import Training, Work
 from orchestrator.supervise.loop import Decide, Supervisor
 from orchestrator.supervise.state import Incident, Run, Stage
@@ -56,6 +56,8 @@ class World:
         self.pause_s = 0.0
         self.troubled_until = 0.0
         self.unheard_since: dict[str, float] = {}
+        """By the scheduler."""
+        self.unserved_since: dict[str, float] = {}
         self.count = 0
         self.crash_next: tuple[int, Crash | None] | None = None
         """For the next leader, where none was there to be killed."""
@@ -120,13 +122,23 @@ class World:
         return since is not None and self.timeline.now - since > seconds
 
     def hears_anew(self) -> None:
-        """Who is heard by the scheduler may have changed."""
+        """Whom the scheduler and the storage hear may have changed."""
         for host in self.hosts.values():
+            self._serves_anew(host)
             heard = host.up and self.network.reaches(host.name, SCHEDULER)
             if not heard:
                 self.unheard_since.setdefault(host.name, self.timeline.now)
             elif self.unheard_since.pop(host.name, None) is not None:
                 self.scheduler.node_back(host)
+
+    def _serves_anew(self, host: Host) -> None:
+        """A host that went off lost its lock at the latest when it is back."""
+        if not (host.up and self.storage.serves(host.name)):
+            self.unserved_since.setdefault(host.name, self.timeline.now)
+        elif self.unserved_since.pop(host.name, None) is not None:
+            alive = {agent.incarnation for agent in host.agents if agent.alive}
+            if self.storage.holder_host == host.name and self.storage.holder not in alive:
+                self.storage.holder = None
 
     # Leaders begin and end
 
@@ -184,13 +196,18 @@ class World:
             self.crash_next = None
 
     def _locks(self, agent: Agent) -> bool:
-        holder = self.hosts.get(self.storage.holder_host)
-        cut_since = self.unserved_since(holder) if holder else None
-        return self.storage.take_lock(agent.incarnation, agent.host.name, cut_since)
+        if not self.lock_is_free:
+            return False
+        self.storage.holder, self.storage.holder_host = agent.incarnation, agent.host.name
+        return True
 
-    def unserved_since(self, host: Host) -> float | None:
-        reached = host.up and self.storage.serves(host.name)
-        return None if reached else self.unheard_since.get(host.name)
+    @property
+    def lock_is_free(self) -> bool:
+        """A server takes it from a host that it does not hear for as long as a lease."""
+        if self.storage.holder is None:
+            return True
+        since = self.unserved_since.get(self.storage.holder_host)
+        return since is not None and self.timeline.now - since > LEASE_S
 
     def _check_leader(self, agent: Agent) -> None:
         now = self.storage.fence
@@ -246,12 +263,13 @@ class World:
         if self.scenario.scheduled:
             self.scheduler.agent_left(agent)
 
-    def lost_leader(self, agent: Agent) -> None:
+    def lost_leader(self, agent: Agent, done: Callable[[bool], None]) -> None:
         """As `agent.__main__._requeue`, before the agent's process ends."""
         if not self.storage.serves(agent.host.name) or self.run.ending is not None:
+            done(False)
             return
         asked = (self.run.leader,)
-        self.scheduler.requeue(agent.host.name, agent.restarts, asked, lambda taken: None)
+        self.scheduler.requeue(agent.host.name, agent.restarts, asked, done)
 
     # Orders to the world
 
@@ -312,8 +330,9 @@ class World:
     def submits(self, launch: int) -> bool:
         """`ndctl submit`, with `--resume` from the second time on; False where it is refused."""
         storage = self.storage
-        if storage.holder is not None or storage.full:
+        if not self.lock_is_free or storage.full or not storage.serves(LOGIN):
             return False
+        storage.holder = None
         hosts = tuple(host.name for host in self.hosts.values() if host.up)
         if not self.scenario.scheduled and not hosts:
             return False
@@ -344,7 +363,7 @@ class World:
     @property
     def abandoned(self) -> bool:
         """Nobody leads the job and nobody will: a person has to."""
-        if self.storage.holder is not None:
+        if not self.lock_is_free:
             return False
         if self.scenario.scheduled:
             return not self.scheduler.stands
