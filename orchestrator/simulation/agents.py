@@ -117,6 +117,7 @@ class Agent:
         if leader is None or not leader.serves or not self._reaches(leader):
             return
         self.line, self.talks_to = Line(self.host.name, leader.host.name), leader
+        self.line.broken = partial(self._broken, self.line)
         self.last_heard, self.patience = self.world.timeline.now, self.world.job.agent_timeout
         self._send(self._register())
         self._repeat_ends()
@@ -150,6 +151,21 @@ class Agent:
             if self.talks_to is not None and self._reaches(self.talks_to):
                 self.talks_to.hung_up(self.line)
         self.line = None
+
+    def _broken(self, line: Line) -> None:
+        if self.talks_to is not None:
+            self.talks_to.hung_up(line)
+        self.lose(line)
+
+    def lose(self, line: Line) -> None:
+        """The line broke, or the leader closed it: look for another at once."""
+        if self.line is line:
+            self.line = None
+            self.world.timeline.after(SEEK_S, self._find_again)
+
+    def _find_again(self) -> None:
+        if self.alive and not self.leaving and self.line is None:
+            self._find()
 
     # What it says
 

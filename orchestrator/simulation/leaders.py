@@ -120,8 +120,7 @@ class Leader:
     def _refuse(self, line: Line, host: str) -> None:
         line.open = False
         for agent in self.world.hosts[host].agents:
-            if agent.line is line:
-                agent.line = None
+            agent.lose(line)
 
     def _admit(self, line: Line, register: Register) -> None:
         if register.launch != self.job.launch.launch:
@@ -293,6 +292,9 @@ class Leader:
         try:
             actions = self.supervisor.feed(event)
         except Crashed as crashed:
+            if str(crashed) == "after the line":  # it was decided, though nothing came of it
+                self.supervisor.run, actions = self.world.decide(self.supervisor.run, event)
+                self.world.decided(self, event, actions)
             self.crashes(f"{crashed} of {type(event).__name__}")
             return
         except GivenUp:

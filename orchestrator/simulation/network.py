@@ -1,7 +1,7 @@
 """Lines between hosts: in order and quick, until something is wrong with them.
 
-Harder than TCP: in bad weather a message may be lost, doubled, late or overtaken without the
-connection breaking.
+Harder than TCP: in bad weather a message may be doubled, late or overtaken without the connection
+breaking, and one that is lost breaks it only some seconds, and messages, later.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,8 @@ from orchestrator.simulation.clock import Timeline
 
 SCHEDULER = "scheduler"
 STORAGE = "storage"
+NOTICED_S = 10.0
+"""At most, for TCP to give up a connection that lost something."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +26,14 @@ class Line:
     open: bool = True
     free_at: dict[str, float] = field(default_factory=dict)
     """When the last message from each end will have arrived."""
+    broken: Callable[[], None] | None = None
+    """Told when it breaks."""
+
+    def breaks(self) -> None:
+        if self.open:
+            self.open = False
+            if self.broken is not None:
+                self.broken()
 
 
 @dataclass(slots=True)
@@ -53,6 +63,8 @@ class Network:
         times, ordered = 1, True
         if now < self.weather.until:
             drawn = self.random.randrange(100)
+            if drawn < self.weather.lost:
+                self.timeline.after(NOTICED_S * self.random.random(), line.breaks)
             times = 0 if drawn < self.weather.lost else 1 + (drawn > 99 - self.weather.doubled)
             if self.random.randrange(100) < self.weather.late:
                 delay += 20.0 * self.random.random()

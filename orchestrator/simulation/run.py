@@ -1,7 +1,7 @@
 """One seed, one history: from the submission to the end of the job, or to a broken law."""
 
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -127,8 +127,3 @@ def simulate(
         virtual_s=world.timeline.now,
         history=tuple(world.history.lines),
     )
-
-
-def simulate_all(seeds: Iterable[int], kinds: Sequence[str] = tuple(KINDS)) -> Iterator[Outcome]:
-    for seed in seeds:
-        yield simulate(seed, kinds)

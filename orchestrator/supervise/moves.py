@@ -18,7 +18,7 @@ from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 from orchestrator.supervise.diagnose import Verdict, diagnose
 from orchestrator.supervise.policy import decide, repeated_culprits
-from orchestrator.supervise.roster import coming, switches_of, usable, who_came
+from orchestrator.supervise.roster import coming, hosts_given, switches_of, usable, who_came
 from orchestrator.supervise.state import (
     Culprit,
     Evidence,
@@ -124,10 +124,19 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
     if _may_shrink(run, len(there)):
         return replace(run, replanning=len(there)), (Replan(hosts=len(there), reason=reason),)
     if run.allocation is not None:
+        absent = _absent(run) if overdue else {}
+        run = replace(run, exclude={**run.exclude, **absent})
         return requeue(run, at, f"{reason}{_refusal(run)}")
     if overdue:
         return end(run, at, "FAILED", who_came(run, there))
     return run, ()
+
+
+def _absent(run: Run) -> dict[str, str]:
+    """Hosts that were given, and no agent ever came from them: another run is as vain on them."""
+    assert run.job is not None
+    why = f"no agent came from it within {run.job.init_timeout:.0f} s"
+    return {name: why for name in hosts_given(run) if name not in run.hosts}
 
 
 def _may_shrink(run: Run, there: int) -> bool:
