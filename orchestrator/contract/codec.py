@@ -196,7 +196,7 @@ def _read_union(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Pro
 
 def _read_tagged(kinds: Mapping[str, Any], data: Any, path: str, problems: list[Problem]) -> Any:
     tag = data.get(TAG) if isinstance(data, Mapping) else None
-    if tag not in kinds:
+    if not isinstance(tag, str) or tag not in kinds:
         limit = f"an object whose {TAG!r} is one of {', '.join(kinds)}"
         fix = "read it with the ndctl that wrote it"
         problems.append(Problem(path=path, value=data, limit=limit, fix=fix))

@@ -1,4 +1,4 @@
-"""An agent as `agent/agent.py` behaves, and the process that may lead as well (`agent/__main__.py`).
+"""An agent as `agent/agent.py` behaves, and the process that may lead too (`agent/__main__.py`).
 
 It differs in time alone: it looks for its leader each second, and what takes it milliseconds takes
 it none. Pulses and digests come with the leader's look at the clock (`leaders.py`).
@@ -48,7 +48,9 @@ RESET_S = 0.1
 
 
 class Agent:
-    def __init__(self, world: "World", host: "Host", launch: int, restarts: int, lead: bool) -> None:
+    def __init__(
+        self, world: "World", host: "Host", launch: int, restarts: int, lead: bool
+    ) -> None:
         self.world, self.host, self.launch, self.restarts = world, host, launch, restarts
         self.lead = lead
         self.leader: Leader | None = None
@@ -312,7 +314,7 @@ class Agent:
             self.world.agent_left(self, code)
 
     def die(self, *, silently: bool = False) -> None:
-        """Killed: the kernel ends its ranks as well. `silently`: with its host, so nobody is told."""
+        """Killed: the kernel ends its ranks too. `silently`: with its host, so nobody is told."""
         if not self.alive:
             return
         self._over(silently=silently)

@@ -12,7 +12,7 @@ Happening = Callable[[], None]
 
 @dataclass(slots=True)
 class Timeline:
-    """Happenings in order of their time; those of one moment in the order in which they were set."""
+    """Happenings in order of their time; those of one moment in the order they were set."""
 
     now: float = 0.0
     happened: int = 0

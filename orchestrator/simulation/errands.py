@@ -110,9 +110,7 @@ class Errands:
             pass
         except BackendError as exc:
             why = f"no agent can be had there: {exc.message}"
-            self.leader.happened(
-                HostUnavailable(at=self.leader.now(), host=action.host, why=why)
-            )
+            self.leader.happened(HostUnavailable(at=self.leader.now(), host=action.host, why=why))
 
     def _check_hosts(self, action: CheckHosts) -> None:
         self.checked.clear()

@@ -10,13 +10,14 @@ from orchestrator.contract.actions import Action, EndJob, Requeue, StartAttempt
 from orchestrator.contract.events import (
     CheckpointSaved,
     Event,
+    HostFlagged,
     JobSubmitted,
     LeaderStarted,
     TrainingResumed,
 )
 from orchestrator.simulation.storage import read_whole
+from orchestrator.supervise.members import OUTSIDE
 from orchestrator.supervise.state import LIVE, Run, Stage
-from orchestrator.supervise.step import step
 
 if TYPE_CHECKING:
     from orchestrator.simulation.leaders import Leader
@@ -108,6 +109,8 @@ class Witness:
                 self.starts = 0
             case TrainingResumed() if run.saved > before.saved:
                 self.starts = min(self.starts, 1)
+            case HostFlagged(host=host) if before.stage not in OUTSIDE:
+                self.left_out.add(host)
             case LeaderStarted():
                 self.left_out = self.left_out if before.stage is Stage.QUEUED else set()
             case _:
@@ -151,7 +154,7 @@ class Witness:
         storage = self.world.storage
         entries = storage.recall()
         for entry in entries[self.checked :]:
-            self.replayed, actions = step(self.replayed, entry.event)
+            self.replayed, actions = self.world.decide(self.replayed, entry.event)
             hold(actions == entry.actions, f"line {entry.seq} replayed decides otherwise")
         self.checked = len(entries)
         own = leader.journal.seq == (entries[-1].seq if entries else 0)

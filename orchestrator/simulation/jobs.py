@@ -1,4 +1,4 @@
-"""The job that runs in a simulated cluster, as a person submits it and the real planner plans it."""
+"""The job that runs in a simulated cluster: a person submits it, the real planner plans it."""
 
 from dataclasses import replace
 from functools import lru_cache

@@ -183,5 +183,3 @@ class HostRanks:
             )
             for number in self.alive
         )
-
-

@@ -1,4 +1,4 @@
-"""A scheduler that behaves as Slurm does: queue, allocation, notices, requeue, and its own troubles.
+"""A scheduler that behaves as Slurm does: queue, allocation, notices, requeue, its own troubles.
 
 What `backends/slurm` makes of Slurm's words is played as well: a question that is not answered
 raises Unanswered, hosts to leave out are told with the requeue. Times are shorter than Slurm's.
