@@ -65,6 +65,11 @@ class Witness:
         }
         hold(len(able) <= 1, f"attempts {sorted(able)} live and can write")
 
+    def fence_raised(self, leader: "Leader") -> None:
+        fence = self.world.storage.fence
+        mine = fence is None or fence.leader == leader.name
+        hold(mine, "a leader that was replaced takes the fence back")
+
     def marked(self, attempt: int) -> None:
         hold(attempt >= self.marks, f"attempt {attempt} made a mark after attempt {self.marks}")
         self.marks = attempt

@@ -331,6 +331,7 @@ class Leader:
         except OSError:
             self._wait(RETRY_S, self._act)
             return False
+        self.world.witness.fence_raised(self)
         if self.world.fenced:
             storage.fence = Fence(leader=self.name, attempt=attempt)
         return True
