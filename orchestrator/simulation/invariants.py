@@ -46,6 +46,9 @@ class Witness:
         """Why the attempt before the next one ended has been said."""
         self.requeues: set[tuple[int, int]] = set()
         """Launch and restart of the runs that were given back by their leader."""
+        self.given_up: dict[str, int] = {}
+        """Host whose agent was lost, or whose ranks did not end -> in which attempt. One that is
+        back may still run these; the fence keeps them from writing, its agent ends them."""
         self.left_out: set[str] = set()
         """Hosts that the scheduler was last asked to do without."""
         self.checked = 0
@@ -109,13 +112,16 @@ class Witness:
             self.explained = True
         if len(run.incidents) > len(before.incidents) or run.ending is not None:
             self.explained = True
+        for name, host in run.hosts.items():
+            if not host.alive:
+                self.given_up[name] = before.attempt
         match event:
             case CheckpointSaved() if run.saved > before.saved:
                 self.starts = 0
             case TrainingResumed() if run.saved > before.saved:
                 self.starts = min(self.starts, 1)
-            case HostFlagged(host=host) if before.stage not in OUTSIDE:
-                self.left_out.add(host)
+            case HostFlagged(host=flagged) if before.stage not in OUTSIDE:
+                self.left_out.add(flagged)
             case LeaderStarted():
                 self.left_out = self.left_out if before.stage is Stage.QUEUED else set()
             case _:
@@ -136,7 +142,8 @@ class Witness:
         for name in action.hosts:
             host = run.hosts[name]
             hold(host.alive and not host.unfit, f"{name} used, which is not fit")
-            left = [ranks.attempt for ranks in self.world.hosts[name].ranks]
+            known = self.given_up.get(name, 0)
+            left = [r.attempt for r in self.world.hosts[name].ranks if r.attempt > known]
             hold(not left, f"attempt {action.attempt} starts on {name}, where {left} still runs")
 
     def _requeue(self, leader: "Leader", action: Requeue) -> None:

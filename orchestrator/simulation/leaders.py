@@ -111,7 +111,7 @@ class Leader:
             self._admit(line, report)
             return
         connection = self.connections.by_host.get(host)
-        if connection is None or connection.ws is not line:
+        if connection is None or cast(Any, connection.ws) is not line:
             self._refuse(line, host)  # given up: it has to register again
             return
         connection.heard = self.world.timeline.now

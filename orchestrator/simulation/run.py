@@ -7,7 +7,7 @@ from functools import partial
 
 from orchestrator.simulation import faults
 from orchestrator.simulation.invariants import Violated
-from orchestrator.simulation.scenario import KINDS, Scenario, scenario
+from orchestrator.simulation.scenario import KINDS, Fault, Scenario, scenario
 from orchestrator.simulation.world import World
 from orchestrator.supervise.loop import Decide
 from orchestrator.supervise.step import step
@@ -55,7 +55,7 @@ class Simulation:
         world = self.world
         world.history.note("seed", f"{self.scenario.seed}: {self.scenario.words}")
         for fault in self.scenario.faults:
-            world.timeline.after(fault.at, partial(self._strike, fault.kind, fault))
+            world.timeline.after(fault.at, partial(self._strike, fault))
         self.whole_at = max([f.at for f in self.scenario.faults], default=0.0) + faults.LONGEST_S
         self._person()
         while world.timeline.turn():
@@ -63,7 +63,7 @@ class Simulation:
                 break
         world.witness.at_the_end()
 
-    def _strike(self, kind: str, fault: "faults.Fault") -> None:
+    def _strike(self, fault: Fault) -> None:
         if not self.world.ended:
             faults.strike(self.world, fault)
 

@@ -304,10 +304,9 @@ class World:
             self.scheduler.replace(leader.host.name, leader.agent, name)
             return
         host = self.hosts[name]
-        host.end_agents()
-        if host.up and not host.dead_on_arrival:
-            lead = name == self.job.leader and self.leader is None
-            host.agents.append(Agent(self, host, self.job.launch, 0, lead))
+        host.end_agents()  # on its own host the leader ends itself, before it can start another
+        if host.up and not host.dead_on_arrival and name != leader.host.name:
+            host.agents.append(Agent(self, host, self.job.launch, 0, lead=False))
 
     def decided(self, leader: Leader, event: Event, actions: tuple[Action, ...]) -> None:
         before, self.run = self.run, leader.supervisor.run
