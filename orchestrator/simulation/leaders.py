@@ -31,7 +31,14 @@ from orchestrator.contract.actions import (
     StartAttempt,
     StopAttempt,
 )
-from orchestrator.contract.events import AgentLost, CancelRequested, Event, LeaveAsked, Tick
+from orchestrator.contract.events import (
+    AgentLost,
+    CancelRequested,
+    Event,
+    HostLeaving,
+    LeaveAsked,
+    Tick,
+)
 from orchestrator.contract.fence import Fence, GivenUp
 from orchestrator.contract.protocol import (
     Checked,
@@ -49,6 +56,7 @@ from orchestrator.contract.protocol import (
     Stop,
     Stopped,
     Told,
+    Warned,
 )
 from orchestrator.simulation.errands import Errands
 from orchestrator.simulation.network import Line
@@ -155,6 +163,8 @@ class Leader:
                 self.errands.checked[report.host] = report
             case Register():
                 pass
+            case Warned(host=host, signal=name):
+                self.happened(HostLeaving(at=self.now(), host=host, why=name))
             case _:
                 assert_never(report)
 
