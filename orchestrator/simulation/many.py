@@ -54,6 +54,8 @@ def outcomes(
         return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         yield from pool.imap_unordered(one, seeds, CHUNK)
+        pool.close()
+        pool.join()
 
 
 def tally(found: Iterable[Outcome]) -> Tally:

@@ -1,5 +1,6 @@
 """The laws of supervision hold in a thousand histories, and whoever breaks one is found out."""
 
+import json
 import os
 import subprocess
 import sys
@@ -133,6 +134,12 @@ def test_the_command_tells_what_came_of_the_seeds() -> None:
     assert done.exit_code == 0, done.output
     assert "10 seeds: " in done.output
     assert "0 broke a law" in done.output
+
+
+def test_the_command_shares_the_work_among_processes() -> None:
+    argv = [sys.executable, "-m", "orchestrator", "simulate", "--seeds", "60", "--json"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert json.loads(said.stdout)["seeds"] == 60
 
 
 def test_the_command_knows_the_kinds_of_faults() -> None:
