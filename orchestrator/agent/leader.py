@@ -163,6 +163,7 @@ class Leader:
             clock=clock,
             happened=self._happened,
             now=self.steady.now,
+            names_resolve=granted.allocation is None or granted.allocation.names_resolve,
         )
 
     # What the world brings in

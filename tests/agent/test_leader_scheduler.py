@@ -220,6 +220,23 @@ def test_the_leader_sees_what_only_two_hosts_can(
     play(tmp_path, script, allocation=GRANTED)
 
 
+def test_names_that_only_the_scheduler_knows_are_not_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unasked(name: str) -> tuple[str, ...]:
+        raise AssertionError(f"{name} was looked up")
+
+    monkeypatch.setattr("orchestrator.agent.errands.addresses_of", unasked)
+
+    async def script(job: Led) -> None:
+        errands: Errands = job.leader.errands
+        assert await errands.look_at(a_register(time.time())) == ()
+        (skewed,) = await errands.look_at(a_register(time.time() - 60.0))
+        assert skewed.what == "clock"
+
+    play(tmp_path, script, allocation=replace(GRANTED, names_resolve=False))
+
+
 def test_name_servers_that_do_not_answer_keep_no_host_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

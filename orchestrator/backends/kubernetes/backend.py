@@ -181,6 +181,7 @@ class KubernetesBackend:
             hosts=hosts,
             switches=self._switches(spec, hosts),
             successor_s=spec.pod_patience,
+            names_resolve=False,
         )
 
     def _switches(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
