@@ -82,12 +82,13 @@ class KubernetesBackend:
         submitting.submit(self.api(spec), self.clock, self.namespace(spec), handover)
 
     def own(self, launch: LaunchPlan) -> None:
-        """What `kubectl apply` made beside the job goes with it."""
+        """What `kubectl apply` made beside the job goes with it; not a Secret, for no pod needs a
+        right to those of its namespace."""
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
         if job is not None:
-            submitting.own(api, namespace, kind, job)
+            submitting.own(api, namespace, kind, job, submitting.rendered_beside(kind, launch.job))
 
     def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
         seen = self._seen([launch])[0]
