@@ -35,6 +35,7 @@ for _command in (
     jobs.list_jobs,
     jobs.status,
     jobs.describe,
+    jobs.diagnose,
     jobs.logs,
     jobs.events,
     jobs.dashboard,

@@ -1,4 +1,4 @@
-"""Jobs that there are: `list`, `status`, `describe`, `logs`, `events`, `dashboard`, `cancel`."""
+"""Jobs that there are: `list`, `status`, `describe`, `diagnose`, `logs`, `events`, and so on."""
 
 import contextlib
 import os
@@ -125,6 +125,30 @@ def describe(job: str, run_root: str | None, place: "Place | None", as_json: boo
     else:
         passed_over = newest_complete(snapshot.run_dir.checkpoints)[1]
         click.echo(describe_text(snapshot, None, passed_over))
+
+
+@click.command(
+    epilog="Example: ndctl diagnose quickstart   or: ndctl diagnose /scratch/dumps --json"
+)
+@click.argument("target", metavar="JOB|TRACE_DIR")
+@root_option
+@click.option("--attempt", type=int, help="This attempt of the job. [the newest that hung]")
+@json_option
+def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bool) -> None:
+    """Find who holds a job up, from dumps of flight recorders and stacks, of any job."""
+    from pathlib import Path
+
+    from orchestrator.app.diagnosing import diagnose_folder, diagnose_job, diagnosis_json
+    from orchestrator.diagnosis.words import diagnosis_text
+
+    if Path(target).is_dir() and not Path(target, "journal.jsonl").exists():
+        scene, verdict = diagnose_folder(Path(target))
+    else:
+        scene, verdict = diagnose_job(find(target, run_root, None).run_dir, attempt)
+    if as_json:
+        print_json(diagnosis_json(scene, verdict))
+    else:
+        click.echo(diagnosis_text(verdict, scene))
 
 
 @click.command(epilog="Example: ndctl logs quickstart --rank 1 --attempt 1")

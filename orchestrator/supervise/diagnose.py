@@ -7,11 +7,13 @@ stand for itself, those last that are what a peer's death looks like; among equa
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from orchestrator.contract import exits
 from orchestrator.contract.events import AgentLost, RankEvidence, RankExited
+from orchestrator.contract.failures import FailureRule
+from orchestrator.diagnosis.classes import Classified, Signs, classify
 from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
 
 SYMPTOMS = re.compile(
@@ -36,6 +38,8 @@ class Verdict:
     signature: str = ""
     final: bool = False
     """Trying again cannot help."""
+    failure: FailureRule | None = None
+    """The rule of the failure's class; None: not known, or not of a rank's end."""
 
 
 def diagnose(findings: Findings) -> Verdict:
@@ -101,11 +105,13 @@ def _any_symptom(lines: tuple[str, ...]) -> bool:
 
 def _exited(exited: RankExited) -> Verdict:
     who = Culprit(host=exited.host, rank=exited.rank)
+    found = failure_of(exited)
     evidence = Evidence(
         exit_code=exited.exit_code,
         signal=signal_name(exited.signal),
         log_tail=exited.log_tail,
         traceback=exited.error.traceback if exited.error else "",
+        notes=_class_notes(found),
     )
     kind, cause, signature = _name(exited)
     return Verdict(
@@ -117,7 +123,28 @@ def _exited(exited: RankExited) -> Verdict:
         evidence=evidence,
         signature=signature,
         final=exited.exit_code == exits.REFUSED,
+        failure=found.rule if found else None,
     )
+
+
+def failure_of(exited: RankExited) -> Classified | None:
+    """The class of what ended a rank, by what it raised, else by its log and how it ended."""
+    signs = Signs(
+        lines=exited.log_tail,
+        exit_code=exited.exit_code,
+        signal=signal_name(exited.signal),
+    )
+    if exited.error is not None:
+        raised = f"{exited.error.error}: {exited.error.message}".splitlines()
+        signs = replace(signs, lines=tuple(raised))
+    return classify(signs)
+
+
+def _class_notes(found: Classified | None) -> tuple[str, ...]:
+    if found is None:
+        return ()
+    rule = found.rule
+    return (f"class {rule.name} (scope {rule.scope}): {rule.advice}",)
 
 
 def _name(exited: RankExited) -> tuple[str, str, str]:

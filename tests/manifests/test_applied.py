@@ -56,8 +56,9 @@ def test_what_is_applied_is_kept_whole_and_applied_twice_changes_nothing(
 ) -> None:
     for path in RENDERED:
         place = ("-n", namespace_of(path), "-f", str(path))
-        assert "created (dry run)" in still.kubectl("apply", "--dry-run=client", *place)
-        assert "created (server dry run)" in still.kubectl("apply", "--dry-run=server", *place)
+        if path.parent == FOLDER:
+            assert "created (dry run)" in still.kubectl("apply", "--dry-run=client", *place)
+            assert "created (server dry run)" in still.kubectl("apply", "--dry-run=server", *place)
         own = ("apply", "--server-side", "--field-manager=ndctl")
         still.kubectl(*own, *place)
         sent = list(yaml.load_all(path.read_text(), yaml.CSafeLoader))

@@ -294,3 +294,11 @@ def test_a_lost_leader_is_the_cause_only_of_what_nothing_else_explains() -> None
     assert verdict(*PEERS, **gone).kind == "leader-lost"
     assert verdict(KILLED, **gone).kind == "rank-killed"
     assert verdict(hang=hang(), **gone).kind == "hang"
+
+
+def test_a_verdict_has_the_class_of_the_failure_and_what_to_do() -> None:
+    lines = ("OSError: [Errno 28] No space left on device",)
+    said = verdict(exited(1, at=START + 50, exit_code=1, signal=None, log_tail=lines))
+    assert said.failure is not None
+    assert (said.failure.name, said.failure.scope) == ("disk-full", "storage")
+    assert said.evidence.notes[0].startswith("class disk-full (scope storage): make room")

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -165,6 +166,7 @@ class Mirror:
         put(self.run_dir.journal, remote.journal, to_line(guess))
         if not former:
             put(self.run_dir.metrics, 0, b"")
+            shutil.rmtree(self.run_dir.logs, ignore_errors=True)
 
     def adopt(self, kind: Kind, namespace: str, job: Object) -> bool:
         """Learn of a job that is in the cluster; whether it is one of ndctl's."""

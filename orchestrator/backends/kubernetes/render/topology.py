@@ -72,7 +72,7 @@ def _among(labels: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def _near(asks: TopologyRequest, own: dict[str, Any]) -> dict[str, Any]:
-    hard = {"labelSelector": own, "topologyKey": asks.required}
+    hard = [asks.required] if asks.required else []
     # The innermost level counts most: who is there is at the outer ones as well.
     wanted = dict.fromkeys(filter(None, (asks.preferred, *reversed(asks.levels))))
     soft = [

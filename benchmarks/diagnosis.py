@@ -1,0 +1,163 @@
+"""How often `ndctl diagnose` names the right rank, and how long it takes at 100,000 ranks.
+
+    python -m benchmarks.diagnosis [FAULTS] [RANKS]
+
+Faults are simulated (`tests/diagnosis/standstill.py`): hangs, skipped, misordered and mismatched
+operations over meshes of all axes. Limits: the right rank first in 98 of 100, in 95 where a quarter
+of the dumps is missing, and at most one wrong host in 100; 100,000 ranks in 60 s and 4 GiB.
+"""
+
+import pickle
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import machine
+from orchestrator.diagnosis.analyse import analyse
+from orchestrator.diagnosis.folder import read_folder
+from tests.diagnosis.standstill import (
+    FAULTS,
+    MESHES,
+    STOPS,
+    Job,
+    drawn,
+    make_job,
+)
+
+OPERATIONS = 40
+"""In each dump of the large job: the last ones."""
+
+
+def main(faults: int, ranks: int) -> int:
+    print(machine())
+    fine = True
+    for lost, limit in ((0.0, 0.98), (0.25, 0.95)):
+        fine &= score(faults, lost) >= limit
+    return 0 if large(ranks) and fine else 1
+
+
+def score(faults: int, lost: float) -> float:
+    """The share whose culprit was named first."""
+    right: Counter[str] = Counter()
+    all_: Counter[str] = Counter()
+    named = wrong = 0
+    for seed in range(faults):
+        found = drawn(seed, FAULTS[seed % len(FAULTS)], lost)
+        verdict = analyse(found.scene)
+        all_[found.fault] += 1
+        right[found.fault] += verdict.ranks[:1] == (found.culprit,)
+        named += bool(verdict.hosts)
+        mine = None if found.culprit is None else found.scene.host(found.culprit)
+        wrong += bool(verdict.hosts) and mine not in verdict.hosts
+    share = right.total() / all_.total()
+    stops = sum(right[fault] for fault in STOPS) / sum(all_[fault] for fault in STOPS)
+    print(f"{faults} faults on {len(MESHES)} meshes, {lost:.0%} of the dumps missing:")
+    print(f"  right rank first {share:.1%}; of ranks that stopped {stops:.1%}")
+    print(f"  hosts left out {named}, wrong ones {wrong}")
+    for fault in FAULTS:
+        print(f"    {fault:<12}{right[fault]:>4} of {all_[fault]}")
+    return share
+
+
+def large(ranks: int) -> bool:
+    """One rank of a large job is stuck in its data loader."""
+    # pp 8, dp_replicate as it comes, dp_shard 16, tp 8
+    job = make_job((8, max(1, ranks // 1024), 16, 1, 8))
+    culprit = random.Random(1).randrange(job.world)
+    with tempfile.TemporaryDirectory() as folder:
+        size = write(job, culprit, Path(folder))
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        own = usage.ru_utime + usage.ru_stime
+        begun = time.perf_counter()
+        scene = read_folder(Path(folder))
+        read = time.perf_counter() - begun
+        verdict = analyse(scene)
+        took = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    total = peak + 2 * child
+    cpu = sum(
+        used.ru_utime + used.ru_stime - before
+        for used, before in (
+            (resource.getrusage(resource.RUSAGE_SELF), own),
+            (resource.getrusage(resource.RUSAGE_CHILDREN), 0.0),
+        )
+    )
+    print(
+        f"{job.world:,} dumps of {OPERATIONS} operations ({size / 2**30:.1f} GiB):"
+        f" read in {read:.1f} s, judged in {took - read:.1f} s"
+        f" ({cpu:.1f} s of CPU in all); {peak:.2f} GiB,"
+        f" and {child:.2f} GiB in each process that read"
+    )
+    print(f"  {verdict.kind} {verdict.ranks} (it was {culprit}), {verdict.confidence:.0%}")
+    return verdict.ranks == (culprit,) and took <= 60 and total <= 4
+
+
+def write(job: Job, culprit: int, folder: Path) -> int:
+    """Dumps as torch writes them; the bytes written."""
+    size = 0
+    reached = set(job.of_rank[culprit].values())
+    for rank in range(job.world):
+        data = pickle.dumps(_dump(job, rank, culprit, reached), protocol=2)
+        (folder / f"flight-{rank}").write_bytes(data)
+        size += len(data)
+    return size
+
+
+def _dump(job: Job, rank: int, culprit: int, reached: set[int]) -> dict[str, Any]:
+    """The culprit did not call the last operation of any of its groups; others wait in theirs that
+    it is in, or in their last."""
+    groups = [job.of_rank[rank][axis] for axis in ("dp_shard", "tp", "dp_replicate", "pp")]
+    entries = []
+    for i in range(OPERATIONS - 1):
+        group = groups[i % 3]
+        entries.append(_entry(job, group, 1000 + i // 3, True, i))
+    if rank != culprit:
+        shared = [group for group in groups[:3] if group in reached]
+        group = (shared or groups)[0]
+        seq = 1000 + OPERATIONS // 3 + 1
+        entries.append(_entry(job, group, seq, False, OPERATIONS))
+    config = {
+        job.groups[group].name: {
+            "name": job.groups[group].name,
+            "desc": job.groups[group].desc,
+            "ranks": str(list(job.groups[group].members)),
+        }
+        for group in groups
+    }
+    return {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
+
+
+def _entry(job: Job, group: int, seq: int, done: bool, record: int) -> dict[str, Any]:
+    return {
+        "record_id": record,
+        "pg_id": group,
+        "process_group": (job.groups[group].name, job.groups[group].desc),
+        "thread_name": "python",
+        "thread_id": "140269789105024",
+        "collective_seq_id": seq,
+        "p2p_seq_id": 0,
+        "op_id": seq,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": 1795325575486892365,
+        "input_sizes": [[4096, 8192]],
+        "input_dtypes": ["BFloat16"],
+        "output_sizes": [[4096, 8192]],
+        "output_dtypes": ["BFloat16"],
+        "state": "completed" if done else "scheduled",
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "retired": done,
+        "timeout_ms": 600000,
+        "is_p2p": False,
+    }
+
+
+if __name__ == "__main__":
+    arguments = [int(argument) for argument in sys.argv[1:]]
+    sys.exit(main(*(arguments + [600, 100_000][len(arguments) :])))

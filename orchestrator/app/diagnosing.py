@@ -1,0 +1,121 @@
+"""Who holds a job up: `ndctl diagnose`, on what a job of ours or anybody's left behind."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.contract.events import EvidenceGathered, HangDetected
+from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.rundir import RunDir
+from orchestrator.diagnosis.analyse import analyse
+from orchestrator.diagnosis.facts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.folder import read_folder, with_facts
+from orchestrator.errors import JobError
+from orchestrator.supervise.log import Entry, read
+from orchestrator.supervise.state import Run
+from orchestrator.supervise.step import step
+
+
+def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
+    """Of a folder of dumps and stacks.
+
+    Raises:
+        JobError: there is nothing in it that could be evidence.
+    """
+    scene = read_folder(folder)
+    if not (scene.dumps or scene.facts or scene.unreadable):
+        raise JobError(
+            f"{folder.absolute()} holds no dump and no stack",
+            fix="name the folder that holds them, each with its rank in its name: flight-3,"
+            " rank-3.stacks",
+        )
+    return scene, analyse(scene)
+
+
+def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis]:
+    """Of the job's attempt, or its newest that hung or left dumps."""
+    entries = read(run_dir.journal)
+    run = Run()
+    placements: dict[int, tuple[Plan, tuple[str, ...]]] = {}
+    for entry in entries:
+        run, _ = step(run, entry.event)
+        if run.placement:
+            placements[run.attempt] = (run.plan, run.placement)
+    chosen = _newest_evident(run_dir, entries, run.attempt) if attempt is None else attempt
+    folder = run_dir.traces(chosen)
+    scene = read_folder(folder) if folder.is_dir() else Scene()
+    plan, hosts = placements.get(chosen, (None, ()))
+    facts = _facts(entries, chosen)
+    if plan is not None:
+        scene = replace(scene, world=plan.world_size, axes=axes_of(plan.mesh))
+        facts = _on_hosts({**scene.facts, **facts}, plan, hosts)
+    scene = with_facts(scene, facts)
+    return scene, analyse(scene)
+
+
+def _newest_evident(run_dir: RunDir, entries: Iterable[Entry], newest: int) -> int:
+    hung = [entry.event.attempt for entry in entries if isinstance(entry.event, HangDetected)]
+    if hung:
+        return hung[-1]
+    with_files = [n for n in range(newest, 0, -1) if any(run_dir.traces(n).glob("*"))]
+    return with_files[0] if with_files else newest
+
+
+def _facts(entries: Iterable[Entry], attempt: int) -> dict[int, RankFacts]:
+    return {
+        found.rank: RankFacts(
+            rank=found.rank,
+            host=entry.event.host,
+            process_state=found.process_state,
+            asked=True,
+            stack=found.stack,
+            step=found.step,
+            phase=found.phase,
+            age_s=found.age_s,
+        )
+        for entry in entries
+        if isinstance(entry.event, EvidenceGathered) and entry.event.attempt == attempt
+        for found in entry.event.ranks
+    }
+
+
+def _on_hosts(
+    facts: dict[int, RankFacts], plan: Plan, hosts: tuple[str, ...]
+) -> dict[int, RankFacts]:
+    """Every rank with its host, whether or not anything else is known of it."""
+    return {
+        rank: replace(
+            facts.get(rank, RankFacts(rank=rank)), host=hosts[rank // plan.ranks_per_host]
+        )
+        for rank in range(plan.world_size)
+    }
+
+
+def axes_of(mesh: Mesh) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """The groups of a mesh as torch names them, where a dump does not say who is in them."""
+    axes = {f"mesh_{axis}": _lines(mesh, (axis,)) for axis in AXES}
+    for axis in ("dp_shard", "dp_replicate"):
+        axes[f"mesh_{axis}_cp"] = _lines(mesh, (axis, "cp"))
+    return {desc: lines for desc, lines in axes.items() if len(lines[0]) > 1}
+
+
+def _lines(mesh: Mesh, along: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    lines: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(mesh.world_size):
+        coords = mesh.coords(rank)
+        place = tuple(coords[axis] for axis in AXES if axis not in along)
+        lines.setdefault(place, []).append(rank)
+    return tuple(tuple(line) for line in lines.values())
+
+
+def diagnosis_json(scene: Scene, diagnosis: Diagnosis) -> dict[str, Any]:
+    """For scripts: the verdict, and what it was made of."""
+    return {
+        **asdict(diagnosis),
+        "rank_hosts": {str(rank): scene.host(rank) for rank in diagnosis.ranks},
+        "num_dumps": len(scene.dumps),
+        "num_stacks": sum(bool(facts.stack) for facts in scene.facts.values()),
+        "unreadable": dict(scene.unreadable),
+    }

@@ -1,0 +1,64 @@
+"""What kinds of failure there are: rules as data, ndctl's own and those that a user adds."""
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.limits import Matches
+from orchestrator.contract.phases import Phase
+
+Scope = Literal["user", "rank", "host", "fabric", "storage", "scheduler"]
+"""Where the cause lies, so who has to do something about it."""
+Remedy = Literal["restart", "replace", "requeue", "stop"]
+"""`replace` restarts without the host; `stop` is for what a restart meets again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRule:
+    """Fits when all that it names fits: one of the patterns, one of the signals, and so on."""
+
+    name: Annotated[
+        str, Matches(r"[a-z][a-z0-9-]*", "a-z, 0-9 and -, first a letter", "cuda-out-of-memory")
+    ]
+    """The class. Several rules may lead to one."""
+    scope: Scope
+    action: Remedy
+    advice: str = ""
+    """What a person should do."""
+    patterns: tuple[str, ...] = ()
+    """Regular expressions, searched in each line without regard to case; one is enough."""
+    signals: tuple[str, ...] = ()
+    """Names, as SIGKILL, of what ended the process."""
+    exit_codes: tuple[int, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    symptom: bool = False
+    """A rank also says so when a peer of it went away: never the first cause of other ranks'."""
+    source: str = ""
+    """Where this is known from."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            Problem(path="patterns", value=pattern, limit="a regular expression", fix="mend it")
+            for pattern in self.patterns
+            if not _compiles(pattern)
+        ]
+        problems += [
+            Problem(path="signals", value=name, limit="a signal's name", fix="write SIGKILL")
+            for name in self.signals
+            if name not in signal.Signals.__members__
+        ]
+        if not (self.patterns or self.signals or self.exit_codes):
+            fix = "add patterns, signals or exit_codes"
+            problems.append(Problem(path="patterns", limit="given, or a code", fix=fix))
+        if problems:
+            raise Invalid(problems)
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True

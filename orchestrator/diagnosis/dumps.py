@@ -1,0 +1,256 @@
+"""A flight recorder's dump of one rank, read safely and reduced to what a diagnosis needs.
+
+torch writes dumps as pickle (`_dump_fr_trace`, and the NCCL watchdog) or JSON
+(`_dump_fr_trace_json`). A pickle can run code, so only plain values are let through. A dump does
+not say whose it is: its file's name does.
+"""
+
+import ast
+import io
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+KEPT = 64
+"""Pending operations of one group that are kept; the oldest matter."""
+HISTORY = 48
+"""Complete operations of one group that are kept: what a rank usually calls tells who is odd."""
+P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+
+
+class Unreadable(ValueError):
+    """A file that is no dump, or a damaged one."""
+
+
+class Op(NamedTuple):
+    """What a rank asks of a group; that of its peers must fit."""
+
+    kind: str
+    inputs: str
+    outputs: str
+    dtypes: str
+
+    def fits(self, other: "Op") -> bool:
+        """Whether two ranks may call these together."""
+        if self.kind != other.kind or self.dtypes != other.dtypes:
+            return False
+        if self.kind in UNEVEN:
+            return True
+        return self.inputs == other.inputs and self.outputs == other.outputs
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.inputs}→{self.outputs} {self.dtypes}"
+
+
+UNEVEN = frozenset(
+    {"all_to_all", "all_to_all_v_single", "scatter", "gather", "all_gather_v", "reduce_scatter_v"}
+)
+"""Where ranks may give tensors of different sizes."""
+
+
+class Called(NamedTuple):
+    seq: int
+    op: Op
+    started: bool
+
+
+class Seat(NamedTuple):
+    """Where a rank stands in one group."""
+
+    entered: int
+    """Number of the newest collective that it called."""
+    done: int
+    """Number of the newest that is complete; 0: none in the buffer."""
+    calls: tuple[Called, ...]
+    """What is pending, and the last ones that are complete; oldest first."""
+
+    @property
+    def pending(self) -> tuple[Called, ...]:
+        return tuple(call for call in self.calls if call.seq > self.done)
+
+
+class GroupId(NamedTuple):
+    name: str
+    desc: str
+    members: tuple[int, ...]
+    """Ranks of the job; empty where the dump does not say, as gloo's do not."""
+
+
+class Talk(NamedTuple):
+    """A send or receive that is pending."""
+
+    group: GroupId
+    sends: bool
+    peer: int
+    """Rank in the job, or in the group where its members are not known."""
+
+
+@dataclass(slots=True)
+class RankDump:
+    rank: int
+    seats: dict[GroupId, Seat] = field(default_factory=dict)
+    talks: tuple[Talk, ...] = ()
+    last: GroupId | None = None
+    """Whose operation it called last."""
+    first: GroupId | None = None
+    """Whose operation it called first of those that are pending."""
+
+    @property
+    def waits(self) -> bool:
+        return bool(self.talks) or any(seat.pending for seat in self.seats.values())
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise Unreadable(f"it wants to load {module}.{name}, which a dump never does")
+
+
+def parse(data: bytes) -> Mapping[str, Any]:
+    """The dump in `data`, pickle or JSON.
+
+    Raises:
+        Unreadable: it is neither, or no dump.
+    """
+    try:
+        dump = json.loads(data) if data[:1] == b"{" else _Plain(io.BytesIO(data)).load()
+    except Unreadable:
+        raise
+    except Exception as exc:
+        raise Unreadable(f"neither JSON nor a pickle: {exc}") from exc
+    if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
+        raise Unreadable("no dump of a flight recorder: it has no list of entries")
+    return dump
+
+
+def condense(rank: int, dump: Mapping[str, Any], history: int = HISTORY) -> RankDump:
+    """What matters of a dump; `history` complete operations of each group are kept, at least one.
+
+    Raises:
+        Unreadable: entries lack what every version of the recorder writes.
+    """
+    try:
+        return _Condenser(rank, dump, history).result()
+    except (KeyError, TypeError, ValueError, IndexError, SyntaxError) as exc:
+        raise Unreadable(f"its entries are not as torch writes them: {exc!r}") from exc
+
+
+@dataclass(slots=True)
+class _Open:
+    """A group, as far as the entries were walked through."""
+
+    id: GroupId
+    newest: int = -1
+    oldest: int = -1
+    done: int = 0
+    calls: list[Called] = field(default_factory=list)
+    """Newest first."""
+    bundles: dict[tuple[bool, int], bool] = field(default_factory=dict)
+    """Of coalesced operations, which have no state of their own: whether the whole is done."""
+
+
+class _Condenser:
+    """Walks the entries from the newest to the oldest: what is old and done then costs little."""
+
+    def __init__(self, rank: int, dump: Mapping[str, Any], history: int) -> None:
+        self.rank = rank
+        self.history = history
+        self.entries = dump.get("entries", [])
+        self.members = {
+            str(name): _ranks(config.get("ranks", "[]"))
+            for name, config in (dump.get("pg_config") or {}).items()
+        }
+        self.completed = {
+            str(pg): int(status.get("last_completed_collective", -1))
+            for pg, status in (dump.get("pg_status") or {}).items()
+        }
+        self.groups: dict[tuple[str, str], _Open] = {}
+        """By name and description: ids with their members take long to look up."""
+        self.talks: list[Talk] = []
+        self.first: GroupId | None = None
+
+    def result(self) -> RankDump:
+        for entry in reversed(self.entries):
+            self._take(entry)
+        used = [group for group in self.groups.values() if group.newest >= 0]
+        seats = {group.id: Seat(group.newest, group.done, self._kept(group)) for group in used}
+        last = used[0].id if used else None
+        return RankDump(self.rank, seats, tuple(reversed(self.talks)), last, self.first)
+
+    def _kept(self, group: _Open) -> tuple[Called, ...]:
+        return tuple(reversed(group.calls[-KEPT - self.history :]))
+
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        name, desc = entry["process_group"]
+        group = self.groups.get((name, desc))
+        if group is None:
+            known = GroupId(str(name), str(desc), self.members.get(name, ()))
+            group = self.groups[name, desc] = _Open(known)
+        talks = bool(entry.get("is_p2p"))
+        seq = entry["p2p_seq_id"] if talks else entry["collective_seq_id"]
+        if not talks and seq <= group.done - self.history + 1:
+            return  # old, and its like is known
+        backend, _, kind = entry["profiling_name"].partition(":")
+        done = self._is_done(entry, backend, 0 if talks else seq)
+        if kind.endswith("coalesced"):
+            group.bundles[talks, seq] = done
+        elif group.bundles:
+            done = group.bundles.get((talks, seq), done)
+        if talks:
+            self._take_talk(group.id, kind, done)
+        elif seq != group.oldest:
+            self._take_call(group, Called(seq, _op(kind, entry), _started(entry)), done)
+
+    def _take_call(self, group: _Open, call: Called, done: bool) -> None:
+        group.newest = max(group.newest, call.seq)
+        group.oldest = call.seq
+        if not done:
+            self.first = group.id
+        elif not group.done:
+            group.done = call.seq
+        group.calls.append(call)
+
+    def _take_talk(self, group: GroupId, kind: str, done: bool) -> None:
+        found = P2P.match(kind)
+        if done or found is None:
+            return
+        peer = int(found[3])
+        known = group.members
+        peer = known[peer] if peer < len(known) else peer
+        self.talks.append(Talk(group, found[1] == "send", peer))
+
+    def _is_done(self, entry: Mapping[str, Any], backend: str, seq: int) -> bool:
+        """gloo's entries stay `scheduled` for ever; a retired one is over."""
+        if entry["state"] == "completed" or (backend == "gloo" and entry.get("retired")):
+            return True
+        return 0 < seq <= self.completed.get(str(entry.get("pg_id")), -1)
+
+
+def _op(kind: str, entry: Mapping[str, Any]) -> Op:
+    inputs, outputs = entry.get("input_dtypes") or (), entry.get("output_dtypes") or ()
+    dtypes = sorted({*inputs, *outputs})
+    return Op(
+        kind, _sizes(entry.get("input_sizes")), _sizes(entry.get("output_sizes")), "/".join(dtypes)
+    )
+
+
+def _sizes(sizes: Any) -> str:
+    return ",".join("x".join(map(str, one)) or "scalar" for one in sizes or ())
+
+
+def _started(entry: Mapping[str, Any]) -> bool:
+    return entry["state"] == "started" or bool(entry.get("time_discovered_started_ns"))
+
+
+def _ranks(written: Any) -> tuple[int, ...]:
+    """`"[0, 1]"`, as torch writes them."""
+    return _read_ranks(written) if isinstance(written, str) else tuple(written)
+
+
+@lru_cache(maxsize=200_000)
+def _read_ranks(written: str) -> tuple[int, ...]:
+    """Each text once: every rank of a group has the same."""
+    return tuple(sorted(ast.literal_eval(written)))

@@ -1,0 +1,126 @@
+"""Evidence from files: dumps of flight recorders and stacks, whoever wrote them.
+
+    flight-3, nccl_trace_rank_3, trace_3.json   the dump of rank 3, pickle or JSON
+    rank-3.stacks, rank3.txt                    its stacks, as faulthandler or py-spy print them
+
+A file that cannot be read is named in the scene, and hinders nothing.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.diagnosis.dumps import (
+    HISTORY,
+    RankDump,
+    Seat,
+    Unreadable,
+    condense,
+    parse,
+)
+from orchestrator.diagnosis.facts import RankFacts, Scene
+
+RANK = re.compile(r"rank[-_]?(\d+)|(\d+)(?:\.\w+)?$")
+STACKS = (".stacks", ".stack", ".txt", ".pyspy")
+PASSED_OVER = (".log", ".gz", ".md", ".yaml", ".jsonl")
+MOST_BYTES = 1 << 28
+"""A dump of 2,000 operations with stacks has less than a hundredth of this."""
+MANY = 2_000
+"""From so many files on they are read by several processes, and little history is kept."""
+BATCH = 500
+
+
+def read_folder(folder: Path) -> Scene:
+    """All dumps and stacks in `folder`."""
+    dumps, facts, unreadable = {}, {}, {}
+    flights: list[tuple[int, Path]] = []
+    for path in _files(folder):
+        rank = rank_of(path.name)
+        if rank is None:
+            continue
+        if path.suffix in STACKS:
+            lines = tuple(path.read_text(errors="replace").splitlines())
+            facts[rank] = RankFacts(rank=rank, asked=True, stack=lines)
+        else:
+            flights.append((rank, path))
+    for found in _read_all(flights):
+        if isinstance(found, RankDump):
+            dumps[found.rank] = found
+        else:
+            unreadable[found[0]] = found[1]
+    return Scene(dumps=dumps, facts=facts, unreadable=unreadable)
+
+
+def _files(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        names = [e.name for e in entries if e.is_file() and not e.name.endswith(PASSED_OVER)]
+    return [folder / name for name in sorted(names)]
+
+
+def rank_of(name: str) -> int | None:
+    """The rank in a file's name: after `rank`, else the number at its end."""
+    found = None
+    for found in RANK.finditer(name):
+        if found[1]:
+            break
+    return None if found is None else int(found[1] or found[2])
+
+
+Found = RankDump | tuple[str, str]
+"""A dump, or a file and why it could not be read."""
+
+
+def _read_all(flights: Sequence[tuple[int, Path]]) -> Iterator[Found]:
+    if len(flights) < MANY:
+        yield from shared(_read(flights, HISTORY))
+        return
+    batches = [flights[i : i + BATCH] for i in range(0, len(flights), BATCH)]
+    with ProcessPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        found = (one for batch in pool.map(_read_batch, batches) for one in batch)
+        yield from shared(found)
+
+
+def _read_batch(flights: Sequence[tuple[int, Path]]) -> list[Found]:
+    """Shared here already: what goes to the other process is then small."""
+    return list(shared(_read(flights, 2)))
+
+
+def _read(flights: Sequence[tuple[int, Path]], history: int) -> Iterator[Found]:
+    return (read_dump(rank, path, history) for rank, path in flights)
+
+
+def shared(found: Iterable[Found]) -> Iterator[Found]:
+    """The same, with what is equal in dumps held once: of 100,000 that is most of the memory."""
+    held: dict[Any, Any] = {}
+
+    def same(value: Any) -> Any:
+        return held.setdefault(value, value)
+
+    for one in found:
+        if isinstance(one, RankDump):
+            one.seats = {same(group): _same_seat(seat, same) for group, seat in one.seats.items()}
+        yield one
+
+
+def _same_seat(seat: Seat, same: Callable[[Any], Any]) -> Any:
+    calls = tuple(same(call._replace(op=same(call.op))) for call in seat.calls)
+    return same(seat._replace(calls=same(calls)))
+
+
+def read_dump(rank: int, path: Path, history: int = HISTORY) -> Found:
+    """One rank's dump, reduced."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise Unreadable(f"larger than {MOST_BYTES >> 20} MiB")
+        return condense(rank, parse(path.read_bytes()), history)
+    except (OSError, Unreadable) as exc:
+        return path.name, str(exc)
+
+
+def with_facts(scene: Scene, facts: Mapping[int, RankFacts]) -> Scene:
+    """What else is known of ranks, laid over what the folder says of them."""
+    return replace(scene, facts={**scene.facts, **facts})

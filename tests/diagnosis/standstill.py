@@ -1,0 +1,389 @@
+"""Jobs that stand still, simulated: ranks that run a program of collectives until one goes wrong.
+
+What comes out is what the flight recorder of each rank would hold, in torch's own form, with the
+truth about who did it. `blocking` is gloo: one operation at a time, no members and no sends in the
+dump. Else NCCL: the program runs ahead of its device.
+"""
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+from typing import Any, Literal
+
+from orchestrator.diagnosis.dumps import condense
+from orchestrator.diagnosis.facts import RankFacts, Scene
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+Fault = Literal[
+    "stopped", "busy", "loader", "checkpoint", "skip", "shape", "dtype", "kind", "order", "network"
+]
+STOPS: tuple[Fault, ...] = ("stopped", "busy", "loader", "checkpoint")
+PROGRAM: tuple[Fault, ...] = ("skip", "shape", "dtype", "kind", "order")
+FAULTS: tuple[Fault, ...] = (*STOPS, *PROGRAM)
+"""Those that one rank is to blame for."""
+MESHES = (
+    (1, 1, 8, 1, 1),
+    (1, 2, 4, 1, 1),
+    (1, 1, 4, 1, 2),
+    (1, 2, 2, 1, 4),
+    (1, 1, 4, 2, 2),
+    (2, 1, 2, 1, 2),
+    (2, 1, 4, 1, 2),
+    (4, 1, 2, 1, 2),
+    (2, 2, 2, 1, 2),
+    (1, 1, 8, 1, 4),
+    (2, 1, 2, 2, 2),
+    (1, 1, 2, 1, 8),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SimOp:
+    group: int
+    kind: str
+    numel: int
+    dtype: str = "BFloat16"
+    peer: int | None = None
+    """Index in the group, of a send or receive."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimGroup:
+    name: str
+    desc: str
+    members: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Job:
+    mesh: tuple[int, ...]
+    groups: list[SimGroup]
+    of_rank: list[dict[str, int]]
+    """Rank -> axis -> index of its group."""
+
+    @property
+    def world(self) -> int:
+        return prod(self.mesh)
+
+
+def make_job(mesh: Sequence[int]) -> Job:
+    world = prod(mesh)
+    job = Job(tuple(mesh), [SimGroup("0", "default_pg", tuple(range(world)))], [])
+    job.of_rank = [{"world": 0} for _ in range(world)]
+    places = list(product(*(range(size) for size in mesh)))
+    for axis, name in enumerate(AXES):
+        if mesh[axis] == 1:
+            continue
+        found: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for rank, place in enumerate(places):
+            found[place[:axis] + place[axis + 1 :]].append(rank)
+        for members in found.values():
+            for rank in members:
+                job.of_rank[rank][name] = len(job.groups)
+            job.groups.append(SimGroup(str(len(job.groups)), f"mesh_{name}", tuple(members)))
+    return job
+
+
+def program(job: Job, rank: int, steps: int, micro: int, layers: int) -> list[SimOp]:
+    """What a rank calls in `steps` steps: all micro batches forward, then all backward."""
+    of, mesh = job.of_rank[rank], job.mesh
+    stage = rank // prod(mesh[1:])
+    ops: list[SimOp] = []
+
+    def call(axis: str, kind: str, numel: int, peer: int | None = None) -> None:
+        if axis in of:
+            ops.append(SimOp(of[axis], kind, numel, peer=peer))
+
+    for _ in range(steps):
+        for forward in (True, False):
+            for _ in range(micro):
+                before, after = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
+                if 0 <= before < mesh[0]:
+                    call("pp", "recv", 4096, before)
+                for layer in range(layers):
+                    call("dp_shard", "_all_gather_base", 1000 + layer)
+                    call("tp", "all_reduce", 512)
+                    call("cp", "all_gather" if forward else "reduce_scatter", 2048)
+                    call("tp", "all_reduce", 768)
+                    if not forward:
+                        call("dp_shard", "_reduce_scatter_base", 1000 + layer)
+                if 0 <= after < mesh[0]:
+                    call("pp", "send", 4096, after)
+        call("dp_replicate", "all_reduce", 9000)
+        call("world", "all_reduce", 1)
+    return ops
+
+
+@dataclass(slots=True)
+class Standstill:
+    job: Job
+    fault: Fault
+    culprit: int | None
+    scene: Scene
+    raw: dict[int, dict[str, Any]]
+    """Rank -> dump in torch's form."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    ops: list[SimOp]
+    called: int = 0
+    done: int = 0
+    halt: int | None = None
+    """It calls nothing from this one on."""
+    calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    seqs: list[int] = field(default_factory=list)
+
+
+class Run:
+    """Lets all ranks run until nothing moves."""
+
+    def __init__(self, job: Job, programs: list[list[SimOp]], ahead: int) -> None:
+        self.job = job
+        self.ranks = [_Rank(ops) for ops in programs]
+        self.ahead = ahead
+        self.broken: set[tuple[int, int]] = set()
+        """Operations that never end: (group, number)."""
+        self.arrived: dict[tuple[int, int], dict[int, SimOp]] = defaultdict(dict)
+        self.channels: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0, 0])
+
+    def until_still(self) -> bool:
+        """Whether ranks are left that did not finish."""
+        work = deque(range(len(self.ranks)))
+        while work:
+            work.extend(self._advance(work.popleft()))
+        return any(rank.done < len(rank.ops) for rank in self.ranks)
+
+    def _advance(self, number: int) -> list[int]:
+        rank = self.ranks[number]
+        self._call(rank)
+        if rank.done >= rank.called:
+            return []
+        op, seq = rank.ops[rank.done], rank.seqs[rank.done]
+        if op.peer is not None:
+            return self._talk(number, op, seq)
+        here = self.arrived[op.group, seq]
+        here[number] = op
+        members = self.job.groups[op.group].members
+        if len(here) < len(members) or (op.group, seq) in self.broken:
+            return []
+        if len({(o.kind, o.numel, o.dtype) for o in here.values()}) > 1:
+            return []
+        for member in members:
+            self.ranks[member].done += 1
+        return list(members)
+
+    def _call(self, rank: _Rank) -> None:
+        end = len(rank.ops) if rank.halt is None else rank.halt
+        while rank.called < end and rank.called - rank.done < self.ahead:
+            if rank.called > rank.done and rank.ops[rank.called - 1].group == 0:
+                return  # it reads the result of a step's last operation
+            op = rank.ops[rank.called]
+            key = op.group if op.peer is None else -1 - op.group
+            rank.calls[key] += 1
+            rank.seqs.append(rank.calls[key])
+            rank.called += 1
+
+    def _talk(self, number: int, op: SimOp, seq: int) -> list[int]:
+        assert op.peer is not None
+        peer = self.job.groups[op.group].members[op.peer]
+        other = self.ranks[peer]
+        if other.done >= other.called:
+            return []
+        theirs = other.ops[other.done]
+        if theirs.peer is None or {op.kind, theirs.kind} != {"send", "recv"}:
+            return []
+        if self.job.groups[theirs.group].members[theirs.peer] != number:
+            return []
+        if op.numel != theirs.numel:
+            return []
+        self.ranks[number].done += 1
+        other.done += 1
+        return [number, peer]
+
+
+def drawn(seed: int, fault: Fault, lost: float = 0.0) -> "Standstill":
+    """A standstill on a mesh, with a backend and buffers that follow from the seed."""
+    draw = random.Random(f"{seed} {fault}")
+    return standstill(
+        seed,
+        mesh=draw.choice(MESHES),
+        fault=fault,
+        blocking=draw.random() < 0.4,
+        per_host=draw.choice((2, 4, 8)),
+        buffer=draw.choice((60, 120, 2000)),
+        lost=lost,
+        known_mesh=lost > 0,
+    )
+
+
+def standstill(
+    seed: int,
+    *,
+    mesh: Sequence[int],
+    fault: Fault,
+    blocking: bool = False,
+    per_host: int = 8,
+    buffer: int = 60,
+    lost: float = 0.0,
+    lost_stacks: float = 0.0,
+    known_mesh: bool = False,
+) -> Standstill:
+    """One job that hangs by `fault`; drawn again until it does."""
+    draw = random.Random(seed)
+    job = make_job(mesh)
+    while True:
+        run, culprit = _hang(draw, job, fault, blocking)
+        if run.until_still():
+            break
+    bases = {group.desc: draw.randrange(50_000) for group in job.groups}
+    base = [bases[group.desc] for group in job.groups]
+    raw = {
+        rank: _dump(job, run.ranks[rank], rank, base, buffer, blocking)
+        for rank in range(job.world)
+        if not (fault in ("stopped", "busy") and rank == culprit)
+    }
+    raw = {rank: dump for rank, dump in raw.items() if draw.random() >= lost}
+    facts = {
+        rank: _facts(run.ranks[rank], rank, fault, culprit, blocking, per_host)
+        for rank in range(job.world)
+    }
+    facts = {
+        rank: replace(fact, stack=(), asked=False) if draw.random() < lost_stacks else fact
+        for rank, fact in facts.items()
+    }
+    dumps = {rank: condense(rank, dump) for rank, dump in raw.items()}
+    axes: dict[str, tuple[tuple[int, ...], ...]] = defaultdict(tuple)
+    for group in job.groups if known_mesh else ():
+        axes[group.desc] += (group.members,)
+    scene = Scene(dumps=dumps, facts=facts, world=job.world, axes=axes)
+    return Standstill(job, fault, culprit, scene, raw)
+
+
+def _hang(draw: random.Random, job: Job, fault: Fault, blocking: bool) -> tuple[Run, int | None]:
+    shape = (draw.randint(1, 2), draw.randint(1, 3), draw.randint(1, 2))
+    programs = [program(job, rank, *shape) for rank in range(job.world)]
+    run = Run(job, programs, 1 if blocking else draw.choice((4, 16, 48)))
+    culprit = draw.randrange(job.world)
+    ops = programs[culprit]
+    at = draw.randrange(len(ops))
+    collective = [i for i, op in enumerate(ops) if op.peer is None]
+    if fault in STOPS:
+        run.ranks[culprit].halt = at
+    elif fault == "network":
+        at = draw.choice(collective)
+        seq = sum(op.group == ops[at].group and op.peer is None for op in ops[: at + 1])
+        run.broken.add((ops[at].group, seq))
+        return run, None
+    else:
+        _spoil(draw, ops, draw.choice(collective), fault)
+    return run, culprit
+
+
+def _spoil(draw: random.Random, ops: list[SimOp], at: int, fault: Fault) -> None:
+    if fault == "skip":
+        del ops[at]
+    elif fault == "shape":
+        ops[at] = replace(ops[at], numel=ops[at].numel + 1)
+    elif fault == "dtype":
+        ops[at] = replace(ops[at], dtype="Float")
+    elif fault == "kind":
+        ops[at] = replace(ops[at], kind="broadcast")
+    elif at + 1 < len(ops):
+        ops[at], ops[at + 1] = ops[at + 1], ops[at]
+
+
+def _dump(
+    job: Job, rank: _Rank, number: int, base: list[int], buffer: int, blocking: bool
+) -> dict[str, Any]:
+    entries = []
+    for i in range(rank.called):
+        op, done = rank.ops[i], i < rank.done
+        if op.peer is not None and blocking:
+            continue
+        entries.append(_entry(job, op, number, rank.seqs[i] + base[op.group], done, blocking))
+        entries[-1]["record_id"] = len(entries) + 17
+    config = {
+        job.groups[group].name: {
+            "name": job.groups[group].name,
+            "desc": job.groups[group].desc,
+            "ranks": str(list(job.groups[group].members)),
+        }
+        for group in sorted(job.of_rank[number].values())
+    }
+    return {
+        "version": "2.10",
+        "pg_config": {"": {"name": "", "desc": "", "ranks": "[]"}} if blocking else config,
+        "pg_status": {},
+        "entries": entries[-buffer:],
+    }
+
+
+def _entry(
+    job: Job, op: SimOp, number: int, seq: int, done: bool, blocking: bool
+) -> dict[str, Any]:
+    group = job.groups[op.group]
+    name = op.kind
+    if op.peer is not None:
+        me = group.members.index(number)
+        arrow = "->" if op.kind == "send" else "<-"
+        name = f"{op.kind} {me}{arrow}{op.peer}"
+    return {
+        "pg_id": op.group,
+        "process_group": (group.name, group.desc),
+        "collective_seq_id": 0 if op.peer is not None else seq,
+        "p2p_seq_id": seq if op.peer is not None else 0,
+        "op_id": seq,
+        "profiling_name": f"{'gloo' if blocking else 'nccl'}:{name}",
+        "time_created_ns": 0,
+        "input_sizes": [[op.numel]],
+        "input_dtypes": [op.dtype],
+        "output_sizes": [[op.numel]],
+        "output_dtypes": [op.dtype],
+        "state": "completed" if done and not blocking else "scheduled",
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "retired": done,
+        "timeout_ms": 600_000,
+        "is_p2p": op.peer is not None,
+    }
+
+
+TOP = '  File "/job/trainer/main.py", line 40 in <module>'
+IN_GLOO = (
+    '  File "/venv/torch/distributed/distributed_c10d.py", line 3245 in {}',
+    '  File "/venv/torch/distributed/c10d_logger.py", line 83 in wrapper',
+    '  File "/job/trainer/step.py", line 71 in run',
+    TOP,
+)
+AT_SYNC = ('  File "/job/trainer/step.py", line 90 in agree', TOP)
+ELSEWHERE: dict[Fault, tuple[str, ...]] = {
+    "busy": ('  File "/job/trainer/data/mask.py", line 12 in spin', TOP),
+    "loader": ('  File "/job/trainer/data/loader.py", line 31 in read', TOP),
+    "checkpoint": ('  File "/venv/torch/distributed/checkpoint/filesystem.py", line 9 in w', TOP),
+}
+
+
+def _facts(
+    rank: _Rank, number: int, fault: Fault, culprit: int | None, blocking: bool, per_host: int
+) -> RankFacts:
+    stack: tuple[str, ...] = AT_SYNC
+    if blocking:
+        kind = rank.ops[min(rank.done, len(rank.ops) - 1)].kind
+        stack = (IN_GLOO[0].format(kind), *IN_GLOO[1:])
+    state = "S"
+    if number == culprit and fault in STOPS:
+        stack = ELSEWHERE.get(fault, ())
+        state = {"stopped": "T", "busy": "R"}.get(fault, "S")
+    return RankFacts(
+        rank=number,
+        host=f"host-{number // per_host}",
+        process_state=state,
+        asked=True,
+        stack=stack,
+        step=4,
+        phase="train",
+    )

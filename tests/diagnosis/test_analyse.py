@@ -1,0 +1,117 @@
+"""Who is to blame: simulated standstills over meshes of all axes."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.diagnosis.analyse import analyse
+from orchestrator.diagnosis.facts import RankFacts, Scene
+from tests.diagnosis.standstill import FAULTS, PROGRAM, STOPS, Fault, drawn, standstill
+
+PLAIN = (1, 1, 4, 1, 2)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_right_rank_is_named(fault: Fault) -> None:
+    found = [drawn(seed, fault) for seed in range(6)]
+    assert [analyse(one.scene).ranks for one in found] == [(one.culprit,) for one in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lost", "least"), [(0.0, 0.98), (0.25, 0.9)])
+def test_among_many_faults(lost: float, least: float) -> None:
+    right: Counter[Fault] = Counter()
+    wrong_hosts = 0
+    for seed in range(540):
+        found = drawn(seed, FAULTS[seed % len(FAULTS)], lost)
+        verdict = analyse(found.scene)
+        right[found.fault] += verdict.ranks[:1] == (found.culprit,)
+        assert found.culprit is not None
+        wrong_hosts += bool(verdict.hosts) and found.scene.host(found.culprit) not in verdict.hosts
+    assert wrong_hosts <= 5
+    assert right.total() >= least * 540
+    assert sum(right[fault] for fault in STOPS) >= 0.98 * 240
+
+
+@pytest.mark.parametrize("fault", PROGRAM)
+def test_a_program_that_went_two_ways_costs_no_host(fault: Fault) -> None:
+    for seed in range(4):
+        verdict = analyse(drawn(seed, fault).scene)
+        assert (verdict.scope, verdict.hosts) == ("user", ())
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_when_all_went_in_and_none_came_out_it_is_the_network_and_nobody(blocking: bool) -> None:
+    for seed in range(6):
+        found = standstill(seed, mesh=PLAIN, fault="network", blocking=blocking)
+        verdict = analyse(found.scene)
+        assert (verdict.kind, verdict.ranks, verdict.hosts) == ("network", (), ())
+
+
+@pytest.mark.parametrize("lost", [0.5, 0.9, 1.0])
+def test_thin_evidence_never_costs_a_wrong_host(lost: float) -> None:
+    for seed in range(8):
+        found = standstill(
+            seed, mesh=PLAIN, fault="skip", lost=lost, lost_stacks=lost, known_mesh=True
+        )
+        verdict = analyse(found.scene)
+        assert found.culprit is not None
+        assert set(verdict.hosts) <= {found.scene.host(found.culprit)}
+
+
+def test_no_evidence_is_not_known() -> None:
+    verdict = analyse(Scene(world=8))
+    assert (verdict.kind, verdict.ranks, verdict.confidence) == ("not-known", (), 0.0)
+    assert "no evidence" in verdict.cause
+
+
+def test_ranks_are_matched_by_group_and_not_by_number_alone() -> None:
+    """Groups whose counts have nothing to do with each other, and buffers that have wrapped."""
+    found = standstill(5, mesh=(2, 1, 2, 1, 2), fault="loader", buffer=24)
+    counts = {
+        (group.desc, seat.entered)
+        for dump in found.scene.dumps.values()
+        for group, seat in dump.seats.items()
+    }
+    assert len({count for _, count in counts}) > 2
+    assert analyse(found.scene).ranks == (found.culprit,)
+
+
+def test_a_stopped_process_is_named_without_any_dump() -> None:
+    found = standstill(3, mesh=PLAIN, fault="stopped", lost=1.0)
+    assert not found.scene.dumps
+    verdict = analyse(found.scene)
+    assert (verdict.kind, verdict.ranks) == ("stopped", (found.culprit,))
+    assert len(verdict.hosts) == 1
+
+
+def test_the_minority_stack_is_named_without_any_dump_and_costs_no_host() -> None:
+    found = standstill(3, mesh=PLAIN, fault="loader", lost=1.0)
+    verdict = analyse(found.scene)
+    assert (verdict.kind, verdict.ranks, verdict.hosts) == ("alone", (found.culprit,), ())
+
+
+def test_a_whole_host_that_gives_nothing_is_named_as_one() -> None:
+    found = standstill(3, mesh=(1, 1, 8, 1, 1), fault="stopped", per_host=2)
+    assert found.culprit is not None
+    host = found.scene.host(found.culprit)
+    silent = [rank for rank in found.scene.facts if found.scene.host(rank) == host]
+    scene = replace(
+        found.scene,
+        dumps={rank: dump for rank, dump in found.scene.dumps.items() if rank not in silent},
+        facts={
+            rank: replace(facts, process_state="T", stack=()) if rank in silent else facts
+            for rank, facts in found.scene.facts.items()
+        },
+    )
+    verdict = analyse(scene)
+    assert (verdict.ranks, verdict.hosts) == (tuple(silent), (host,))
+
+
+def test_ranks_that_are_all_in_one_place_blame_nobody() -> None:
+    stack = ('  File "/job/data.py", line 3 in read', '  File "/job/main.py", line 9 in <module>')
+    facts = {rank: RankFacts(rank=rank, asked=True, stack=stack) for rank in range(4)}
+    verdict = analyse(Scene(facts=facts))
+    assert (verdict.kind, verdict.ranks) == ("together", ())
+    assert "read (job/data.py:3)" in verdict.cause

@@ -1,0 +1,82 @@
+"""Every sample gets its class, and no other; what the table must have, it has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.contract.codec import Invalid
+from orchestrator.contract.failures import FailureRule
+from orchestrator.diagnosis.classes import Signs, classify, default_rules, fit
+
+SAMPLES: list[dict[str, Any]] = yaml.safe_load(
+    (Path(__file__).parents[1] / "captured" / "failures" / "samples.yaml").read_text()
+)
+GENERAL = {"python-exception", "abort", "scheduler-sigterm", "sigkill-from-outside", "segfault"}
+"""Classes by how a process ended: that a more special one comes before them is their sense."""
+
+
+def signs_of(sample: dict[str, Any]) -> Signs:
+    return Signs(
+        lines=tuple(sample["lines"]),
+        signal=sample.get("signal"),
+        exit_code=sample.get("exit_code"),
+    )
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: f"{s['class']}: {s['lines'][0][:50]}")
+def test_a_sample_gets_its_class_and_is_not_taken_for_a_neighbour(sample: dict[str, Any]) -> None:
+    signs = signs_of(sample)
+    found = classify(signs)
+    assert found is not None
+    assert found.rule.name == sample["class"]
+    all_that_fit = {rule.name for rule in default_rules() if fit(rule, signs) is not None}
+    symptoms = {rule.name for rule in default_rules() if rule.symptom}
+    # A cause may be followed by what follows of it, and by how the process ended; by no other.
+    assert all_that_fit - {sample["class"]} <= GENERAL | symptoms
+
+
+def test_every_class_has_a_sample() -> None:
+    assert {rule.name for rule in default_rules()} == {sample["class"] for sample in SAMPLES}
+
+
+def test_causes_stand_before_symptoms_in_one_log() -> None:
+    lines = (
+        "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.1]:99",
+        "OSError: [Errno 28] No space left on device",
+    )
+    found = classify(Signs(lines=lines, signal="SIGABRT"))
+    assert found is not None
+    assert (found.rule.name, found.line) == ("disk-full", lines[1])
+
+
+def test_a_users_rule_goes_first() -> None:
+    own = FailureRule(
+        name="licence-server", scope="fabric", action="restart", patterns=("licence .* refused",)
+    )
+    signs = Signs(lines=("RuntimeError: licence 7 refused by peer: Connection refused",))
+    assert classify(signs, (own,)) is not None
+    assert classify(signs, (own,)).rule is own  # type: ignore[union-attr]
+
+
+def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
+    rule = FailureRule(
+        name="slow-start", scope="user", action="stop", patterns=("too slow",), phases=("init",)
+    )
+    line = ("too slow",)
+    assert fit(rule, Signs(lines=line, phase="init")) is not None
+    assert fit(rule, Signs(lines=line)) is not None
+    assert fit(rule, Signs(lines=line, phase="train")) is None
+
+
+def test_what_is_not_known_has_no_class() -> None:
+    assert classify(Signs(lines=("step 3  loss 2.2",), exit_code=3)) is None
+
+
+def test_a_rule_that_cannot_fit_is_refused_with_all_that_is_wrong() -> None:
+    with pytest.raises(Invalid) as caught:
+        FailureRule(name="x", scope="rank", action="stop", patterns=("(",), signals=("SIGNOPE",))
+    assert [problem.path for problem in caught.value.problems] == ["patterns", "signals"]
+    with pytest.raises(Invalid):
+        FailureRule(name="x", scope="rank", action="stop")
