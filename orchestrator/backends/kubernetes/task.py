@@ -132,7 +132,7 @@ def _own(handover: Handover, environ: Mapping[str, str], clock: Clock) -> None:
     try:
         KubernetesBackend(environ, clock).own(handover.launch)
     except BackendError as exc:
-        log.warning("the job does not own its ConfigMap and Secret: %s", exc.message)
+        log.warning("the job does not own what was applied beside it: %s", exc.message)
 
 
 def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[str, str]) -> int:
