@@ -59,7 +59,8 @@ def _image(server: str) -> dict[str, str]:
     host, _, port = server.rpartition("/")[2].partition(":")
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     inside = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
-    return {**kept, "PYTHONPATH": str(REPOSITORY), **inside}
+    programs = f"{Path(sys.executable).parent}:{kept['PATH']}"  # its python3 has all that we have
+    return {**kept, "PATH": programs, "PYTHONPATH": str(REPOSITORY), **inside}
 
 
 async def _obey(

@@ -104,7 +104,8 @@ MAY = (
     "patch trainjobs.trainer.kubeflow.org",
 )
 MAY_NOT = (
-    *("create pods", "create pods --subresource=exec", "list secrets", "patch nodes"),
+    *("create pods", "create pods --subresource=exec", "patch nodes"),
+    *("get secrets", "list secrets", "patch secrets"),
     "delete pytorchjobs.kubeflow.org",
 )
 

@@ -81,12 +81,13 @@ class KubernetesBackend:
         submitting.submit(self.api(spec), self.clock, self.namespace(spec), handover)
 
     def own(self, launch: LaunchPlan) -> None:
-        """What `kubectl apply` made beside the job goes with it."""
+        """What `kubectl apply` made beside the job goes with it; not a Secret, for no pod needs a
+        right to those of its namespace."""
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
         if job is not None:
-            submitting.own(api, namespace, kind, job)
+            submitting.own(api, namespace, kind, job, submitting.rendered_beside(kind, launch.job))
 
     def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
         seen = self._seen([launch])[0]
@@ -209,6 +210,8 @@ class KubernetesBackend:
         return self.api(spec).list(PODS, self.namespace(spec), labels=labels).items
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        """Of nodes alone: a pod that is preempted or evicted hears it itself, by SIGTERM, and
+        another one may come to the same node."""
         if not hosts:
             return ()
         spec = spec_of(launch)
@@ -219,11 +222,6 @@ class KubernetesBackend:
         }
         for host in set(hosts) - set(nodes):
             found[host] = HostNotice(host, "REMOVED", "the cluster has no such node any more")
-        for pod in self._pods(launch):
-            host, trouble = observe.node_of(pod), observe.pod_trouble(pod)
-            disrupted = trouble is not None and trouble.what in ("Preempted", "Evicted")
-            if disrupted and trouble is not None and host in hosts and host not in found:
-                found[host] = HostNotice(host, trouble.what.upper(), trouble.why)
         return tuple(found[host] for host in hosts if host in found)
 
     def why_ending(self, launch: LaunchPlan) -> Cause:

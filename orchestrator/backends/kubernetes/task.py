@@ -131,7 +131,7 @@ def _own(handover: Handover, environ: Mapping[str, str], clock: Clock) -> None:
     try:
         KubernetesBackend(environ, clock).own(handover.launch)
     except BackendError as exc:
-        log.warning("the job does not own its ConfigMap and Secret: %s", exc.message)
+        log.warning("the job does not own what was applied beside it: %s", exc.message)
 
 
 def _has_ended(pod: Pod, handover: Handover, run: Run, run_dir: RunDir) -> int:
