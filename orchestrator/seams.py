@@ -133,8 +133,8 @@ class Copy(Protocol):
     def refresh(self) -> None:
         """Bring it up to date. Raises BackendError where that cannot be."""
 
-    def fetch_logs(self) -> None:
-        """Bring the ranks' logs."""
+    def fetch_logs(self, *, follow: bool = False) -> None:
+        """Bring the ranks' logs; `follow`: they go on to come as they are written."""
 
     def cancel(self) -> Completed | None:
         """Have its leader end the job; None where nothing of it runs that could be asked."""

@@ -96,9 +96,7 @@ def wait_until_ended(
 
     A scheduler has nothing of it any more then.
     """
-    alive, leads = True, partial(has_writer, run_dir.journal)
-    if found is not None and found.copy is not None:
-        leads = _may_end(found, environ, clock)
+    alive, leads = True, _leads(run_dir, environ, clock, found)
     while (run := fold(entry.event for entry in read(run_dir.journal))).ending is None:
         if not alive:
             raise JobError(
@@ -114,6 +112,14 @@ def wait_until_ended(
     if run.job is not None and run.job.backend != "local":
         clear(run, environ, clock)
     return f"{run_dir.path.name}: {run.state}, {run.reason}"
+
+
+def _leads(
+    run_dir: RunDir, environ: Mapping[str, str], clock: Clock, found: Found | None
+) -> Callable[[], bool]:
+    if found is None or found.copy is None:
+        return partial(has_writer, run_dir.journal)
+    return _may_end(found, environ, clock)
 
 
 def _may_end(found: Found, environ: Mapping[str, str], clock: Clock) -> Callable[[], bool]:

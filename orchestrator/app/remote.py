@@ -20,6 +20,7 @@ from orchestrator.supervise.step import fold
 REFRESH_S = 2.0
 SKEW_S = 5.0
 """By which clocks of this machine and of the leader may differ."""
+LAST_LINES_S = 2 * REFRESH_S
 ABREAST = 8
 """Jobs that are asked for at the same time."""
 
@@ -173,6 +174,22 @@ def lines_before(found: Found, handed_at: float) -> int:
     )
 
 
+def settled(found: Found, ended: Callable[[], bool], clock: Clock) -> Callable[[], bool]:
+    """The same as `ended`, but that the last lines of a copy may come after it."""
+    if found.copy is None:
+        return ended
+    since: float | None = None
+
+    def is_over() -> bool:
+        nonlocal since
+        if not ended():
+            return False
+        since = clock.monotonic() if since is None else since
+        return clock.monotonic() - since >= LAST_LINES_S
+
+    return is_over
+
+
 @contextmanager
 def kept_fresh(found: Found, *, logs: bool = False) -> Iterator[None]:
     """A copy follows its job for as long as this is entered."""
@@ -186,7 +203,7 @@ def kept_fresh(found: Found, *, logs: bool = False) -> Iterator[None]:
         while not over.wait(REFRESH_S):
             with suppress(BackendError):
                 if logs:
-                    copy.fetch_logs()
+                    copy.fetch_logs(follow=True)
                 copy.refresh()
 
     thread = threading.Thread(target=follow, name="copy", daemon=True)

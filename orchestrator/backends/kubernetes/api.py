@@ -261,14 +261,16 @@ class Api:
         container: str,
         *,
         follow: bool = False,
-        tail: int | None = None,
+        since: str | None = None,
         quiet_s: float = READ_S,
     ) -> Iterator[bytes]:
-        """Lines of a pod's output. `quiet_s`: how long nothing may come while it is followed."""
+        """Lines of a pod's output. `since` a time of whole seconds (RFC 3339), or empty for all:
+        with their times before them. `quiet_s`: how long nothing may come while it is followed."""
         query = {
             "container": container,
             "follow": "true" if follow else "",
-            "tailLines": "" if tail is None else str(tail),
+            "timestamps": "" if since is None else "true",
+            "sinceTime": since or "",
         }
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
         yield from self._lines(Asked(verb="get", path=path), query, quiet_s)

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Self
 
 from orchestrator.agent.echo import Echo
-from orchestrator.backends.kubernetes.mirror import JOURNAL_MARK, METRICS_MARK
+from orchestrator.backends.kubernetes.podlogs import JOURNAL_MARK, METRICS_MARK
 from orchestrator.contract import env, exits
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.handover import Handover, handover_from
