@@ -42,9 +42,7 @@ def test_a_place_behind_the_end_is_of_another_run(run_dir: RunDir) -> None:
     assert (told.metrics_from, metrics) == (0, b'{"step":1}\n{"step":2}\n')
 
 
-def test_of_long_metrics_the_newest_come(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_long_metrics_the_newest_come(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "MOST_METRICS", 15)
     told, _, metrics = asked(run_dir, 0, 0)
     assert (told.metrics_from, metrics) == (11, b'{"step":2}\n')
