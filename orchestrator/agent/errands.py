@@ -158,7 +158,13 @@ class Errands:
                     self.happened(flagged)
 
     async def _replace_agent(self, action: ReplaceAgent) -> None:
-        """Ask the backend; one that fails silently is found out by the agent's absence."""
+        """Ask the backend; one that fails silently is found out by the agent's absence.
+
+        The leader's own agent lives in this process, and comes back by itself when its connection
+        broke: to replace it would end the leader.
+        """
+        if action.host == self.host and not action.elsewhere:
+            return
         try:
             replaced = partial(self.backend.replace, elsewhere=action.elsewhere)
             await asyncio.to_thread(replaced, self.job.launch, action.host)

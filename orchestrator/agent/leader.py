@@ -388,11 +388,19 @@ class Leader:
             log.warning("a strike against %s could not be written: %s", host, exc)
 
     async def _raise_fence(self, attempt: int) -> None:
-        """Keep out whoever still works for an earlier attempt or leader; on disk on return."""
+        """Keep out whoever still works for an earlier attempt or leader; on disk on return.
+
+        Raises:
+            GivenUp: another leader has taken over.
+        """
         fence = Fence(leader=self.name, attempt=attempt)
         while True:
             try:
+                # After an outage of the disk another leader may have it, never to be taken back.
+                await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
                 return await asyncio.to_thread(write_fence, self.run_dir.fence, fence)
+            except GivenUp:
+                raise
             except OSError as exc:
                 log.error("the fence cannot be written, trying again: %s", exc)
                 await asyncio.sleep(JOURNAL_RETRY_S)

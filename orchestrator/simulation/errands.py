@@ -104,6 +104,8 @@ class Errands:
                 )
 
     def _replace_agent(self, action: ReplaceAgent) -> None:
+        if action.host == self.leader.host.name and not action.elsewhere:
+            return
         try:
             self.world.replace_agent(self.leader, action.host)
         except Unanswered:

@@ -4,7 +4,7 @@ import json
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 
 from orchestrator.simulation.run import Outcome, simulate
@@ -91,7 +91,7 @@ def text(total: Tally, kinds: Sequence[str], took_s: float) -> str:
 
 def as_json(total: Tally, kinds: Sequence[str], took_s: float) -> str:
     body = {
-        **{key: value for key, value in asdict(total).items() if key != "broken"},
+        **{each.name: getattr(total, each.name) for each in fields(total)},
         "seconds": took_s,
         "broken": [
             {"seed": one.seed, "law": one.broken, "command": command(one.seed, kinds)}

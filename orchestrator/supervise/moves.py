@@ -131,6 +131,8 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
         return run, ()
     reason = f"{_left(run, there)}, and no spare"
     if has_successors(run):
+        if any(host.name == run.leader for host in in_the_way(run)):
+            return requeue(run, at, reason, whole=False)
         run, orders = _make_room(run, reason)
         if orders or successor_may_come(run, at):
             return run, orders

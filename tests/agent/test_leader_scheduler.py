@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import strikes
 from orchestrator.agent.errands import Errands
-from orchestrator.contract.actions import Requeue
+from orchestrator.contract.actions import ReplaceAgent, Requeue
 from orchestrator.contract.events import (
     AgentLost,
     HostFlagged,
@@ -154,6 +154,28 @@ def test_a_leader_that_was_replaced_leaves_the_journal_alone(tmp_path: Path) -> 
         with pytest.raises(GivenUp):
             await asyncio.wait_for(job.task, WAIT_S)
         assert job.run_dir.journal.read_bytes() == before
+
+    play(tmp_path, script)
+
+
+def test_a_leader_that_was_replaced_does_not_take_the_fence_back(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        another = Fence(leader="another", attempt=7)
+        write_fence(job.run_dir.fence, another)
+        with pytest.raises(GivenUp):
+            await job.leader._raise_fence(2)
+        assert read_fence(job.run_dir.fence) == another
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+def test_the_leaders_own_agent_is_not_replaced(tmp_path: Path) -> None:
+    """It lives in the leader's process: whoever ends it ends the leader."""
+
+    async def script(job: Led) -> None:
+        for host in ("host-0", "host-1"):
+            await job.leader.errands.run_errand(ReplaceAgent(host=host, reason="it was silent"))
+        assert job.backend.replaced == ["host-1"]
 
     play(tmp_path, script)
 
