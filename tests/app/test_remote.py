@@ -59,8 +59,8 @@ def write(run_dir: RunDir, *events: Event) -> None:
             supervisor.feed(event)
 
 
-def submitted(run_dir: RunDir, at: float = NOW, launch: int = 3, **more: object) -> Event:
-    job = a_job(run_dir.path, at=at, backend="kubernetes", **more)
+def submitted(run_dir: RunDir, at: float = NOW, launch: int = 3) -> Event:
+    job = a_job(run_dir.path, at=at, backend="kubernetes")
     return replace(job, launch=replace(job.launch, launch=launch))
 
 

@@ -148,10 +148,13 @@ class Api:
         """What lies at a path, as `/version`."""
         return self._json("get", path)
 
-    def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
-        """None where there is no such object."""
+    def get(
+        self, resource: Resource, namespace: str | None, name: str, *, cached: bool = False
+    ) -> Object | None:
+        """None where there is no such object. `cached`: as in `list`."""
+        query = {"resourceVersion": "0"} if cached else None
         try:
-            found: Object = self._json("get", resource.path(namespace, name))
+            found: Object = self._json("get", resource.path(namespace, name), query)
             return found
         except Missing:
             if resource.group and not self.has(resource):

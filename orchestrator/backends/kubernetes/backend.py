@@ -2,6 +2,7 @@
 
 import getpass
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ CLEAR_S = 120.0
 GRACE_S = 30.0
 """Kubernetes' default of terminationGracePeriodSeconds."""
 FEW = 16
-"""Nodes that are asked for one by one; of more, all are listed once."""
+"""Nodes that are asked for one by one; of more, all are listed once, and then what changes."""
 
 
 class KubernetesBackend:
@@ -54,6 +55,9 @@ class KubernetesBackend:
         self.environ = environ
         self.clock = clock
         self.apis: dict[str | None, Api] = {}
+        self.nodes: Watching | None = None
+        """Of the whole cluster, for a leader of many hosts."""
+        self.asking = threading.Lock()
 
     def api(self, spec: KubernetesSpec) -> Api:
         """In a pod a kubeconfig's contexts mean nothing."""
@@ -196,12 +200,19 @@ class KubernetesBackend:
     def _nodes(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, Object]:
         api = self.api(spec)
         if len(hosts) > FEW:
-            return {
-                name_of(node): node
-                for node in api.list(NODES, None, cached=True).items
-                if name_of(node) in hosts
-            }
-        found = ((host, api.get(NODES, None, host)) for host in hosts)
+            with self.asking:
+                if self.nodes is None:
+                    self.nodes = Watching(
+                        api=api,
+                        clock=self.clock,
+                        resource=NODES,
+                        namespace=None,
+                        cached=True,
+                        trim=trimmed,
+                    )
+                there = self.nodes.catch_up().items
+                return {host: there["", host] for host in hosts if ("", host) in there}
+        found = ((host, api.get(NODES, None, host, cached=True)) for host in hosts)
         return {host: node for host, node in found if node is not None}
 
     def _pods(self, launch: LaunchPlan) -> tuple[Object, ...]:
@@ -365,6 +376,13 @@ def spec_of(launch: LaunchPlan) -> KubernetesSpec:
 
 def shown_name(kind: JobKind, namespace: str, job: str) -> str:
     return f"{kind.resource.kind} {namespace}/{job}" if namespace else f"{kind.resource.kind} {job}"
+
+
+def trimmed(node: Object) -> Object:
+    """Of thousands of nodes, what is kept: not who wrote which field, nor the images there."""
+    metadata = {key: said for key, said in node["metadata"].items() if key != "managedFields"}
+    status = {key: said for key, said in node.get("status", {}).items() if key != "images"}
+    return {**node, "metadata": metadata, "status": status}
 
 
 def _other(seen: Observed, launch: LaunchPlan) -> bool:

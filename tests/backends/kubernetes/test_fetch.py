@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.kubernetes import fetch
-from orchestrator.backends.kubernetes.fetch import main, news, newest_launch, read_news
+from orchestrator.backends.kubernetes.fetch import main, newest_launch, news, read_news
 from orchestrator.contract.rundir import RunDir
 from orchestrator.supervise.log import Entry, to_line
 from tests.agent.world import LAUNCH, a_job

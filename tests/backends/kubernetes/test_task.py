@@ -70,11 +70,11 @@ def test_followers_wait_until_the_leader_has_begun_their_launch(tmp_path: Path) 
         await_launch(run_dir, 1, TurnedClock())
 
 
-def pod_of(tmp_path: Path, **more: int) -> tuple[RunDir, dict[str, str]]:
+def pod_of(tmp_path: Path) -> tuple[RunDir, dict[str, str]]:
     """Mounted files, and the environment of the leader's pod."""
     run_dir, folder = RunDir(tmp_path / "job"), tmp_path / "submission"
     folder.mkdir(exist_ok=True)
-    launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path), **more)
+    launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path))
     for name, text in files_of(handed(launch, backend="kubernetes")).items():
         (folder / name).write_text(text)
     return run_dir, {**NODE, "RANK": "0", "NDCTL_SUBMISSION": str(folder)}
