@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.backends.kubernetes import observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
-from orchestrator.backends.kubernetes.exclusion import without
+from orchestrator.backends.kubernetes.exclusion import unchangeable, without
 from orchestrator.backends.kubernetes.mirror import Mirror
 from orchestrator.backends.kubernetes.naming import cluster_name
 from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
@@ -320,7 +320,10 @@ class KubernetesBackend:
         if counted:
             said = str(_requeues(job) + 1)
             count = {"metadata": {"annotations": {REQUEUES: said}}}
-        change = {**count, **without(spec.kind, job, hosts)}
+        kept_off = without(spec.kind, job, hosts)
+        if hosts and not kept_off:
+            log.warning("%s", unchangeable(spec.kind, hosts))
+        change = {**count, **kept_off}
         if not change:
             return
         try:
