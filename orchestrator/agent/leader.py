@@ -168,8 +168,11 @@ class Leader:
 
     # What the world brings in
 
-    async def serve(self, host: str, bind: str, address: str, pid: int) -> EndJob | Requeue:
-        """Lead the job to its end, or until it is back in the scheduler's queue.
+    async def serve(
+        self, host: str, bind: str, address: str, pid: int, port: int = 0
+    ) -> EndJob | Requeue:
+        """Lead the job to its end, or until it is back in the scheduler's queue. `port`: there, if
+        it is free.
 
         Raises:
             GivenUp: another leader has taken over; nothing was touched since.
@@ -177,8 +180,7 @@ class Leader:
         self.errands.host, self.errands.address = host, address
         runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=CLOSE_S)
         await runner.setup()
-        site = web.TCPSite(runner, bind, 0)
-        await site.start()
+        await _listen_at(runner, bind, port)
         port = runner.addresses[0][1]
         announce(self.run_dir, self.granted.term, address, port)
         log.info("leading %s at %s:%s", self.job.launch.job, address, port)
@@ -503,6 +505,16 @@ class Leader:
         deadline = self.clock.monotonic() + FAREWELL_S
         while self.connections.open and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.05)
+
+
+async def _listen_at(runner: web.AppRunner, bind: str, port: int) -> None:
+    try:
+        await web.TCPSite(runner, bind, port).start()
+    except OSError as exc:
+        if port == 0:
+            raise
+        log.warning("port %s cannot be had, so any other is taken: %s", port, exc)
+        await web.TCPSite(runner, bind, 0).start()
 
 
 def _all_leave(ending: EndJob | Requeue) -> bool:

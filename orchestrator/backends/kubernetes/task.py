@@ -161,6 +161,7 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
         "--restarts=0",
         f"--patience={(launch.kubernetes or KubernetesSpec()).pod_patience}",
         f"--turn={max(pod.node_rank, 1)}",
+        *_rendezvous(environ),
         *(["--lead"] if pod.leads else []),
     ]
     rest = {name: value for name, value in environ.items() if not name.startswith(OPERATORS)}
@@ -170,6 +171,13 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
         _tell_journal(run_dir)
     log.info("leaving with %s", code)
     return code
+
+
+def _rendezvous(environ: Mapping[str, str]) -> list[str]:
+    """Where the operator says that the first pod is: torchrun, for which it says so, needs no port
+    there, so the leader takes it."""
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    return [f"--port={port}", f"--leader-at={host}:{port}"] if host and port.isdigit() else []
 
 
 def _tell_journal(run_dir: RunDir) -> None:

@@ -114,6 +114,20 @@ def test_an_old_manifest_fails_for_good(
     assert "an old manifest was applied" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}, "--leader-at=job-master-0:23456"),
+        ({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "tcp://10.0.0.1"}, ""),
+        ({"MASTER_PORT": "23456"}, ""),
+    ],
+)
+def test_the_leader_is_looked_for_where_the_operator_says(
+    environ: dict[str, str], said: str
+) -> None:
+    assert task._rendezvous(environ)[1:] == ([said] if said else [])
+
+
 def test_a_job_is_told_by_its_first_line_and_its_last_ones() -> None:
     lines = [str(number) for number in range(1000)]
     assert ends(lines[:200]) == lines[:200]
