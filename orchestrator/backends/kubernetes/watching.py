@@ -62,6 +62,9 @@ class Watching:
     namespace: str | None
     labels: str = ""
     cache: Cache = field(default_factory=Cache)
+    anew: bool = False
+    """List again after a silence: then it is over as soon as the server answers, not at the next
+    event."""
     silent_since: float | None = None
     """When the server last stopped answering; None while it does."""
 
@@ -98,4 +101,6 @@ class Watching:
                     self.silent_since = self.clock.monotonic()
                 pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
                 failures += 1
+                if self.anew:
+                    self.cache.version = ""
                 self.clock.sleep(min(pause, max(0.0, deadline - self.clock.monotonic())))
