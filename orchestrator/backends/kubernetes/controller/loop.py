@@ -43,7 +43,7 @@ class Refused:
     times: int = 1
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Controller:
     api: Api
     clock: Clock

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -261,7 +262,7 @@ def worlds(draw: Any) -> World:
     return World(what, replace(SCOPE, taint=draw(st.booleans())))
 
 
-def ours(item: Item) -> bool:
+def ours(item: Mapping[str, Any]) -> bool:
     return bool(item["metadata"]["labels"].get(names.MANAGED_LABEL) == "ndctl")
 
 
