@@ -3,7 +3,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Sweep
@@ -266,6 +266,7 @@ def ours(item: Mapping[str, Any]) -> bool:
     return bool(item["metadata"]["labels"].get(names.MANAGED_LABEL) == "ndctl")
 
 
+@settings(max_examples=50)
 @given(worlds())
 def test_it_touches_ndctls_alone_and_comes_to_an_end(world: World) -> None:
     items = [
