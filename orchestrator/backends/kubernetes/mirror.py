@@ -49,6 +49,8 @@ JOURNAL_MARK = "ndctl-journal: "
 METRICS_MARK = "ndctl-metrics: "
 FETCH_S = 30.0
 CANCEL_S = 30.0
+MOST_ASKED = 3
+"""Pods, in one look: where none of these can say, all others would hardly either."""
 RANKS_LINE = re.compile(
     r"\[(?P<host>\S+) attempt (?P<attempt>\d+) (?P<what>rank (?P<rank>\d+)|\w+)\] (?P<text>.*)"
 )
@@ -201,9 +203,8 @@ class Mirror:
         """
         remote = self.remote
         pods = self.pods(remote)
-        for pod in sorted(pods, key=_usefulness):
-            if not observe.is_running(pod):
-                continue
+        running = [pod for pod in sorted(pods, key=_usefulness) if observe.is_running(pod)]
+        for pod in running[:MOST_ASKED]:
             done = self._ask(remote, pod)
             if done is not None:
                 self._take(remote, done)
