@@ -135,6 +135,8 @@ class Mirror:
         self.api = api
         self.held: int | None = None
         """The journal's file, while a leader lives."""
+        self.speaker: Object | None = None
+        """The pod that answered last: asked again, without a list of all pods before."""
 
     @property
     def remote(self) -> Remote:
@@ -202,12 +204,20 @@ class Mirror:
         Raises BackendError where the API server does not answer or refuses.
         """
         remote = self.remote
+        if self.speaker is not None:
+            with contextlib.suppress(BackendError):  # it may be gone; the list below tells
+                done = self._ask(remote, self.speaker)
+                if done is not None:
+                    self._take(remote, done)
+                    return
+            self.speaker = None
         pods = self.pods(remote)
         running = [pod for pod in sorted(pods, key=_usefulness) if observe.is_running(pod)]
         for pod in running[:MOST_ASKED]:
             done = self._ask(remote, pod)
             if done is not None:
                 self._take(remote, done)
+                self.speaker = pod
                 return
         self._hold(False)
         self._from_logs(remote, pods)
