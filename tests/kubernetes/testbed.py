@@ -111,8 +111,8 @@ class KubeTestbed:
                 stderr=log,
                 start_new_session=True,
             )
-        self.wait_for("the stand-ins", lambda: self._alive() and ready.exists(), 60)
-        self.wait_for("all nodes ready", self._untainted)
+        self.wait_for("the stand-ins", lambda: self._alive() and ready.exists(), 120)
+        self.wait_for("all nodes ready", self._untainted, 60 + self.shape.nodes / 5)
 
     def _alive(self) -> bool:
         if self.standins is None or self.standins.poll() is not None:
