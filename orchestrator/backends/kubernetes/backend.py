@@ -153,10 +153,16 @@ class KubernetesBackend:
         pods = api.list(PODS, namespace, labels=label).items
         # Only who waits has something to explain.
         calm = jobs and all(observe.is_running(pod) for pod in pods)
-        events = () if calm and pods else api.list(EVENTS, namespace, cached=True).items
+        whole = len(pods) >= sum(len(one.hosts) for one in launches)
+        events = () if calm and whole else api.list(EVENTS, namespace, cached=True).items
         return [
             observe.observe(
-                kind, shown_name(kind, namespace, one.job), jobs.get(one.job), pods, events
+                kind,
+                shown_name(kind, namespace, one.job),
+                jobs.get(one.job),
+                pods,
+                events,
+                hosts=len(one.hosts),
             )
             for one in launches
         ]

@@ -74,6 +74,7 @@ def test_a_quota_that_is_too_small_and_one_that_is_used_up(
     kube.apply({**pod, "spec": {"containers": [other]}}, namespace="small")
     person.submitted(pod_template=SLEEPS)
     shown = person.wait_until_shown("exceeded quota: few")
+    assert "1 of 2 pods run" in shown
     assert "`kubectl describe resourcequota` shows what is used" in shown
 
 
@@ -146,7 +147,7 @@ def test_a_user_without_a_right_is_told_which_and_gets_on_with_it(
             for command in commands:
                 kube.kubectl(*command[1:])  # as it says
         assert "dev may not patch pytorchjobs.kubeflow.org in namespace default" in told[0]
-        assert "kubectl create role ndctl-patch-pytorchjobs --verb=patch" in told[0]
+        assert "kubectl create role ndctl-patch-pytorchjobs --verb=create,patch" in told[0]
         assert "--user=dev -n default" in told[0]
         assert person.job() is not None
     finally:
