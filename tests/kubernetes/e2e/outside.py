@@ -1,17 +1,13 @@
 """A person at a terminal with a kubeconfig, and a job of theirs that nobody has to train."""
 
 import dataclasses
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from tests.e2e.job import SPEC, Done, Ndctl, wait_for
-from tests.kubernetes.testbed import REPOSITORY, KubeTestbed, TestbedError
+from tests.kubernetes.testbed import KubeTestbed, TestbedError
 
-LIMIT_S = 300.0
-"""For what takes seconds on a quiet machine."""
 PREFIX = "cluster.kubernetes."
 SLEEPS = (
     "{spec: {terminationGracePeriodSeconds: 1, containers:"
@@ -19,7 +15,6 @@ SLEEPS = (
 )
 """A pod template in place of the agent's."""
 NO_IMAGE = "registry.example.org/missing:1"
-BASE = REPOSITORY / "manifests" / "base"
 
 
 @dataclass(frozen=True)
@@ -28,8 +23,6 @@ class Person(Ndctl):
     namespace: str = "default"
     kubeconfig: Path | None = None
     """None: the cluster's admin."""
-    trains: bool = False
-    """The run directory is looked at where the pods have it."""
 
     @property
     def environ(self) -> dict[str, str]:
@@ -81,73 +74,6 @@ class Person(Ndctl):
         assert done.code == 0, done.err
         return done.out
 
-    @property
-    def run_dir(self) -> Path:
-        return self.kube.runs / "e2e" if self.trains else super().run_dir
-
-    def wait_until(self, step: int) -> None:
-        """Or until the end, which a failure has come to."""
-        self._wait(lambda: self.steps() and self.metrics()[-1]["step"] >= step, f"step {step}")
-
-    def wait_until_attempt(self, number: int) -> None:
-        """It has trained a step."""
-        trained = lambda: self.steps() and self.metrics()[-1]["attempt"] >= number  # noqa: E731
-        self._wait(trained, f"attempt {number}")
-
-    def _wait(self, condition: Callable[[], Any], what: str) -> None:
-        def holds() -> bool:
-            if condition():
-                return True
-            assert not self.has_ended(), f"it ended before {what}\n{self.story()}"
-            return False
-
-        try:
-            wait_for(holds, what, LIMIT_S)
-        except AssertionError as exc:
-            raise AssertionError(f"{exc}\n{self.story()}") from exc
-
-    def wait_for_end(self, state: str = "SUCCEEDED") -> None:
-        try:
-            wait_for(self.has_ended, "the end", LIMIT_S)
-        except AssertionError as exc:
-            raise AssertionError(f"{exc}\n{self.story()}") from exc
-        (*_, end) = (one for one in self.actions() if one["kind"] == "EndJob")
-        assert end["state"] == state, self.story()
-
-    def story(self) -> str:
-        """For whoever has to find out why a test failed."""
-        told = self("events", "e2e", f"--run-root={self.kube.runs}")
-        logs = sorted((self.run_dir / "logs").glob("agent-*.log"))
-        ends = [f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs]
-        pods = self.kube.kubectl("get", "pods", "-o", "wide", "-n", self.namespace)
-        return "\n".join([told.out, told.err, pods, *ends])
-
-    def attempts(self) -> int:
-        return len([one for one in self.actions() if one["kind"] == "StartAttempt"])
-
-    def hosts(self) -> list[str]:
-        """Of the newest attempt."""
-        (*_, start) = (one for one in self.actions() if one["kind"] == "StartAttempt")
-        found: list[str] = start["hosts"]
-        return found
-
-    def leaders(self) -> list[str]:
-        return [event["host"] for event in self.events("LeaderStarted")]
-
-    def incidents(self) -> list[tuple[str, str | None]]:
-        done = self("status", "e2e", f"--run-root={self.kube.runs}", "--json")
-        assert done.code == 0, done.err
-        return [(one["kind"], one["culprit"]["host"]) for one in json.loads(done.out)["incidents"]]
-
-    def uids(self) -> dict[str, str]:
-        found = self.kube.objects("pods", self.namespace, "ndctl.dev/job=e2e")
-        return {one["metadata"]["name"]: one["metadata"]["uid"] for one in found}
-
-    def nodes(self) -> dict[str, str]:
-        """Node -> pod."""
-        found = self.kube.objects("pods", self.namespace, "ndctl.dev/job=e2e")
-        return {one["spec"]["nodeName"]: one["metadata"]["name"] for one in found}
-
     def pods(self) -> dict[str, str]:
         return self.kube.phases("ndctl.dev/job=e2e", self.namespace)
 
@@ -173,16 +99,6 @@ def account(kube: KubeTestbed, namespace: str = "default") -> None:
     metadata = {"name": "ndctl-job", "labels": labels}
     made = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
     kube.apply(made, namespace=namespace)
-
-
-def rights(kube: KubeTestbed, namespace: str = "default") -> None:
-    """What manifests/base gives, in another namespace."""
-    text = kube.kubectl("kustomize", str(BASE)).replace(
-        "namespace: ndctl\n", f"namespace: {namespace}\n"
-    )
-    file = kube.folder / f"base-{namespace}.yaml"
-    file.write_text(text)
-    kube.kubectl("apply", "-f", str(file))
 
 
 def advised(text: str) -> list[list[str]]:
