@@ -103,7 +103,7 @@ def test_suspended_cordoned_and_drained_without_spending_its_budget(
 
 
 def newest_checkpoint(job: KubeNdctl) -> int:
-    return max(event["step"] for event in job.events("CheckpointSaved"))
+    return max(int(event["step"]) for event in job.events("CheckpointSaved"))
 
 
 def evict(kube: KubeTestbed, pod: str, namespace: str) -> None:

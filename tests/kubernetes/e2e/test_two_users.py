@@ -1,5 +1,6 @@
 """Two people, each with a namespace, and a job of the same name."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from tests.kubernetes.testbed import KubeTestbed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
 OWN = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+
+
+def has_pods(person: Person) -> bool:
+    return list(person.pods().values()) == ["Running"] * 2
 
 
 def test_each_has_a_job_of_that_name_and_sees_no_other(kube: KubeTestbed, tmp_path: Path) -> None:
@@ -26,8 +31,7 @@ def test_each_has_a_job_of_that_name_and_sees_no_other(kube: KubeTestbed, tmp_pa
         dev.submitted(pod_template=SLEEPS)
         admin.submitted(pod_template=SLEEPS)
         for person, space in ((dev, "team-a"), (admin, "team-b")):
-            owner = admin.at(space)
-            kube.wait_for("pods", lambda at=owner: list(at.pods().values()) == ["Running"] * 2)
+            kube.wait_for("pods", partial(has_pods, admin.at(space)))
             listed = person("list")
             assert listed.out.count("\ne2e") == 1, listed.out
             assert f"PyTorchJob {space}/e2e: 2 of 2 pods run" in person("status", "e2e").out
@@ -42,6 +46,6 @@ def test_each_has_a_job_of_that_name_and_sees_no_other(kube: KubeTestbed, tmp_pa
 
         assert dev("cancel", "e2e").code == 0
         assert admin.at("team-a").pods() == {}
-        assert list(admin.pods().values()) == ["Running"] * 2
+        assert has_pods(admin)
     finally:
         kube.kubectl("delete", "clusterrole,clusterrolebinding", "test-nodes")
