@@ -71,7 +71,8 @@ def _missing(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem
             path=f"{AT}.service_account",
             value=spec.service_account,
             limit=f"a ServiceAccount of namespace {namespace}",
-            fix=f"`kubectl -n {namespace} apply -k manifests/base` makes it, with its rights",
+            fix="`kubectl apply -k manifests/base` makes it in namespace ndctl, with its rights; to"
+            f" have it in {namespace}, say so in manifests/base/kustomization.yaml before",
         )
     if spec.priority_class and _is_absent(api, PRIORITIES, None, spec.priority_class):
         yield Problem(

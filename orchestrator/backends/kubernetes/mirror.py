@@ -17,7 +17,6 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
 from orchestrator.backends.kubernetes import observe
@@ -177,7 +176,9 @@ class Mirror:
         if parcel is None or launch is None:
             return False
         handed = handover_from(contents(parcel)).job
-        self.expect(replace(handed, at=seconds_of(job["metadata"]["creationTimestamp"])), namespace)
+        self.expect(
+            replace(handed, at=observe.seconds_of(job["metadata"]["creationTimestamp"])), namespace
+        )
         return True
 
     @property
@@ -345,11 +346,6 @@ def contents(config_map: Object) -> dict[str, bytes]:
     plain = {key: text.encode() for key, text in (config_map.get("data") or {}).items()}
     packed = config_map.get("binaryData") or {}
     return plain | {key: base64.b64decode(text) for key, text in packed.items()}
-
-
-def seconds_of(stamp: str) -> float:
-    """Unix seconds of a time as Kubernetes writes it."""
-    return datetime.fromisoformat(stamp).timestamp()
 
 
 def put(path: Path, offset: int, data: bytes) -> None:
