@@ -49,6 +49,8 @@ CLEAR_S = 120.0
 """For all pods to be gone, beyond their own grace period."""
 GRACE_S = 30.0
 """Kubernetes' default of terminationGracePeriodSeconds."""
+CLOCKS_S = 3.0
+"""By which times of the API server and the nodes, in whole seconds, may be off."""
 FEW = 16
 """Nodes that are asked for one by one; of more, all are listed once, and then what changes."""
 
@@ -251,7 +253,9 @@ class KubernetesBackend:
         pod = api.get(PODS, namespace, self.environ.get(POD_NAME, ""))
         return observe.cause(kind, job, pod, launch.launch)
 
-    def replace(self, launch: LaunchPlan, host: str, *, elsewhere: bool = False) -> None:
+    def replace(
+        self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
+    ) -> None:
         """The operator makes a pod anew once the old one is gone; perhaps it is already."""
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
@@ -262,6 +266,10 @@ class KubernetesBackend:
                 continue
             if not observe.alive([pod]):
                 continue  # its end is the operator's to see
+            age_s = self.clock.now() - observe.begun_at(pod)
+            if not elsewhere and age_s < silent_s + CLOCKS_S:
+                log.info("pod %s on %s began %.0f s ago: it may yet be heard", *_whose(pod), age_s)
+                continue
             if not observe.is_leaving(pod):
                 api.delete(PODS, namespace, name_of(pod), uid=pod["metadata"]["uid"])
             self._see_it_go(spec, host, pod)
@@ -417,6 +425,10 @@ def trimmed(node: Object) -> Object:
     metadata = {key: said for key, said in node["metadata"].items() if key != "managedFields"}
     status = {key: said for key, said in node.get("status", {}).items() if key != "images"}
     return {**node, "metadata": metadata, "status": status}
+
+
+def _whose(pod: Object) -> tuple[str, str]:
+    return name_of(pod), observe.node_of(pod)
 
 
 def _other(seen: Observed, launch: LaunchPlan) -> bool:

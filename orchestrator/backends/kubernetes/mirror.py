@@ -16,7 +16,6 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
 from orchestrator.backends.kubernetes import observe
@@ -176,7 +175,7 @@ class Mirror:
         if parcel is None or launch is None:
             return False
         handed = handover_from(contents(parcel))
-        made_at = seconds_of(job["metadata"]["creationTimestamp"])
+        made_at = observe.seconds_of(job["metadata"]["creationTimestamp"])
         self.expect(replace(handed, job=replace(handed.job, at=made_at)), namespace)
         return True
 
@@ -336,11 +335,6 @@ def contents(config_map: Object) -> dict[str, bytes]:
     plain = {key: text.encode() for key, text in (config_map.get("data") or {}).items()}
     packed = config_map.get("binaryData") or {}
     return plain | {key: base64.b64decode(text) for key, text in packed.items()}
-
-
-def seconds_of(stamp: str) -> float:
-    """Unix seconds of a time as Kubernetes writes it."""
-    return datetime.fromisoformat(stamp).timestamp()
 
 
 def put(path: Path, offset: int, data: bytes) -> None:

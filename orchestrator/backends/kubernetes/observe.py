@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from orchestrator.backends.kubernetes.render import names
@@ -162,6 +163,19 @@ def is_running(pod: Object) -> bool:
 
 def is_leaving(pod: Object) -> bool:
     return lookup(pod, ("metadata", "deletionTimestamp")) is not None
+
+
+def begun_at(pod: Object) -> float:
+    """Unix seconds at which it, or the container that it has now, began."""
+    states = lookup(pod, ("status", "containerStatuses"), ())
+    starts = [lookup(one, ("state", "running", "startedAt")) for one in states]
+    stamps = [lookup(pod, ("metadata", "creationTimestamp")), *starts]
+    return max((seconds_of(one) for one in stamps if one), default=0.0)
+
+
+def seconds_of(stamp: str) -> float:
+    """Unix seconds of a time as Kubernetes writes it."""
+    return datetime.fromisoformat(stamp).timestamp()
 
 
 def node_of(pod: Object) -> str:

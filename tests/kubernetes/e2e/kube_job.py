@@ -77,13 +77,15 @@ class KubeNdctl(Ndctl):
         """Submitted, and watched by whoever did so."""
         return self.start("submit", *self.words(**options), "--follow")
 
+    def rendered(self, **options: str) -> Path:
+        """A file of what `ndctl render` printed."""
+        manifest = self.testbed.folder / "manifest.yaml"
+        manifest.write_text(self.told("render", *self.words(**options)))
+        return manifest
+
     def applied(self, **options: str) -> str:
         """`ndctl render ... | kubectl apply -f -`; what kubectl said."""
-        rendered = self("render", *self.words(**options))
-        assert rendered.code == 0, rendered.err
-        manifest = self.testbed.folder / "manifest.yaml"
-        manifest.write_text(rendered.out)
-        return self.testbed.kubectl("apply", "-f", str(manifest))
+        return self.testbed.kubectl("apply", "-f", str(self.rendered(**options)))
 
     def told(self, *words: str) -> str:
         """What a view printed."""
@@ -100,6 +102,11 @@ class KubeNdctl(Ndctl):
         """Host to its pod."""
         items = self.testbed.objects("pods", self.namespace, f"ndctl.dev/job={JOB}")
         return {pod["spec"]["nodeName"]: pod for pod in items if "nodeName" in pod["spec"]}
+
+    def running(self) -> dict[str, tuple[str, int]]:
+        """Host to what tells its pod from any other."""
+        found = self.pods().items()
+        return {host: identity(pod) for host, pod in found if pod["status"]["phase"] == "Running"}
 
     def pod_of(self, host: str) -> str:
         name: str = self.pods()[host]["metadata"]["name"]
@@ -147,11 +154,11 @@ class KubeNdctl(Ndctl):
         ending: str = ends[-1]["state"]
         return ending
 
-    def assert_all_samples_read_once(self) -> None:
-        """By the ledger that the ranks keep."""
+    def assert_all_samples_read_once(self, steps: int = STEPS[-1]) -> None:
+        """Those of all `steps`, by the ledger that the ranks keep."""
         standing = fold((self.run_dir / "samples.jsonl").read_text().splitlines())
         assert standing is not None
-        assert (first_mistake(standing), standing.steps) == (None, STEPS[-1])
+        assert (first_mistake(standing), standing.steps) == (None, steps)
 
     def starts(self) -> list[Object]:
         """One for each attempt so far."""

@@ -12,6 +12,8 @@ from tests.kubernetes.testbed import KubeTestbed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.timeout(1200)]
 
+LONG = {"train__steps": "5000", "checkpoint__every_steps": "5000"}
+"""Steps enough to look at the job meanwhile; no checkpoint but the one that `cancel` writes."""
 THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
 
 
@@ -20,19 +22,13 @@ def test_what_kubectl_applies_trains_what_the_local_backend_trains(
 ) -> None:
     """Applied twice it is one job; who has not mounted its volume sees it all the same."""
     job.applied()
-    job.until_step(2)
-    before = {host: identity(pod) for host, pod in job.pods().items()}
+    job.until("two pods", lambda: len(job.running()) == 2)
+    before = job.running()
     assert all(line.endswith(("unchanged", "configured")) for line in job.applied().splitlines())
-    seen = json.loads(elsewhere.told("status", JOB, *THERE, "--json"))
-    assert (seen["state"], seen["attempt"], seen["steps"]) == ("RUNNING", 1, STEPS[-1])
-    assert seen["hosts"] == job.hosts()
-    assert seen["leader_alive"]
-    # From now on a copy of what is known of it is there.
-    assert "RUNNING" in elsewhere.told("list")
     job.until_ended()
+    elsewhere.told("status", JOB, *THERE)
     _assert_the_same_is_seen(job, elsewhere)
     assert {host: identity(pod) for host, pod in job.pods().items()} == before
-
     assert sorted(job.losses()) == list(STEPS)
     assert job.losses() == reference
     job.assert_all_samples_read_once()
@@ -74,26 +70,34 @@ def _assert_one_delete_takes_all_away(job: KubeNdctl) -> None:
 
 
 def test_submitted_twice_is_one_job_and_cancel_writes_a_checkpoint(
-    job: KubeNdctl, elsewhere: KubeNdctl, reference: dict[int, float]
+    job: KubeNdctl, elsewhere: KubeNdctl, tmp_path: Path
 ) -> None:
-    """Cancelled from outside; then it goes on from there, and is cancelled at the volume."""
-    elsewhere.submitted()
+    """Seen and cancelled from outside; then it goes on from there, and is cancelled at the
+    volume."""
+    elsewhere.submitted(**LONG)
     job.until_step(2)
-    again = elsewhere.submit()
+    again = elsewhere.submit(**LONG)
     assert again.code == 5, again.out + again.err
     assert len(job.pods()) == 2
-    job.until_step(10)
+    stranger = elsewhere.from_elsewhere(tmp_path / "stranger")
+    seen = json.loads(stranger.told("status", JOB, *THERE, "--json"))
+    assert (seen["state"], seen["attempt"], seen["steps"]) == ("RUNNING", 1, 5000)
+    assert seen["step"] >= 2
+    assert seen["hosts"] == job.hosts()
+    assert seen["leader_alive"]
+    assert "RUNNING" in stranger.told("list"), "a copy of what is known of it is there"
     _cancel(job, elsewhere)
     saved = job.events("CheckpointSaved")[-1]["step"]
-    assert saved >= 10
+    assert saved >= seen["step"]
 
-    elsewhere.submitted("--resume")
+    elsewhere.submitted("--resume", **LONG)
     job.until_step(saved + 2, attempt=2)
     _cancel(job, job)
     last = job.events("CheckpointSaved")[-1]["step"]
     assert last >= saved + 2
     assert [one["step"] for one in job.events("TrainingResumed")] == [0, saved]
-    assert job.losses() == {step: reference[step] for step in range(1, last + 1)}
+    assert sorted(job.losses()) == list(range(1, last + 1))
+    job.assert_all_samples_read_once(last)
 
 
 def _cancel(job: KubeNdctl, user: KubeNdctl) -> None:
@@ -108,10 +112,11 @@ def _cancel(job: KubeNdctl, user: KubeNdctl) -> None:
 def test_a_pending_job_says_why_it_waits_and_is_cancelled(
     job: KubeNdctl, elsewhere: KubeNdctl, kube: KubeTestbed
 ) -> None:
+    manifest = job.rendered()
+    # Since then all nodes were taken away, which `render` and `submit` would say.
     for node in kube.nodes:
         kube.kubectl("cordon", node)
-    # Rendered by somebody who planned before: `submit` sees that no node is free.
-    job.applied()
+    kube.kubectl("apply", "-f", str(manifest))
     job.until("pods", lambda: len(kube.phases(namespace=NAMESPACE)) == 2)
 
     def waits() -> bool:
@@ -126,8 +131,6 @@ def test_a_pending_job_says_why_it_waits_and_is_cancelled(
     assert suspended["spec"]["runPolicy"]["suspend"] is True
     assert "ndctl.dev/cancelled-by" in suspended["metadata"]["annotations"]
     assert "SUBMITTED" not in elsewhere.told("list", *THERE)
-    for node in kube.nodes:
-        kube.kubectl("uncordon", node)
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ def test_a_rank_then_a_pods_processes_then_a_pod_are_lost(
     job.until_step(2)
     leader = job.leader()
     (other,) = (host for host in job.hosts() if host != leader)
-    before = {host: identity(pod) for host, pod in job.pods().items()}
+    before = job.running()
     kill(job.rank_pid(3))
     job.until_step(10, attempt=2)
     # Recovery inside the pods.
-    assert {host: identity(pod) for host, pod in job.pods().items()} == before
+    assert job.running() == before
 
     kill(job.pids(other)[0])
     job.until_step(17, attempt=3)
