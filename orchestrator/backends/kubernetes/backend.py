@@ -2,6 +2,7 @@
 
 import getpass
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 from orchestrator.backends.kubernetes import observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
-from orchestrator.backends.kubernetes.exclusion import without
+from orchestrator.backends.kubernetes.controller import asking
+from orchestrator.backends.kubernetes.controller.wish import GangRestart, excluding, requeues_of
+from orchestrator.backends.kubernetes.exclusion import unchangeable, without
 from orchestrator.backends.kubernetes.mirror import Mirror
 from orchestrator.backends.kubernetes.naming import cluster_name
 from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
 from orchestrator.backends.kubernetes.places import folder_of, is_mirror
+from orchestrator.backends.kubernetes.refusals import Forbidden
+from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
     JOB_KINDS,
@@ -23,13 +28,13 @@ from orchestrator.backends.kubernetes.resources import (
     Object,
     lookup,
     name_of,
+    nested,
 )
 from orchestrator.backends.kubernetes.watching import Watching
 from orchestrator.cluster.kubernetes.nodes import READY, parse_node
 from orchestrator.cluster.kubernetes.standing import shut_nodes
 from orchestrator.cluster.kubernetes.taints import tolerations_of
 from orchestrator.cluster.kubernetes.topology import allocation_switches
-from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
@@ -40,14 +45,12 @@ log = logging.getLogger(__name__)
 
 POD_NAME = "NDCTL_POD_NAME"
 NAMESPACE = "NDCTL_POD_NAMESPACE"
-REQUEUES = "ndctl.dev/requeues"
-"""Annotation: how often the leader gave all pods back."""
 CLEAR_S = 120.0
 """For all pods to be gone, beyond their own grace period."""
 GRACE_S = 30.0
 """Kubernetes' default of terminationGracePeriodSeconds."""
 FEW = 16
-"""Nodes that are asked for one by one; of more, all are listed once."""
+"""Nodes that are asked for one by one; of more, all are listed once, and then what changes."""
 
 
 class KubernetesBackend:
@@ -55,6 +58,9 @@ class KubernetesBackend:
         self.environ = environ
         self.clock = clock
         self.apis: dict[str | None, Api] = {}
+        self.nodes: Watching | None = None
+        """Of the whole cluster, for a leader of many hosts."""
+        self.asking = threading.Lock()
 
     def api(self, spec: KubernetesSpec) -> Api:
         """In a pod a kubeconfig's contexts mean nothing."""
@@ -82,12 +88,13 @@ class KubernetesBackend:
         submitting.submit(self.api(spec), self.clock, self.namespace(spec), handover)
 
     def own(self, launch: LaunchPlan) -> None:
-        """What `kubectl apply` made beside the job goes with it."""
+        """What `kubectl apply` made beside the job goes with it; not a Secret, for no pod needs a
+        right to those of its namespace."""
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
         if job is not None:
-            submitting.own(api, namespace, kind, job)
+            submitting.own(api, namespace, kind, job, submitting.rendered_beside(kind, launch.job))
 
     def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
         seen = self._seen([launch])[0]
@@ -101,11 +108,11 @@ class KubernetesBackend:
         words = f"{seen.name} was deleted after launch {number}; its run directory may be there"
         return Former(launch=number, over=True, words=words)
 
-    def copy(self, job: JobSubmitted, run_root: Path) -> Mirror:
-        launch, spec = job.launch, spec_of(job.launch)
+    def copy(self, handover: Handover, run_root: Path) -> Mirror:
+        launch, spec = handover.launch, spec_of(handover.launch)
         api, namespace = self.api(spec), self.namespace(spec)
         made = Mirror(folder_of(run_root, api.context, namespace, launch.job), api)
-        made.expect(job, namespace)
+        made.expect(handover, namespace)
         return made
 
     # What Kubernetes has of it
@@ -152,10 +159,16 @@ class KubernetesBackend:
         pods = api.list(PODS, namespace, labels=label).items
         # Only who waits has something to explain.
         calm = jobs and all(observe.is_running(pod) for pod in pods)
-        events = () if calm and pods else api.list(EVENTS, namespace, cached=True).items
+        whole = len(pods) >= sum(len(one.hosts) for one in launches)
+        events = () if calm and whole else api.list(EVENTS, namespace, cached=True).items
         return [
             observe.observe(
-                kind, shown_name(kind, namespace, one.job), jobs.get(one.job), pods, events
+                kind,
+                shown_name(kind, namespace, one.job),
+                jobs.get(one.job),
+                pods,
+                events,
+                hosts=len(one.hosts),
             )
             for one in launches
         ]
@@ -177,10 +190,11 @@ class KubernetesBackend:
         hosts = tuple(dict.fromkeys(node for pod in pods if (node := observe.node_of(pod))))
         return Allocation(
             id=shown_name(kind, namespace, launch.job),
-            restarts=_requeues(job or {}),
+            restarts=requeues_of(job or {}),
             hosts=hosts,
             switches=self._switches(spec, hosts),
             successor_s=spec.pod_patience,
+            names_resolve=False,
         )
 
     def _switches(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -195,12 +209,19 @@ class KubernetesBackend:
     def _nodes(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, Object]:
         api = self.api(spec)
         if len(hosts) > FEW:
-            return {
-                name_of(node): node
-                for node in api.list(NODES, None, cached=True).items
-                if name_of(node) in hosts
-            }
-        found = ((host, api.get(NODES, None, host)) for host in hosts)
+            with self.asking:
+                if self.nodes is None:
+                    self.nodes = Watching(
+                        api=api,
+                        clock=self.clock,
+                        resource=NODES,
+                        namespace=None,
+                        cached=True,
+                        trim=trimmed,
+                    )
+                there = self.nodes.catch_up().items
+                return {host: there["", host] for host in hosts if ("", host) in there}
+        found = ((host, api.get(NODES, None, host, cached=True)) for host in hosts)
         return {host: node for host, node in found if node is not None}
 
     def _pods(self, launch: LaunchPlan) -> tuple[Object, ...]:
@@ -209,6 +230,8 @@ class KubernetesBackend:
         return self.api(spec).list(PODS, self.namespace(spec), labels=labels).items
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        """Of nodes alone: a pod that is preempted or evicted hears it itself, by SIGTERM, and
+        another one may come to the same node."""
         if not hosts:
             return ()
         spec = spec_of(launch)
@@ -219,11 +242,6 @@ class KubernetesBackend:
         }
         for host in set(hosts) - set(nodes):
             found[host] = HostNotice(host, "REMOVED", "the cluster has no such node any more")
-        for pod in self._pods(launch):
-            host, trouble = observe.node_of(pod), observe.pod_trouble(pod)
-            disrupted = trouble is not None and trouble.what in ("Preempted", "Evicted")
-            if disrupted and trouble is not None and host in hosts and host not in found:
-                found[host] = HostNotice(host, trouble.what.upper(), trouble.why)
         return tuple(found[host] for host in hosts if host in found)
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
@@ -249,17 +267,22 @@ class KubernetesBackend:
             self._see_it_go(spec, host, pod)
 
     def _see_it_go(self, spec: KubernetesSpec, host: str, pod: Object) -> None:
-        """A node that does not answer never says that its pod is gone: then it goes by force."""
+        """A node that does not answer never says that its pod is gone: then it goes by force.
+
+        Also where we may not read nodes, once a node that answers would have ended it.
+        """
         api, namespace, name = self.api(spec), self.namespace(spec), name_of(pod)
         uid = pod["metadata"]["uid"]
         grace_s = float(lookup(pod, ("spec", "terminationGracePeriodSeconds"), GRACE_S))
         deadline = self.clock.monotonic() + spec.force_delete_after
         if self._gone(api, namespace, pod, deadline):
             return
-        node = api.get(NODES, None, host)
-        if node is not None and parse_node(node).ready == READY:
+        answers = self._answers(api, host)
+        if answers is not False:
             if self._gone(api, namespace, pod, deadline + grace_s):
                 return
+            answers = self._answers(api, host)
+        if answers:
             raise Unanswered(
                 f"pod {name} on {host} does not end, though its node answers",
                 fix=f"`kubectl -n {namespace} describe pod {name}` shows what holds it",
@@ -272,6 +295,15 @@ class KubernetesBackend:
                 fix=f"`kubectl -n {namespace} delete pod {name} --force --grace-period=0`"
                 + (f"\n  or {exc.fix}" if exc.fix else ""),
             ) from exc
+
+    def _answers(self, api: Api, host: str) -> bool | None:
+        """Whether a node does; None where we may not know."""
+        try:
+            node = api.get(NODES, None, host)
+        except Forbidden as exc:
+            log.warning("whether %s answers is not known: %s", host, exc)
+            return None
+        return node is not None and parse_node(node).ready == READY
 
     def _gone(self, api: Api, namespace: str, pod: Object, deadline: float) -> bool:
         """Whether this very pod goes away until then; looked at once in any case."""
@@ -292,6 +324,14 @@ class KubernetesBackend:
         """Pods go without the job, and come back on other nodes. Ours goes with them."""
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
+        if whole and asking.ask(
+            api,
+            self.clock,
+            namespace,
+            launch,
+            GangRestart(by=self._who(), at=self.clock.now(), exclude=tuple(exclude)),
+        ):
+            return
         self._exclude(launch, exclude, counted=whole)
         if whole:
             api.delete_all(PODS, namespace, labels=f"{LABEL}={launch.job}")
@@ -307,11 +347,14 @@ class KubernetesBackend:
             raise BackendError(
                 f"{launch.job} is no job of the cluster any more: it cannot be queued again"
             )
-        count: dict[str, Any] = {}
+        notes = excluding(job, hosts)
         if counted:
-            said = str(_requeues(job) + 1)
-            count = {"metadata": {"annotations": {REQUEUES: said}}}
-        change = {**count, **without(spec.kind, job, hosts)}
+            notes[names.REQUEUES_ANNOTATION] = str(requeues_of(job) + 1)
+        noted = {"metadata": {"annotations": notes}} if notes else {}
+        kept_off = without(spec.kind, job, hosts)
+        if hosts and not kept_off:
+            log.warning("%s", unchangeable(spec.kind, hosts))
+        change = {**noted, **kept_off}
         if not change:
             return
         try:
@@ -369,19 +412,13 @@ def shown_name(kind: JobKind, namespace: str, job: str) -> str:
     return f"{kind.resource.kind} {namespace}/{job}" if namespace else f"{kind.resource.kind} {job}"
 
 
+def trimmed(node: Object) -> Object:
+    """Of thousands of nodes, what is kept: not who wrote which field, nor the images there."""
+    metadata = {key: said for key, said in node["metadata"].items() if key != "managedFields"}
+    status = {key: said for key, said in node.get("status", {}).items() if key != "images"}
+    return {**node, "metadata": metadata, "status": status}
+
+
 def _other(seen: Observed, launch: LaunchPlan) -> bool:
     """The object of that name is of another submission."""
     return seen.launch is not None and seen.launch != launch.launch
-
-
-def _requeues(job: Object) -> int:
-    said = str(lookup(job, ("metadata", "annotations", REQUEUES), "0"))
-    return int(said) if said.isdigit() else 0
-
-
-def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
-    """A change of one field, for a merge patch."""
-    for key in reversed(path):
-        value = {key: value}
-    made: dict[str, Any] = value
-    return made

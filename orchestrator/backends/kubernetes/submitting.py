@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +41,12 @@ class Helper:
 
 
 def helpers_of(kind: JobKind, job: str) -> list[Helper]:
-    found = [
-        Helper(CONFIG_MAPS, names.config_map_of(job)),
-        Helper(SECRETS, names.secret_of(job)),
-    ]
+    return [Helper(SECRETS, names.secret_of(job)), *rendered_beside(kind, job)]
+
+
+def rendered_beside(kind: JobKind, job: str) -> list[Helper]:
+    """Those that are in the rendered text."""
+    found = [Helper(CONFIG_MAPS, names.config_map_of(job))]
     if kind is JOB_KINDS["trainjob"]:
         found.append(Helper(RUNTIMES, job))
     return found
@@ -62,14 +65,14 @@ def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
     for item in made[:-1]:
         api.apply(item, namespace)
     job = api.apply(made[-1], namespace)
-    own(api, namespace, kind, job)
+    own(api, namespace, kind, job, helpers_of(kind, launch.job))
 
 
-def own(api: Api, namespace: str, kind: JobKind, job: Object) -> None:
+def own(api: Api, namespace: str, kind: JobKind, job: Object, helpers: Sequence[Helper]) -> None:
     """One delete of the job takes all with it."""
     change = {"metadata": {"ownerReferences": [owner_reference(kind, job)]}}
-    for helper in helpers_of(kind, name_of(job)):
-        with contextlib.suppress(Missing):  # `kubectl apply` of a rendered text makes no Secret
+    for helper in helpers:
+        with contextlib.suppress(Missing):
             api.merge(helper.resource, namespace, helper.name, change)
 
 

@@ -41,9 +41,21 @@ def _shut(node: Node, tolerations: Sequence[Toleration]) -> Iterator[Shut]:
 def shut_nodes(
     items: Iterable[Mapping[str, Any]], tolerations: Sequence[Toleration]
 ) -> tuple[Shut, ...]:
-    """Of a job's own nodes, as the API gives them, those that it should leave.
+    """Of a job's own nodes, as the API gives them, those that it should leave, for its pods there
+    will be ended: by who cordoned the node, by a NoExecute taint, or with the node itself.
 
-    A taint that the job tolerates says nothing: it was there when the job came.
+    Not one whose kubelet is silent: kubelets are restarted under pods that run on, and whether the
+    node lives its agent says. Nor one that is only closed to others, by NoSchedule.
     """
-    found = (shut(parse_node(item), tolerations) for item in items)
+    found = (next(_ends_pods(parse_node(item), tolerations), None) for item in items)
     return tuple(one for one in found if one is not None)
+
+
+def _ends_pods(node: Node, tolerations: Sequence[Toleration]) -> Iterator[Shut]:
+    if node.leaving:
+        yield Shut(node.name, "being deleted")
+    if node.unschedulable and not is_tolerated(CORDONED, tolerations):
+        yield Shut(node.name, "cordoned")
+    for taint in untolerated(node, tolerations):
+        if taint.effect == "NoExecute":
+            yield Shut(node.name, f"tainted {taint}")

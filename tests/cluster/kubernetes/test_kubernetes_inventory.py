@@ -15,7 +15,7 @@ from orchestrator.cluster.kubernetes.inventory import Use, inventory_of, use_of
 from orchestrator.cluster.kubernetes.nodes import Node, parse_node
 from orchestrator.cluster.kubernetes.pods import taken
 from orchestrator.cluster.kubernetes.standing import shut_nodes
-from orchestrator.cluster.kubernetes.taints import is_tolerated, tolerations_of
+from orchestrator.cluster.kubernetes.taints import NOT_READY, is_tolerated, tolerations_of
 from orchestrator.cluster.kubernetes.topology import allocation_switches
 from orchestrator.contract.kubernetes import KubernetesSpec, Toleration
 from orchestrator.contract.spec import ClusterSpec
@@ -282,19 +282,26 @@ def test_a_device_that_is_smaller_than_its_profile_is_told_by_its_label() -> Non
 
 
 def test_a_leader_is_told_which_of_its_nodes_are_wanted_back() -> None:
+    """Neither that a kubelet is silent, nor that a taint keeps new pods off: its own run on."""
     items = captured("onprem")[:6] + captured("gke")[:1]
     found = shut_nodes(items, tolerations_of(KubernetesSpec()))
-    assert [(one.node, one.state, one.reason) for one in found] == [
-        ("dgx-02", "cordoned", ""),
-        ("dgx-03", "NotReady", "NodeStatusUnknown: Kubelet stopped posting node status."),
-        ("dgx-05", "tainted dedicated=inference:NoSchedule", ""),
-    ]
+    assert [(one.node, one.state, one.reason) for one in found] == [("dgx-02", "cordoned", "")]
     leaving = node("n")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert [str(one) for one in shut_nodes([leaving], ())] == ["being deleted"]
-    silent = node("n")
+    silent = node("n", taints=[{"key": NOT_READY[1], "effect": "NoExecute"}])
     silent["status"]["conditions"] = []
-    assert str(shut_nodes([silent], ())[0]).startswith("NotReady: its kubelet has not said")
+    assert shut_nodes([silent], ()) == ()
+
+
+def test_a_taint_counts_for_a_leader_where_it_ends_pods() -> None:
+    def tainted(effect: str) -> list[dict[str, Any]]:
+        return [node("n", taints=[{"key": "repair", "value": "now", "effect": effect}])]
+
+    (told,) = shut_nodes(tainted("NoExecute"), ())
+    assert str(told) == "tainted repair=now:NoExecute"
+    assert shut_nodes(tainted("NoSchedule"), ()) == ()
+    assert shut_nodes(tainted("NoExecute"), (Toleration(key="repair"),)) == ()
 
 
 def test_a_cordon_that_is_tolerated_is_none() -> None:
