@@ -10,11 +10,14 @@ from typing import Any
 from orchestrator.backends.kubernetes import observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
+from orchestrator.backends.kubernetes.controller import asking
+from orchestrator.backends.kubernetes.controller.wish import GangRestart, excluding, requeues_of
 from orchestrator.backends.kubernetes.exclusion import unchangeable, without
 from orchestrator.backends.kubernetes.mirror import Mirror
 from orchestrator.backends.kubernetes.naming import cluster_name
 from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
 from orchestrator.backends.kubernetes.places import folder_of, is_mirror
+from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
     JOB_KINDS,
@@ -24,6 +27,7 @@ from orchestrator.backends.kubernetes.resources import (
     Object,
     lookup,
     name_of,
+    nested,
 )
 from orchestrator.backends.kubernetes.watching import Watching
 from orchestrator.cluster.kubernetes.nodes import READY, parse_node
@@ -40,8 +44,6 @@ log = logging.getLogger(__name__)
 
 POD_NAME = "NDCTL_POD_NAME"
 NAMESPACE = "NDCTL_POD_NAMESPACE"
-REQUEUES = "ndctl.dev/requeues"
-"""Annotation: how often the leader gave all pods back."""
 CLEAR_S = 120.0
 """For all pods to be gone, beyond their own grace period."""
 GRACE_S = 30.0
@@ -181,7 +183,7 @@ class KubernetesBackend:
         hosts = tuple(dict.fromkeys(node for pod in pods if (node := observe.node_of(pod))))
         return Allocation(
             id=shown_name(kind, namespace, launch.job),
-            restarts=_requeues(job or {}),
+            restarts=requeues_of(job or {}),
             hosts=hosts,
             switches=self._switches(spec, hosts),
             successor_s=spec.pod_patience,
@@ -301,6 +303,14 @@ class KubernetesBackend:
         """Pods go without the job, and come back on other nodes. Ours goes with them."""
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
+        if whole and asking.ask(
+            api,
+            self.clock,
+            namespace,
+            launch,
+            GangRestart(by=self._who(), at=self.clock.now(), exclude=tuple(exclude)),
+        ):
+            return
         self._exclude(launch, exclude, counted=whole)
         if whole:
             api.delete_all(PODS, namespace, labels=f"{LABEL}={launch.job}")
@@ -316,14 +326,14 @@ class KubernetesBackend:
             raise BackendError(
                 f"{launch.job} is no job of the cluster any more: it cannot be queued again"
             )
-        count: dict[str, Any] = {}
+        notes = excluding(job, hosts)
         if counted:
-            said = str(_requeues(job) + 1)
-            count = {"metadata": {"annotations": {REQUEUES: said}}}
+            notes[names.REQUEUES_ANNOTATION] = str(requeues_of(job) + 1)
+        noted = {"metadata": {"annotations": notes}} if notes else {}
         kept_off = without(spec.kind, job, hosts)
         if hosts and not kept_off:
             log.warning("%s", unchangeable(spec.kind, hosts))
-        change = {**count, **kept_off}
+        change = {**noted, **kept_off}
         if not change:
             return
         try:
@@ -391,16 +401,3 @@ def trimmed(node: Object) -> Object:
 def _other(seen: Observed, launch: LaunchPlan) -> bool:
     """The object of that name is of another submission."""
     return seen.launch is not None and seen.launch != launch.launch
-
-
-def _requeues(job: Object) -> int:
-    said = str(lookup(job, ("metadata", "annotations", REQUEUES), "0"))
-    return int(said) if said.isdigit() else 0
-
-
-def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
-    """A change of one field, for a merge patch."""
-    for key in reversed(path):
-        value = {key: value}
-    made: dict[str, Any] = value
-    return made

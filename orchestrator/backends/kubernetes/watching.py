@@ -68,6 +68,9 @@ class Watching:
     trim: Callable[[Object], Object] = lambda item: item
     """What of an object is kept."""
     cache: Cache = field(default_factory=Cache)
+    anew: bool = False
+    """List again after a silence: then it is over as soon as the server answers, not at the next
+    event."""
     silent_since: float | None = None
     """When the server last stopped answering; None while it does."""
 
@@ -97,6 +100,8 @@ class Watching:
                     self.silent_since = self.clock.monotonic()
                 pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
                 failures += 1
+                if self.anew:
+                    self.cache.version = ""
                 self.clock.sleep(min(pause, max(0.0, deadline - self.clock.monotonic())))
 
     def catch_up(self) -> Cache:
