@@ -91,10 +91,13 @@ class Backend(Protocol):
     def why_ending(self, launch: LaunchPlan) -> Cause:
         """Why the leader was signalled."""
 
-    def replace(self, launch: LaunchPlan, host: str, *, elsewhere: bool = False) -> None:
+    def replace(
+        self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
+    ) -> None:
         """Start the agent of one host again, there or on another host; called by the leader.
 
         `elsewhere`, never there again, is asked where an allocation has successors alone.
+        `silent_s`: since when nobody there is heard; what began since then may yet be.
         """
 
     def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:

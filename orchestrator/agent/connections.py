@@ -44,6 +44,9 @@ class Connections:
         self.agent_timeout = agent_timeout
         self.clock = clock
         self.by_host: dict[str, Connection] = {}
+        self.begun = clock.monotonic()
+        self.last_heard: dict[str, float] = {}
+        """Of hosts whose agents were dropped."""
 
     def admit(self, register: Register, ws: web.WebSocketResponse) -> tuple[Connection, bool]:
         """The connection of an agent, and whether the agent is a new one."""
@@ -108,8 +111,15 @@ class Connections:
                 else f"it said nothing for {silent:.1f} s"
             )
             del self.by_host[connection.host]
+            self.last_heard[connection.host] = connection.heard
             silences.append(Silence(connection.host, why, silent))
         return silences
+
+    def silent_for(self, host: str) -> float:
+        """Seconds since its agent was heard, or could have been for the first time."""
+        known = self.by_host.get(host)
+        heard = known.heard if known else self.last_heard.get(host, self.begun)
+        return self.clock.monotonic() - heard
 
     @property
     def open(self) -> int:

@@ -166,7 +166,8 @@ class Errands:
         if action.host == self.host and not action.elsewhere:
             return
         try:
-            replaced = partial(self.backend.replace, elsewhere=action.elsewhere)
+            silent_s = self.connections.silent_for(action.host)
+            replaced = partial(self.backend.replace, elsewhere=action.elsewhere, silent_s=silent_s)
             await asyncio.to_thread(replaced, self.job.launch, action.host)
         except Unanswered as exc:
             log.error("whether %s can have a new agent is not known: %s", action.host, exc)

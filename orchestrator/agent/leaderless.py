@@ -7,6 +7,7 @@ the leader's host; where the scheduler replaces hosts that are lost, they see to
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from orchestrator.agent.agent import Agent
 from orchestrator.agent.whereabouts import Term
@@ -108,7 +109,9 @@ async def see_to_the_leader(
             continue
         backend = backend_named(run.job.backend)
         try:
-            await asyncio.to_thread(backend.replace, run.job.launch, run.leader)
+            silent_s = agent.silent_for()
+            replaced = partial(backend.replace, run.job.launch, run.leader, silent_s=silent_s)
+            await asyncio.to_thread(replaced)
         except BackendError as exc:
             log.error("whether %s can be replaced is not known: %s", run.leader, exc)
         await asyncio.sleep(SEE_S)

@@ -46,6 +46,8 @@ def cancel(
     if has_writer(run_dir.journal) and _ask_to_cancel(run_dir, run.job.launch.launch, environ):
         return f"{name} is being cancelled: its ranks write a checkpoint and leave"
     clear(run, environ, clock)
+    if fold(entry.event for entry in read(run_dir.journal)).ending is not None:
+        return f"{name} was ended by its scheduler: its leader could not be asked from here"
     return _record_cancel(run_dir, clock)
 
 

@@ -121,7 +121,9 @@ class LocalBackend:
     def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
         raise BackendError("this machine has no queue to go back to", fix="submit it with --resume")
 
-    def replace(self, launch: LaunchPlan, host: str, *, elsewhere: bool = False) -> None:
+    def replace(
+        self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
+    ) -> None:
         former = self.started.pop(host, None)
         if former is not None:  # it may wait for the lock without holding it
             former.kill()

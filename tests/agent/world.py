@@ -179,7 +179,9 @@ class FakeBackend:
             raise PlanError("no plan")
         return self.smaller
 
-    def replace(self, launch: LaunchPlan, host: str, *, elsewhere: bool = False) -> None:
+    def replace(
+        self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
+    ) -> None:
         (self.moved if elsewhere else self.replaced).append(host)
         if self.broken:
             raise BackendError("no such host")

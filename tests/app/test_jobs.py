@@ -218,6 +218,17 @@ def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(
         cancelling.cancel(run_dir, {}, TurnedClock())
 
 
+def test_a_leader_that_could_not_be_asked_wrote_the_end_down_as_its_scheduler_ended_it(
+    tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a pod's, whose address and token are of no use on a machine outside the cluster."""
+    run_dir = submit(tmp_path).run_dir
+    cancelled = CancelRequested(at=1.0, by="the scheduler")
+    monkeypatch.setattr(NoCluster, "clear", lambda cluster, launch: lead(tmp_path, cancelled))
+    assert "ended by its scheduler" in cancelling.cancel(run_dir, {}, TurnedClock())
+    assert sum(isinstance(event, CancelRequested) for event in events(tmp_path)) == 1
+
+
 def test_a_journal_without_a_line_has_nothing_to_cancel(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / JOB)
     run_dir.path.mkdir()

@@ -187,7 +187,9 @@ class SlurmBackend:
         notice_s = (launch.slurm or SlurmSpec()).notice_s + NOTICE_SLACK_S
         return observe.cause(job, self._restarts(), self.clock.now(), notice_s)
 
-    def replace(self, launch: LaunchPlan, host: str, *, elsewhere: bool = False) -> None:
+    def replace(
+        self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
+    ) -> None:
         job_id = self._own_id()
         job = self.finder.show(launch, job_id, tries=1)
         if job is None or host not in job.nodes:

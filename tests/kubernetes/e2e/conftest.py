@@ -1,0 +1,32 @@
+"""One uninterrupted run, which every interrupted one must equal, and jobs to interrupt."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.job import Ndctl
+from tests.kubernetes.e2e.kube_job import KubeNdctl, job_on
+from tests.kubernetes.testbed import KubeTestbed
+
+
+@pytest.fixture
+def job(kube: KubeTestbed, tmp_path: Path) -> Iterator[KubeNdctl]:
+    """Of a user who has mounted the run volume."""
+    with job_on(kube, kube.runs) as job:
+        yield job
+
+
+@pytest.fixture
+def elsewhere(job: KubeNdctl, tmp_path: Path) -> KubeNdctl:
+    """The same job, seen from a machine that has neither the run volume nor heard of it."""
+    return job.from_elsewhere(tmp_path / "elsewhere")
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """Losses of the same spec by the local backend."""
+    local = Ndctl(tmp_path_factory.mktemp("reference") / "runs")
+    done = local.submit("--follow")
+    assert done.code == 0, done.out + done.err
+    return local.losses()

@@ -1,0 +1,243 @@
+"""The job of `tests/e2e` on a real Kubernetes API server, through the command line."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from tests.e2e.job import Done, Ndctl, processes_of, submission, wait_for
+from tests.kubernetes.testbed import KubeTestbed, Object, TestbedError
+from trainer.data.proof import first_mistake, fold
+
+JOB = "e2e"
+NAMESPACE = "ndctl"
+"""As manifests/base has it."""
+LIMIT_S = 300.0
+"""For what takes seconds on a quiet machine."""
+TAIL = 60
+"""Lines of each pod's log, in the story of a failure."""
+STEPS = range(1, 25)
+"""That the job trains."""
+RESOURCES = {
+    "pytorchjob": "pytorchjobs.kubeflow.org",
+    "jobset": "jobsets.jobset.x-k8s.io",
+    "trainjob": "trainjobs.trainer.kubeflow.org",
+}
+Options = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class KubeNdctl(Ndctl):
+    """`ndctl` on a machine outside the cluster. Pods mount the run root at its own path, so that
+    processes tell whose they are."""
+
+    testbed: KubeTestbed
+    kind: str = "pytorchjob"
+    namespace: str = NAMESPACE
+    more: Mapping[str, str] = field(default_factory=dict)
+    """Further variables of the environment."""
+
+    def from_elsewhere(self, run_root: Path) -> Self:
+        """On a machine that has not mounted the run volume, and knows of no job."""
+        return replace(self, run_root=run_root)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        root = {"NDCTL_RUN_ROOT": str(self.run_root)}
+        return {**super().environ, **self.testbed.environ, **root, **self.more}
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the pods have it."""
+        return self.testbed.runs / JOB
+
+    def words(self, **options: str) -> tuple[str, ...]:
+        """What follows `ndctl submit` or `ndctl render`, less the backend's own words."""
+        runs = str(self.testbed.runs)
+        said = {
+            "cluster__kubernetes__kind": self.kind,
+            "cluster__kubernetes__image": "ndctl:1",
+            "cluster__kubernetes__namespace": self.namespace,
+            "cluster__kubernetes__runs__host_path": runs,
+            "cluster__kubernetes__run_root": runs,
+            **options,
+        }
+        return ("--backend", "kubernetes", *submission(**said)[1:])
+
+    def submit(self, *words: str, **options: str) -> Done:
+        return self("submit", *self.words(**options), *words)
+
+    def submitted(self, *words: str, **options: str) -> None:
+        done = self.submit(*words, **options)
+        assert done.code == 0, done.out + done.err
+
+    def followed(self, **options: str) -> "subprocess.Popen[str]":
+        """Submitted, and watched by whoever did so."""
+        return self.start("submit", *self.words(**options), "--follow")
+
+    def rendered(self, **options: str) -> Path:
+        """A file of what `ndctl render` printed."""
+        manifest = self.testbed.folder / "manifest.yaml"
+        manifest.write_text(self.told("render", *self.words(**options)))
+        return manifest
+
+    def applied(self, **options: str) -> str:
+        """`ndctl render ... | kubectl apply -f -`; what kubectl said."""
+        return self.testbed.kubectl("apply", "-f", str(self.rendered(**options)))
+
+    def told(self, *words: str) -> str:
+        """What a view printed."""
+        done = self(*words)
+        assert done.code == 0, done.out + done.err
+        return done.out
+
+    # What Kubernetes has of it
+
+    def kubectl(self, *words: str, timeout: float = 60) -> str:
+        return self.testbed.kubectl("-n", self.namespace, *words, timeout=timeout)
+
+    def pods(self) -> dict[str, Object]:
+        """Host to its pod."""
+        items = self.testbed.objects("pods", self.namespace, f"ndctl.dev/job={JOB}")
+        return {pod["spec"]["nodeName"]: pod for pod in items if "nodeName" in pod["spec"]}
+
+    def running(self) -> dict[str, tuple[str, int]]:
+        """Host to what tells its pod from any other."""
+        found = self.pods().items()
+        return {host: identity(pod) for host, pod in found if pod["status"]["phase"] == "Running"}
+
+    def pod_of(self, host: str) -> str:
+        name: str = self.pods()[host]["metadata"]["name"]
+        return name
+
+    def pids(self, host: str) -> list[int]:
+        """The agent's comes first."""
+        return self.testbed.pids(self.pod_of(host), self.namespace)
+
+    def conditions(self) -> list[str]:
+        return self.testbed.conditions(RESOURCES[self.kind], JOB, self.namespace)
+
+    # What the job says of itself
+
+    def state(self) -> str:
+        state: str = self.status()["state"]
+        return state
+
+    def has_begun(self) -> bool:
+        return (self.run_dir / "journal.jsonl").exists() and bool(self.events("LeaderStarted"))
+
+    def reached(self, step: int, attempt: int = 1) -> bool:
+        """Whether `attempt`, or a later one, has trained `step` or a later one."""
+        if self.has_ended():
+            raise AssertionError(f"it ended before step {step} of attempt {attempt}")
+        lines = self.metrics()
+        return any(line["step"] >= step and line["attempt"] >= attempt for line in lines)
+
+    def until(self, what: str, holds: Any, limit: float = LIMIT_S) -> Any:
+        """Wait for it; who reads of a failure gets all that is known."""
+        try:
+            return wait_for(holds, what, limit)
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}\n{self.story()}") from exc
+
+    def until_step(self, step: int, attempt: int = 1) -> None:
+        self.until(f"step {step} in attempt {attempt}", lambda: self.reached(step, attempt))
+
+    def until_ended(self, state: str = "SUCCEEDED", limit: float = LIMIT_S) -> None:
+        self.until("the end", self.has_ended, limit)
+        assert self.ending() == state, self.story()
+
+    def ending(self) -> str:
+        ends = [action for action in self.actions() if action["kind"] == "EndJob"]
+        ending: str = ends[-1]["state"]
+        return ending
+
+    def assert_all_samples_read_once(self, steps: int = STEPS[-1]) -> None:
+        """Those of all `steps`, by the ledger that the ranks keep."""
+        standing = fold((self.run_dir / "samples.jsonl").read_text().splitlines())
+        assert standing is not None
+        assert (first_mistake(standing), standing.steps) == (None, steps)
+
+    def starts(self) -> list[Object]:
+        """One for each attempt so far."""
+        return [action for action in self.actions() if action["kind"] == "StartAttempt"]
+
+    def hosts(self) -> list[str]:
+        """Of the present attempt, in the order of their ranks."""
+        hosts: list[str] = self.starts()[-1]["hosts"]
+        return hosts
+
+    def leader(self) -> str:
+        """The host of the present one."""
+        host: str = self.events("LeaderStarted")[-1]["host"]
+        return host
+
+    def incidents(self) -> list[tuple[str, str | None, int | None]]:
+        """Kind, host and rank to blame, in order."""
+        return [
+            (one["kind"], one["culprit"]["host"], one["culprit"]["rank"])
+            for one in self.status()["incidents"]
+        ]
+
+    def story(self) -> str:
+        """For whoever has to find out why a test failed."""
+        lines = []
+        for words in (
+            ("get", f"{RESOURCES[self.kind]},pods", "-o", "wide"),
+            ("describe", "pods"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+        ):
+            with contextlib.suppress(TestbedError, TimeoutError):
+                lines += [f"== kubectl {' '.join(words)}", self.kubectl(*words)]
+        for pod in self._pod_names():
+            with contextlib.suppress(TestbedError, TimeoutError):
+                said = self.kubectl("logs", pod).splitlines()
+                kept = [line[:300] for line in said if not line.startswith("ndctl-")]
+                lines += [f"== log of {pod}", *kept[-TAIL:]]
+        if self.run_dir.exists():
+            told = self.at_the_volume()("describe", JOB)
+            events = self.at_the_volume()("events", JOB)
+            lines += ["== describe", told.out + told.err, "== events", events.out + events.err]
+        lines += ["== stand-ins", self.testbed.log.read_text()[-2000:]]
+        return "\n".join(lines)
+
+    def _pod_names(self) -> list[str]:
+        try:
+            return list(self.testbed.phases(namespace=self.namespace))
+        except (TestbedError, TimeoutError):
+            return []
+
+    def at_the_volume(self) -> Self:
+        return replace(self, run_root=self.testbed.runs)
+
+    # What runs
+
+    def assert_nothing_left(self) -> None:
+        """No process of the job on any node."""
+
+        def left() -> dict[int, str]:
+            return processes_of(self.run_dir)
+
+        wait_for(lambda: not left(), f"the end of {left()}", 60.0)
+
+
+@contextlib.contextmanager
+def job_on(testbed: KubeTestbed, run_root: Path, kind: str = "pytorchjob") -> Iterator[KubeNdctl]:
+    """A job in the namespace of manifests/base, gone afterwards, whatever came of it."""
+    testbed.kubectl("apply", "-k", "manifests/base")
+    testbed.wait_for("its account", lambda: testbed.get("serviceaccounts", "default", NAMESPACE))
+    job = KubeNdctl(run_root, testbed, kind)
+    try:
+        yield job
+    finally:
+        if processes_of(job.run_dir):
+            testbed.restore()
+            job.assert_nothing_left()
+
+
+def identity(pod: Object) -> tuple[str, int]:
+    """What tells a pod, and its container, from those that come after it."""
+    (container,) = pod["status"]["containerStatuses"]
+    return pod["metadata"]["uid"], container["restartCount"]

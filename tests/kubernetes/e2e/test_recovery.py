@@ -1,0 +1,44 @@
+"""Ranks, processes, pods are lost; the others wait in place, and train what they would have."""
+
+import pytest
+
+from tests.e2e.job import kill
+from tests.kubernetes.e2e.kube_job import KubeNdctl, identity
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.timeout(1200)]
+
+
+def test_a_rank_then_a_pods_processes_then_a_pod_are_lost(
+    job: KubeNdctl, reference: dict[int, float]
+) -> None:
+    """A rank is killed, a pod's first process is, and a pod is deleted with kubectl."""
+    job.submitted()
+    job.until_step(2)
+    leader = job.leader()
+    (other,) = (host for host in job.hosts() if host != leader)
+    before = job.running()
+    kill(job.rank_pid(3))
+    job.until_step(10, attempt=2)
+    # Recovery inside the pods.
+    assert job.running() == before
+
+    kill(job.pids(other)[0])
+    job.until_step(17, attempt=3)
+    (second,) = (host for host in job.hosts() if host != leader)
+    kept = job.pods()
+    assert identity(kept[leader]) == before[leader]
+    assert identity(kept[second]) not in before.values()
+
+    spent = job.status()["restarts"]
+    job.kubectl("delete", "pod", job.pod_of(second), "--wait=false")
+    job.until_ended()
+
+    assert job.losses() == reference
+    job.assert_all_samples_read_once()
+    killed, gone = job.incidents()
+    assert (killed[0], killed[2]) == ("rank-killed", 3)
+    assert gone == ("host-lost", other, None)
+    # Who takes a pod away does not spend what is meant for faults.
+    assert (spent, job.status()["restarts"]) == (2, 2)
+    assert identity(job.pods()[leader]) == before[leader]
+    assert job.conditions() == ["Created", "Succeeded"]
