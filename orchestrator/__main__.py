@@ -2,4 +2,5 @@
 
 from orchestrator.cli import main
 
-main()
+if __name__ == "__main__":  # the processes of `simulate` import this, too
+    main()

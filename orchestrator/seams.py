@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.rundir import RunDir
@@ -137,8 +136,8 @@ class Copy(Protocol):
     def refresh(self) -> None:
         """Bring it up to date. Raises BackendError where that cannot be."""
 
-    def fetch_logs(self) -> None:
-        """Bring the ranks' logs."""
+    def fetch_logs(self, *, follow: bool = False) -> None:
+        """Bring the ranks' logs; `follow`: they go on to come as they are written."""
 
     def cancel(self) -> Completed | None:
         """Have its leader end the job; None where nothing of it runs that could be asked."""
@@ -152,5 +151,6 @@ class RemoteBackend(Backend, Protocol):
     def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
         """What there is of the name already, in the cluster, or as it was last seen from here."""
 
-    def copy(self, job: JobSubmitted, run_root: Path) -> Copy:
-        """Where this machine keeps what it knows of the job, which was just submitted."""
+    def copy(self, handover: Handover, run_root: Path) -> Copy:
+        """Where this machine keeps what it knows of the job, which was just submitted at
+        `handover.job.at`."""

@@ -71,11 +71,12 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         agent_timeout=args.agent_timeout,
         findings=_look_at_host(args, environ),
         patience_s=args.patience,
+        leader_at=args.leader_at,
     )
     try:
         scheduled = args.restarts is not None
         if args.lead:
-            return asyncio.run(_lead(config, args.bind, scheduled, environ, clock))
+            return asyncio.run(_lead(config, args.bind, scheduled, environ, clock, args.port))
         return asyncio.run(_follow(config, scheduled, args.turn, environ, clock))
     finally:
         shutil.rmtree(config.place.socket.parent, ignore_errors=True)
@@ -96,6 +97,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", required=True)
     parser.add_argument("--address", required=True, help="where other hosts reach this one")
     parser.add_argument("--bind", default="0.0.0.0", help="where the leader listens")
+    parser.add_argument("--port", type=int, default=0, help="there, if it is free [any]")
+    parser.add_argument(
+        "--leader-at", default="", help="HOST:PORT to try where the run directory leads to nobody"
+    )
     parser.add_argument("--launch", type=int, required=True)
     parser.add_argument(
         "--restarts", type=int, help="how often the scheduler, if there is one, started it again"
@@ -153,7 +158,12 @@ async def _follow(
 
 
 async def _lead(
-    config: AgentConfig, bind: str, scheduled: bool, environ: Mapping[str, str], clock: Clock
+    config: AgentConfig,
+    bind: str,
+    scheduled: bool,
+    environ: Mapping[str, str],
+    clock: Clock,
+    port: int = 0,
 ) -> int:
     """Run the leader, and beside it the agent of its own host."""
     place = config.place
@@ -179,7 +189,9 @@ async def _lead(
         else:
             loop.add_signal_handler(signal.SIGTERM, leader.cancel, "SIGTERM to the leader")
         following = asyncio.create_task(agent.run())
-        leading = asyncio.create_task(leader.serve(place.host, bind, place.address, os.getpid()))
+        leading = asyncio.create_task(
+            leader.serve(place.host, bind, place.address, os.getpid(), port)
+        )
         try:
             await asyncio.wait([leading, following], return_when=asyncio.FIRST_COMPLETED)
             if not leading.done() and following.result() != exits.OK:

@@ -83,6 +83,9 @@ class AgentConfig:
     """What is not in order here, found before it registered."""
     patience_s: float = 0.0
     """How long it waits in place for another leader once its own is gone, its ranks stopped."""
+    leader_at: str = ""
+    """HOST:PORT where a leader may be that `leader.json` does not tell of, or of which it tells
+    too late; one of another launch turns this agent away."""
 
 
 class Agent:
@@ -145,14 +148,22 @@ class Agent:
                     log.info("the leader has gone: the job is over")
                     self.exit_code = exits.OK
                     break
-                if "port" in leader:
-                    url = f"http://{leader['address']}:{leader['port']}{AGENT_PATH}"
+                for place in self._places(leader):
+                    heard = self.last_heard
                     with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
-                        await self._converse(session, url)
-                        patience = self.config.agent_timeout
+                        await self._converse(session, f"http://{place}{AGENT_PATH}")
+                        if place != self.config.leader_at or self.last_heard > heard:
+                            patience = self.config.agent_timeout
+                    if self.exit_code is not None or self.last_heard > heard:
+                        break
                 if self.exit_code is None and self.silent_for() > patience:
                     await self._without_leader(self.silent_for() - patience)
                 await asyncio.sleep(RETRY_S)
+
+    def _places(self, leader: Mapping[str, Any]) -> list[str]:
+        """Where the leader may be, the likeliest first."""
+        told = [f"{leader['address']}:{leader['port']}"] if "port" in leader else []
+        return list(dict.fromkeys([*told, *filter(None, [self.config.leader_at])]))
 
     async def _without_leader(self, alone_s: float) -> None:
         """Stop the ranks; leave, unless another leader may yet come."""

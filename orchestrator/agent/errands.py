@@ -63,6 +63,7 @@ class Errands:
         clock: Clock,
         happened: Callable[[Event], None],
         now: Callable[[], float],
+        names_resolve: bool = True,
     ) -> None:
         self.job = job
         self.run = run
@@ -74,6 +75,7 @@ class Errands:
         self.now = now
         self.host = self.address = ""
         """The leader's own, once it serves."""
+        self.names_resolve = names_resolve
         self.checked: dict[str, Checked] = {}
         """What hosts have said of the check that is going on."""
 
@@ -101,18 +103,21 @@ class Errands:
     async def look_at(self, register: Register) -> tuple[Finding, ...]:
         """What only two hosts can see of one: is its clock right, does its name lead to it?"""
         skew = clock_skew(register.host, register.sent_at, self.clock.now())
+        name = await self._look_up(register) if self.names_resolve else None
+        return tuple(finding for finding in (skew, name) if finding is not None)
+
+    async def _look_up(self, register: Register) -> Finding | None:
         patience_s = min(NAME_S, self.job.launch.agent_timeout / 2)  # it is not heard meanwhile
         asking = asyncio.to_thread(name_resolves, register.host, register.address, addresses_of)
         try:
-            name = await asyncio.wait_for(asking, patience_s)
+            return await asyncio.wait_for(asking, patience_s)
         except TimeoutError:
-            name = Finding(
+            return Finding(
                 what="name",
                 verdict="warns",
                 found=f"looking up {register.host} took longer than {patience_s:.0f} s",
                 fix="look at the name servers in /etc/resolv.conf of the leader's host",
             )
-        return tuple(finding for finding in (skew, name) if finding is not None)
 
     async def run_errand(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
         match action:
@@ -153,7 +158,13 @@ class Errands:
                     self.happened(flagged)
 
     async def _replace_agent(self, action: ReplaceAgent) -> None:
-        """Ask the backend; one that fails silently is found out by the agent's absence."""
+        """Ask the backend; one that fails silently is found out by the agent's absence.
+
+        The leader's own agent lives in this process, and comes back by itself when its connection
+        broke: to replace it would end the leader.
+        """
+        if action.host == self.host and not action.elsewhere:
+            return
         try:
             silent_s = self.connections.silent_for(action.host)
             replaced = partial(self.backend.replace, elsewhere=action.elsewhere, silent_s=silent_s)

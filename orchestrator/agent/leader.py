@@ -163,12 +163,16 @@ class Leader:
             clock=clock,
             happened=self._happened,
             now=self.steady.now,
+            names_resolve=granted.allocation is None or granted.allocation.names_resolve,
         )
 
     # What the world brings in
 
-    async def serve(self, host: str, bind: str, address: str, pid: int) -> EndJob | Requeue:
-        """Lead the job to its end, or until it is back in the scheduler's queue.
+    async def serve(
+        self, host: str, bind: str, address: str, pid: int, port: int = 0
+    ) -> EndJob | Requeue:
+        """Lead the job to its end, or until it is back in the scheduler's queue. `port`: there, if
+        it is free.
 
         Raises:
             GivenUp: another leader has taken over; nothing was touched since.
@@ -176,8 +180,7 @@ class Leader:
         self.errands.host, self.errands.address = host, address
         runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=CLOSE_S)
         await runner.setup()
-        site = web.TCPSite(runner, bind, 0)
-        await site.start()
+        await _listen_at(runner, bind, port)
         port = runner.addresses[0][1]
         announce(self.run_dir, self.granted.term, address, port)
         log.info("leading %s at %s:%s", self.job.launch.job, address, port)
@@ -387,11 +390,19 @@ class Leader:
             log.warning("a strike against %s could not be written: %s", host, exc)
 
     async def _raise_fence(self, attempt: int) -> None:
-        """Keep out whoever still works for an earlier attempt or leader; on disk on return."""
+        """Keep out whoever still works for an earlier attempt or leader; on disk on return.
+
+        Raises:
+            GivenUp: another leader has taken over.
+        """
         fence = Fence(leader=self.name, attempt=attempt)
         while True:
             try:
+                # After an outage of the disk another leader may have it, never to be taken back.
+                await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
                 return await asyncio.to_thread(write_fence, self.run_dir.fence, fence)
+            except GivenUp:
+                raise
             except OSError as exc:
                 log.error("the fence cannot be written, trying again: %s", exc)
                 await asyncio.sleep(JOURNAL_RETRY_S)
@@ -494,6 +505,16 @@ class Leader:
         deadline = self.clock.monotonic() + FAREWELL_S
         while self.connections.open and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.05)
+
+
+async def _listen_at(runner: web.AppRunner, bind: str, port: int) -> None:
+    try:
+        await web.TCPSite(runner, bind, port).start()
+    except OSError as exc:
+        if port == 0:
+            raise
+        log.warning("port %s cannot be had, so any other is taken: %s", port, exc)
+        await web.TCPSite(runner, bind, 0).start()
 
 
 def _all_leave(ending: EndJob | Requeue) -> bool:

@@ -2,7 +2,9 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 
 from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import clear, standing
@@ -19,6 +21,11 @@ CANCEL_TIMEOUT_S = 10.0
 ENDING_POLL_S = 0.1
 LEAVE_S = 15.0
 """For the agents of a job that has ended to leave by themselves."""
+ASK_AGAIN_S = 5.0
+COME_BACK_S = 300.0
+"""For a leader elsewhere that went away with the order to come back and carry it out."""
+LAST_WORDS_S = 20.0
+"""For the end of a job of which nothing is left to come here."""
 
 
 def cancel(
@@ -91,7 +98,7 @@ def wait_until_ended(
 
     A scheduler has nothing of it any more then.
     """
-    alive, remote = True, found is not None and found.copy is not None
+    alive, leads = True, _leads(run_dir, environ, clock, found)
     while (run := fold(entry.event for entry in read(run_dir.journal))).ending is None:
         if not alive:
             raise JobError(
@@ -99,8 +106,7 @@ def wait_until_ended(
                 fix=f"type `ndctl cancel {run_dir.path.name}` again",
             )
         clock.sleep(ENDING_POLL_S)
-        # asked before the journal is read, which it ends; of a copy that comes late, patience does
-        alive = remote or has_writer(run_dir.journal)
+        alive = leads()  # asked before the journal is read, which a leader ends
     run = found.here(run) if found is not None else run
     leaving = clock.monotonic()
     while standing(run, environ, clock) is not None and clock.monotonic() - leaving < LEAVE_S:
@@ -108,6 +114,35 @@ def wait_until_ended(
     if run.job is not None and run.job.backend != "local":
         clear(run, environ, clock)
     return f"{run_dir.path.name}: {run.state}, {run.reason}"
+
+
+def _leads(
+    run_dir: RunDir, environ: Mapping[str, str], clock: Clock, found: Found | None
+) -> Callable[[], bool]:
+    if found is None or found.copy is None:
+        return partial(has_writer, run_dir.journal)
+    return _may_end(found, environ, clock)
+
+
+def _may_end(found: Found, environ: Mapping[str, str], clock: Clock) -> Callable[[], bool]:
+    """Asks whether a leader in another place may still bring a job to its end: one that went away
+    may come back, for as long as the scheduler has something of the job."""
+    led_at = asked_at = clock.monotonic()
+    held = True
+
+    def may_end() -> bool:
+        nonlocal led_at, asked_at, held
+        now = clock.monotonic()
+        if has_writer(found.run_dir.journal):
+            led_at, held = now, True
+        elif now - asked_at >= ASK_AGAIN_S:
+            asked_at = now
+            run = fold(entry.event for entry in read(found.run_dir.journal))
+            with suppress(BackendError):
+                held = standing(found.here(run), environ, clock) is not None
+        return now - led_at < (COME_BACK_S if held else LAST_WORDS_S)
+
+    return may_end
 
 
 def _record_cancel(run_dir: RunDir, clock: Clock) -> str:

@@ -6,16 +6,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.holding import Ask
 from orchestrator.errors import BackendError, JobError
 from orchestrator.jobs import find_job, jobs
 from orchestrator.seams import Clock, Copy
 from orchestrator.supervise.log import read
+from orchestrator.supervise.opening import ARCHIVE
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
 REFRESH_S = 2.0
+SKEW_S = 5.0
+"""By which clocks of this machine and of the leader may differ."""
+LAST_LINES_S = 2 * REFRESH_S
 ABREAST = 8
 """Jobs that are asked for at the same time."""
 
@@ -149,6 +154,42 @@ def await_begin(found: Found, ask: Ask, clock: Clock, say: Callable[[str], objec
     return True
 
 
+def lines_before(found: Found, handed_at: float) -> int:
+    """Lines of the journal before the launch that has begun: they were told before.
+
+    Raises JobError where that launch had ended before `handed_at`: its objects had been deleted,
+    and its run directory had not.
+    """
+    entries = read(found.run_dir.journal)
+    run = fold(entry.event for entry in entries)
+    if run.job is not None and run.ending is not None and run.last_at < handed_at - SKEW_S:
+        raise JobError(
+            f"nothing was run: launch {run.job.launch.launch} of job {run.job.launch.job} had ended"
+            f" before, in {run.job.launch.run_dir}: {run.state}, {run.reason}",
+            fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
+            f" run in {ARCHIVE}/",
+        )
+    return max(
+        (at for at, one in enumerate(entries) if isinstance(one.event, JobSubmitted)), default=0
+    )
+
+
+def settled(found: Found, ended: Callable[[], bool], clock: Clock) -> Callable[[], bool]:
+    """The same as `ended`, but that the last lines of a copy may come after it."""
+    if found.copy is None:
+        return ended
+    since: float | None = None
+
+    def is_over() -> bool:
+        nonlocal since
+        if not ended():
+            return False
+        since = clock.monotonic() if since is None else since
+        return clock.monotonic() - since >= LAST_LINES_S
+
+    return is_over
+
+
 @contextmanager
 def kept_fresh(found: Found, *, logs: bool = False) -> Iterator[None]:
     """A copy follows its job for as long as this is entered."""
@@ -162,7 +203,7 @@ def kept_fresh(found: Found, *, logs: bool = False) -> Iterator[None]:
         while not over.wait(REFRESH_S):
             with suppress(BackendError):
                 if logs:
-                    copy.fetch_logs()
+                    copy.fetch_logs(follow=True)
                 copy.refresh()
 
     thread = threading.Thread(target=follow, name="copy", daemon=True)

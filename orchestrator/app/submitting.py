@@ -137,6 +137,8 @@ class Submitted:
     """Lines that the journal had before."""
     copy: Copy | None = None
     """Where the run directory is elsewhere: what is known of it here."""
+    at: float = 0.0
+    """When it was handed over there."""
 
 
 def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Submitted:
@@ -198,9 +200,10 @@ def _submit_remotely(
         # Where nothing tells which launch was the last one, the time is later than all of them.
         number = former.launch + 1 if former is not None else int(clock.now())
     job = replace(first, launch=replace(launch, launch=number), resume=submission.resume)
-    backend.submit(handover_of(submission, job))
-    copy = backend.copy(replace(job, at=clock.now()), submission.run_root)
-    return Submitted(run_dir=copy.run_dir, known=0, copy=copy)
+    at, handover = clock.now(), handover_of(submission, job)
+    backend.submit(handover)
+    copy = backend.copy(replace(handover, job=replace(job, at=at)), submission.run_root)
+    return Submitted(run_dir=copy.run_dir, known=0, copy=copy, at=at)
 
 
 def _check_trainable(submission: Submission) -> None:

@@ -140,7 +140,7 @@ def render(  # noqa: PLR0913 - click hands over one argument for each option
 
 def _followed(submitted: "Submitted") -> int:
     """The exit code of a job that is followed to its end."""
-    from orchestrator.app.remote import Found, await_begin, kept_fresh
+    from orchestrator.app.remote import Found, await_begin, kept_fresh, lines_before
     from orchestrator.contract import exits
     from orchestrator.dashboard.session import follow_job
     from orchestrator.system import SystemClock
@@ -150,8 +150,10 @@ def _followed(submitted: "Submitted") -> int:
     try:
         if not await_begin(found, ask, clock, click.echo):
             return exits.FAILED
+        elsewhere = found.copy is not None
+        known = lines_before(found, submitted.at) if elsewhere else submitted.known
         with kept_fresh(found):
-            return follow_job(submitted.run_dir, submitted.known, clock, ask)
+            return follow_job(submitted.run_dir, known, clock, ask)
     except KeyboardInterrupt:
         click.echo(
             f"\n{name} runs on; see it with `ndctl dashboard {name}`,"

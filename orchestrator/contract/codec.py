@@ -84,10 +84,24 @@ def encode(value: Any) -> Any:
     return value
 
 
+@functools.cache
 def is_tagged(kind: Any) -> bool:
     """Whether values of `kind` are of several dataclasses, so that each has to say which."""
     members = typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else ()
-    return len(members) > 1 and all(dataclasses.is_dataclass(member) for member in members)
+    return bool(_tagged(members))
+
+
+@functools.cache
+def _tagged(kinds: tuple[Any, ...]) -> Mapping[str, Any]:
+    """Name -> kind where all of several are dataclasses; else nothing."""
+    if len(kinds) < 2 or not all(dataclasses.is_dataclass(kind) for kind in kinds):
+        return {}
+    return {kind.__name__: kind for kind in kinds}
+
+
+@functools.cache
+def _origin(kind: Any) -> Any:
+    return typing.get_origin(kind)
 
 
 def encode_tagged(value: Any) -> dict[str, Any]:
@@ -125,7 +139,7 @@ def words_of(kind: Any) -> str:
 
 
 def _read(kind: Any, data: Any, path: str, problems: list[Problem]) -> Any:
-    origin = typing.get_origin(kind)
+    origin = _origin(kind)
     if origin is typing.Annotated:
         return _read_limited(kind, data, path, problems)
     if origin in (Union, types.UnionType):
@@ -161,8 +175,8 @@ def _read_union(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Pro
     if data is None and types.NoneType in kinds:
         return None
     kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
-    if len(kinds) > 1 and all(dataclasses.is_dataclass(kind) for kind in kinds):
-        return _read_tagged({kind.__name__: kind for kind in kinds}, data, path, problems)
+    if tagged := _tagged(kinds):
+        return _read_tagged(tagged, data, path, problems)
     found: list[Problem] = []
     for kind in kinds:
         tried: list[Problem] = []
@@ -180,9 +194,9 @@ def _read_union(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Pro
     return None
 
 
-def _read_tagged(kinds: dict[str, Any], data: Any, path: str, problems: list[Problem]) -> Any:
+def _read_tagged(kinds: Mapping[str, Any], data: Any, path: str, problems: list[Problem]) -> Any:
     tag = data.get(TAG) if isinstance(data, Mapping) else None
-    if tag not in kinds:
+    if not isinstance(tag, str) or tag not in kinds:
         limit = f"an object whose {TAG!r} is one of {', '.join(kinds)}"
         fix = "read it with the ndctl that wrote it"
         problems.append(Problem(path=path, value=data, limit=limit, fix=fix))

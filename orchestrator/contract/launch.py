@@ -52,3 +52,6 @@ class Allocation:
     """Where the scheduler itself puts another host, of whatever name, in the place of one that is
     lost: how long that may take, while those that are left wait in place; `hosts` are then those
     of the moment. None: there are no others than `hosts`."""
+    names_resolve: bool = True
+    """Hosts reach each other by these names, too; not where they are merely what a scheduler calls
+    the machines below them."""

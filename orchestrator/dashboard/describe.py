@@ -14,7 +14,7 @@ from orchestrator.dashboard.status import (
     status_text,
     times,
 )
-from orchestrator.supervise.state import Incident, State
+from orchestrator.supervise.state import Incident, Run, State
 
 MOST_STACK_LINES = 12
 MOST_STACKS = 16
@@ -64,6 +64,16 @@ def _hosts(snapshot: Snapshot) -> Iterator[str]:
         yield row("…", f"{len(shown.hosts) - MOST_HOSTS:,} more: ndctl status --json")
     for spare in shown.spares:
         yield row(spare, "spare")
+    yield from _left_out(run)
+
+
+def _left_out(run: Run) -> Iterator[str]:
+    for host, why in sorted(run.exclude.items()):
+        yield row(host, f"not used: {words.one_line(why)}")
+    asked = run.job.launch.kubernetes if run.job else None
+    if run.exclude and asked is not None and asked.kind != "pytorchjob":
+        why = f"pods of a running {asked.kind} cannot be kept off them"
+        yield row("next", f"{why}, but by `kubectl cordon {' '.join(sorted(run.exclude))}`")
 
 
 def _training(snapshot: Snapshot) -> Iterator[str]:

@@ -206,7 +206,7 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     lines.append(row("wall time", words.duration(shown.elapsed_s)))
     lines.append(row("restarts", str(run.restarts)))
     if snapshot.seen.checkpoint.step:
-        path = snapshot.run_dir.checkpoints / snapshot.seen.checkpoint.name
+        path = snapshot.checkpoints / snapshot.seen.checkpoint.name
         lines.append(row("checkpoint", str(path)))
     for incident in run.incidents:
         lines += _incident_rows(incident, shown.state, zone)

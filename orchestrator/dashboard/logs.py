@@ -36,11 +36,14 @@ class LogFile:
     path: Path
     host: str
     rank: int | None
-    """None for torchrun's own log."""
+    """None for the log of torchrun itself, or of the agent."""
+    program: str = "torchrun"
 
     @property
     def label(self) -> str:
-        return f"{self.host} torchrun" if self.rank is None else f"{self.host} rank {self.rank}"
+        return (
+            f"{self.host} {self.program}" if self.rank is None else f"{self.host} rank {self.rank}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,17 @@ def log_files(run_dir: RunDir, attempt: int, rank: int | None = None) -> list[Lo
     if rank is not None:
         files = [file for file in files if file.rank == rank]
     return sorted(files, key=lambda file: (file.rank is None, file.rank or 0, file.host))
+
+
+def agent_files(run_dir: RunDir) -> list[LogFile]:
+    """What the hosts' agents said themselves, of all attempts and before the first."""
+    found = [(re.fullmatch(r"agent-(.+)", path.stem), path) for path in run_dir.logs.glob("*.log")]
+    files = [
+        LogFile(path=path, host=match[1], rank=None, program="agent")
+        for match, path in found
+        if match
+    ]
+    return sorted(files, key=lambda file: file.host)
 
 
 def read_logs(files: Iterable[LogFile], tail: int | None = None) -> Iterator[LogLine]:

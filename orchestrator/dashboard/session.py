@@ -10,6 +10,7 @@ from orchestrator.dashboard.follow import Follower, summary_text
 from orchestrator.dashboard.holding import Ask, Holding
 from orchestrator.dashboard.logs import (
     LogLine,
+    agent_files,
     attempts,
     follow_logs,
     log_files,
@@ -71,26 +72,32 @@ def ending_of(run_dir: RunDir, clock: Clock, ask: Ask) -> Callable[[], bool]:
 def log_lines(  # noqa: PLR0913 - what may be asked of logs, and the world
     run_dir: RunDir,
     clock: Clock,
-    ask: Ask,
+    ended: Callable[[], bool],
     rank: int | None,
     attempt: int | None,
     tail: int | None,
     follow: bool,
 ) -> Iterator[LogLine]:
-    """What `ndctl logs` prints. Raises JobError when there is no such attempt or rank."""
+    """What `ndctl logs` prints: of a job that never came to an attempt, what its agents said.
+
+    Raises JobError when there is no such attempt or rank.
+    """
     if follow:
         yield from follow_logs(
             run_dir,
             clock=clock,
-            ended=ending_of(run_dir, clock, ask),
+            ended=ended,
             rank=rank,
             attempt=attempt,
             tail=tail,
         )
-        return
+        if attempts(run_dir):
+            return
     there = attempts(run_dir)
     wanted = attempt if attempt is not None else max(there, default=1)
     files = log_files(run_dir, wanted, rank)
+    if not there and attempt is None and rank is None:
+        files = agent_files(run_dir)
     if not files:
         known = ", ".join(map(str, there)) or "none yet"
         raise JobError(

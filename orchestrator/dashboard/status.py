@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
+from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.codec import encode
@@ -37,6 +38,14 @@ class Snapshot:
     """What a scheduler calls the job and, while it has no leader, says of it."""
     held: bool = False
     """The scheduler still has it, or cannot be asked: it waits for a leader."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the hosts have them: what is read here may be a copy of the journal alone."""
+        here, job = self.run_dir.checkpoints, self.seen.run.job
+        return (
+            here if job is None or here.exists() else RunDir(Path(job.launch.run_dir)).checkpoints
+        )
 
     @property
     def is_local(self) -> bool:
@@ -128,7 +137,7 @@ def _checkpoint_json(snapshot: Snapshot) -> dict[str, Any] | None:
     return {
         "step": found.step or None,
         "name": found.name if found.step else None,
-        "path": str(snapshot.run_dir.checkpoints / found.name) if found.step else None,
+        "path": str(snapshot.checkpoints / found.name) if found.step else None,
         "at": found.at,
         "age_s": None if found.at is None else max(0.0, snapshot.now - found.at),
         "passed_over": encode(found.passed_over),

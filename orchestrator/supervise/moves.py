@@ -21,6 +21,7 @@ from orchestrator.supervise.policy import decide, repeated_culprits
 from orchestrator.supervise.roster import (
     coming,
     has_successors,
+    hosts_given,
     in_the_way,
     successor_may_come,
     switches_of,
@@ -130,12 +131,16 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
         return run, ()
     reason = f"{_left(run, there)}, and no spare"
     if has_successors(run):
+        if any(host.name == run.leader for host in in_the_way(run)):
+            return requeue(run, at, reason, whole=False)
         run, orders = _make_room(run, reason)
         if orders or successor_may_come(run, at):
             return run, orders
     if _may_shrink(run, len(there)):
         return replace(run, replanning=len(there)), (Replan(hosts=len(there), reason=reason),)
     if run.allocation is not None:
+        absent = _absent(run) if overdue and not has_successors(run) else {}
+        run = replace(run, exclude={**run.exclude, **absent})
         return requeue(run, at, f"{reason}{_refusal(run)}")
     if overdue:
         return end(run, at, "FAILED", who_came(run, there))
@@ -155,6 +160,13 @@ def _make_room(run: Run, reason: str) -> Result:
     gone = {host.name: replace(host, sent_away=True) for host in away}
     orders = tuple(ReplaceAgent(host=host.name, reason=reason, elsewhere=True) for host in away)
     return replace(run, hosts={**run.hosts, **gone}) if away else run, orders
+
+
+def _absent(run: Run) -> dict[str, str]:
+    """Hosts that were given, and no agent ever came from them: another run is as vain on them."""
+    assert run.job is not None
+    why = f"no agent came from it within {run.job.init_timeout:.0f} s"
+    return {name: why for name in hosts_given(run) if name not in run.hosts}
 
 
 def _may_shrink(run: Run, there: int) -> bool:

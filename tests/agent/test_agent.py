@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 from aiohttp import WSMsgType, web
 
 from orchestrator.agent.agent import Agent, AgentConfig
+from orchestrator.agent.sockets import free_port
 from orchestrator.agent.whereabouts import Term, announce, announce_end
 from orchestrator.contract import exits
 from orchestrator.contract.codec import decode, encode_tagged
@@ -95,6 +96,10 @@ class FakeLeader:
         return found
 
 
+Pointer = Literal["rightly", "wrongly", "nothing"]
+"""What `leader.json` says of the leader."""
+
+
 def _refusal(status: int) -> web.HTTPException:
     return {401: web.HTTPUnauthorized, 503: web.HTTPServiceUnavailable}[status]()
 
@@ -118,7 +123,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(
-    folder: Path, agent_timeout: float, pulses: bool, patience_s: float
+    folder: Path, agent_timeout: float, pulses: bool, patience_s: float, told: Pointer
 ) -> AsyncIterator[World]:
     place, leader = a_place(folder), FakeLeader()
     app = web.Application()
@@ -133,9 +138,12 @@ async def world(
         devices=2,
         agent_timeout=agent_timeout,
         patience_s=patience_s,
+        leader_at="" if told == "rightly" else f"127.0.0.1:{runner.addresses[0][1]}",
     )
     agent = Agent(config, os.environ, SystemClock())
-    announce(place.run_dir, Term(LAUNCH), "127.0.0.1", runner.addresses[0][1])
+    port = runner.addresses[0][1] if told == "rightly" else free_port("127.0.0.1")
+    if told != "nothing":
+        announce(place.run_dir, Term(LAUNCH), "127.0.0.1", port)
 
     async def pulse() -> None:
         while True:
@@ -162,9 +170,10 @@ def play(
     agent_timeout: float = 10.0,
     pulses: bool = True,
     patience_s: float = 0.0,
+    told: Pointer = "rightly",
 ) -> T:
     async def run() -> T:
-        async with world(folder, agent_timeout, pulses, patience_s) as here:
+        async with world(folder, agent_timeout, pulses, patience_s, told) as here:
             return await asyncio.wait_for(script(here), WAIT_S)
 
     return asyncio.run(run())
@@ -189,6 +198,18 @@ def test_an_agent_registers_with_the_token_and_leaves_when_told(tmp_path: Path) 
     )
     assert len(register.incarnation) == 16
     assert code == exits.OK
+
+
+@pytest.mark.parametrize("told", ["nothing", "wrongly"])
+def test_a_leader_that_no_file_leads_to_is_found_where_the_scheduler_says(
+    tmp_path: Path, told: Pointer
+) -> None:
+    async def script(here: World) -> int:
+        await here.leader.hear(Register)
+        await here.leader.say(Leave(reason="the job is over"))
+        return await here.ends()
+
+    assert play(tmp_path, script, told=told) == exits.OK
 
 
 def test_the_token_goes_in_the_header(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
+from orchestrator.agent.leader import _listen_at
+from orchestrator.agent.sockets import free_port
 from orchestrator.contract.actions import EndJob
 from orchestrator.contract.datagrams import Resumed, Saved
 from orchestrator.contract.events import AgentRegistered
@@ -207,3 +210,20 @@ def test_a_hang_is_looked_into_before_it_is_stopped(tmp_path: Path) -> None:
             assert (await agent.hear(Stop)).attempt == 1
 
     play(tmp_path, script, init_timeout=0.3)
+
+
+def test_the_leader_takes_the_port_that_it_is_told_unless_another_has_it() -> None:
+    async def script() -> list[int]:
+        wanted, found = free_port("127.0.0.1"), []
+        runners = [web.AppRunner(web.Application()) for _ in range(2)]
+        for runner in runners:
+            await runner.setup()
+            await _listen_at(runner, "127.0.0.1", wanted)
+            found.append(runner.addresses[0][1])
+        for runner in runners:
+            await runner.cleanup()
+        return [wanted, *found]
+
+    wanted, first, second = asyncio.run(script())
+    assert first == wanted
+    assert second not in (0, wanted)

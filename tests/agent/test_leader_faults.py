@@ -55,11 +55,11 @@ async def chat(agent: FakeAgent) -> None:
 def test_that_a_host_cannot_be_replaced_does_not_end_the_leader(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         job.backend.broken = True
-        zero = await job.agent("host-0")
-        await zero.ws.close()
+        one = await job.agent("host-1")
+        await one.ws.close()
         await job.happens(AgentLost)
         await until(lambda: job.backend.replaced, "the backend")
-        await job.agent("host-0", pid=101)
+        await job.agent("host-1", pid=101)
         await job.happens(AgentRegistered, 2)
 
     play(tmp_path, script, agent_timeout=0.3)

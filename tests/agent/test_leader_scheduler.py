@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import strikes
 from orchestrator.agent.errands import Errands
-from orchestrator.contract.actions import Requeue
+from orchestrator.contract.actions import ReplaceAgent, Requeue
 from orchestrator.contract.events import (
     AgentLost,
     HostFlagged,
@@ -158,6 +158,28 @@ def test_a_leader_that_was_replaced_leaves_the_journal_alone(tmp_path: Path) -> 
     play(tmp_path, script)
 
 
+def test_a_leader_that_was_replaced_does_not_take_the_fence_back(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        another = Fence(leader="another", attempt=7)
+        write_fence(job.run_dir.fence, another)
+        with pytest.raises(GivenUp):
+            await job.leader._raise_fence(2)
+        assert read_fence(job.run_dir.fence) == another
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+def test_the_leaders_own_agent_is_not_replaced(tmp_path: Path) -> None:
+    """It lives in the leader's process: whoever ends it ends the leader."""
+
+    async def script(job: Led) -> None:
+        for host in ("host-0", "host-1"):
+            await job.leader.errands.run_errand(ReplaceAgent(host=host, reason="it was silent"))
+        assert job.backend.replaced == ["host-1"]
+
+    play(tmp_path, script)
+
+
 def test_errands_do_not_end_with_the_scheduler_being_down(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         errands: Errands = job.leader.errands
@@ -218,6 +240,23 @@ def test_the_leader_sees_what_only_two_hosts_can(
         assert "127.0.1.1; it says it is at 10.0.0.1" in named.found
 
     play(tmp_path, script, allocation=GRANTED)
+
+
+def test_names_that_only_the_scheduler_knows_are_not_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unasked(name: str) -> tuple[str, ...]:
+        raise AssertionError(f"{name} was looked up")
+
+    monkeypatch.setattr("orchestrator.agent.errands.addresses_of", unasked)
+
+    async def script(job: Led) -> None:
+        errands: Errands = job.leader.errands
+        assert await errands.look_at(a_register(time.time())) == ()
+        (skewed,) = await errands.look_at(a_register(time.time() - 60.0))
+        assert skewed.what == "clock"
+
+    play(tmp_path, script, allocation=replace(GRANTED, names_resolve=False))
 
 
 def test_name_servers_that_do_not_answer_keep_no_host_waiting(

@@ -13,6 +13,8 @@ from orchestrator.dashboard.logs import (
     read_logs,
     start_of_tail,
 )
+from orchestrator.dashboard.session import log_lines
+from orchestrator.errors import JobError
 from tests.dashboard.dashboard_story import StoryClock
 
 
@@ -183,3 +185,20 @@ def test_following_can_begin_with_the_last_lines_of_one_rank(run_dir: RunDir) ->
 def test_following_waits_for_the_first_log(run_dir: RunDir) -> None:
     script = Script((0, "first\n", 1), (0, "", 1))
     assert script.follow(run_dir, tail=5) == ["[host-0 rank 0] first"]
+
+
+def test_of_a_job_without_an_attempt_the_agents_logs_are_shown(run_dir: RunDir) -> None:
+    log = run_dir.agent_log("node-1")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("ModuleNotFoundError: No module named 'x'\n")
+    said = "[node-1 agent] ModuleNotFoundError: No module named 'x'"
+
+    def lines(rank: int | None, follow: bool) -> list[str]:
+        found = log_lines(run_dir, StoryClock(), lambda: True, rank, None, None, follow)
+        return [str(line) for line in found]
+
+    assert lines(None, follow=False) == lines(None, follow=True) == [said]
+    with pytest.raises(JobError, match="no log of attempt 1, rank 0"):
+        lines(0, follow=False)
+    write(run_dir, 0, "step 1\n")
+    assert lines(None, follow=False) == lines(None, follow=True) == ["[host-0 rank 0] step 1"]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -31,6 +31,7 @@ from orchestrator.contract.events import (
     HostsChecked,
     HostStopped,
     HostUnavailable,
+    JobSubmitted,
     LeaderStarted,
     LeaveAsked,
     RankError,
@@ -41,6 +42,7 @@ from orchestrator.contract.events import (
     Tick,
     TrainingResumed,
 )
+from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.describe import describe_text
@@ -286,6 +288,30 @@ def test_describe_of_many_hosts_stays_readable() -> None:
     text = describe_text(snapshot(started(100, 8, spares=1)), UTC)
     assert "68 more" in text
     assert "spare" in text
+
+
+@pytest.mark.parametrize(("kind", "advised"), [("pytorchjob", False), ("jobset", True)])
+def test_describe_names_the_nodes_that_are_not_used_and_what_keeps_pods_off_them(
+    kind: Any, advised: bool
+) -> None:
+    job, leader, *rest = started()
+    assert isinstance(job, JobSubmitted)
+    assert isinstance(leader, LeaderStarted)
+    launch = replace(job.launch, kubernetes=KubernetesSpec(kind=kind))
+    leader = replace(leader, exclude={"node-3": "two strikes"})
+    text = describe_text(snapshot([replace(job, launch=launch), leader, *rest]), UTC)
+    assert "not used: two strikes" in text
+    assert ("kubectl cordon node-3" in text) == advised
+
+
+def test_checkpoints_are_where_the_hosts_have_them(tmp_path: Path) -> None:
+    there = snapshot(started())
+    copy = replace(there, run_dir=RunDir(tmp_path))
+    job = copy.seen.run.job
+    assert job is not None
+    assert copy.checkpoints == Path(job.launch.run_dir) / "checkpoints"
+    (tmp_path / "checkpoints").mkdir()
+    assert copy.checkpoints == tmp_path / "checkpoints"
 
 
 def test_list_shows_the_newest_first() -> None:

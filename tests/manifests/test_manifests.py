@@ -36,7 +36,7 @@ def test_an_example_has_only_fields_that_the_schemas_know(name: str) -> None:
             assert structural.problems(item, file) == []
 
 
-@pytest.mark.parametrize("folder", ["base", "overlays/kueue", "overlays/rdma"])
+@pytest.mark.parametrize("folder", ["base", "controller", "overlays/kueue", "overlays/rdma"])
 def test_every_file_of_a_kustomization_is_there_and_used(folder: str) -> None:
     (made,) = documents(f"{folder}/kustomization.yaml")
     listed = [*made.get("resources", ()), *made.get("patchesStrategicMerge", ())]

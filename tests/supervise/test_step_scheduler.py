@@ -209,6 +209,14 @@ def test_without_spare_and_shrink_a_job_is_queued_again_without_the_bad_host() -
     )
 
 
+def test_a_host_whose_agent_never_came_is_not_asked_for_again() -> None:
+    """Each run on it would wait for `init_timeout` in vain."""
+    job = scheduled()
+    job.leads()
+    job.registers("host-0")
+    assert one(job.waits(600.0), Requeue).exclude == ("host-1",)
+
+
 def test_a_bad_host_that_the_scheduler_gives_again_is_still_not_used() -> None:
     """The leader may be killed after the requeue and before the scheduler heard of the host."""
     job = scheduled()

@@ -138,6 +138,13 @@ def test_a_host_that_is_no_good_is_sent_away_once() -> None:
     assert start.hosts == ("host-0", "host-7")
 
 
+def test_a_leader_on_a_host_that_is_no_good_gives_that_back() -> None:
+    job = scheduled()
+    job.leads()
+    requeue = one(job.registers("host-0", findings=(BROKEN,)), Requeue)
+    assert (requeue.whole, requeue.exclude) == (False, ("host-0",))
+
+
 def test_a_cordoned_host_is_left_at_a_checkpoint_and_another_asked_for() -> None:
     job = scheduled().running()
     one(flagged(job, "host-1"), StopAttempt)

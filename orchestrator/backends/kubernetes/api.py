@@ -148,10 +148,13 @@ class Api:
         """What lies at a path, as `/version`."""
         return self._json("get", path)
 
-    def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
-        """None where there is no such object."""
+    def get(
+        self, resource: Resource, namespace: str | None, name: str, *, cached: bool = False
+    ) -> Object | None:
+        """None where there is no such object. `cached`: as in `list`."""
+        query = {"resourceVersion": "0"} if cached else None
         try:
-            found: Object = self._json("get", resource.path(namespace, name))
+            found: Object = self._json("get", resource.path(namespace, name), query)
             return found
         except Missing:
             if resource.group and not self.has(resource):
@@ -261,14 +264,16 @@ class Api:
         container: str,
         *,
         follow: bool = False,
-        tail: int | None = None,
+        since: str | None = None,
         quiet_s: float = READ_S,
     ) -> Iterator[bytes]:
-        """Lines of a pod's output. `quiet_s`: how long nothing may come while it is followed."""
+        """Lines of a pod's output. `since` a time of whole seconds (RFC 3339), or empty for all:
+        with their times before them. `quiet_s`: how long nothing may come while it is followed."""
         query = {
             "container": container,
             "follow": "true" if follow else "",
-            "tailLines": "" if tail is None else str(tail),
+            "timestamps": "" if since is None else "true",
+            "sinceTime": since or "",
         }
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
         yield from self._lines(Asked(verb="get", path=path), query, quiet_s)

@@ -2,6 +2,7 @@
 
 import getpass
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 from orchestrator.backends.kubernetes import observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
-from orchestrator.backends.kubernetes.exclusion import without
+from orchestrator.backends.kubernetes.controller import asking
+from orchestrator.backends.kubernetes.controller.wish import GangRestart, excluding, requeues_of
+from orchestrator.backends.kubernetes.exclusion import unchangeable, without
 from orchestrator.backends.kubernetes.mirror import Mirror
 from orchestrator.backends.kubernetes.naming import cluster_name
 from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
 from orchestrator.backends.kubernetes.places import folder_of, is_mirror
+from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
     JOB_KINDS,
@@ -23,13 +27,13 @@ from orchestrator.backends.kubernetes.resources import (
     Object,
     lookup,
     name_of,
+    nested,
 )
 from orchestrator.backends.kubernetes.watching import Watching
 from orchestrator.cluster.kubernetes.nodes import READY, parse_node
 from orchestrator.cluster.kubernetes.standing import shut_nodes
 from orchestrator.cluster.kubernetes.taints import tolerations_of
 from orchestrator.cluster.kubernetes.topology import allocation_switches
-from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
@@ -40,8 +44,6 @@ log = logging.getLogger(__name__)
 
 POD_NAME = "NDCTL_POD_NAME"
 NAMESPACE = "NDCTL_POD_NAMESPACE"
-REQUEUES = "ndctl.dev/requeues"
-"""Annotation: how often the leader gave all pods back."""
 CLEAR_S = 120.0
 """For all pods to be gone, beyond their own grace period."""
 GRACE_S = 30.0
@@ -49,7 +51,7 @@ GRACE_S = 30.0
 CLOCKS_S = 3.0
 """By which times of the API server and the nodes, in whole seconds, may be off."""
 FEW = 16
-"""Nodes that are asked for one by one; of more, all are listed once."""
+"""Nodes that are asked for one by one; of more, all are listed once, and then what changes."""
 
 
 class KubernetesBackend:
@@ -57,6 +59,9 @@ class KubernetesBackend:
         self.environ = environ
         self.clock = clock
         self.apis: dict[str | None, Api] = {}
+        self.nodes: Watching | None = None
+        """Of the whole cluster, for a leader of many hosts."""
+        self.asking = threading.Lock()
 
     def api(self, spec: KubernetesSpec) -> Api:
         """In a pod a kubeconfig's contexts mean nothing."""
@@ -104,11 +109,11 @@ class KubernetesBackend:
         words = f"{seen.name} was deleted after launch {number}; its run directory may be there"
         return Former(launch=number, over=True, words=words)
 
-    def copy(self, job: JobSubmitted, run_root: Path) -> Mirror:
-        launch, spec = job.launch, spec_of(job.launch)
+    def copy(self, handover: Handover, run_root: Path) -> Mirror:
+        launch, spec = handover.launch, spec_of(handover.launch)
         api, namespace = self.api(spec), self.namespace(spec)
         made = Mirror(folder_of(run_root, api.context, namespace, launch.job), api)
-        made.expect(job, namespace)
+        made.expect(handover, namespace)
         return made
 
     # What Kubernetes has of it
@@ -180,10 +185,11 @@ class KubernetesBackend:
         hosts = tuple(dict.fromkeys(node for pod in pods if (node := observe.node_of(pod))))
         return Allocation(
             id=shown_name(kind, namespace, launch.job),
-            restarts=_requeues(job or {}),
+            restarts=requeues_of(job or {}),
             hosts=hosts,
             switches=self._switches(spec, hosts),
             successor_s=spec.pod_patience,
+            names_resolve=False,
         )
 
     def _switches(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -198,12 +204,19 @@ class KubernetesBackend:
     def _nodes(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, Object]:
         api = self.api(spec)
         if len(hosts) > FEW:
-            return {
-                name_of(node): node
-                for node in api.list(NODES, None, cached=True).items
-                if name_of(node) in hosts
-            }
-        found = ((host, api.get(NODES, None, host)) for host in hosts)
+            with self.asking:
+                if self.nodes is None:
+                    self.nodes = Watching(
+                        api=api,
+                        clock=self.clock,
+                        resource=NODES,
+                        namespace=None,
+                        cached=True,
+                        trim=trimmed,
+                    )
+                there = self.nodes.catch_up().items
+                return {host: there["", host] for host in hosts if ("", host) in there}
+        found = ((host, api.get(NODES, None, host, cached=True)) for host in hosts)
         return {host: node for host, node in found if node is not None}
 
     def _pods(self, launch: LaunchPlan) -> tuple[Object, ...]:
@@ -298,6 +311,14 @@ class KubernetesBackend:
         """Pods go without the job, and come back on other nodes. Ours goes with them."""
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
+        if whole and asking.ask(
+            api,
+            self.clock,
+            namespace,
+            launch,
+            GangRestart(by=self._who(), at=self.clock.now(), exclude=tuple(exclude)),
+        ):
+            return
         self._exclude(launch, exclude, counted=whole)
         if whole:
             api.delete_all(PODS, namespace, labels=f"{LABEL}={launch.job}")
@@ -313,11 +334,14 @@ class KubernetesBackend:
             raise BackendError(
                 f"{launch.job} is no job of the cluster any more: it cannot be queued again"
             )
-        count: dict[str, Any] = {}
+        notes = excluding(job, hosts)
         if counted:
-            said = str(_requeues(job) + 1)
-            count = {"metadata": {"annotations": {REQUEUES: said}}}
-        change = {**count, **without(spec.kind, job, hosts)}
+            notes[names.REQUEUES_ANNOTATION] = str(requeues_of(job) + 1)
+        noted = {"metadata": {"annotations": notes}} if notes else {}
+        kept_off = without(spec.kind, job, hosts)
+        if hosts and not kept_off:
+            log.warning("%s", unchangeable(spec.kind, hosts))
+        change = {**noted, **kept_off}
         if not change:
             return
         try:
@@ -379,19 +403,13 @@ def _whose(pod: Object) -> tuple[str, str]:
     return name_of(pod), observe.node_of(pod)
 
 
+def trimmed(node: Object) -> Object:
+    """Of thousands of nodes, what is kept: not who wrote which field, nor the images there."""
+    metadata = {key: said for key, said in node["metadata"].items() if key != "managedFields"}
+    status = {key: said for key, said in node.get("status", {}).items() if key != "images"}
+    return {**node, "metadata": metadata, "status": status}
+
+
 def _other(seen: Observed, launch: LaunchPlan) -> bool:
     """The object of that name is of another submission."""
     return seen.launch is not None and seen.launch != launch.launch
-
-
-def _requeues(job: Object) -> int:
-    said = str(lookup(job, ("metadata", "annotations", REQUEUES), "0"))
-    return int(said) if said.isdigit() else 0
-
-
-def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
-    """A change of one field, for a merge patch."""
-    for key in reversed(path):
-        value = {key: value}
-    made: dict[str, Any] = value
-    return made

@@ -30,6 +30,16 @@ def without(kind: Kind, job: Object, hosts: Sequence[str]) -> dict[str, Any]:
     return {"spec": {"pytorchReplicaSpecs": changed}}
 
 
+def unchangeable(kind: Kind, hosts: Sequence[str]) -> str:
+    """What there is to do where `without` can do nothing: the leader keeps to it, and that is all
+    that it can."""
+    names = " ".join(hosts)
+    return (
+        f"the leader gives {', '.join(hosts)} no rank, but a running {kind} takes no change of its"
+        f" pods: new ones may come there again; `kubectl cordon {names}` keeps them off"
+    )
+
+
 def _affinity(pod_spec: Object, hosts: Sequence[str]) -> dict[str, Any]:
     """Terms are alternatives: each of them has to leave the hosts out."""
     before: Sequence[Object] = lookup(pod_spec, TERMS, ()) or ({},)

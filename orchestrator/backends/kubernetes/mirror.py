@@ -13,9 +13,8 @@ import base64
 import contextlib
 import json
 import os
-import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from orchestrator.backends.kubernetes.api import IN_CLUSTER, Api
 from orchestrator.backends.kubernetes.fetch import read_news
 from orchestrator.backends.kubernetes.observe import LABEL
 from orchestrator.backends.kubernetes.places import REMOTE, folder_of, is_mirror
+from orchestrator.backends.kubernetes.podlogs import JOURNAL_MARK, METRICS_MARK, PodLogs
 from orchestrator.backends.kubernetes.refusals import Missing
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
@@ -34,8 +34,7 @@ from orchestrator.backends.kubernetes.resources import (
     lookup,
     name_of,
 )
-from orchestrator.contract.events import JobSubmitted
-from orchestrator.contract.handover import handover_from
+from orchestrator.contract.handover import Handover, handover_from
 from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
@@ -44,14 +43,8 @@ from orchestrator.locks import try_lock
 from orchestrator.seams import Clock, Completed
 from orchestrator.supervise.log import Entry, read, to_line
 
-JOURNAL_MARK = "ndctl-journal: "
-METRICS_MARK = "ndctl-metrics: "
 FETCH_S = 30.0
 CANCEL_S = 30.0
-RANKS_LINE = re.compile(
-    r"\[(?P<host>\S+) attempt (?P<attempt>\d+) (?P<what>rank (?P<rank>\d+)|\w+)\] (?P<text>.*)"
-)
-LOG_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +125,7 @@ class Mirror:
         self.api = api
         self.held: int | None = None
         """The journal's file, while a leader lives."""
+        self.logs: PodLogs | None = None
 
     @property
     def remote(self) -> Remote:
@@ -143,9 +137,9 @@ class Mirror:
         fresh.write_text(json.dumps(asdict(remote), indent=2))
         fresh.replace(self.run_dir.path / REMOTE)
 
-    def expect(self, job: JobSubmitted, namespace: str) -> None:
+    def expect(self, handover: Handover, namespace: str) -> None:
         """A launch has been handed to the cluster: until its leader says so, say it here."""
-        launch = job.launch
+        job, launch = handover.job, handover.launch
         spec = launch.kubernetes or KubernetesSpec()
         former = self.remote if job.resume and is_mirror(self.run_dir.path) else None
         remote = Remote(
@@ -160,6 +154,7 @@ class Mirror:
             metrics=former.metrics if former else 0,
         )
         self.write(remote)
+        self.run_dir.spec.write_text(handover.spec)
         known = read(self.run_dir.journal)[-1:] if former else ()
         guess = Entry(seq=known[0].seq + 1 if known else 1, event=job, actions=())
         put(self.run_dir.journal, remote.journal, to_line(guess))
@@ -175,10 +170,9 @@ class Mirror:
         parcel = self.api.get(CONFIG_MAPS, namespace, names.config_map_of(name))
         if parcel is None or launch is None:
             return False
-        handed = handover_from(contents(parcel)).job
-        self.expect(
-            replace(handed, at=observe.seconds_of(job["metadata"]["creationTimestamp"])), namespace
-        )
+        handed = handover_from(contents(parcel))
+        made_at = observe.seconds_of(job["metadata"]["creationTimestamp"])
+        self.expect(replace(handed, job=replace(handed.job, at=made_at)), namespace)
         return True
 
     @property
@@ -285,33 +279,17 @@ class Mirror:
 
     # Its logs
 
-    def fetch_logs(self) -> None:
+    def fetch_logs(self, *, follow: bool = False) -> None:
         """The ranks' logs as a run directory has them, of what the pods printed."""
-        from concurrent.futures import ThreadPoolExecutor
-
         remote = self.remote
+        if self.logs is None:
+            container = names.CONTAINERS[remote.kind]
+            self.logs = PodLogs(self.run_dir, self.api, remote.namespace, container)
         pods = self.pods(remote)
-        with ThreadPoolExecutor(LOG_THREADS) as pool:
-            found = pool.map(lambda pod: self.lines(remote, pod), pods)
-            for pod, lines in zip(pods, found, strict=True):
-                self._split(pod, lines)
-
-    def _split(self, pod: Object, lines: Sequence[bytes]) -> None:
-        texts: dict[Path, list[str]] = {}
-        own = self.run_dir.agent_log(observe.node_of(pod) or name_of(pod))
-        for line in lines:
-            text = line.decode(errors="replace")
-            match = RANKS_LINE.fullmatch(text)
-            path = own
-            if match is not None:
-                stem = f"rank-{match['rank']}" if match["rank"] else match["what"]
-                folder = self.run_dir.attempt_logs(int(match["attempt"]), match["host"])
-                path, text = folder / f"{stem}.log", match["text"]
-            if not text.startswith((JOURNAL_MARK, METRICS_MARK)):
-                texts.setdefault(path, []).append(text)
-        for path, said in texts.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("\n".join(said) + "\n")
+        if follow:
+            self.logs.follow(pods)
+        else:
+            self.logs.fetch(pods)
 
     # Its end
 

@@ -50,12 +50,13 @@ ACCESS_REVIEWS = Resource(
     "SelfSubjectAccessReview",
     namespaced=False,
 )
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 TRAINJOBS = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
 RUNTIMES = Resource("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime")
 CORE = (PODS, EVENTS, NODES, NAMESPACES, SECRETS, CONFIG_MAPS, CLAIMS, SERVICES, ACCOUNTS, QUOTAS)
-OWN = (*CORE, PRIORITIES, ACCESS_REVIEWS, PYTORCHJOBS, JOBSETS, TRAINJOBS, RUNTIMES)
+OWN = (*CORE, PRIORITIES, ACCESS_REVIEWS, LEASES, PYTORCHJOBS, JOBSETS, TRAINJOBS, RUNTIMES)
 
 
 def resource_of(item: Object) -> Resource:
@@ -112,6 +113,14 @@ def lookup(item: Any, path: Sequence[str], default: Any = None) -> Any:
             return default
         item = item[key]
     return default if item is None else item
+
+
+def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A change of one field, for a merge patch."""
+    for key in reversed(path):
+        value = {key: value}
+    made: dict[str, Any] = value
+    return made
 
 
 def name_of(item: Object) -> str:

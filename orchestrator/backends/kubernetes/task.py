@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Self
 
 from orchestrator.agent.echo import Echo
-from orchestrator.backends.kubernetes.mirror import JOURNAL_MARK, METRICS_MARK
+from orchestrator.backends.kubernetes.podlogs import JOURNAL_MARK, METRICS_MARK
 from orchestrator.contract import env, exits
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.handover import Handover, handover_from
@@ -94,8 +94,7 @@ def main(environ: Mapping[str, str]) -> int:
         log.critical("the run volume cannot be used: %s", exc)
         return exits.LEADER_LOST
     if run.ending is not None:
-        log.info("launch %s has ended: %s", handover.launch.launch, run.reason)
-        return exits.FAILED if run.ending == "FAILED" else exits.OK
+        return _has_ended(pod, handover, run, run_dir)
     return _be_agent(pod, handover, run_dir, environ)
 
 
@@ -135,6 +134,19 @@ def _own(handover: Handover, environ: Mapping[str, str], clock: Clock) -> None:
         log.warning("the job does not own what was applied beside it: %s", exc.message)
 
 
+def _has_ended(pod: Pod, handover: Handover, run: Run, run_dir: RunDir) -> int:
+    """A pod that came again after the end, or objects that were deleted and applied once more."""
+    launch = handover.launch
+    log.warning(
+        "nothing is run: launch %s of job %s has ended in %s, %s: %s. To go on from its newest"
+        " checkpoint: `ndctl submit --resume`; to start over: `ndctl submit --new`",
+        *(launch.launch, launch.job, run_dir.path, run.state, run.reason),
+    )
+    if pod.leads:
+        _tell_journal(run_dir)
+    return exits.FAILED if run.ending == "FAILED" else exits.OK
+
+
 def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[str, str]) -> int:
     from orchestrator.agent.__main__ import main as agent
 
@@ -149,6 +161,7 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
         "--restarts=0",
         f"--patience={(launch.kubernetes or KubernetesSpec()).pod_patience}",
         f"--turn={max(pod.node_rank, 1)}",
+        *_rendezvous(environ),
         *(["--lead"] if pod.leads else []),
     ]
     rest = {name: value for name, value in environ.items() if not name.startswith(OPERATORS)}
@@ -158,6 +171,13 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
         _tell_journal(run_dir)
     log.info("leaving with %s", code)
     return code
+
+
+def _rendezvous(environ: Mapping[str, str]) -> list[str]:
+    """Where the operator says that the first pod is: torchrun, for which it says so, needs no port
+    there, so the leader takes it."""
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    return [f"--port={port}", f"--leader-at={host}:{port}"] if host and port.isdigit() else []
 
 
 def _tell_journal(run_dir: RunDir) -> None:

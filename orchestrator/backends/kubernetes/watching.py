@@ -1,6 +1,6 @@
 """What a list and a watch together say: `Cache` is what events do to it, pure; `Watching` asks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from orchestrator.backends.kubernetes.api import Api
@@ -11,6 +11,8 @@ from orchestrator.seams import Clock
 
 WATCH_S = 300.0
 """The server closes a watch after so long; a fresh one goes on where it was."""
+CATCH_UP_S = 1.0
+"""For what has changed to come."""
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -61,7 +63,14 @@ class Watching:
     resource: Resource
     namespace: str | None
     labels: str = ""
+    cached: bool = False
+    """What the API server has in memory will do to begin with."""
+    trim: Callable[[Object], Object] = lambda item: item
+    """What of an object is kept."""
     cache: Cache = field(default_factory=Cache)
+    anew: bool = False
+    """List again after a silence: then it is over as soon as the server answers, not at the next
+    event."""
     silent_since: float | None = None
     """When the server last stopped answering; None while it does."""
 
@@ -74,19 +83,12 @@ class Watching:
         while (left := deadline - self.clock.monotonic()) > 0:
             try:
                 if not self.cache.version:
-                    found = self.api.list(self.resource, self.namespace, labels=self.labels)
-                    self.cache.fill(found.items, found.version)
+                    self._list()
                     self.silent_since = None
                     yield self.cache
-                for event in self.api.watch(
-                    self.resource,
-                    self.namespace,
-                    version=self.cache.version,
-                    labels=self.labels,
-                    timeout_s=min(WATCH_S, left),
-                ):
+                for changed in self._watch(min(WATCH_S, left)):
                     failures, self.silent_since = 0, None
-                    if self.cache.take(event):
+                    if changed:
                         yield self.cache
                     if self.clock.monotonic() > deadline:
                         return
@@ -98,4 +100,36 @@ class Watching:
                     self.silent_since = self.clock.monotonic()
                 pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
                 failures += 1
+                if self.anew:
+                    self.cache.version = ""
                 self.clock.sleep(min(pause, max(0.0, deadline - self.clock.monotonic())))
+
+    def catch_up(self) -> Cache:
+        """What has come to be by now, for who asks now and then: one request, for the changes.
+
+        Raises BackendError where the server does not answer, or refuses.
+        """
+        try:
+            if self.cache.version:
+                for _ in self._watch(CATCH_UP_S):
+                    pass
+        except Expired:
+            self.cache.version = ""
+        if not self.cache.version:
+            self._list()
+        return self.cache
+
+    def _list(self) -> None:
+        found = self.api.list(self.resource, self.namespace, labels=self.labels, cached=self.cached)
+        self.cache.fill(tuple(self.trim(item) for item in found.items), found.version)
+
+    def _watch(self, timeout_s: float) -> Iterator[bool]:
+        """Takes in each event; whether it changed anything."""
+        for event in self.api.watch(
+            self.resource,
+            self.namespace,
+            version=self.cache.version,
+            labels=self.labels,
+            timeout_s=timeout_s,
+        ):
+            yield self.cache.take({**event, "object": self.trim(event["object"])})

@@ -1,6 +1,6 @@
 from typing import Any
 
-from orchestrator.backends.kubernetes.exclusion import without
+from orchestrator.backends.kubernetes.exclusion import unchangeable, without
 
 
 def excluded(change: dict[str, Any], replica: str) -> Any:
@@ -32,3 +32,4 @@ def test_every_alternative_leaves_the_hosts_out_and_keeps_what_it_asked() -> Non
 def test_pods_of_a_job_cannot_be_changed() -> None:
     assert without("jobset", {}, ["node-2"]) == {}
     assert without("pytorchjob", job([]), []) == {}
+    assert "`kubectl cordon node-1 node-2`" in unchangeable("jobset", ["node-1", "node-2"])

@@ -8,7 +8,20 @@ JOB_LABEL = "ndctl.dev/job"
 LAUNCH_ANNOTATION = "ndctl.dev/launch"
 HASH_ANNOTATION = "ndctl.dev/spec-hash"
 CANCELLED_ANNOTATION = "ndctl.dev/cancelled-by"
+REQUEUES_ANNOTATION = "ndctl.dev/requeues"
+"""How often all pods of the job were given back."""
+GANG_ANNOTATION = "ndctl.dev/gang-restart"
+"""Somebody asks the controller for new pods in place of all, as `controller/wish.py` has it."""
+SUSPENDED_ANNOTATION = "ndctl.dev/suspended-by"
+"""The controller suspended the job, and so may resume it."""
+CONTROLLER_ANNOTATION = "ndctl.dev/controller"
+"""The namespace of the Lease of the controller that looks after the job."""
+EXCLUDED_ANNOTATION = "ndctl.dev/excluded"
+"""Of a job: the nodes that its leader left out. Of a node: the job that did."""
+FORCE_ANNOTATION = "ndctl.dev/force-delete-after"
+"""Of a pod: seconds that a node may be silent before its pods are deleted by force."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+MANAGED_LABEL = "app.kubernetes.io/managed-by"
 TOKEN_KEY = "token"
 NODE = "node"
 """JobSet's replicated job, and the container that Trainer v2 looks for."""
@@ -51,6 +64,6 @@ def labels_of_job(job: str) -> dict[str, str]:
         "app.kubernetes.io/instance": job,
         "app.kubernetes.io/component": "training",
         "app.kubernetes.io/part-of": "ndctl",
-        "app.kubernetes.io/managed-by": "ndctl",
+        MANAGED_LABEL: "ndctl",
         JOB_LABEL: job,
     }

@@ -26,6 +26,7 @@ DOWNWARD: Mapping[str, str] = {
     "NDCTL_POD_UID": "metadata.uid",
 }
 """What a pod is told of itself."""
+FORCE_S = KubernetesSpec().force_delete_after
 CONTAINER_LISTS = ("initContainers", "containers")
 CONTAINER_SECURITY: Mapping[str, Any] = {
     "allowPrivilegeEscalation": False,
@@ -50,6 +51,7 @@ def pod_template(handover: Handover, environ: Mapping[str, str] | None = None) -
                 **spec.annotations,
                 **queue_annotations(spec),
                 names.LAUNCH_ANNOTATION: str(launch.launch),
+                **_force(spec),
             },
         },
         "spec": {
@@ -67,6 +69,12 @@ def pod_template(handover: Handover, environ: Mapping[str, str] | None = None) -
         },
     }
     return _secured(merged(template, spec.pod_template))
+
+
+def _force(spec: KubernetesSpec) -> dict[str, str]:
+    """Controllers have no spec; what is the default of all they know."""
+    after = spec.force_delete_after
+    return {} if after == FORCE_S else {names.FORCE_ANNOTATION: f"{after:g}"}
 
 
 def _given(key: str, value: Any) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""What a controller orders: few kinds of requests, each with its reason. Pure.
+
+All are of objects as they were seen, by uid or by resourceVersion: an order that comes late, or
+twice, or from a controller that is none any more, is refused by the API server.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from orchestrator.backends.kubernetes.resources import Object, Resource, name_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ref:
+    resource: Resource
+    namespace: str
+    name: str
+    uid: str
+    version: str
+
+    @classmethod
+    def of(cls, resource: Resource, item: Object) -> Self:
+        metadata = item["metadata"]
+        return cls(
+            resource=resource,
+            namespace=metadata.get("namespace", ""),
+            name=name_of(item),
+            uid=str(metadata.get("uid", "")),
+            version=str(metadata.get("resourceVersion", "")),
+        )
+
+    def __str__(self) -> str:
+        place = f"{self.namespace}/" if self.namespace else ""
+        return f"{self.resource.kind} {place}{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """A merge patch of that very version."""
+
+    what: Ref
+    change: Mapping[str, Any]
+    does: str
+    """Verb and object, as `suspend PyTorchJob ns/job`."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    what: Ref
+    reason: str
+    grace_s: int | None = None
+    """None: the object's own; 0: by force."""
+
+    @property
+    def does(self) -> str:
+        return f"delete {self.what}" + (" by force" if self.grace_s == 0 else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Delete all that has these labels, without a look at it: Secrets are nobody's to read."""
+
+    what: Ref
+    """What it was about; of the resource alone the kind counts."""
+    labels: str
+    reason: str
+
+    @property
+    def does(self) -> str:
+        return f"delete every {self.what.resource.kind} of {self.what.namespace} with {self.labels}"
+
+
+Action = Patch | Delete | Sweep

@@ -1,0 +1,199 @@
+"""The controller at work: look, decide, perform, and wait until something changes."""
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch
+from orchestrator.backends.kubernetes.controller.decide import Decision, Scope, Seen, decide
+from orchestrator.backends.kubernetes.controller.election import Election, Standing
+from orchestrator.backends.kubernetes.controller.informer import Informer
+from orchestrator.backends.kubernetes.refusals import Conflict
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.resources import (
+    CONFIG_MAPS,
+    JOB_KINDS,
+    NODES,
+    PODS,
+    Resource,
+)
+from orchestrator.errors import BackendError
+from orchestrator.seams import Clock
+
+log = logging.getLogger("orchestrator.controller")
+
+TOGETHER_S = 0.2
+"""Changes within so long are looked at together."""
+BACKOFF_S = (1.0, 5.0, 30.0, 120.0)
+"""Before an order that was refused is given again."""
+OURS = f"{names.MANAGED_LABEL}=ndctl,{names.JOB_LABEL}"
+
+Order = tuple[str, str, str]
+"""What is done, to which object, in which version."""
+
+
+@dataclass(slots=True)
+class Refused:
+    again_at: float
+    times: int = 1
+
+
+@dataclass(kw_only=True)
+class Controller:
+    api: Api
+    clock: Clock
+    scope: Scope
+    duration_s: float
+    woken: threading.Event = field(default_factory=threading.Event)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    since: Mapping[str, float] = field(default_factory=dict)
+    done: set[Order] = field(default_factory=set)
+    """Orders that went through, until they are seen in the object."""
+    refused: dict[Order, Refused] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.jobs = {kind: self._informer(one.resource) for kind, one in JOB_KINDS.items()}
+        self.pods = self._informer(PODS, OURS)
+        self.config_maps = self._informer(CONFIG_MAPS, OURS)
+        self.nodes = self._informer(NODES)
+        me = f"{socket.gethostname()}-{os.getpid()}"
+        self.election = Election(
+            api=self.api,
+            clock=self.clock,
+            namespace=self.scope.home,
+            standing=Standing(me=me, duration_s=self.duration_s),
+            turned=self.woken,
+        )
+
+    def _informer(self, resource: Resource, labels: str = "") -> Informer:
+        return Informer(
+            api=self.api,
+            clock=self.clock,
+            resource=resource,
+            namespace=self.scope.namespace if resource.namespaced else None,
+            labels=labels,
+            changed=self.woken,
+        )
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.woken.set()
+
+    def run(self, *, once: bool) -> None:
+        """Until `stop`; `once`: until nothing is left to be done.
+
+        Raises BackendError where a right is missing from the start.
+        """
+        self.election.begin()
+        for informer in (*self.jobs.values(), self.pods, self.config_maps, self.nodes):
+            informer.begin()
+        try:
+            pause_s: float | None = None
+            while not self.stopping.is_set():
+                self.woken.wait(pause_s)
+                if self.stopping.wait(TOGETHER_S):
+                    return
+                self.woken.clear()
+                decision = self._look()
+                pause_s = self._pause(decision)
+                if once and self._is_finished(decision):
+                    return
+        finally:
+            self.election.end()
+            log.info("%d requests were sent", self.api.requests)
+
+    def _is_finished(self, decision: Decision | None) -> bool:
+        if self.election.standing.other_lives:
+            record = self.election.standing.record
+            log.info("%s leads, and does what is to be done", record.holder if record else "nobody")
+            return True
+        if decision is None or not self.election.acts or self.refused:
+            return False
+        return not (decision.busy or decision.chains)
+
+    def _look(self) -> Decision | None:
+        """One round; None while something is not known yet, or not any more."""
+        jobs = {kind: informer.known for kind, informer in self.jobs.items()}
+        pods, nodes, maps = self.pods.known, self.nodes.known, self.config_maps.known
+        if pods is None or nodes is None or maps is None:
+            return None
+        known = {kind: items for kind, items in jobs.items() if items is not None}
+        if len(known) < len(jobs):
+            return None
+        seen = Seen(jobs=known, pods=pods, nodes=nodes, config_maps=maps)
+        decision = decide(seen, self.scope, self.since, self.clock.monotonic())
+        self.since = decision.since  # those who wait count as well, and so need not begin anew
+        orders = {order_of(action) for chain in decision.chains for action in chain}
+        self.done &= orders
+        self.refused = {key: one for key, one in self.refused.items() if key in orders}
+        for chain in decision.chains:
+            self._perform(chain)
+        return decision
+
+    def _pause(self, decision: Decision | None) -> float | None:
+        waits = [one.again_at - self.clock.monotonic() for one in self.refused.values()]
+        if decision is not None and decision.due_s is not None:
+            waits.append(decision.due_s)
+        if not self.election.acts:
+            return max([*waits, self.duration_s]) if waits else None
+        return max(TOGETHER_S, min(waits)) if waits else None
+
+    def _perform(self, chain: Iterable[Action]) -> None:
+        for action in chain:
+            order = order_of(action)
+            before = self.refused.get(order)
+            if order in self.done:
+                continue
+            if before is not None and before.again_at > self.clock.monotonic():
+                return
+            if self.stopping.is_set() or not self.election.acts:
+                return
+            try:
+                perform(self.api, action)
+            except BackendError as exc:
+                times = 0 if before is None else before.times
+                self._refuse(order, action, exc, times)
+                return
+            log.info("%s: %s", action.does, action.reason)
+            self.done.add(order)
+            self.refused.pop(order, None)
+
+    def _refuse(self, order: Order, action: Action, exc: BackendError, times: int) -> None:
+        wait_s = BACKOFF_S[min(times, len(BACKOFF_S) - 1)]
+        self.refused[order] = Refused(self.clock.monotonic() + wait_s, times + 1)
+        if isinstance(exc, Conflict):
+            log.debug("%s: %s", action.does, exc.message)  # it has changed: look again
+        else:
+            log.error(
+                "%s (%s) is refused, again in %g s: %s", action.does, action.reason, wait_s, exc
+            )
+
+
+def order_of(action: Action) -> Order:
+    return action.does, action.what.uid, action.what.version
+
+
+def perform(api: Api, action: Action) -> None:
+    """Raises BackendError; Conflict where the object is not as it was seen."""
+    what = action.what
+    if isinstance(action, Patch):
+        metadata = {**action.change.get("metadata", {}), "resourceVersion": what.version}
+        change = {**action.change, "metadata": metadata}
+        api.merge(what.resource, what.namespace or None, what.name, change)
+    elif isinstance(action, Delete):
+        api.delete(what.resource, what.namespace, what.name, grace_s=action.grace_s, uid=what.uid)
+    else:
+        api.delete_all(what.resource, what.namespace, labels=action.labels)
+
+
+def serve(api: Api, clock: Clock, scope: Scope, *, duration_s: float, once: bool) -> None:
+    """Until SIGTERM or SIGINT."""
+    controller = Controller(api=api, clock=clock, scope=scope, duration_s=duration_s)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: controller.stop())
+    controller.run(once=once)

@@ -1,0 +1,76 @@
+"""Nodes that jobs left out, kept from other pods as well, with the reason on them. Pure.
+
+A taint stays as long as a job that left the node out: it says nothing of a node that nobody has
+trouble with any more. Taints that others made, or another controller, are theirs.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from orchestrator.backends.kubernetes import observe
+from orchestrator.backends.kubernetes.controller.actions import Patch, Ref
+from orchestrator.backends.kubernetes.controller.wish import annotations_of, excluded_of
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.resources import NODES, Object, lookup, name_of
+
+TAINT: Mapping[str, str] = {"key": names.EXCLUDED_ANNOTATION, "effect": "NoSchedule"}
+
+
+def taints(
+    nodes: Sequence[Object], jobs: Sequence[Object], namespace: str | None
+) -> Iterator[Patch]:
+    """`jobs` are those of `namespace`, None: of all."""
+    by: dict[str, str] = {}
+    for job in jobs:
+        if observe.has_ended(job) or names.CANCELLED_ANNOTATION in annotations_of(job):
+            continue
+        for host in excluded_of(job):
+            place = f"{job['metadata'].get('namespace', '')}/{name_of(job)}"
+            by[host] = min(place, by.get(host, place))
+    for node in nodes:
+        said = annotations_of(node).get(names.EXCLUDED_ANNOTATION)
+        wanted = by.get(name_of(node))
+        if said is not None and not _is_of(said, namespace):
+            continue
+        if wanted is not None and (said is None or not _has_taint(node)):
+            yield _tainted(node, wanted)
+        elif wanted is None and said is not None:
+            yield _untainted(node, said)
+
+
+def _is_of(said: str, namespace: str | None) -> bool:
+    return namespace is None or said.partition("/")[0] == namespace
+
+
+def _others(node: Object) -> list[Object]:
+    found: Sequence[Object] = lookup(node, ("spec", "taints"), ())
+    return [one for one in found if one.get("key") != TAINT["key"]]
+
+
+def _has_taint(node: Object) -> bool:
+    return len(_others(node)) < len(lookup(node, ("spec", "taints"), ()))
+
+
+def _tainted(node: Object, job: str) -> Patch:
+    what = Ref.of(NODES, node)
+    return Patch(
+        what=what,
+        change={
+            "metadata": {"annotations": {names.EXCLUDED_ANNOTATION: job}},
+            "spec": {"taints": [*_others(node), dict(TAINT)]},
+        },
+        does=f"taint {what}",
+        reason=f"job {job} left it out: `ndctl describe` of that job says why",
+    )
+
+
+def _untainted(node: Object, job: str) -> Patch:
+    what = Ref.of(NODES, node)
+    return Patch(
+        what=what,
+        change={
+            "metadata": {"annotations": {names.EXCLUDED_ANNOTATION: None}},
+            "spec": {"taints": _others(node) or None},
+        },
+        does=f"take the taint off {what}",
+        reason=f"no job leaves it out any more; {job} did",
+    )

@@ -1,0 +1,54 @@
+"""Faults of years in minutes: `simulate`."""
+
+import os
+import sys
+
+import click
+
+from orchestrator.cli.options import json_option
+
+
+@click.command(epilog="Example: ndctl simulate --seeds 1000 --faults leader,partition")
+@click.option("--seeds", type=click.IntRange(min=1), default=1000, help="How many. [1000]")
+@click.option("--from", "first", type=int, default=0, help="The first of them. [0]")
+@click.option("--seed", type=int, help="This one alone.")
+@click.option("--faults", metavar="KINDS", help="Kinds of faults, with commas. [all]")
+@click.option("--trace", is_flag=True, help="Print the history of --seed.")
+@json_option
+def simulate(
+    seeds: int, first: int, seed: int | None, faults: str | None, trace: bool, as_json: bool
+) -> None:
+    """Drive the supervisor through simulated clusters that break, and check its laws."""
+    from orchestrator.simulation import many
+    from orchestrator.simulation.run import simulate as simulate_one
+    from orchestrator.system import SystemClock
+
+    kinds = _kinds(faults)
+    if trace and seed is None:
+        raise click.UsageError("--trace shows the history of one seed: give --seed as well")
+    if trace and seed is not None:
+        outcome = simulate_one(seed, kinds, kept=True)
+        click.echo("\n".join(outcome.history))
+        click.echo(outcome.broken or outcome.ending)
+        sys.exit(1 if outcome.broken else 0)
+    clock = SystemClock()
+    begun = clock.monotonic()
+    chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
+    processes = min(len(os.sched_getaffinity(0)), 1 + len(chosen) // many.CHUNK)
+    total = many.tally(many.outcomes(chosen, kinds, processes))
+    tell = many.as_json if as_json else many.text
+    click.echo(tell(total, kinds, clock.monotonic() - begun))
+    sys.exit(1 if total.broken else 0)
+
+
+def _kinds(faults: str | None) -> tuple[str, ...]:
+    from orchestrator.simulation.scenario import KINDS
+
+    if faults is None:
+        return tuple(KINDS)
+    kinds = tuple(kind.strip() for kind in faults.split(","))
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        known = "".join(f"\n  {kind}: {words}" for kind, words in KINDS.items())
+        raise click.BadParameter(f"{', '.join(unknown)}; there are{known}", param_hint="--faults")
+    return kinds

@@ -1,0 +1,180 @@
+"""What a leader has done beside its decisions, as `agent/errands.py` does it, in virtual time."""
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+from orchestrator.contract.actions import CheckHosts, ReplaceAgent, Replan, Requeue
+from orchestrator.contract.events import (
+    AgentLost,
+    HostFlagged,
+    HostsChecked,
+    HostUnavailable,
+    LeaveAsked,
+    Replanned,
+    ReplanRefused,
+)
+from orchestrator.contract.launch import Cause
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.protocol import Checked, CheckFabric
+from orchestrator.errors import BackendError, PlanError, Unanswered
+from orchestrator.simulation.jobs import plan_for
+from orchestrator.supervise.fabric import judge
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.leaders import Leader
+    from orchestrator.simulation.world import World
+
+NOTICES_S = 15.0
+CHECK_POLL_S = 0.5
+CHECK_SLACK_S = 5.0
+REQUEUE_RETRY_S = 5.0
+CUT_OFF_S = 300.0
+CUT_OFF_POLL_S = 2.0
+ANSWER_S = 0.5
+"""For the scheduler to answer."""
+REPLAN_S = 1.0
+
+
+class Errands:
+    def __init__(self, world: "World", leader: "Leader") -> None:
+        self.world, self.leader = world, leader
+        self.checked: dict[str, Checked] = {}
+        self.told: set[str] = set()
+
+    def _after(self, seconds: float, do: "partial[None]") -> None:
+        self.world.timeline.after(seconds, partial(self._if_alive, do))
+
+    def _if_alive(self, do: "partial[None]") -> None:
+        if self.leader.alive:
+            do()
+
+    def lose(self, lost: Sequence[AgentLost]) -> None:
+        self._cut_off(lost, self.world.timeline.now + CUT_OFF_S)
+
+    def _cut_off(self, lost: Sequence[AgentLost], deadline: float) -> None:
+        """While neither agents nor scheduler are heard, nobody is blamed."""
+        try:
+            self.world.scheduler.notices(self.leader.host.name)
+        except Unanswered:
+            if self.world.timeline.now < deadline:
+                self._after(CUT_OFF_POLL_S, partial(self._cut_off, lost, deadline))
+                return
+        except BackendError:
+            pass
+        for event in lost:
+            if event.host not in self.leader.connections.by_host:
+                self.leader.happened(event)
+
+    def run_errand(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
+        match action:
+            case ReplaceAgent():
+                self._after(ANSWER_S, partial(self._replace_agent, action))
+            case CheckHosts():
+                self._check_hosts(action)
+            case Replan():
+                self._after(REPLAN_S, partial(self._replan, action))
+
+    def ask_why(self, signal_name: str) -> None:
+        self._after(ANSWER_S, partial(self._asked_why, signal_name))
+
+    def _asked_why(self, signal_name: str) -> None:
+        cause: Cause
+        try:
+            cause = self.world.scheduler.why_ending(self.leader.host.name, self.leader.agent)
+        except BackendError:
+            cause = "unknown"
+        self.leader.happened(LeaveAsked(at=self.leader.now(), cause=cause, words=signal_name))
+
+    def hear_notices(self) -> None:
+        self._after(NOTICES_S, partial(self._hear_notices))
+
+    def _hear_notices(self) -> None:
+        self.hear_notices()
+        try:
+            found = self.world.scheduler.notices(self.leader.host.name)
+        except BackendError:
+            return
+        for notice in found:
+            if notice.host not in self.told | set(self.leader.supervisor.run.exclude):
+                self.told.add(notice.host)
+                at = self.leader.now()
+                self.leader.happened(
+                    HostFlagged(at=at, host=notice.host, state=notice.state, reason=notice.reason)
+                )
+
+    def _replace_agent(self, action: ReplaceAgent) -> None:
+        if action.host == self.leader.host.name and not action.elsewhere:
+            return
+        try:
+            self.world.replace_agent(self.leader, action.host)
+        except Unanswered:
+            pass
+        except BackendError as exc:
+            why = f"no agent can be had there: {exc.message}"
+            self.leader.happened(HostUnavailable(at=self.leader.now(), host=action.host, why=why))
+
+    def _check_hosts(self, action: CheckHosts) -> None:
+        self.checked.clear()
+        hosts = tuple(sorted(action.hosts, key=lambda host: host != self.leader.host.name))
+        for rank, host in enumerate(hosts):
+            order = CheckFabric(
+                check=action.check,
+                rank=rank,
+                hosts=hosts,
+                master_address=hosts[0],
+                master_port=29500,
+                timeout_s=action.timeout_s,
+            )
+            self.leader.order(host, order)
+        deadline = self.world.timeline.now + action.timeout_s + CHECK_SLACK_S
+        self._after(CHECK_POLL_S, partial(self._judge, action.check, hosts, deadline))
+
+    def _judge(self, check: int, hosts: tuple[str, ...], deadline: float) -> None:
+        reports = {h: r for h, r in self.checked.items() if r.check == check}
+        if len(reports) < len(hosts) and self.world.timeline.now < deadline:
+            self._after(CHECK_POLL_S, partial(self._judge, check, hosts, deadline))
+            return
+        unfit = judge(hosts, reports)
+        self.leader.happened(HostsChecked(at=self.leader.now(), check=check, unfit=unfit))
+
+    def _replan(self, action: Replan) -> None:
+        at, scenario = self.leader.now(), self.world.scenario
+        try:
+            smaller, number = smaller_plan(
+                action.hosts, scenario.min_hosts, scenario.ranks_per_host, scenario.hosts
+            )
+        except PlanError as exc:
+            why = exc.message
+            self.leader.happened(ReplanRefused(at=at, hosts=action.hosts, why=why))
+        else:
+            self.leader.happened(Replanned(at=at, plan=smaller, plan_number=number))
+
+    def requeue(self, action: Requeue) -> None:
+        """Until the scheduler takes it."""
+        self.world.scheduler.requeue(
+            self.leader.host.name,
+            self.leader.agent.restarts,
+            action.exclude,
+            partial(self._requeued, action),
+        )
+
+    def _requeued(self, action: Requeue, taken: bool) -> None:
+        if not self.leader.alive:
+            return
+        if taken:
+            self.leader.end(action)
+        else:
+            self._after(REQUEUE_RETRY_S, partial(self.requeue, action))
+
+
+@lru_cache(maxsize=256)
+def smaller_plan(hosts: int, min_hosts: int, each: int, wanted: int) -> tuple[Plan, int]:
+    """As `app/replanning.py`: the real planner's plan for as many of `hosts` as can be used."""
+    first: PlanError | None = None
+    for count in range(hosts, min_hosts - 1, -1):
+        try:
+            return plan_for(count, each), wanted - count + 2
+        except PlanError as exc:
+            first = first or exc
+    raise first or PlanError(f"{hosts} hosts are fewer than resilience.min_hosts")

@@ -1,0 +1,281 @@
+"""What breaks, and when it is whole again."""
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from orchestrator.contract import exits
+from orchestrator.simulation.hosts import BROKEN, Host
+from orchestrator.simulation.network import SCHEDULER, STORAGE, Weather
+from orchestrator.simulation.scenario import Fault
+from orchestrator.simulation.storage import Crash
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.ranks import HostRanks
+    from orchestrator.simulation.world import World
+
+T = TypeVar("T")
+LONGEST_S = 1200.0
+"""Any fault is over after so long."""
+CRASHES: tuple[Crash | None, ...] = ("before the line", "within the line", "after the line", None)
+
+
+def strike(world: "World", fault: Fault) -> None:
+    """Let `fault` happen now; it ends by itself."""
+    world.history.note("fault", f"{fault.kind} (pick {fault.pick:.3f}, size {fault.size:.3f})")
+    world.trouble(0.0)
+    world.trouble(FAULTS[fault.kind](world, fault))
+
+
+def _pick(choices: Sequence[T], fault: Fault) -> T:
+    return choices[int(fault.pick * len(choices))]
+
+
+def _running(world: "World") -> "list[HostRanks]":
+    return [ranks for host in world.hosts.values() for ranks in host.ranks if not ranks.gone]
+
+
+def _after(world: "World", seconds: float, do: Callable[[], None]) -> float:
+    world.timeline.after(seconds, do)
+    return seconds
+
+
+def _rank(world: "World", fault: Fault) -> float:
+    running = _running(world)
+    if not running:
+        return 0.0
+    ranks = _pick(running, fault)
+    if not ranks.alive:
+        return 0.0
+    number = ranks.alive[-1]
+    match int(fault.size * 5):
+        case 0:
+            ranks.end_rank(number, None, signal.SIGKILL)
+        case 1:
+            ranks.end_rank(number, 1, words="CUDA error: an illegal memory access")
+        case 2:
+            ranks.end_rank(number, None, signal.SIGBUS)
+        case 3:
+            ranks.end_rank(number, 1, words=f"loss is nan at {world.timeline.now:.0f}")
+        case _:
+            refused = fault.size > 0.97
+            ranks.end_rank(number, exits.REFUSED if refused else exits.FAILED)
+    return 0.0
+
+
+def _hang(world: "World", fault: Fault) -> float:
+    running = _running(world)
+    if running:
+        _pick(running, fault).hang()
+    return 0.0
+
+
+def _stuck(world: "World", fault: Fault) -> float:
+    host = _pick(list(world.hosts.values()), fault)
+    host.stuck = True
+    for ranks in host.ranks:
+        ranks.hang()
+    return _after(world, 20.0 + 200.0 * fault.size, partial(_unstuck, host))
+
+
+def _unstuck(host: Host) -> None:
+    host.stuck = False
+
+
+def _agent(world: "World", fault: Fault) -> float:
+    agents = [host.agent for host in world.hosts.values() if host.agent is not None]
+    if agents:
+        agent = _pick(agents, fault)
+        if agent is not None:
+            agent.die()
+    return 0.0
+
+
+def _host(world: "World", fault: Fault) -> float:
+    used = [host for host in world.hosts.values() if host.up and host.agent]
+    if not used:
+        return 0.0
+    host = _pick(used, fault)
+    host.power_off()
+    world.hears_anew()
+    return _after(world, 60.0 + 600.0 * fault.size, partial(_repaired, world, host))
+
+
+def _repaired(world: "World", host: Host) -> None:
+    host.up = True
+    world.history.note(host.name, "is repaired")
+    world.hears_anew()
+
+
+def _leader(world: "World", fault: Fault) -> float:
+    number, where = int(fault.size * 24), CRASHES[int(fault.pick * 4)]
+    if where is None:
+        number //= 4
+    leader = world.leader
+    if leader is None:
+        world.crash_next = (number, where)
+    else:
+        leader.doom(number, where)
+    return 0.0
+
+
+def _pause(world: "World", fault: Fault) -> float:
+    leader, seconds = world.leader, 2.0 + 60.0 * fault.size
+    if leader is not None:
+        world.pause_s = seconds
+        leader.paused_until = world.timeline.now + seconds
+    return seconds
+
+
+def _cut(world: "World", names: Sequence[str], seconds: float) -> float:
+    side = world.drawn()
+    for name in names:
+        world.network.apart[name] = side
+    world.history.note("network", f"{', '.join(names)} cut off for {seconds:.0f} s")
+    world.hears_anew()
+    return _after(world, seconds, partial(_joined, world, names, side))
+
+
+def _joined(world: "World", names: Sequence[str], side: int) -> None:
+    for name in names:
+        if world.network.apart.get(name) == side:
+            del world.network.apart[name]
+    world.history.note("network", f"{', '.join(names)} back")
+    world.trouble(0.0)
+    world.hears_anew()
+
+
+def _switch(world: "World", fault: Fault) -> float:
+    leaf = world.switches_of(_pick(list(world.hosts), fault))
+    below = [name for name in world.hosts if world.switches_of(name) == leaf]
+    return _cut(world, below, 1.0 + 240.0 * fault.size**2)
+
+
+def _partition(world: "World", fault: Fault) -> float:
+    """The hosts up to one of them; with the scheduler, the storage, both or neither."""
+    names = [host.name for host in world.hosts.values() if host.agent] or list(world.hosts)
+    cut = names[: 1 + int(fault.pick * len(names))] if fault.size < 0.5 else [_pick(names, fault)]
+    others = ([], [STORAGE], [SCHEDULER], [STORAGE, SCHEDULER])[int(fault.pick * 97) % 4]
+    return _cut(world, [*cut, *others], 1.0 + 300.0 * (fault.size * 7 % 1) ** 2)
+
+
+def _slow(world: "World", fault: Fault) -> float:
+    seconds = 30.0 + 200.0 * fault.pick
+    world.storage.slow_s = 0.5 + 20.0 * fault.size**2
+    world.storage.slow_until = world.timeline.now + seconds
+    return seconds
+
+
+def _full(world: "World", fault: Fault) -> float:
+    seconds = 5.0 + 300.0 * fault.size**2
+    world.storage.full_until = world.timeline.now + seconds
+    return seconds
+
+
+def _stale(world: "World", fault: Fault) -> float:
+    seconds = 30.0 + 200.0 * fault.pick
+    world.storage.stale_s = 60.0 * fault.size
+    world.storage.stale_until = world.timeline.now + seconds
+    return seconds
+
+
+def _messages(world: "World", fault: Fault) -> float:
+    seconds = 10.0 + 150.0 * fault.size
+    worst = 1 + int(40 * (fault.pick * 11 % 1))
+    chances = [worst if int(fault.pick * 16) >> bit & 1 else 0 for bit in range(4)]
+    world.network.weather = Weather(world.timeline.now + seconds, *chances)
+    return seconds
+
+
+def _clock(world: "World", fault: Fault) -> float:
+    host = _pick(list(world.hosts.values()), fault)
+    host.clock.offset += 7200.0 * (fault.size - 0.5)
+    return 0.0
+
+
+def _preemption(world: "World", fault: Fault) -> float:
+    world.scheduler.preempt(2.0 + 40.0 * fault.size)
+    return 60.0
+
+
+def _time_limit(world: "World", fault: Fault) -> float:
+    world.scheduler.limit()
+    return 60.0
+
+
+def _drain(world: "World", fault: Fault) -> float:
+    host = _pick(list(world.hosts.values()), fault)
+    host.draining = "a fan"
+    return _after(world, 600.0, partial(_resumed, host))
+
+
+def _resumed(host: Host) -> None:
+    host.draining = ""
+
+
+def _scheduler(world: "World", fault: Fault) -> float:
+    seconds = 5.0 + 400.0 * fault.size**2
+    world.scheduler.down_until = world.timeline.now + seconds
+    return seconds
+
+
+def _amnesia(world: "World", fault: Fault) -> float:
+    seconds = 20.0 * fault.size
+    world.scheduler.down_until = world.timeline.now + seconds
+    forget = partial(world.scheduler.forget, everything=fault.pick < 0.5)
+    return _after(world, seconds, forget)
+
+
+def _dead_spare(world: "World", fault: Fault) -> float:
+    """One that is not in use: the next to be asked is dead, or broken."""
+    idle = [host for host in world.hosts.values() if not host.agent and not host.ranks]
+    if not idle:
+        return 0.0
+    host = _pick(idle, fault)
+    if fault.size < 0.5:
+        host.dead_on_arrival = True
+    else:
+        host.findings = (BROKEN,)
+    return _after(world, 900.0, partial(_mended, host))
+
+
+def _mended(host: Host) -> None:
+    host.dead_on_arrival, host.findings = False, ()
+
+
+def _cancel(world: "World", fault: Fault) -> float:
+    """A tenth of them: a cancelled job shows little."""
+    if fault.pick > 0.1:
+        return 0.0
+    if fault.size < 0.5 and world.scenario.scheduled:
+        world.scheduler.cancel()
+    elif world.leader is not None:
+        world.leader.cancel("ann")
+    return 0.0
+
+
+FAULTS: Mapping[str, "Callable[[World, Fault], float]"] = {
+    "rank": _rank,
+    "hang": _hang,
+    "stuck": _stuck,
+    "agent": _agent,
+    "host": _host,
+    "leader": _leader,
+    "pause": _pause,
+    "switch": _switch,
+    "partition": _partition,
+    "storage-slow": _slow,
+    "storage-full": _full,
+    "storage-stale": _stale,
+    "messages": _messages,
+    "clock": _clock,
+    "preemption": _preemption,
+    "time-limit": _time_limit,
+    "drain": _drain,
+    "scheduler": _scheduler,
+    "amnesia": _amnesia,
+    "dead-spare": _dead_spare,
+    "cancel": _cancel,
+}
+"""Kind to what it does; each says for how long something is amiss."""

@@ -1,0 +1,192 @@
+"""What must hold at each event, whatever breaks: an independent count of what `step` should count.
+
+Nothing here asks the supervisor what it thinks of itself where the simulated world can tell.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.contract.actions import Action, EndJob, Requeue, StartAttempt
+from orchestrator.contract.events import (
+    CheckpointSaved,
+    Event,
+    HostFlagged,
+    JobSubmitted,
+    LeaderStarted,
+    TrainingResumed,
+)
+from orchestrator.simulation.storage import read_whole
+from orchestrator.supervise.state import LIVE, OUTSIDE, Run, Stage
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.leaders import Leader
+    from orchestrator.simulation.ranks import HostRanks
+    from orchestrator.simulation.world import World
+
+
+class Violated(AssertionError):
+    """A law was broken."""
+
+
+def hold(fine: bool, law: str) -> None:
+    if not fine:
+        raise Violated(law)
+
+
+class Witness:
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.marks = 0
+        """The newest attempt that made a mark."""
+        self.starts = 0
+        """Attempts since the last sign of progress."""
+        self.attempt = 0
+        self.explained = True
+        """Why the attempt before the next one ended has been said."""
+        self.requeues: set[tuple[int, int]] = set()
+        """Launch and restart of the runs that were given back by their leader."""
+        self.given_up: dict[str, int] = {}
+        """Host whose agent was lost, or whose ranks did not end -> in which attempt. One that is
+        back may still run these; the fence keeps them from writing, its agent ends them."""
+        self.left_out: set[str] = set()
+        """Hosts that the scheduler was last asked to do without."""
+        self.checked = 0
+        """Entries that were replayed."""
+        self.replayed = Run()
+
+    # Two live attempts that can write
+
+    def writers(self) -> None:
+        storage = self.world.storage
+        fence = storage.fence.attempt if storage.fence else 0
+        able = {
+            ranks.attempt
+            for host in self.world.hosts.values()
+            for ranks in host.ranks
+            if ranks.attempt >= fence and storage.serves(host.name)
+        }
+        hold(len(able) <= 1, f"attempts {sorted(able)} live and can write")
+
+    def fence_raised(self, leader: "Leader") -> None:
+        fence = self.world.storage.fence
+        mine = fence is None or fence.leader == leader.name
+        hold(mine, "a leader that was replaced takes the fence back")
+
+    def marked(self, attempt: int) -> None:
+        hold(attempt >= self.marks, f"attempt {attempt} made a mark after attempt {self.marks}")
+        self.marks = attempt
+
+    def ranks_started(self, ranks: "HostRanks") -> None:
+        others = [other for other in ranks.agent.host.ranks if other is not ranks]
+        hold(not others, f"{ranks.host} runs ranks of two attempts")
+
+    # Each decision
+
+    def submitted(self, before: Run, event: JobSubmitted) -> None:
+        self.starts, self.explained, self.left_out = 0, True, set()
+        stands = len(set(self.world.scheduler.submissions))
+        hold(stands == len(self.world.scheduler.submissions), "one launch was submitted twice")
+
+    def decided(
+        self, leader: "Leader", event: Event, actions: Sequence[Action], before: Run
+    ) -> None:
+        run = leader.supervisor.run
+        self._count(event, before, run)
+        for action in actions:
+            match action:
+                case StartAttempt():
+                    self._start(action, run)
+                case Requeue():
+                    self._requeue(leader, action)
+                case EndJob():
+                    hold(run.stage is Stage.ENDED, "the end of a job that has not ended")
+                case _:
+                    hold(before.ending is None, f"{type(action).__name__} after the end")
+        self._sound(run)
+        self.writers()
+
+    def _count(self, event: Event, before: Run, run: Run) -> None:
+        if run.leaving and not before.leaving and before.stage in LIVE:
+            self.starts -= 1  # to leave when a scheduler asks is no failure
+            self.explained = True
+        if len(run.incidents) > len(before.incidents) or run.ending is not None:
+            self.explained = True
+        for name, host in run.hosts.items():
+            if not host.alive:
+                self.given_up[name] = before.attempt
+        match event:
+            case CheckpointSaved() if run.saved > before.saved:
+                self.starts = 0
+            case TrainingResumed() if run.saved > before.saved:
+                self.starts = min(self.starts, 1)
+            case HostFlagged(host=flagged) if before.stage not in OUTSIDE:
+                self.left_out.add(flagged)
+            case LeaderStarted():
+                self.left_out = self.left_out if before.stage is Stage.QUEUED else set()
+            case _:
+                pass
+
+    def _start(self, action: StartAttempt, run: Run) -> None:
+        hold(self.explained, f"attempt {action.attempt} starts, why its former ended is not said")
+        hold(action.attempt == self.attempt + 1, f"attempt {action.attempt} after {self.attempt}")
+        self.attempt, self.explained = action.attempt, False
+        self.starts += 1
+        assert run.job is not None
+        budget = run.job.max_restarts + 1
+        hold(self.starts <= budget, f"{self.starts} attempts without progress, {budget} allowed")
+        hold(len(set(action.hosts)) == len(action.hosts), "a host has two node ranks")
+        hold(len(action.hosts) == len(run.plan.hosts), "not as many hosts as planned")
+        used = set(action.hosts) & (set(run.exclude) | self.left_out)
+        hold(not used, f"{sorted(used)} used, which are to be left out")
+        for name in action.hosts:
+            host = run.hosts[name]
+            hold(host.alive and not host.unfit, f"{name} used, which is not fit")
+            known = self.given_up.get(name, 0)
+            left = [r.attempt for r in self.world.hosts[name].ranks if r.attempt > known]
+            hold(not left, f"attempt {action.attempt} starts on {name}, where {left} still runs")
+
+    def _requeue(self, leader: "Leader", action: Requeue) -> None:
+        run = leader.agent.launch, leader.agent.restarts
+        hold(run not in self.requeues, f"launch {run[0]}, run {run[1]} is queued again twice")
+        self.requeues.add(run)
+        self.left_out |= set(action.exclude)
+
+    def _sound(self, run: Run) -> None:
+        assert run.job is not None
+        hold(run.fruitless <= run.job.max_restarts, "more restarts than the budget allows")
+        hold((run.ending is None) == (run.stage is not Stage.ENDED), "half an end")
+        numbers = [incident.id for incident in run.incidents]
+        hold(numbers == list(range(1, len(numbers) + 1)), f"incidents are numbered {numbers}")
+
+    # Journal and end
+
+    def leader_gone(self, leader: "Leader") -> None:
+        """What the journal says is what its leader thought."""
+        storage = self.world.storage
+        entries = storage.recall()
+        for entry in entries[self.checked :]:
+            self.replayed, actions = self.world.decide(self.replayed, entry.event)
+            hold(actions == entry.actions, f"line {entry.seq} replayed decides otherwise")
+        self.checked = len(entries)
+        own = leader.journal.seq == (entries[-1].seq if entries else 0)
+        if own:
+            hold(self.replayed == leader.supervisor.run, "the journal's fold is not the state")
+
+    def at_the_end(self) -> None:
+        world, run = self.world, self.world.run
+        entries = read_whole(bytes(world.storage.journal))
+        hold(
+            [entry.seq for entry in entries] == list(range(1, len(entries) + 1)),
+            "the journal's lines are not numbered in a row",
+        )
+        hold(run.findings is None, "the job has ended with trouble that nobody judged")
+        for incident in run.incidents:
+            said = bool(incident.kind and incident.cause and incident.action)
+            hold(said, f"incident {incident.id} has no outcome")
+            hold(incident.detected_after_s >= 0, f"incident {incident.id} was known before it was")
+        for host in world.hosts.values():
+            left = [ranks.attempt for ranks in host.ranks]
+            hold(not left, f"{host.name} still runs ranks of {left}: orphans")
+            agents = [agent.incarnation for agent in host.agents if agent.alive]
+            hold(not agents, f"{host.name} still has agents {agents}: orphans")
+        hold(not world.scheduler.stands, "the scheduler still has the job: an orphan")

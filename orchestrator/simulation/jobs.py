@@ -1,0 +1,81 @@
+"""The job that runs in a simulated cluster: a person submits it, the real planner plans it."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from orchestrator.cluster.inventory import Host, Inventory
+from orchestrator.cluster.profiles import load_profile
+from orchestrator.contract.data import DataSpec
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec import ClusterSpec, JobSpec
+from orchestrator.contract.train import TrainSpec
+from orchestrator.plan.planner import plan
+from orchestrator.simulation.scenario import Scenario
+
+PRESET = "llama-tiny"
+PROFILE = "h100-sxm-80gb"
+BATCH = 12
+"""Sequences; not every number of hosts divides it, so some plans are refused."""
+
+
+@lru_cache(maxsize=64)
+def plan_for(hosts: int, each: int) -> Plan:
+    """What the ranks need to know of it; what only people read is left out. Raises PlanError."""
+    spec = JobSpec(
+        name="simulated",
+        model=ModelSpec(preset=PRESET),
+        data=DataSpec(files="corpus.txt", sequence_length=256),
+        train=TrainSpec(steps=1, global_batch_size=BATCH),
+        cluster=ClusterSpec(hosts=hosts, gpus_per_host=each),
+    )
+    found = plan(spec, _inventory(hosts, each), PRESETS[PRESET])
+    return replace(found, alternatives=(), rejected=(), notes=(), memory_along_pp=())
+
+
+def _inventory(hosts: int, each: int) -> Inventory:
+    profile = load_profile(PROFILE)
+    return Inventory(
+        hosts=tuple(
+            Host(
+                name=f"node-{number}",
+                devices=each,
+                device_bytes=profile.memory_bytes,
+                profile=profile,
+            )
+            for number in range(hosts)
+        )
+    )
+
+
+def submitted(
+    scenario: Scenario, hosts: tuple[str, ...], at: float, launch: int = 1
+) -> JobSubmitted:
+    """`hosts`: those that there are, where no scheduler chooses."""
+    wanted = scenario.hosts + scenario.spares
+    return JobSubmitted(
+        at=at,
+        backend="slurm" if scenario.scheduled else "local",
+        steps=scenario.steps,
+        plan=plan_for(scenario.hosts, scenario.ranks_per_host),
+        plan_number=1,
+        launch=LaunchPlan(
+            job="simulated",
+            run_dir="/runs/simulated",
+            launch=launch,
+            hosts=hosts[:wanted],
+            devices_per_host=scenario.ranks_per_host,
+            agent_timeout=scenario.agent_timeout,
+        ),
+        max_restarts=scenario.max_restarts,
+        hang_timeout=scenario.hang_timeout,
+        init_timeout=scenario.init_timeout,
+        stop_grace=scenario.stop_grace,
+        resume=launch > 1,
+        shrink=scenario.shrink,
+        min_hosts=scenario.min_hosts,
+        preflight=scenario.preflight,
+    )

@@ -1,0 +1,431 @@
+"""A leader as `agent/leader.py` behaves, around the real supervisor, watch and connections.
+
+It differs in how it looks at the clock: each second rather than each quarter, and less often while
+nothing is amiss anywhere, when a look changes nothing. With the look come the pulses and digests of
+that second, which a bad network may lose. It dies wherever it is told to: within a line of the
+journal, between line and fence, or between two actions.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, assert_never, cast
+
+from orchestrator.agent.connections import Connections, Silence
+from orchestrator.agent.translate import (
+    event_of,
+    hang_detected,
+    health_changed,
+    registered,
+    step_reached,
+)
+from orchestrator.contract import exits
+from orchestrator.contract.actions import (
+    Action,
+    CheckHosts,
+    EndJob,
+    GatherEvidence,
+    ReplaceAgent,
+    Replan,
+    Requeue,
+    StartAttempt,
+    StopAttempt,
+)
+from orchestrator.contract.events import (
+    AgentLost,
+    CancelRequested,
+    Event,
+    HostLeaving,
+    LeaveAsked,
+    Tick,
+)
+from orchestrator.contract.fence import Fence, GivenUp
+from orchestrator.contract.protocol import (
+    Checked,
+    Digest,
+    Evidence,
+    Exited,
+    Gather,
+    Leave,
+    OfferPort,
+    Order,
+    Port,
+    Register,
+    Report,
+    Start,
+    Stop,
+    Stopped,
+    Told,
+    Warned,
+)
+from orchestrator.simulation.errands import Errands
+from orchestrator.simulation.network import Line
+from orchestrator.simulation.storage import Crash, Crashed, StoredJournal
+from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.watch import Limits, Watch
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.agents import Agent
+    from orchestrator.simulation.world import World
+
+LOOK_S = 1.0
+CALM_LOOK_S = 4.0
+RETRY_S = 1.0
+"""Before a write to the journal or the fence is tried again."""
+FAREWELL_S = 5.0
+FAREWELL_POLL_S = 0.5
+
+
+class Leader:
+    def __init__(self, world: "World", agent: "Agent", journal: StoredJournal) -> None:
+        self.world, self.agent, self.host = world, agent, agent.host
+        self.name = agent.incarnation
+        self.journal = journal
+        self.supervisor = Supervisor(journal, world.decide)
+        job = self.supervisor.run.job
+        assert job is not None
+        self.job = job
+        self.offset = self.host.clock.offset
+        """Of its clock, which it reads once."""
+        self.connections = Connections(job.launch.launch, job.launch.agent_timeout, self.host.clock)
+        self.agents: dict[str, Agent] = {}
+        self.errands = Errands(world, self)
+        self.events: deque[Event] = deque()
+        self.busy = False
+        """With a write that takes time."""
+        self.todo: deque[Action] = deque()
+        self.watch: Watch | None = None
+        self.watched = 0
+        self.hung = False
+        self.pending: StartAttempt | None = None
+        self.ending: EndJob | Requeue | None = None
+        self.alive = self.serves = True
+        self.paused_until = 0.0
+        self.crash_between: int | None = None
+        """How many actions from here it dies."""
+        self.looks = 0
+        self.look()
+
+    def now(self) -> float:
+        """The time that events carry: unix seconds of a clock that never jumps."""
+        return self.host.clock.now() - self.host.clock.offset + self.offset
+
+    # What agents say
+
+    def hear(self, line: Line, host: str, report: Report) -> None:
+        if not self.alive or not self.serves:
+            return
+        if isinstance(report, Register):
+            self._admit(line, report)
+            return
+        connection = self.connections.by_host.get(host)
+        if connection is None or cast(Any, connection.ws) is not line:
+            self._refuse(line, host)  # given up: it has to register again
+            return
+        connection.heard = self.world.timeline.now
+        self._reported(report)
+
+    def _refuse(self, line: Line, host: str) -> None:
+        line.open = False
+        for agent in self.world.hosts[host].agents:
+            agent.lose(line)
+
+    def _admit(self, line: Line, register: Register) -> None:
+        if register.launch != self.job.launch.launch:
+            self._refuse(line, register.host)
+            return
+        found = [a for a in self.world.hosts[register.host].agents if a.line is line]
+        if not found:
+            return
+        self.agents[register.host] = found[0]
+        _, is_new = self.connections.admit(register, cast(Any, line))
+        if is_new:
+            self.happened(registered(register, self.now()))
+        if self.ending is not None:
+            self.order(register.host, Leave(reason=self.ending.reason))
+        self._speak(register.host)
+
+    def hung_up(self, line: Line) -> None:
+        line.open = False
+        for connection in self.connections.by_host.values():
+            if cast(Any, connection.ws) is line:
+                connection.ws = None
+
+    def _reported(self, report: Report) -> None:
+        match report:
+            case Digest():
+                self._digest(report)
+            case Port():
+                self._port_offered(report)
+            case Told() | Exited() | Evidence() | Stopped():
+                self.happened(event_of(report, self.now()))
+            case Checked():
+                self.errands.checked[report.host] = report
+            case Register():
+                pass
+            case Warned(host=host, signal=name):
+                self.happened(HostLeaving(at=self.now(), host=host, why=name))
+            case _:
+                assert_never(report)
+
+    def _digest(self, digest: Digest) -> None:
+        if self.watch is None or digest.attempt != self.watched:
+            return
+        progress = self.watch.observe(digest.ranks, self.world.timeline.now)
+        if progress is not None:
+            self.happened(step_reached(progress, digest.attempt, self.now()))
+
+    def order(self, host: str, order: Order) -> None:
+        self.connections.order(host, order)
+        self._speak(host)
+
+    def _speak(self, host: str) -> None:
+        connection, agent = self.connections.by_host.get(host), self.agents.get(host)
+        line = cast("Line | None", connection.ws) if connection else None
+        if connection is None or agent is None or line is None:
+            return
+        while not connection.orders.empty():
+            obey = partial(agent.obey, line, connection.orders.get_nowait())
+            self.world.network.send(line, self.host.name, obey)
+
+    # Time
+
+    def look(self) -> None:
+        if not self.alive:
+            return
+        now = self.world.timeline.now
+        self.looks += 1
+        next_look = CALM_LOOK_S if self.world.calm(self) else LOOK_S
+        self.world.timeline.after(next_look, partial(self._look_again, self.looks))
+        if now < self.paused_until or not self.serves:
+            return
+        if self.paused_until:
+            self.connections.excuse(self.world.pause_s)
+            self.paused_until = 0.0
+            return
+        if self._given_up():
+            self.leave("another leader has taken over")
+            return
+        self._pulse(now)
+        at = self.now()
+        self._lose(self.connections.forget_silent(), at)
+        if self.watch is not None:
+            self._detect(self.watch, at)
+        self.happened(Tick(at=at))
+
+    def look_now(self) -> None:
+        """Look at the moment, and closely from now on."""
+        if self.alive:
+            self.look()
+
+    def _look_again(self, looks: int) -> None:
+        if looks == self.looks:
+            self.look()
+
+    def doom(self, number: int, where: Crash | None) -> None:
+        """Die `number` lines, or without `where` as many actions, from here."""
+        if where is None:
+            self.crash_between = number
+        else:
+            self.journal.crash = (number, where)
+
+    def _given_up(self) -> bool:
+        storage = self.world.storage
+        readable = storage.serves(self.host.name) and storage.fence is not None
+        return readable and storage.fence is not None and storage.fence.leader != self.name
+
+    def _pulse(self, now: float) -> None:
+        for host, connection in self.connections.by_host.items():
+            agent = self.agents[host]
+            if connection.ws is None or cast(Any, connection.ws) is not agent.line:
+                continue
+            if agent.alive and self.world.passes(self.host.name, host):
+                connection.heard = agent.last_heard = now
+                if self.watch is not None and agent.ranks is not None:
+                    self._digest(agent.digest())
+
+    def _lose(self, silences: Sequence[Silence], at: float) -> None:
+        lost = [AgentLost(at=at, host=s.host, why=s.why, silent_s=s.silent_s) for s in silences]
+        others = set(self.connections.by_host) - {self.host.name}
+        if self.supervisor.run.allocation is not None and lost and not others:
+            self.errands.lose(lost)
+            return
+        for event in lost:
+            self.happened(event)
+
+    def _detect(self, watch: Watch, at: float) -> None:
+        now, attempt = self.world.timeline.now, self.watched
+        for change in watch.health_changes(now):
+            self.happened(health_changed(change, attempt, at))
+        hang = watch.hang(now)
+        placement = self.supervisor.run.placement
+        if hang is not None and not self.hung and self.connections.hears(placement):
+            self.hung = True
+            self.happened(hang_detected(hang, attempt, at))
+
+    # Decide and act
+
+    def cancel(self, by: str) -> None:
+        self.happened(CancelRequested(at=self.now(), by=by))
+
+    def warned(self, signal_name: str) -> None:
+        if self.ending is None:
+            self.happened(LeaveAsked(at=self.now(), cause=None, words=signal_name))
+            self.errands.ask_why(signal_name)
+
+    def happened(self, event: Event) -> None:
+        if self.alive and self.serves:
+            self.events.append(event)
+            self._consume()
+
+    def _consume(self) -> None:
+        while self.events and self.alive and not self.busy and self.ending is None:
+            event = self.events.popleft()
+            slow = 0.0 if isinstance(event, Tick) else self.world.storage.delay
+            if slow:
+                self._wait(slow, partial(self._decide, event))
+            else:
+                self._decide(event)
+
+    def _wait(self, seconds: float, then: Any) -> None:
+        self.busy = True
+        self.world.timeline.after(seconds, partial(self._goes_on, then))
+
+    def _goes_on(self, then: Any) -> None:
+        self.busy = False
+        if self.alive:
+            then()
+            self._consume()
+
+    def _decide(self, event: Event) -> None:
+        known = len(self.supervisor.run.incidents)
+        try:
+            actions = self.supervisor.feed(event)
+        except Crashed as crashed:
+            if str(crashed) == "after the line":  # it was decided, though nothing came of it
+                self.supervisor.run, actions = self.world.decide(self.supervisor.run, event)
+                self.world.decided(self, event, actions)
+            self.crashes(f"{crashed} of {type(event).__name__}")
+            return
+        except GivenUp:
+            self.leave("another leader has taken over")
+            return
+        except OSError:
+            self._wait(RETRY_S, partial(self._decide, event))
+            return
+        if not isinstance(event, Tick) or actions:
+            self.world.decided(self, event, actions)
+        self.todo.extend(actions)
+        self._act()
+        for incident in self.supervisor.run.incidents[known:]:
+            self.world.strike(incident)
+
+    def _act(self) -> None:
+        while self.todo and self.alive and not self.busy:
+            if self.crash_between is not None:
+                self.crash_between -= 1
+                if self.crash_between < 0:
+                    self.crashes(f"before {type(self.todo[0]).__name__} was done")
+                    return
+            action = self.todo[0]
+            if isinstance(action, StartAttempt) and not self._raise_fence(action.attempt):
+                return
+            self.todo.popleft()
+            self._perform(action)
+
+    def _raise_fence(self, attempt: int) -> bool:
+        """Whether it is on disk; else it is tried again."""
+        storage = self.world.storage
+        try:
+            storage.check_write(self.host.name)
+        except OSError:
+            self._wait(RETRY_S, self._act)
+            return False
+        self.world.witness.fence_raised(self)
+        if self.world.fenced:
+            storage.fence = Fence(leader=self.name, attempt=attempt)
+        return True
+
+    def _perform(self, action: Action) -> None:
+        run = self.supervisor.run
+        match action:
+            case StartAttempt():
+                self._start_attempt(action)
+            case StopAttempt():
+                self.watch, self.pending = None, None
+                for host in run.placement:
+                    self.order(host, Stop(attempt=action.attempt, grace_s=action.grace_s))
+            case GatherEvidence():
+                for host in run.placement:
+                    self.order(host, Gather(attempt=action.attempt, timeout_s=action.timeout_s))
+            case ReplaceAgent() | CheckHosts() | Replan():
+                self.errands.run_errand(action)
+            case Requeue():
+                self.watch = None
+                self.errands.requeue(action)
+            case EndJob():
+                self.watch = None
+                self.end(action)
+            case _:
+                assert_never(action)
+
+    def _start_attempt(self, action: StartAttempt) -> None:
+        limits = Limits(hang=self.job.hang_timeout, init=self.job.init_timeout)
+        ranks = range(self.supervisor.run.plan.world_size)
+        self.watch = Watch(ranks, limits, self.world.timeline.now)
+        self.watched, self.hung, self.pending = action.attempt, False, action
+        self.order(action.hosts[0], OfferPort(attempt=action.attempt))
+
+    def _port_offered(self, offer: Port) -> None:
+        action = self.pending
+        if action is None or action.attempt != offer.attempt:
+            return
+        self.pending = None
+        current = self.supervisor.run.current
+        for node_rank, host in enumerate(action.hosts):
+            start = Start(
+                attempt=action.attempt,
+                node_rank=node_rank,
+                nodes=len(action.hosts),
+                ranks_per_host=current.plan.ranks_per_host,
+                master_address=action.hosts[0],
+                master_port=offer.port,
+                config=str(current.number),
+                drills=action.drills,
+            )
+            self.order(host, start)
+
+    # Its end
+
+    def end(self, ending: EndJob | Requeue) -> None:
+        """Let every agent go, and wait a while until they have."""
+        self.ending = ending
+        if isinstance(ending, EndJob):
+            self.world.announce(self, over=True)
+        for host in list(self.connections.by_host):
+            self.order(host, Leave(reason=ending.reason))
+        self._farewell(self.world.timeline.now + FAREWELL_S)
+
+    def _farewell(self, deadline: float) -> None:
+        if not self.alive:
+            return
+        if self.connections.open and self.world.timeline.now < deadline:
+            self.world.timeline.after(FAREWELL_POLL_S, partial(self._farewell, deadline))
+            return
+        self.serves = False
+        self.agent.leave(exits.REQUEUED if isinstance(self.ending, Requeue) else exits.OK)
+
+    def leave(self, why: str) -> None:
+        """Others have taken over: touch nothing."""
+        self.world.history.note(self.host.name, f"the leader leaves: {why}")
+        self.serves = False
+        self.agent.leave(exits.LEADER_LOST)
+
+    def crashes(self, where: str) -> None:
+        self.world.history.note(self.host.name, f"the leader is killed {where}")
+        self.agent.die()
+
+    def over(self, *, silently: bool) -> None:
+        """Its process is gone."""
+        self.alive = self.serves = False
+        self.world.leader_gone(self, silently=silently)

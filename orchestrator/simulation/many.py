@@ -1,0 +1,101 @@
+"""Thousands of seeds on all cores, and what is told of them."""
+
+import json
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+
+from orchestrator.simulation.run import Outcome, simulate
+from orchestrator.simulation.scenario import KINDS
+
+CHUNK = 50
+"""Seeds that a process takes at a time."""
+SHOWN = 5
+"""Failing seeds that are told of, each with its command."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of many seeds."""
+
+    seeds: int = 0
+    endings: Counter[str] = field(default_factory=Counter)
+    broken: list[Outcome] = field(default_factory=list)
+    events: int = 0
+    lines: int = 0
+    attempts: int = 0
+    incidents: int = 0
+    resumed: int = 0
+    virtual_s: float = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        self.seeds += 1
+        if outcome.broken:
+            self.broken.append(outcome)
+        else:
+            self.endings[outcome.ending] += 1
+        self.events += outcome.events
+        self.lines += outcome.lines
+        self.attempts += outcome.attempts
+        self.incidents += outcome.incidents
+        self.resumed += outcome.resumed
+        self.virtual_s += outcome.virtual_s
+
+
+def outcomes(
+    seeds: Iterable[int], kinds: Sequence[str] = tuple(KINDS), processes: int = 1
+) -> Iterator[Outcome]:
+    """In any order, where several processes share the work."""
+    one = partial(simulate, kinds=tuple(kinds))
+    if processes == 1:
+        yield from map(one, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(one, seeds, CHUNK)
+        pool.close()
+        pool.join()
+
+
+def tally(found: Iterable[Outcome]) -> Tally:
+    total = Tally()
+    for outcome in found:
+        total.add(outcome)
+    total.broken.sort(key=lambda outcome: outcome.seed)
+    return total
+
+
+def command(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> str:
+    """What replays a seed, with its history."""
+    chosen = "" if tuple(kinds) == tuple(KINDS) else f" --faults {','.join(kinds)}"
+    return f"ndctl simulate --seed {seed}{chosen} --trace"
+
+
+def text(total: Tally, kinds: Sequence[str], took_s: float) -> str:
+    endings = ", ".join(f"{number} {name}" for name, number in sorted(total.endings.items()))
+    lines = [
+        f"{total.seeds} seeds: {endings or 'none ended'}, {len(total.broken)} broke a law",
+        f"{total.attempts} attempts, {total.incidents} incidents, {total.lines} journal lines,"
+        f" {total.events} events, {total.virtual_s / 3600:.0f} h of virtual time;"
+        f" {total.resumed} times a person had to submit a job again",
+        f"{total.seeds / took_s:.0f} seeds/s, {total.events / took_s:.0f} events/s",
+    ]
+    for outcome in total.broken[:SHOWN]:
+        lines.append(f"seed {outcome.seed}: {outcome.broken}")
+        lines.append(f"    {command(outcome.seed, kinds)}")
+    if len(total.broken) > SHOWN:
+        lines.append(f"and {len(total.broken) - SHOWN} more")
+    return "\n".join(lines)
+
+
+def as_json(total: Tally, kinds: Sequence[str], took_s: float) -> str:
+    body = {
+        **{each.name: getattr(total, each.name) for each in fields(total)},
+        "seconds": took_s,
+        "broken": [
+            {"seed": one.seed, "law": one.broken, "command": command(one.seed, kinds)}
+            for one in total.broken
+        ],
+    }
+    return json.dumps(body, indent=2)

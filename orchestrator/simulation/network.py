@@ -1,0 +1,82 @@
+"""Lines between hosts: in order and quick, until something is wrong with them.
+
+Harder than TCP: in bad weather a message may be doubled, late or overtaken without the connection
+breaking, and one that is lost breaks it only some seconds, and messages, later.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from orchestrator.simulation.clock import Timeline
+
+SCHEDULER = "scheduler"
+STORAGE = "storage"
+NOTICED_S = 10.0
+"""At most, for TCP to give up a connection that lost something."""
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """A connection between two hosts; what is under way when it closes is lost."""
+
+    one: str
+    other: str
+    open: bool = True
+    free_at: dict[str, float] = field(default_factory=dict)
+    """When the last message from each end will have arrived."""
+    broken: Callable[[], None] | None = None
+    """Told when it breaks."""
+
+    def breaks(self) -> None:
+        if self.open:
+            self.open = False
+            if self.broken is not None:
+                self.broken()
+
+
+@dataclass(slots=True)
+class Weather:
+    """Chances in percent, until when."""
+
+    until: float = 0.0
+    lost: int = 0
+    doubled: int = 0
+    late: int = 0
+    reordered: int = 0
+
+
+@dataclass(slots=True)
+class Network:
+    timeline: Timeline
+    random: Random
+    weather: Weather = field(default_factory=Weather)
+    apart: dict[str, int] = field(default_factory=dict)
+    """Side of a partition on which a host, the scheduler or the storage is; 0 unless told."""
+
+    def reaches(self, one: str, other: str) -> bool:
+        return self.apart.get(one, 0) == self.apart.get(other, 0)
+
+    def send(self, line: Line, sender: str, arrive: Callable[[], None]) -> None:
+        delay, now = 0.002 + 0.01 * self.random.random(), self.timeline.now
+        times, ordered = 1, True
+        if now < self.weather.until:
+            drawn = self.random.randrange(100)
+            if drawn < self.weather.lost:
+                self.timeline.after(NOTICED_S * self.random.random(), line.breaks)
+            times = 0 if drawn < self.weather.lost else 1 + (drawn > 99 - self.weather.doubled)
+            if self.random.randrange(100) < self.weather.late:
+                delay += 20.0 * self.random.random()
+            ordered = self.random.randrange(100) >= self.weather.reordered
+        for _ in range(times):
+            at = now + delay
+            if ordered:
+                at = max(at, line.free_at.get(sender, 0.0))
+                line.free_at[sender] = at
+            self.timeline.after(at - now, partial(self._arrives, line, arrive))
+            delay += self.random.random()
+
+    def _arrives(self, line: Line, arrive: Callable[[], None]) -> None:
+        if line.open and self.reaches(line.one, line.other):
+            arrive()

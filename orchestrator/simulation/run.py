@@ -1,0 +1,129 @@
+"""One seed, one history: from the submission to the end of the job, or to a broken law."""
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from orchestrator.simulation import faults
+from orchestrator.simulation.invariants import Violated
+from orchestrator.simulation.scenario import KINDS, Fault, Scenario, scenario
+from orchestrator.simulation.world import World
+from orchestrator.supervise.loop import Decide
+from orchestrator.supervise.step import step
+
+PERSON_S = 60.0
+"""Between two looks of a person at a job that nobody leads any more."""
+BOUND_S = 4 * 3600.0
+"""Virtual time after the last fault is over, by which a job must have ended."""
+AFTER_S = 1200.0
+"""After the end, for everything to be gone."""
+MOST_EVENTS = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    seed: int
+    ending: str
+    """`SUCCEEDED`, `FAILED`, `CANCELLED`; or nothing, where a law was broken."""
+    broken: str
+    """Which law, in words."""
+    events: int
+    lines: int
+    """Of the journal."""
+    attempts: int
+    incidents: int
+    resumed: int
+    """How often a person had to submit the job again."""
+    virtual_s: float
+    history: tuple[str, ...] = ()
+
+
+class Simulation:
+    def __init__(
+        self, chosen: Scenario, decide: Decide = step, *, fenced: bool = True, kept: bool = False
+    ) -> None:
+        self.scenario = chosen
+        self.world = World(chosen, decide, fenced=fenced, kept=kept)
+        self.launch = 0
+        self.resubmitted = False
+        self.whole_at = 0.0
+        self.ended_at: float | None = None
+
+    def run(self) -> None:
+        """Raises Violated."""
+        world = self.world
+        world.history.note("seed", f"{self.scenario.seed}: {self.scenario.words}")
+        for fault in self.scenario.faults:
+            world.timeline.after(fault.at, partial(self._strike, fault))
+        self.whole_at = max([f.at for f in self.scenario.faults], default=0.0) + faults.LONGEST_S
+        self._person()
+        while world.timeline.turn():
+            if self._finished():
+                break
+        world.witness.at_the_end()
+
+    def _strike(self, fault: Fault) -> None:
+        if not self.world.ended:
+            faults.strike(self.world, fault)
+
+    def _finished(self) -> bool:
+        world = self.world
+        if world.timeline.happened > MOST_EVENTS:
+            raise Violated("the job goes round in circles")
+        if not world.ended:
+            self.ended_at = None
+            if world.timeline.now > self.whole_at + BOUND_S:
+                raise Violated(
+                    f"the job has not ended {BOUND_S / 3600:.0f} h after the last fault:"
+                    f" {world.run.stage.value}, {world.run.reason}"
+                )
+            return False
+        if self.ended_at is None:
+            self.ended_at = world.timeline.now
+        return world.timeline.now > self.ended_at + AFTER_S
+
+    def _person(self) -> None:
+        """Submits the job, again where nobody leads it any more, and once more if it failed."""
+        world = self.world
+        world.timeline.after(PERSON_S, self._person)
+        if self.launch and not world.abandoned:
+            return
+        again = world.run.ending == "FAILED" and self.scenario.resubmitted and not self.resubmitted
+        if world.ended and not again:
+            return
+        if world.submits(self.launch + 1):
+            self.launch += 1
+            self.resubmitted = self.resubmitted or again
+
+
+def simulate(
+    seed: int,
+    kinds: Sequence[str] = tuple(KINDS),
+    decide: Decide = step,
+    *,
+    fenced: bool = True,
+    kept: bool = False,
+) -> Outcome:
+    simulation = Simulation(scenario(seed, kinds), decide, fenced=fenced, kept=kept)
+    world, broken = simulation.world, ""
+    try:
+        simulation.run()
+    except AssertionError as exc:
+        if not isinstance(exc, Violated):
+            world.history.note("defect", traceback.format_exc())
+        broken = str(exc) or "an assertion of ndctl's own failed"
+        world.history.note("BROKEN", broken)
+    run = world.run
+    return Outcome(
+        seed=seed,
+        ending="" if broken else str(run.ending),
+        broken=broken,
+        events=world.timeline.happened,
+        lines=world.storage.journal.count(b"\n"),
+        attempts=run.attempt,
+        incidents=len(run.incidents),
+        resumed=max(0, simulation.launch - 1),
+        virtual_s=world.timeline.now,
+        history=tuple(world.history.lines),
+    )

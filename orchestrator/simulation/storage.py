@@ -1,0 +1,145 @@
+"""The file system that all hosts see: journal, fence, checkpoints. It may be slow, full or stale.
+
+Lines of the journal are made and read by the real code. The lock on the journal is let go of by its
+holder's death, or, where the holder's host is cut off, after a lease. The fence is always read
+fresh, as close-to-open consistency promises; what else a host reads may be older.
+"""
+
+import errno
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from orchestrator.contract.actions import Action
+from orchestrator.contract.events import Event
+from orchestrator.contract.fence import Fence
+from orchestrator.errors import JobError
+from orchestrator.simulation.clock import Timeline
+from orchestrator.simulation.network import STORAGE, Network
+from orchestrator.supervise.log import Entry, parse, to_line
+
+LEASE_S = 45.0
+"""For a file server to take a lock from a host that it does not hear."""
+
+Crash = Literal["before the line", "within the line", "after the line"]
+
+
+class Crashed(BaseException):
+    """The process died here."""
+
+
+@dataclass(slots=True)
+class Whereabouts:
+    """`leader.json`: what agents look for."""
+
+    launch: int
+    restarts: int
+    leader: str
+    """Incarnation of the agent that leads."""
+    over: bool = False
+
+
+@dataclass(slots=True)
+class Storage:
+    timeline: Timeline
+    network: Network
+    journal: bytearray = field(default_factory=bytearray)
+    entries: list[Entry] = field(default_factory=list)
+    """Of the journal's whole lines, as decoded from them."""
+    read_to: int = 0
+    fence: Fence | None = None
+    whereabouts: list[tuple[float, Whereabouts]] = field(default_factory=list)
+    """Each with the time at which it was written."""
+    checkpoints: list[tuple[float, int, int]] = field(default_factory=list)
+    """When, step and attempt of each complete one."""
+    holder: str | None = None
+    """Incarnation that holds the journal's lock."""
+    holder_host: str = ""
+    full_until: float = 0.0
+    slow_until: float = 0.0
+    slow_s: float = 0.0
+    stale_until: float = 0.0
+    stale_s: float = 0.0
+
+    def serves(self, host: str) -> bool:
+        return self.network.reaches(host, STORAGE)
+
+    @property
+    def full(self) -> bool:
+        return self.timeline.now < self.full_until
+
+    @property
+    def delay(self) -> float:
+        """What a write takes longer than usual."""
+        return self.slow_s if self.timeline.now < self.slow_until else 0.0
+
+    def _seen_until(self) -> float:
+        now = self.timeline.now
+        return now - self.stale_s if now < self.stale_until else now
+
+    def announced(self) -> Whereabouts | None:
+        """What a host reads in `leader.json`, perhaps not the newest."""
+        until = self._seen_until()
+        return next((w for at, w in reversed(self.whereabouts) if at <= until), None)
+
+    def newest_checkpoint(self) -> int:
+        until = self._seen_until()
+        return max((step for at, step, _ in self.checkpoints if at <= until), default=0)
+
+    def check_write(self, host: str) -> None:
+        """Raises OSError when `host` cannot write now."""
+        if not self.serves(host):
+            raise OSError(errno.ESTALE, "the server does not answer")
+        if self.full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    def recall(self) -> tuple[Entry, ...]:
+        """All entries, each line decoded once; an unfinished last line is no line."""
+        whole = self.journal.rfind(b"\n") + 1
+        if whole > self.read_to:
+            fresh = bytes(self.journal[self.read_to : whole])
+            self.entries += parse(fresh, len(self.entries))
+            self.read_to = whole
+        return tuple(self.entries)
+
+
+class StoredJournal:
+    """As `supervise.log.Journal`, with the bytes in memory, and a death at any point of a write."""
+
+    def __init__(self, storage: Storage, host: str, guard: Callable[[], None]) -> None:
+        self.storage, self.host, self.guard = storage, host, guard
+        del storage.journal[storage.journal.rfind(b"\n") + 1 :]
+        self.entries = storage.recall()
+        self.seq = self.entries[-1].seq if self.entries else 0
+        self.crash: tuple[int, Crash] | None = None
+        """At which line from here, counted from 0, the writer dies, and where in it."""
+
+    def append(self, event: Event, actions: Iterable[Action] = ()) -> Entry:
+        self.guard()
+        self.storage.check_write(self.host)
+        entry = Entry(seq=self.seq + 1, event=event, actions=tuple(actions))
+        line = to_line(entry)
+        crash = self._crash_now()
+        if crash == "within the line":
+            self.storage.journal += line[: 1 + entry.seq * 37 % (len(line) - 1)]
+        elif crash != "before the line":
+            self.storage.journal += line
+        if crash is not None:
+            raise Crashed(crash)
+        self.seq = entry.seq
+        return entry
+
+    def _crash_now(self) -> Crash | None:
+        if self.crash is None:
+            return None
+        number, where = self.crash
+        self.crash = (number - 1, where)
+        return where if number == 0 else None
+
+
+def read_whole(journal: bytes) -> tuple[Entry, ...]:
+    """All entries of a journal, decoded anew; raises JobError where a line is damaged."""
+    try:
+        return tuple(parse(journal[: journal.rfind(b"\n") + 1]))
+    except JobError as exc:
+        raise AssertionError(f"the journal is damaged: {exc}") from exc

@@ -1,0 +1,373 @@
+"""Everything that a simulated job touches, and who meets whom there."""
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from orchestrator import strikes
+from orchestrator.contract.actions import Action
+from orchestrator.contract.events import AgentRegistered, Event, JobSubmitted, LeaderStarted
+from orchestrator.contract.fence import Fence, GivenUp
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.protocol import Start
+from orchestrator.simulation.agents import Agent
+from orchestrator.simulation.clock import EPOCH, HostClock, Timeline
+from orchestrator.simulation.history import History
+from orchestrator.simulation.hosts import Host
+from orchestrator.simulation.invariants import Witness
+from orchestrator.simulation.jobs import submitted
+from orchestrator.simulation.leaders import Leader
+from orchestrator.simulation.network import SCHEDULER, Network
+from orchestrator.simulation.ranks import HostRanks
+from orchestrator.simulation.scenario import Scenario
+from orchestrator.simulation.scheduler import Scheduler
+from orchestrator.simulation.storage import LEASE_S, Crash, Storage, StoredJournal, Whereabouts
+from orchestrator.simulation.training import Training, Work
+from orchestrator.supervise.loop import Decide, Supervisor
+from orchestrator.supervise.state import Incident, Run, Stage
+
+LOGIN = "login"
+"""Where the person sits."""
+LEAF = 3
+"""Hosts under one switch."""
+LOCK_POLL_S = 1.0
+TAKE_OVER_S = 120.0
+LOCK_PATIENCE_S = 2.0
+RANKS_START_S = 0.5
+CALM_AFTER_S = 60.0
+"""Consequences of a fault are looked at closely for so long."""
+
+
+class World:
+    def __init__(
+        self, scenario: Scenario, decide: Decide, *, fenced: bool = True, kept: bool = False
+    ) -> None:
+        self.scenario, self.decide, self.fenced = scenario, decide, fenced
+        self.timeline = Timeline()
+        self.random = Random(scenario.seed + 1)
+        self.history = History(self.timeline, kept)
+        self.network = Network(self.timeline, self.random)
+        self.storage = Storage(self.timeline, self.network)
+        self.hosts: dict[str, Host] = {}
+        self.leaders: dict[str, Leader] = {}
+        """By incarnation; of those that were, too."""
+        self.trainings: dict[int, Training] = {}
+        self.strikes: list[strikes.Line] = []
+        self.pause_s = 0.0
+        self.troubled_until = 0.0
+        self.unheard_since: dict[str, float] = {}
+        """By the scheduler."""
+        self.unserved_since: dict[str, float] = {}
+        self.count = 0
+        self.crash_next: tuple[int, Crash | None] | None = None
+        """For the next leader, where none was there to be killed."""
+        self.witness = Witness(self)
+        self.scheduler = Scheduler(self)
+        self.run = Run()
+        """As the newest leader, or the person, left it."""
+        for _ in range(scenario.hosts + scenario.spares + (2 if scenario.scheduled else 0)):
+            self.add_host()
+
+    # What there is
+
+    def drawn(self) -> int:
+        self.count += 1
+        return self.count
+
+    def add_host(self) -> None:
+        name = f"node-{len(self.hosts)}"
+        self.hosts[name] = Host(name, HostClock(self.timeline))
+
+    def switches_of(self, host: str) -> tuple[str, ...]:
+        return (f"leaf-{int(host.removeprefix('node-')) // LEAF}",)
+
+    @property
+    def job(self) -> LaunchPlan:
+        assert self.run.job is not None
+        return self.run.job.launch
+
+    @property
+    def leader(self) -> Leader | None:
+        """One that lives and serves; the newest where there are two."""
+        found = [leader for leader in self.leaders.values() if leader.alive and leader.serves]
+        return found[-1] if found else None
+
+    def calm(self, leader: Leader) -> bool:
+        return self.timeline.now > self.troubled_until and (
+            leader.supervisor.run.stage is Stage.RUNNING
+        )
+
+    def trouble(self, seconds: float) -> None:
+        """Something is amiss for so long: leaders look closely, from this moment on."""
+        until = self.timeline.now + seconds + CALM_AFTER_S
+        if self.timeline.now > self.troubled_until:
+            for leader in list(self.leaders.values()):
+                leader.look_now()
+        self.troubled_until = max(self.troubled_until, until)
+
+    def passes(self, one: str, other: str) -> bool:
+        """Whether a pulse and its answer get through now."""
+        if not self.network.reaches(one, other):
+            return False
+        weather = self.network.weather
+        bad = self.timeline.now < weather.until
+        return not bad or self.random.randrange(100) >= weather.lost + weather.late // 2
+
+    def takes_part(self, host: Host, other: str) -> bool:
+        return self.hosts[other].agent is not None and self.network.reaches(host.name, other)
+
+    def unheard(self, host: Host, seconds: float) -> bool:
+        """Whether the scheduler has not heard the host for so long."""
+        since = self.unheard_since.get(host.name)
+        return since is not None and self.timeline.now - since > seconds
+
+    def hears_anew(self) -> None:
+        """Whom the scheduler and the storage hear may have changed."""
+        for host in self.hosts.values():
+            self._serves_anew(host)
+            heard = host.up and self.network.reaches(host.name, SCHEDULER)
+            if not heard:
+                self.unheard_since.setdefault(host.name, self.timeline.now)
+            elif self.unheard_since.pop(host.name, None) is not None:
+                self.scheduler.node_back(host)
+
+    def _serves_anew(self, host: Host) -> None:
+        """A host that went off lost its lock at the latest when it is back."""
+        if not (host.up and self.storage.serves(host.name)):
+            self.unserved_since.setdefault(host.name, self.timeline.now)
+        elif self.unserved_since.pop(host.name, None) is not None:
+            alive = {agent.incarnation for agent in host.agents if agent.alive}
+            if self.storage.holder_host == host.name and self.storage.holder not in alive:
+                self.storage.holder = None
+
+    # Leaders begin and end
+
+    def becomes_leader(self, agent: Agent) -> None:
+        """As `agent.__main__._lead`: the fence first, then the lock, then the journal."""
+        try:
+            self.storage.check_write(agent.host.name)
+        except OSError:
+            agent.die()
+            return
+        former = self.storage.fence
+        self.storage.fence = Fence(
+            leader=agent.incarnation, attempt=former.attempt if former else 0
+        )
+        patience = TAKE_OVER_S if self.scenario.scheduled else LOCK_PATIENCE_S
+        self._opens(agent, self.timeline.now + patience)
+
+    def _opens(self, agent: Agent, deadline: float) -> None:
+        if not agent.alive:
+            return
+        storage = self.storage
+        if not storage.serves(agent.host.name) or not self._locks(agent):
+            if self.timeline.now > deadline:
+                self.history.note(agent.host.name, "the journal is held by another: leaving")
+                agent.die()
+            else:
+                self.timeline.after(LOCK_POLL_S, partial(self._opens, agent, deadline))
+            return
+        journal = StoredJournal(storage, agent.host.name, partial(self._check_leader, agent))
+        leader = Leader(self, agent, journal)
+        agent.leader, self.leaders[agent.incarnation] = leader, leader
+        self.run = leader.supervisor.run
+        if not self.announce(leader):
+            agent.die()
+            return
+        self._serves(leader)
+
+    def _serves(self, leader: Leader) -> None:
+        agent, allocation, exclude = leader.agent, None, {}
+        if self.scenario.scheduled:
+            allocation = self.scheduler.allocation(agent)
+            exclude = self._struck(leader.now())
+            leader.errands.hear_notices()
+        self._arm(leader)
+        self.history.note(agent.host.name, "leads")
+        leader.happened(
+            LeaderStarted(
+                at=leader.now(), host=agent.host.name, pid=1, allocation=allocation, exclude=exclude
+            )
+        )
+
+    def _arm(self, leader: Leader) -> None:
+        if self.crash_next is not None:
+            leader.doom(*self.crash_next)
+            self.crash_next = None
+
+    def _locks(self, agent: Agent) -> bool:
+        if not self.lock_is_free:
+            return False
+        self.storage.holder, self.storage.holder_host = agent.incarnation, agent.host.name
+        return True
+
+    @property
+    def lock_is_free(self) -> bool:
+        """A server takes it from a host that it does not hear for as long as a lease."""
+        if self.storage.holder is None:
+            return True
+        since = self.unserved_since.get(self.storage.holder_host)
+        return since is not None and self.timeline.now - since > LEASE_S
+
+    def _check_leader(self, agent: Agent) -> None:
+        now = self.storage.fence
+        if not self.storage.serves(agent.host.name):
+            raise OSError("the server does not answer")
+        if now is not None and now.leader != agent.incarnation:
+            raise GivenUp("another leader has taken over")
+
+    def _struck(self, now: float) -> dict[str, str]:
+        return {
+            found.host: strikes.describe(found)
+            for found in strikes.fold(self.strikes, now)
+            if found.excluded_until is not None
+        }
+
+    def strike(self, incident: Incident) -> None:
+        host, signal_name = incident.culprit.host, incident.evidence.signal
+        if host is None or not self.scenario.scheduled:
+            return
+        if strikes.counts(incident.kind, signal_name, incident.drill):
+            self.strikes.append(
+                strikes.Strike(
+                    at=incident.at,
+                    host=host,
+                    job="simulated",
+                    attempt=incident.attempt,
+                    kind=incident.kind,
+                    cause=incident.cause,
+                )
+            )
+
+    def announce(self, leader: Leader, *, over: bool = False) -> bool:
+        """Write `leader.json`; False where that cannot be done."""
+        try:
+            self.storage.check_write(leader.host.name)
+        except OSError:
+            return False
+        agent = leader.agent
+        said = Whereabouts(agent.launch, agent.restarts, agent.incarnation, over)
+        self.storage.whereabouts.append((self.timeline.now, said))
+        return True
+
+    def leader_gone(self, leader: Leader, *, silently: bool) -> None:
+        """The lock goes with its process; of a host that went off the server finds out."""
+        if self.storage.holder == leader.name and not silently:
+            self.storage.holder = None
+        self.witness.leader_gone(leader)
+
+    def agent_left(self, agent: Agent, code: int) -> None:
+        if self.storage.holder == agent.incarnation:
+            self.storage.holder = None
+        self.history.note(agent.host.name, f"its agent has left with code {code}")
+        if self.scenario.scheduled:
+            self.scheduler.agent_left(agent)
+
+    def lost_leader(self, agent: Agent, done: Callable[[bool], None]) -> None:
+        """As `agent.__main__._requeue`, before the agent's process ends."""
+        if not self.storage.serves(agent.host.name) or self.run.ending is not None:
+            done(False)
+            return
+        asked = (self.run.leader,)
+        self.scheduler.requeue(agent.host.name, agent.restarts, asked, done)
+
+    # Orders to the world
+
+    def starts_ranks(self, agent: Agent, start: Start) -> HostRanks:
+        training = self.trainings.get(start.attempt)
+        if training is None:
+            scenario = self.scenario
+            work = Work(scenario.steps, scenario.step_s, scenario.save_every)
+            training = Training(
+                start.attempt,
+                start.nodes,
+                work,
+                self.timeline,
+                self.random,
+                self.network,
+                self.storage,
+                self.witness.marked,
+            )
+            self.trainings[start.attempt] = training
+        first = start.node_rank * start.ranks_per_host
+        numbers = range(first, first + start.ranks_per_host)
+        ranks = HostRanks(agent, start, training, numbers, self.timeline.now)
+        agent.host.ranks.append(ranks)
+        self.witness.ranks_started(ranks)
+        join: Callable[[], None] = partial(training.join, start.node_rank, ranks)
+        self.timeline.after(RANKS_START_S, join)
+        return ranks
+
+    def replace_agent(self, leader: Leader, name: str) -> None:
+        """Raises BackendError."""
+        if self.scenario.scheduled:
+            self.scheduler.replace(leader.host.name, leader.agent, name)
+            return
+        host = self.hosts[name]
+        host.end_agents()  # on its own host the leader ends itself, before it can start another
+        if host.up and not host.dead_on_arrival and name != leader.host.name:
+            host.agents.append(Agent(self, host, self.job.launch, 0, lead=False))
+
+    def decided(self, leader: Leader, event: Event, actions: tuple[Action, ...]) -> None:
+        before, self.run = self.run, leader.supervisor.run
+        if self.history.kept:
+            self._note(leader, event, actions)
+        self.witness.decided(leader, event, actions, before)
+
+    def _note(self, leader: Leader, event: Event, actions: tuple[Action, ...]) -> None:
+        at = f"{leader.host.name}*"
+        words = str(event)
+        if isinstance(event, (JobSubmitted, LeaderStarted, AgentRegistered)):
+            host = getattr(event, "host", "")
+            words = f"{type(event).__name__} {host}"
+        self.history.note(at, f"{words[:180]}  [{self.run.stage.value}]")
+        for action in actions:
+            self.history.note(at, f"    -> {type(action).__name__}: {action.reason}")
+
+    # The person
+
+    def submits(self, launch: int) -> bool:
+        """`ndctl submit`, with `--resume` from the second time on; False where it is refused."""
+        storage = self.storage
+        if not self.lock_is_free or storage.full or not storage.serves(LOGIN):
+            return False
+        storage.holder = None
+        hosts = tuple(host.name for host in self.hosts.values() if host.up)
+        if not self.scenario.scheduled and not hosts:
+            return False
+        at = EPOCH + self.timeline.now
+        journal = StoredJournal(storage, LOGIN, lambda: None)
+        supervisor = Supervisor(journal, self.decide)
+        before = supervisor.run
+        event = submitted(self.scenario, hosts, at, launch)
+        supervisor.feed(event)
+        self.run = supervisor.run
+        self.history.note("person", f"submits the job, launch {launch}")
+        self.witness.submitted(before, event)
+        if self.scenario.scheduled:
+            self.scheduler.submit(launch)
+        else:
+            self._starts_here(launch)
+        return True
+
+    def _starts_here(self, launch: int) -> None:
+        for host in self.hosts.values():
+            host.end_agents()
+        for name in self.job.hosts:
+            host = self.hosts[name]
+            if host.up and not host.dead_on_arrival:
+                agent = Agent(self, host, launch, 0, lead=name == self.job.leader)
+                host.agents.append(agent)
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody leads the job and nobody will: a person has to."""
+        if not self.lock_is_free:
+            return False
+        if self.scenario.scheduled:
+            return not self.scheduler.stands
+        return not any(agent.alive for host in self.hosts.values() for agent in host.agents)
+
+    @property
+    def ended(self) -> bool:
+        return self.run.stage is Stage.ENDED

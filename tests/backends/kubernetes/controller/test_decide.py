@@ -1,0 +1,290 @@
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Sweep
+from orchestrator.backends.kubernetes.controller.decide import (
+    FORCE_S,
+    LATE_S,
+    ORPHAN_S,
+    Scope,
+    Seen,
+    decide,
+)
+from orchestrator.backends.kubernetes.controller.wish import GangRestart, wish_of
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.contract.kubernetes import Kind
+from tests.backends.kubernetes.controller.world import (
+    HOME,
+    SCOPE,
+    Item,
+    World,
+    config_map,
+    decided,
+    job,
+    node,
+    pod,
+    seen,
+)
+
+WISH = {names.GANG_ANNOTATION: GangRestart(by="job-master-0", exclude=("node3",)).text()}
+OURS = {names.SUSPENDED_ANNOTATION: "training/controller"}
+QUEUED = {names.QUEUE_LABEL: "train"}
+KINDS: tuple[Kind, ...] = ("pytorchjob", "jobset", "trainjob")
+
+
+def words(actions: tuple[Action, ...]) -> list[str]:
+    return [action.does for action in actions]
+
+
+@pytest.mark.parametrize(
+    ("one", "pods", "does"),
+    [
+        (job(), [pod()], []),
+        (job(notes=WISH), [pod()], ["suspend PyTorchJob training/job"]),
+        (job(notes=WISH | OURS, suspend=True), [pod(leaving=True)], []),
+        (job(notes=WISH | OURS, suspend=True), [], ["resume PyTorchJob training/job"]),
+        (
+            job(notes=WISH | OURS, suspend=True),
+            [pod(phase="Failed")],
+            ["resume PyTorchJob training/job"],
+        ),
+        (job(notes=OURS, suspend=True), [], ["resume PyTorchJob training/job"]),
+        (job(notes=WISH, suspend=True), [pod()], []),
+        (
+            job(notes=WISH, suspend=True),
+            [],
+            ["take the gang restart of PyTorchJob training/job for done"],
+        ),
+        (
+            job(notes=WISH | OURS),
+            [pod()],
+            ["take the gang restart of PyTorchJob training/job for done"],
+        ),
+        (
+            job(notes=WISH, ended="Failed"),
+            [],
+            ["take the gang restart of PyTorchJob training/job for done"],
+        ),
+        (
+            job(notes=WISH | OURS | {names.CANCELLED_ANNOTATION: "ada"}, suspend=True),
+            [],
+            ["take the gang restart of PyTorchJob training/job for done"],
+        ),
+        (job(notes=WISH | {names.CONTROLLER_ANNOTATION: "elsewhere"}), [pod()], []),
+        (
+            job(notes=WISH, labels=QUEUED),
+            [pod("a"), pod("b", leaving=True), pod("c", phase="Succeeded")],
+            [
+                "take the gang restart of PyTorchJob training/job for done",
+                "delete Pod training/a",
+            ],
+        ),
+    ],
+)
+def test_a_gang_restart_goes_one_step_at_a_time(
+    one: Item, pods: list[Item], does: list[str]
+) -> None:
+    assert words(decided(seen(one, pods=pods))) == does
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_whole_restart_of_each_kind(kind: Kind) -> None:
+    world = World(seen(job(kind, notes=WISH), kind=kind, pods=(pod("a"), pod("b"))))
+    orders = [words(chain) for _ in range(4) for chain in world.round().chains]
+    assert [one.split()[0] for (one,) in orders] == ["suspend", "resume"]
+    assert not world.seen.pods
+    (after,) = world.seen.jobs[kind]
+    assert after["metadata"]["annotations"] == {
+        names.CONTROLLER_ANNOTATION: HOME,
+        names.REQUEUES_ANNOTATION: "1",
+        names.EXCLUDED_ANNOTATION: "node3",
+    }
+    assert ("node3" in str(after["spec"])) == (kind == "pytorchjob")
+    assert decide(world.seen, SCOPE, {}, 0.0).busy is False
+
+
+def test_a_job_is_looked_after_before_it_can_ask() -> None:
+    fresh = job()
+    del fresh["metadata"]["annotations"][names.CONTROLLER_ANNOTATION]
+    (look_after,) = decided(seen(fresh))
+    assert isinstance(look_after, Patch)
+    assert look_after.change == {"metadata": {"annotations": {names.CONTROLLER_ANNOTATION: HOME}}}
+    made = {**job(notes=WISH), "metadata": {**fresh["metadata"], "ownerReferences": [{}]}}
+    assert decided(seen(made)) == (), "a JobSet that Trainer made is Trainer's"
+
+
+@pytest.mark.parametrize(
+    ("said", "exclude"),
+    [("now", ()), ("[1]", ()), ('{"exclude": "node1"}', ()), ('{"exclude": ["a", 1]}', ("a",))],
+)
+def test_what_people_write_by_hand_asks_as_well(said: str, exclude: tuple[str, ...]) -> None:
+    wish = wish_of(job(notes={names.GANG_ANNOTATION: said}))
+    assert wish is not None
+    assert (wish.by, wish.exclude) == ("somebody", exclude)
+
+
+@pytest.mark.parametrize(
+    ("what", "limit_s", "does"),
+    [
+        (
+            seen(pods=(pod(leaving=True),), nodes=(node(ready="Unknown"),)),
+            FORCE_S,
+            "delete Pod training/pod by force",
+        ),
+        (
+            seen(pods=(pod(leaving=True, on="gone", phase="Failed"),)),
+            FORCE_S,
+            "delete Pod training/pod by force",
+        ),
+        (
+            seen(pods=(pod(leaving=True, on="gone", notes={names.FORCE_ANNOTATION: "7"}),)),
+            7.0,
+            "delete Pod training/pod by force",
+        ),
+        (seen(job(ended="Succeeded"), pods=(pod(),)), LATE_S, "delete Pod training/pod"),
+        (seen(config_maps=(config_map(),)), ORPHAN_S, "delete ConfigMap training/job-launch"),
+    ],
+)
+def test_what_has_to_last_is_done_when_it_did(what: Seen, limit_s: float, does: str) -> None:
+    first = decide(what, SCOPE, {}, 100.0)
+    assert (first.chains, first.due_s, first.busy) == ((), limit_s, True)
+    early = decide(what, SCOPE, first.since, 99.0 + limit_s)
+    assert (early.chains, early.due_s) == ((), 1.0)
+    (chain,) = decide(what, SCOPE, early.since, 100.0 + limit_s).chains
+    assert chain[0].does == does
+    between = decide(seen(job()), SCOPE, first.since, 110.0)
+    assert not between.since, "what is over begins anew when it comes again"
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        seen(pods=(pod(leaving=True),)),
+        seen(pods=(pod(on="gone"),)),
+        seen(pods=(pod(leaving=True, on="gone", managed_by="helm"),)),
+        seen(pods=(pod(leaving=True, on=""),)),
+        seen(job(ended="Failed"), pods=(pod(phase="Failed"),)),
+        seen(job(ended="Failed"), pods=(pod(managed_by="helm"),)),
+        seen(job(), config_maps=(config_map(),)),
+        seen(config_maps=(config_map(owned=True),)),
+        seen(
+            job(notes={names.CONTROLLER_ANNOTATION: "elsewhere"}),
+            pods=(pod(leaving=True, on="gone"),),
+        ),
+    ],
+)
+def test_what_is_in_order_or_anothers_stays(what: Seen) -> None:
+    first = decide(what, SCOPE, {}, 0.0)
+    assert (decide(what, SCOPE, first.since, 1e6).chains, first.busy) == ((), False)
+
+
+def test_the_secret_of_an_orphan_is_deleted_by_its_labels_after_it() -> None:
+    what = seen(config_maps=(config_map(),))
+    (chain,) = decide(what, SCOPE, decide(what, SCOPE, {}, 0.0).since, 1e6).chains
+    assert [type(action) for action in chain] == [Delete, Sweep]
+    assert isinstance(chain[1], Sweep)
+    assert chain[1].labels == "app.kubernetes.io/managed-by=ndctl,ndctl.dev/job=job"
+
+
+def test_a_node_is_tainted_for_as_long_as_a_job_that_left_it_out() -> None:
+    scope = replace(SCOPE, taint=True)
+    asked = job(notes={names.EXCLUDED_ANNOTATION: "node1,node9"})
+    theirs = {"key": "theirs", "effect": "NoExecute"}
+    tainted = {**node(), "spec": {"taints": [theirs]}}
+    assert decided(seen(asked, nodes=(tainted,))) == (), "only where it is wanted"
+    world = World(seen(asked, nodes=(tainted,)), scope)
+    world.round()
+    (after,) = world.seen.nodes
+    own = {"key": "ndctl.dev/excluded", "effect": "NoSchedule"}
+    assert after["spec"]["taints"] == [theirs, own]
+    assert after["metadata"]["annotations"] == {"ndctl.dev/excluded": "training/job"}
+    assert world.round().chains == ()
+    other = Scope(home="b", namespace="b", taint=True)
+    assert decided(replace(world.seen, jobs={}), other) == (), "it is not of their jobs"
+    ended = job(notes={names.EXCLUDED_ANNOTATION: "node1"}, ended="Failed")
+    world.seen = replace(world.seen, jobs={"pytorchjob": (ended,)})
+    world.round()
+    (after,) = world.seen.nodes
+    assert (after["spec"]["taints"], after["metadata"]["annotations"]) == ([theirs], {})
+
+
+# Laws
+
+NAMES = ("a", "b")
+NOTES = st.fixed_dictionaries(
+    {},
+    optional={
+        names.GANG_ANNOTATION: st.sampled_from(["now", WISH[names.GANG_ANNOTATION]]),
+        names.SUSPENDED_ANNOTATION: st.just("training/controller"),
+        names.CANCELLED_ANNOTATION: st.just("ada"),
+        names.CONTROLLER_ANNOTATION: st.sampled_from([HOME, "elsewhere"]),
+        names.EXCLUDED_ANNOTATION: st.just("node1"),
+    },
+)
+
+
+@st.composite
+def a_job(draw: Any, name: str, kind: Kind) -> Item:
+    labels = {}
+    if draw(st.booleans()):
+        labels = QUEUED
+    ended = draw(st.sampled_from(["", "", "Failed"]))
+    made = job(kind, name=name, suspend=draw(st.booleans()), ended=ended, labels=labels)
+    made["metadata"]["annotations"] = draw(NOTES)
+    if draw(st.sampled_from([True, False, False])):
+        made["metadata"]["labels"][names.MANAGED_LABEL] = "Helm"
+    return made
+
+
+@st.composite
+def worlds(draw: Any) -> World:
+    kind = draw(st.sampled_from(KINDS))
+    jobs = tuple(draw(a_job(name, kind)) for name in draw(st.sets(st.sampled_from(NAMES))))
+    pods = tuple(
+        pod(
+            f"pod{number}",
+            of=draw(st.sampled_from(NAMES)),
+            on=draw(st.sampled_from(["node1", "node2", "gone", ""])),
+            leaving=draw(st.booleans()),
+            phase=draw(st.sampled_from(["Pending", "Running", "Failed"])),
+            managed_by=draw(st.sampled_from(["ndctl", "Helm"])),
+        )
+        for number in range(draw(st.integers(0, 4)))
+    )
+    maps = tuple(config_map(name) for name in NAMES)
+    nodes = (node("node1"), node("node2", ready="Unknown"))
+    what = Seen(jobs={kind: jobs}, pods=pods, nodes=nodes, config_maps=maps)
+    return World(what, replace(SCOPE, taint=draw(st.booleans())))
+
+
+def ours(item: Mapping[str, Any]) -> bool:
+    return bool(item["metadata"]["labels"].get(names.MANAGED_LABEL) == "ndctl")
+
+
+@settings(max_examples=50)
+@given(worlds())
+def test_it_touches_ndctls_alone_and_comes_to_an_end(world: World) -> None:
+    items = [
+        *(one for jobs in world.seen.jobs.values() for one in jobs),
+        *world.seen.pods,
+        *world.seen.config_maps,
+    ]
+    foreign = {one["metadata"]["uid"] for one in items if not ours(one)}
+    queued = {one["metadata"]["uid"] for one in items if "train" in str(one["metadata"]["labels"])}
+    for _ in range(6):
+        again = decide(world.seen, world.scope, world.since, world.now)
+        decision = world.round()
+        assert decision == again
+        for action in (one for chain in decision.chains for one in chain):
+            assert action.what.uid not in foreign
+            assert action.reason
+            if action.what.uid in queued:
+                assert isinstance(action, Patch)
+                assert "suspend" not in str(action.change.get("spec"))
+        world.now += ORPHAN_S
+    assert decide(world.seen, world.scope, world.since, world.now).chains == ()

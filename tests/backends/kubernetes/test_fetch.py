@@ -1,0 +1,76 @@
+"""What a run directory has gained, over any stream of bytes."""
+
+import fcntl
+import io
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.kubernetes import fetch
+from orchestrator.backends.kubernetes.fetch import main, newest_launch, news, read_news
+from orchestrator.contract.rundir import RunDir
+from orchestrator.supervise.log import Entry, to_line
+from tests.agent.world import LAUNCH, a_job
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    run_dir = RunDir(tmp_path)
+    run_dir.journal.write_bytes(to_line(Entry(seq=1, event=a_job(tmp_path), actions=())))
+    run_dir.metrics.write_bytes(b'{"step":1}\n{"step":2}\n{"st')
+    return run_dir
+
+
+def asked(run_dir: RunDir, journal: int, metrics: int) -> tuple[fetch.News, bytes, bytes]:
+    out = io.BytesIO()
+    main([str(run_dir.path), str(journal), str(metrics)], out)
+    return read_news(out.getvalue())
+
+
+def test_whole_lines_come_from_where_one_was(run_dir: RunDir) -> None:
+    told, journal, metrics = asked(run_dir, 0, 11)
+    assert (told.launch, told.led, told.metrics_from) == (LAUNCH, False, 11)
+    assert journal == run_dir.journal.read_bytes()
+    assert metrics == b'{"step":2}\n'
+    told, journal, metrics = asked(run_dir, len(journal), 22)
+    assert (told.journal, told.metrics, journal, metrics) == (0, 0, b"", b"")
+
+
+def test_a_place_behind_the_end_is_of_another_run(run_dir: RunDir) -> None:
+    told, journal, metrics = asked(run_dir, 10**6, 10**6)
+    assert journal == run_dir.journal.read_bytes()
+    assert (told.metrics_from, metrics) == (0, b'{"step":1}\n{"step":2}\n')
+
+
+def test_of_long_metrics_the_newest_come(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "MOST_METRICS", 15)
+    told, _, metrics = asked(run_dir, 0, 0)
+    assert (told.metrics_from, metrics) == (11, b'{"step":2}\n')
+
+
+def test_who_writes_the_journal_leads(run_dir: RunDir) -> None:
+    with run_dir.journal.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert news(run_dir, 0, 0)[0].led
+
+
+def test_nothing_is_said_of_what_is_not_there(tmp_path: Path) -> None:
+    told, body = news(RunDir(tmp_path), 0, 0)
+    assert (told.launch, told.led, body) == (0, False, b"")
+
+
+def test_the_newest_launch_is_that_of_the_last_submission(run_dir: RunDir) -> None:
+    later = a_job(run_dir.path)
+    line = to_line(Entry(seq=2, event=later, actions=()))
+    line = line.replace(b'"launch":3', b'"launch":4')
+    with run_dir.journal.open("ab") as file:
+        file.write(line)
+        file.write(b'{"v":1,"seq":3,"event":{"kind":"Tick","at":1.0},"actions":[]}\n')
+    assert newest_launch(run_dir.journal) == 4
+
+
+def test_an_answer_that_was_cut_short_is_no_answer(run_dir: RunDir) -> None:
+    out = io.BytesIO()
+    main([str(run_dir.path), "0", "0"], out)
+    with pytest.raises(ValueError, match="cut short"):
+        read_news(out.getvalue()[:-1])

@@ -1,0 +1,180 @@
+"""A copy of a run directory: what is expected, what comes, and what a later look changes."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.kubernetes.api import Listed
+from orchestrator.backends.kubernetes.fetch import main
+from orchestrator.backends.kubernetes.mirror import Mirror, contents
+from orchestrator.backends.kubernetes.resources import Object, Resource
+from orchestrator.contract.events import CancelRequested, Event, LeaderStarted
+from orchestrator.contract.handover import Handover
+from orchestrator.contract.rundir import RunDir
+from orchestrator.supervise.log import Journal, has_writer, read
+from orchestrator.supervise.loop import Supervisor
+from tests.agent.world import TurnedClock
+from tests.backends.handed import handed
+from tests.backends.kubernetes.rendered import PLAIN, a_launch
+
+
+@dataclass
+class Cluster:
+    """Pods of one job, in which `fetch` is run on a run directory that is here."""
+
+    there: RunDir
+    pods: list[Object] = field(default_factory=list)
+    lines: Sequence[bytes] = ()
+    context: str = "prod"
+    asked: list[str] = field(default_factory=list)
+
+    def list(self, resource: Resource, namespace: str, *, labels: str = "") -> Listed:
+        return Listed(items=tuple(self.pods), version="1")
+
+    def exec(
+        self, namespace: str, pod: str, container: str, argv: Sequence[str], *, timeout_s: float
+    ) -> tuple[int, bytes, bytes]:
+        import io
+
+        self.asked.append(pod)
+        out = io.BytesIO()
+        main([str(self.there.path), *argv[-2:]], out)
+        return 0, out.getvalue(), b""
+
+    def log(self, namespace: str, pod: str, container: str, **more: Any) -> Iterator[bytes]:
+        yield from self.lines
+
+
+def a_pod(name: str, phase: str = "Running", **labels: str) -> Object:
+    return {
+        "metadata": {"name": name, "labels": labels, "annotations": {"ndctl.dev/launch": "1"}},
+        "status": {"phase": phase},
+    }
+
+
+LEADER = {"training.kubeflow.org/replica-type": "master"}
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> RunDir:
+    (tmp_path / "there").mkdir()
+    return RunDir(tmp_path / "there")
+
+
+@pytest.fixture
+def cluster(there: RunDir) -> Cluster:
+    return Cluster(there, [a_pod("job-a-worker"), a_pod("job-master", **LEADER)])
+
+
+@pytest.fixture
+def copy(tmp_path: Path, cluster: Cluster) -> Mirror:
+    made = Mirror(tmp_path / "here", cluster)  # type: ignore[arg-type]
+    made.expect(of(cluster.there), "team")
+    return made
+
+
+def of(there: RunDir, launch: int = 1, *, resume: bool = False) -> Handover:
+    plan = replace(a_launch(PLAIN, launch=launch), run_dir=str(there.path))
+    return handed(plan, backend="kubernetes", resume=resume)
+
+
+def happen(there: RunDir, *events: Event) -> None:
+    with Journal(there.journal, TurnedClock()) as journal:
+        supervisor = Supervisor(journal)
+        for event in events:
+            supervisor.feed(event)
+
+
+END = (LeaderStarted(at=1.0, host="node-0", pid=1), CancelRequested(at=2.0, by="me"))
+
+
+def same(copy: Mirror, there: RunDir) -> bool:
+    return copy.run_dir.journal.read_bytes() == there.journal.read_bytes()
+
+
+def test_until_the_leader_begins_there_is_a_guess_and_the_spec(copy: Mirror) -> None:
+    assert not copy.has_begun
+    assert len(read(copy.run_dir.journal)) == 1
+    assert copy.run_dir.spec.read_text() == "name: job\n"
+    copy.refresh()  # pods run that have no journal yet
+    assert not copy.has_begun
+    here = copy.here(a_launch(PLAIN))
+    assert here.kubernetes is not None
+    assert (here.kubernetes.context, here.kubernetes.namespace) == ("prod", "team")
+
+
+def test_news_are_added_and_the_leaders_pod_is_asked(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    happen(there, of(there).job)
+    there.metrics.write_text('{"step":1}\n')
+    copy.refresh()
+    assert copy.has_begun
+    assert same(copy, there)
+    happen(there, *END)
+    with there.metrics.open("a") as metrics:
+        metrics.write('{"step":2}\n')
+    copy.refresh()
+    assert same(copy, there)
+    assert copy.run_dir.metrics.read_text() == there.metrics.read_text()
+    assert set(cluster.asked) == {"job-master"}
+
+
+def test_while_the_journal_is_written_there_it_is_held_here(copy: Mirror, there: RunDir) -> None:
+    with Journal(there.journal, TurnedClock()) as journal:
+        journal.append(of(there).job)
+        copy.refresh()
+        assert has_writer(copy.run_dir.journal)
+    copy.refresh()
+    assert not has_writer(copy.run_dir.journal)
+
+
+def test_a_resumed_launch_keeps_what_was_known_and_a_new_one_does_not(
+    copy: Mirror, there: RunDir
+) -> None:
+    happen(there, of(there).job, *END)
+    copy.refresh()
+    copy.expect(of(there, 2, resume=True), "team")
+    assert [entry.seq for entry in read(copy.run_dir.journal)] == [1, 2, 3, 4]
+    copy.refresh()  # what is there is of the former launch
+    assert not copy.has_begun
+    happen(there, of(there, 2, resume=True).job)
+    copy.refresh()
+    assert copy.has_begun
+    assert same(copy, there)
+    copy.expect(of(there, 3), "team")
+    assert len(read(copy.run_dir.journal)) == 1
+
+
+def test_a_journal_that_began_anew_there_begins_anew_here(copy: Mirror, there: RunDir) -> None:
+    happen(there, of(there).job, *END)
+    copy.refresh()
+    there.journal.unlink()
+    happen(there, of(there).job, END[0])
+    copy.refresh()
+    copy.refresh()
+    assert same(copy, there)
+
+
+def test_without_a_running_pod_the_leaders_last_words_are_taken(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    happen(there, of(there).job, *END)
+    lines = there.journal.read_bytes().splitlines()
+    cluster.lines = [b"leaving", *(b"ndctl-journal: " + one for one in lines)]
+    cluster.lines = [*cluster.lines, b'ndctl-metrics: {"step":1}']
+    cluster.pods = [a_pod("job-master", "Succeeded", **LEADER)]
+    copy.refresh()
+    assert copy.has_begun
+    assert same(copy, there)
+    assert copy.run_dir.metrics.read_text() == '{"step":1}\n'
+
+
+def test_files_of_a_config_map_may_be_packed() -> None:
+    packed = {"data": {"a": "text"}, "binaryData": {"b.gz": "AAE="}}
+    assert contents(json.loads(json.dumps(packed))) == {"a": b"text", "b.gz": b"\x00\x01"}
+    assert contents({}) == {}

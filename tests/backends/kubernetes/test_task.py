@@ -1,0 +1,135 @@
+"""A pod finds out who it is, and waits for its leader."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.kubernetes import task
+from orchestrator.backends.kubernetes.task import Pod, await_launch, ends, main
+from orchestrator.contract import exits
+from orchestrator.contract.events import CancelRequested, LeaderStarted
+from orchestrator.contract.handover import files_of
+from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import JobError
+from orchestrator.supervise.log import Journal
+from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.opening import begin
+from tests.agent.world import TurnedClock
+from tests.backends.handed import handed
+from tests.backends.kubernetes.rendered import PLAIN, a_launch
+
+NODE = {"NDCTL_NODE_NAME": "node-3", "NDCTL_POD_IP": "10.1.2.3"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({"RANK": "2", "PET_NODE_RANK": "2"}, 2),
+        ({"PET_NODE_RANK": "1"}, 1),
+        ({"JOB_COMPLETION_INDEX": "0"}, 0),
+        ({"JOB_COMPLETION_INDEX": "3", "RANK": "0"}, 3),
+        ({"JOB_COMPLETION_INDEX": "", "RANK": "4"}, 4),
+    ],
+)
+def test_a_pod_has_the_rank_that_its_operator_gave_it(environ: dict[str, str], rank: int) -> None:
+    pod = Pod.from_mapping({**NODE, **environ})
+    assert (pod.node_rank, pod.leads) == (rank, rank == 0)
+    assert (pod.host, pod.address) == ("node-3", "10.1.2.3")
+    assert pod.folder == Path("/etc/ndctl/submission")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        NODE,
+        {**NODE, "RANK": "first"},
+        {"RANK": "0", "NDCTL_NODE_NAME": "n"},
+        {**NODE, "RANK": "0", "NDCTL_SUBMISSION": "/nowhere"},
+    ],
+)
+def test_what_is_no_pod_of_a_job_is_refused_and_not_tried_again(environ: dict[str, str]) -> None:
+    assert main(environ) == exits.REFUSED
+
+
+def test_followers_wait_until_the_leader_has_begun_their_launch(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "job")
+    launch = replace(a_launch(PLAIN), run_dir=str(run_dir.path))
+
+    class Begins(TurnedClock):
+        def sleep(self, seconds: float) -> None:
+            self.time += seconds
+            begin(run_dir, handed(launch), self, token=False)
+
+    run = await_launch(run_dir, 1, Begins())
+    assert run.job is not None
+    assert run.job.launch.launch == 1
+    begin(run_dir, handed(replace(launch, launch=4), resume=True), TurnedClock(), token=False)
+    with pytest.raises(JobError, match="launch 4 has come after"):
+        await_launch(run_dir, 1, TurnedClock())
+
+
+def pod_of(tmp_path: Path) -> tuple[RunDir, dict[str, str]]:
+    """Mounted files, and the environment of the leader's pod."""
+    run_dir, folder = RunDir(tmp_path / "job"), tmp_path / "submission"
+    folder.mkdir(exist_ok=True)
+    launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path))
+    for name, text in files_of(handed(launch, backend="kubernetes")).items():
+        (folder / name).write_text(text)
+    return run_dir, {**NODE, "RANK": "0", "NDCTL_SUBMISSION": str(folder)}
+
+
+def test_objects_that_are_applied_again_after_the_end_say_so_and_tell_the_journal(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(task, "_own", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    run_dir, environ = pod_of(tmp_path)
+    launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path))
+    begin(run_dir, handed(launch), TurnedClock(), token=False)
+    with Journal(run_dir.journal, TurnedClock()) as journal:
+        supervisor = Supervisor(journal)
+        supervisor.feed(LeaderStarted(at=1.0, host="node-0", pid=1))
+        supervisor.feed(CancelRequested(at=2.0, by="me"))
+    assert main(environ) == exits.OK
+    assert "nothing is run: launch 1 of job job has ended" in caplog.text
+    assert "--resume" in caplog.text
+    said = capsys.readouterr().out.splitlines()
+    journal_lines = run_dir.journal.read_text().splitlines()
+    assert said == [f"ndctl-journal: {line}" for line in journal_lines]
+
+
+def test_an_old_manifest_fails_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    run_dir, environ = pod_of(tmp_path)
+    launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path), launch=5)
+    begin(run_dir, handed(launch), TurnedClock(), token=False)
+    assert main(environ) == exits.FAILED
+    assert "an old manifest was applied" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}, "--leader-at=job-master-0:23456"),
+        ({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "tcp://10.0.0.1"}, ""),
+        ({"MASTER_PORT": "23456"}, ""),
+    ],
+)
+def test_the_leader_is_looked_for_where_the_operator_says(
+    environ: dict[str, str], said: str
+) -> None:
+    assert task._rendezvous(environ)[1:] == ([said] if said else [])
+
+
+def test_a_job_is_told_by_its_first_line_and_its_last_ones() -> None:
+    lines = [str(number) for number in range(1000)]
+    assert ends(lines[:200]) == lines[:200]
+    assert ends(lines) == ["0", *lines[801:]]
+    assert len(ends(lines)) == task.ENDS

@@ -1,0 +1,55 @@
+"""Options that several verbs share."""
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.app.remote import Place
+from orchestrator.cli.options import backend_option, kind_option, place_options
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ([], None),
+        (["--backend", "kubernetes"], Place()),
+        (["-n", "team"], Place(namespace="team")),
+        (["--context", "prod"], Place(context="prod")),
+        (["--context", "prod", "--namespace", "team"], Place(context="prod", namespace="team")),
+    ],
+)
+def test_naming_a_part_of_a_cluster_is_to_look_there(said: list[str], place: Place | None) -> None:
+    got = []
+
+    @click.command()
+    @place_options
+    def verb(place: Place | None) -> None:
+        got.append(place)
+
+    assert CliRunner().invoke(verb, said).exit_code == 0
+    assert got == [place]
+    assert CliRunner().invoke(verb, ["--backend", "slurm"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "settings"),
+    [
+        ([], []),
+        (["--backend", "slurm"], ["cluster.backend=slurm"]),
+        (
+            ["--kind", "jobset"],
+            ["cluster.backend=kubernetes", "cluster.kubernetes.kind=jobset"],
+        ),
+    ],
+)
+def test_a_backend_and_a_kind_are_short_for_settings(said: list[str], settings: list[str]) -> None:
+    got: list[str] = []
+
+    @click.command()
+    @backend_option
+    @kind_option
+    def verb(on_backend: tuple[str, ...], of_kind: tuple[str, ...]) -> None:
+        got.extend((*on_backend, *of_kind))
+
+    assert CliRunner().invoke(verb, said).exit_code == 0
+    assert got == settings

@@ -1,0 +1,227 @@
+"""`ndctl controller` on a real API server, beside jobs whose pods only sleep."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.backends.kubernetes.backend import KubernetesBackend
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.system import SystemClock
+from tests.backends.kubernetes.rendered import a_launch
+from tests.kubernetes.testbed import KubeTestbed
+from tests.manifests.examples import ROOT
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
+
+ACCOUNT = "system:serviceaccount:ndctl:ndctl-controller"
+LEASE_S = 6
+COMMAND = [sys.executable, "-m", "orchestrator", "controller", "--lease-duration", str(LEASE_S)]
+HOSTS = 3
+MAY = ("patch pytorchjobs.kubeflow.org", "delete pods", "watch nodes", "deletecollection secrets")
+MAY_NOT = ("list secrets", "get secrets", "create pods", "patch nodes", "delete jobsets")
+Object = dict[str, Any]
+
+
+def job() -> Object:
+    """Each pod on a node of its own."""
+    labels = names.labels_of_job("job")
+    own = {"labelSelector": {"matchLabels": {names.JOB_LABEL: "job"}}}
+    apart = {"requiredDuringSchedulingIgnoredDuringExecution": [{**own, "topologyKey": HOSTNAME}]}
+    script = ["sh", "-c", 'trap "exit 212" TERM; sleep 600 & wait']
+    pod = {
+        "affinity": {"podAntiAffinity": apart},
+        "containers": [{"name": "pytorch", "image": "ndctl:1", "command": script}],
+    }
+    about = {"labels": labels, "annotations": {names.FORCE_ANNOTATION: "1"}}
+    replica = {"restartPolicy": "ExitCode", "template": {"metadata": about, "spec": pod}}
+    kinds = {"Master": {"replicas": 1, **replica}, "Worker": {"replicas": HOSTS - 1, **replica}}
+    note = {names.LAUNCH_ANNOTATION: "1"}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "job", "labels": labels, "annotations": note},
+        "spec": {"nprocPerNode": "2", "pytorchReplicaSpecs": kinds},
+    }
+
+
+HOSTNAME = "kubernetes.io/hostname"
+SELECTED = f"{names.JOB_LABEL}=job"
+
+
+def where(kube: KubeTestbed, namespace: str) -> dict[str, str]:
+    """Uid of each pod of the job that runs and is to stay -> its node."""
+    return {
+        it["metadata"]["uid"]: it["spec"]["nodeName"]
+        for it in kube.objects("pods", namespace, SELECTED)
+        if it["status"].get("phase") == "Running" and "deletionTimestamp" not in it["metadata"]
+    }
+
+
+def running(kube: KubeTestbed, namespace: str) -> dict[str, str]:
+    kube.wait_for("all pods", lambda: len(where(kube, namespace)) == HOSTS, 90)
+    return where(kube, namespace)
+
+
+def notes(kube: KubeTestbed, namespace: str) -> dict[str, str]:
+    found: dict[str, str] = kube.get("pytorchjobs", "job", namespace)["metadata"]["annotations"]
+    return found
+
+
+def ask(kube: KubeTestbed, namespace: str, *exclude: str) -> None:
+    wish = json.dumps({"by": "ada", "exclude": exclude})
+    note = f"{names.GANG_ANNOTATION}={wish}"
+    kube.kubectl("annotate", "pytorchjob", "job", note, "-n", namespace)
+
+
+def restarted(kube: KubeTestbed, namespace: str, times: int) -> None:
+    def done() -> bool:
+        said = notes(kube, namespace)
+        counted = said.get(names.REQUEUES_ANNOTATION) == str(times)
+        return counted and names.GANG_ANNOTATION not in said
+
+    kube.wait_for(f"restart {times}", done, 90)
+
+
+def holder(kube: KubeTestbed, namespace: str) -> str:
+    """Who holds the Lease, without the process number; empty: nobody."""
+    spec = kube.get("leases.coordination.k8s.io", "ndctl-controller", namespace)["spec"]
+    return str(spec["holderIdentity"]).rpartition("-")[0]
+
+
+def deployed(kube: KubeTestbed) -> None:
+    """As kustomize makes it, with the image's command as this machine has it."""
+    kube.kubectl("apply", "-k", str(ROOT / "manifests" / "base"))
+    made = kube.kubectl("kustomize", str(ROOT / "manifests" / "controller"))
+    objects = list(yaml.safe_load_all(made))
+    (deployment,) = (one for one in objects if one["kind"] == "Deployment")
+    deployment["spec"]["template"]["spec"]["containers"][0]["command"] = COMMAND
+    place = kube.folder / "controller.yaml"
+    place.write_text(yaml.safe_dump_all(objects))
+    kube.kubectl("apply", "-f", str(place))
+
+
+def test_two_with_their_own_account_restart_a_job_and_outlive_a_node_and_the_api_server(
+    kube: KubeTestbed,
+) -> None:
+    deployed(kube)
+    kube.apply(job(), namespace="ndctl")
+    for words in (*MAY, *MAY_NOT):
+        argv = ["kubectl", "auth", "can-i", *words.split(), "-n", "ndctl", f"--as={ACCOUNT}"]
+        assert kube(argv).out.strip() == ("yes" if words in MAY else "no"), words
+    before = running(kube, "ndctl")
+    kube.wait_for("a leader", lambda: holder(kube, "ndctl"))
+    first = holder(kube, "ndctl")
+    at = kube.get("pods", first, "ndctl")["spec"]["nodeName"]
+    bad = next(node for node in before.values() if node != at)
+
+    ask(kube, "ndctl", bad)
+    restarted(kube, "ndctl", 1)
+    after = running(kube, "ndctl")
+    assert not before.keys() & after.keys()
+    assert set(after.values()) == {*kube.nodes} - {bad}
+    said = kube.kubectl("logs", first, "-n", "ndctl")
+    assert (
+        f"suspend PyTorchJob ndctl/job: ada asks for new pods in place of all, not on {bad}" in said
+    )
+
+    kube.lose_node(at)  # of the one that leads; a pod of the job is there as well
+    (lost,) = (uid for uid, node in after.items() if node == at)
+    pods = kube.objects("pods", "ndctl", SELECTED)
+    (name,) = (it["metadata"]["name"] for it in pods if it["metadata"]["uid"] == lost)
+    kube.kubectl("delete", "pod", name, "-n", "ndctl", "--wait=false")
+    kube.wait_for("another leader", lambda: holder(kube, "ndctl") not in (first, ""))
+
+    def gone() -> bool:
+        return lost not in {it["metadata"]["uid"] for it in kube.objects("pods", "ndctl")}
+
+    kube.wait_for("the pod by force", gone)
+    second = holder(kube, "ndctl")
+    said = kube.kubectl("logs", second, "-n", "ndctl")
+    assert f"delete Pod ndctl/{name} by force: {at} does not answer" in said
+
+    kube.node_back(at)
+    running(kube, "ndctl")
+    kube.restart_api_server()
+    ask(kube, "ndctl")
+    restarted(kube, "ndctl", 2)
+    assert bad not in running(kube, "ndctl").values()
+
+
+@contextlib.contextmanager
+def controller(kube: KubeTestbed, *args: str) -> "Iterator[subprocess.Popen[str]]":
+    with subprocess.Popen(
+        [*COMMAND, *args], env=kube.environ, cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process: "subprocess.Popen[str]") -> str:
+    """What it wrote, after SIGTERM."""
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    return said
+
+
+def launched() -> LaunchPlan:
+    return a_launch(KubernetesSpec(namespace="default"))
+
+
+def test_a_leader_asks_who_is_there_and_does_it_alone_where_nobody_is(kube: KubeTestbed) -> None:
+    kube.apply(job())
+    before = running(kube, "default")
+    backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
+    with controller(kube, "--taint") as process:
+        kube.wait_for("a mark", lambda: names.CONTROLLER_ANNOTATION in notes(kube, "default"))
+        bad = min(before.values())
+        backend.requeue(launched(), [bad])
+        restarted(kube, "default", 1)
+        after = running(kube, "default")
+        assert not before.keys() & after.keys()
+        assert bad not in after.values()
+        taint = {"key": "ndctl.dev/excluded", "effect": "NoSchedule"}
+
+        def taints() -> list[Object]:
+            found: list[Object] = kube.get("nodes", bad)["spec"].get("taints", [])
+            return found
+
+        kube.wait_for("a taint", lambda: taint in taints())
+        kube.kubectl("delete", "pytorchjob", "job")
+        kube.wait_for("no taint", lambda: not taints())
+        said = ended(process)
+    assert said.count("PyTorchJob default/job: ") == 3, "look after, suspend, resume"
+    sent = int(said.rpartition(" requests were sent")[0].split()[-1])
+    assert sent < 60, said
+    kube.wait_for("no pods", lambda: not kube.objects("pods"))
+    assert holder(kube, "default") == ""
+
+    lonely = job()
+    lonely["metadata"]["annotations"][names.CONTROLLER_ANNOTATION] = "default"
+    kube.apply(lonely)
+    before = running(kube, "default")
+    backend.requeue(launched(), [])
+    restarted(kube, "default", 1)
+    assert not before.keys() & running(kube, "default").keys()
+
+
+def test_once_does_what_is_to_be_done_and_ends(kube: KubeTestbed) -> None:
+    kube.apply(job())
+    before = running(kube, "default")
+    ask(kube, "default")
+    with controller(kube, "--once") as process:
+        _, said = process.communicate(timeout=90)
+        assert process.returncode == 0, said
+    assert notes(kube, "default")[names.REQUEUES_ANNOTATION] == "1"
+    assert not before.keys() & running(kube, "default").keys()

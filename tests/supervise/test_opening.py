@@ -1,0 +1,116 @@
+"""A run directory begins: which launch may, and what is in it then."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.contract.events import CancelRequested, LeaderStarted
+from orchestrator.contract.handover import Handover
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import JobError
+from orchestrator.supervise.log import Journal
+from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.opening import ARCHIVE, begin, known, read_folder
+from tests.agent.world import TurnedClock
+from tests.backends.handed import handed
+
+CLOCK = TurnedClock()
+
+
+def of(run_dir: RunDir, launch: int = 1, **more: Any) -> Handover:
+    plan = LaunchPlan(
+        job="job",
+        run_dir=str(run_dir.path),
+        launch=launch,
+        hosts=("node-0",),
+        devices_per_host=1,
+        agent_timeout=10.0,
+    )
+    return handed(plan, **more)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "job")
+
+
+def end(run_dir: RunDir) -> None:
+    with Journal(run_dir.journal, CLOCK) as journal:
+        supervisor = Supervisor(journal)
+        supervisor.feed(LeaderStarted(at=CLOCK.now(), host="node-0", pid=1))
+        supervisor.feed(CancelRequested(at=CLOCK.now(), by="me"))
+
+
+def test_the_first_launch_has_everything_and_the_time_it_began(run_dir: RunDir) -> None:
+    run = begin(run_dir, of(run_dir), CLOCK, token=True)
+    assert run.job is not None
+    assert (run.job.at, run.job.resume, run.job.plan_number) == (CLOCK.now(), False, 1)
+    assert run_dir.spec.read_text() == "name: job\n"
+    assert json.loads(run_dir.plan(1).read_text()) == {"mesh": "2"}
+    assert json.loads(run_dir.trainer_config(1).read_text()) == {"out": "/runs"}
+    assert run_dir.token.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_token_that_pods_are_given_is_in_no_file(run_dir: RunDir) -> None:
+    begin(run_dir, of(run_dir), CLOCK, token=False)
+    assert not run_dir.token.exists()
+
+
+def test_the_same_launch_again_is_a_restart_that_writes_nothing(run_dir: RunDir) -> None:
+    begin(run_dir, of(run_dir), CLOCK, token=True)
+    before = {path: path.read_bytes() for path in run_dir.path.glob("*") if path.is_file()}
+    begin(run_dir, of(run_dir), TurnedClock(CLOCK.now() + 60), token=True)
+    assert {path: path.read_bytes() for path in before} == before
+    end(run_dir)
+    assert begin(run_dir, of(run_dir), CLOCK, token=True).ending == "CANCELLED"
+
+
+def test_resuming_goes_on_in_the_same_journal_with_another_plan(run_dir: RunDir) -> None:
+    begin(run_dir, of(run_dir), CLOCK, token=True)
+    end(run_dir)
+    token = run_dir.token.read_text()
+    run = begin(run_dir, of(run_dir, 2, resume=True), CLOCK, token=True)
+    assert run.job is not None
+    assert (run.ending, run.job.launch.launch, run.job.resume) == (None, 2, True)
+    assert run.job.plan_number == 2
+    assert run_dir.plan(2).exists()
+    assert run_dir.token.read_text() == token
+
+
+def test_a_new_run_puts_the_old_one_aside(run_dir: RunDir) -> None:
+    begin(run_dir, of(run_dir), CLOCK, token=True)
+    end(run_dir)
+    run = begin(run_dir, replace(of(run_dir, 2), new=True), CLOCK, token=True)
+    assert run.job is not None
+    assert (run.job.launch.launch, run.job.resume, run.job.plan_number) == (2, False, 1)
+    (old,) = (run_dir.path.parent / ARCHIVE).iterdir()
+    assert known(RunDir(old)).ending == "CANCELLED"
+
+
+@pytest.mark.parametrize(
+    ("there", "launch", "resume", "words"),
+    [
+        (3, 2, True, "an old manifest was applied"),
+        (None, 2, True, "no run to resume"),
+        (1, 2, False, "job job exists in"),
+    ],
+)
+def test_other_launches_are_refused_with_what_to_do(
+    run_dir: RunDir, there: int | None, launch: int, resume: bool, words: str
+) -> None:
+    if there is not None:
+        begin(run_dir, of(run_dir, there), CLOCK, token=True)
+    with pytest.raises(JobError, match=words) as refused:
+        begin(run_dir, of(run_dir, launch, resume=resume), CLOCK, token=True)
+    assert "resume" in refused.value.fix
+    assert run_dir.journal.exists() == (there is not None)
+
+
+def test_a_mounted_folder_is_read_without_what_kubernetes_keeps_in_it(tmp_path: Path) -> None:
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "spec.yaml").write_text("name: job\n")
+    assert read_folder(tmp_path) == {"spec.yaml": b"name: job\n"}
