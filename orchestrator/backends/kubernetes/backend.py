@@ -420,15 +420,15 @@ def shown_name(kind: JobKind, namespace: str, job: str) -> str:
     return f"{kind.resource.kind} {namespace}/{job}" if namespace else f"{kind.resource.kind} {job}"
 
 
+def _whose(pod: Object) -> tuple[str, str]:
+    return name_of(pod), observe.node_of(pod)
+
+
 def trimmed(node: Object) -> Object:
     """Of thousands of nodes, what is kept: not who wrote which field, nor the images there."""
     metadata = {key: said for key, said in node["metadata"].items() if key != "managedFields"}
     status = {key: said for key, said in node.get("status", {}).items() if key != "images"}
     return {**node, "metadata": metadata, "status": status}
-
-
-def _whose(pod: Object) -> tuple[str, str]:
-    return name_of(pod), observe.node_of(pod)
 
 
 def _other(seen: Observed, launch: LaunchPlan) -> bool:

@@ -14,7 +14,12 @@ from tests.e2e.job import wait_for
 from tests.kubernetes.e2e.outside import NO_IMAGE, Person, account
 from tests.kubernetes.testbed import KubeTestbed
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.process,
+    pytest.mark.timeout(900),
+    pytest.mark.slow,
+]
 LABEL = "watched=yes"
 LIMIT_S = 300.0
 

@@ -10,7 +10,12 @@ import pytest
 from tests.kubernetes.e2e.kube_job import RESOURCES, KubeNdctl
 from tests.kubernetes.testbed import KubeTestbed
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.process,
+    pytest.mark.timeout(900),
+    pytest.mark.slow,
+]
 FORCED = {"cluster__kubernetes__force_delete_after": "3"}
 
 
