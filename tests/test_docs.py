@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from orchestrator.backends.kubernetes.render.pods import DOWNWARD
 from orchestrator.cli import cli
 from orchestrator.contract import env, exits
 from orchestrator.contract.rundir import RunDir
@@ -19,6 +20,7 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 PLANNING = planning_docs.DOCUMENT.read_text()
 DOCUMENTS = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "slurm/README.md", "slurm/testbed/README.md"),
+    *("manifests/README.md", "manifests/crds/README.md", "manifests/testbed/README.md"),
     *(ROOT / "docs").glob("*.md"),
 ]
 
@@ -40,8 +42,9 @@ def test_every_state_is_documented() -> None:
 def test_every_environment_variable_of_ndctl_is_documented() -> None:
     values = {value for name, value in vars(env).items() if name.isupper()}
     names = {value for value in values if value.startswith("NDCTL_")}  # the others are torchrun's
-    documented = set(re.findall(r"^\| `(NDCTL_\w+)`", OPERATIONS, re.MULTILINE))
-    assert documented == names
+    cells = re.findall(r"^\| (`NDCTL_.+?) \|", OPERATIONS, re.MULTILINE)
+    documented = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert documented == names | set(DOWNWARD)
 
 
 def test_every_file_of_the_run_directory_is_documented() -> None:

@@ -22,6 +22,7 @@ GROUPS = {
     "pods": "api/v1",
     "services": "api/v1",
     "nodes": "api/v1",
+    "namespaces": "api/v1",
     "events": "api/v1",
     "configmaps": "api/v1",
     "secrets": "api/v1",
@@ -61,6 +62,20 @@ def owned_by(owner: Object) -> list[Object]:
     return [{**kind, **names, "controller": True, "blockOwnerDeletion": True}]
 
 
+def admin_of(kubeconfig: Path) -> tuple[str, ssl.SSLContext]:
+    """The server, and what its user with a client certificate needs to speak to it."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+    tls = ssl.create_default_context(cadata=authority)
+    with tempfile.TemporaryDirectory() as folder:
+        pem = Path(folder) / "client.pem"
+        parts = (user["client-certificate-data"], user["client-key-data"])
+        pem.write_bytes(b"\n".join(base64.b64decode(part) for part in parts))
+        tls.load_cert_chain(pem)
+    return cluster["server"], tls
+
+
 @dataclass
 class Api:
     server: str
@@ -70,16 +85,7 @@ class Api:
     @classmethod
     def of_kubeconfig(cls, kubeconfig: Path) -> "Api":
         """Of our own control plane: one cluster, one user with a client certificate."""
-        config = yaml.safe_load(kubeconfig.read_text())
-        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
-        tls = ssl.create_default_context(cadata=authority)
-        with tempfile.TemporaryDirectory() as folder:
-            pem = Path(folder) / "client.pem"
-            parts = (user["client-certificate-data"], user["client-key-data"])
-            pem.write_bytes(b"\n".join(base64.b64decode(part) for part in parts))
-            tls.load_cert_chain(pem)
-        return cls(cluster["server"], tls)
+        return cls(*admin_of(kubeconfig))
 
     async def __aenter__(self) -> "Api":
         connector = aiohttp.TCPConnector(ssl=self.tls, limit=50)

@@ -10,6 +10,7 @@ from tests.kubernetes import nodes
 from tests.kubernetes.api import Api, Informer, Object, path
 from tests.kubernetes.nodes import Shape
 from tests.kubernetes.pod import PodRun
+from tests.kubernetes.pretended import is_pretended
 
 DELETED_BY_FORCE_S = 1.0
 """A grace period of 0 still leaves a process a moment, as a kubelet does."""
@@ -156,7 +157,8 @@ class Kubelet:
         machine = Path("/etc/hosts").read_text()
         folder = self.folder / "hosts"
         folder.mkdir(parents=True, exist_ok=True)
-        for namespace in {run.pod["metadata"]["namespace"] for run in self.runs.values()}:
+        real = [run.pod for run in self.runs.values() if not is_pretended(run.pod)]
+        for namespace in {pod["metadata"]["namespace"] for pod in real}:
             text = "\n".join([machine, *self._names(namespace), ""])
             with (folder / namespace).open("a+") as file:
                 # in place: running pods have this very file mounted

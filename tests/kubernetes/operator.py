@@ -87,7 +87,11 @@ async def create_pod(
     metadata |= {"name": name, "namespace": owner["metadata"]["namespace"]}
     metadata["labels"] = {**metadata.get("labels", {}), **labels}
     metadata["ownerReferences"] = owned_by(owner)
-    made = await api.create(path("pods", metadata["namespace"]), {"kind": "Pod", **pod})
+    try:
+        made = await api.create(path("pods", metadata["namespace"]), {"kind": "Pod", **pod})
+    except ApiError as exc:
+        await post_event(api, owner, "Warning", "FailedCreatePod", f"Error creating: {exc}")
+        raise
     if made is not None:
         await post_event(api, owner, "Normal", "SuccessfulCreatePod", f"Created pod: {name}")
     return made

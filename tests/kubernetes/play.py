@@ -16,6 +16,8 @@ PyTorchJob, JobSet and TrainJob; pods become processes of this machine. Type
   export KUBECONFIG={folder}/kubeconfig PATH={binaries}:$PATH
   kubectl get nodes -L topology.kubernetes.io/rack
   .venv/bin/ndctl inventory --backend kubernetes
+  kubectl apply -k manifests/base && kubectl -n ndctl apply -f manifests/examples/runs-claim.yaml
+  .venv/bin/ndctl submit examples/kubernetes.yaml --follow
   .venv/bin/python -m tests.kubernetes.play lose-node {folder} node=node2     # and node-back
   .venv/bin/python -m tests.kubernetes.play stop {folder}
 Its log is {folder}/standins.log; a directory for hostPath volumes is {folder}/runs.

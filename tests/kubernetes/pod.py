@@ -11,6 +11,7 @@ from tests.kubernetes import volumes
 from tests.kubernetes.api import Api, ApiError, Object, path
 from tests.kubernetes.containers import Container, Mount, expanded
 from tests.kubernetes.nodes import now
+from tests.kubernetes.pretended import Pretended, is_pretended
 
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
 """Before a container's restarts; a real kubelet begins with 10 s."""
@@ -39,7 +40,7 @@ class PodRun:
     """Of the pod as a whole, as for Evicted."""
     states: dict[str, Object] = field(default_factory=dict)
     """Of each container, as in the status: state, lastState, restartCount."""
-    containers: dict[str, Container] = field(default_factory=dict)
+    containers: dict[str, Container | Pretended] = field(default_factory=dict)
     oom: set[str] = field(default_factory=set)
     task: "asyncio.Task[None] | None" = None
 
@@ -117,8 +118,10 @@ class PodRun:
             await self.report()
         return code
 
-    async def _container(self, spec: Object) -> Container:
+    async def _container(self, spec: Object) -> Container | Pretended:
         """With all that it needs; waits, and says so, until that is there."""
+        if is_pretended(self.pod):
+            return Pretended(self.image, self._log(spec["name"], 0))
         while True:
             if spec["image"].rpartition("/")[2].partition(":")[0] == "missing":
                 await self._no_image(spec)

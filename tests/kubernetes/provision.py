@@ -18,6 +18,8 @@ from tests.slurm.testbed import run_within
 SCRIPT = Path(__file__).parents[2] / "manifests" / "testbed" / "kube_envtest.sh"
 NOT_RUN = "NOT TESTED ON KUBERNETES: "
 BUILD_S = 1500
+PATIENCE_S = 600
+"""For a test that says no other: where much else runs, a cluster takes minutes to start."""
 _build: "list[subprocess.Popen[bytes]]" = []
 """The one in the background, if this process began one."""
 
@@ -48,6 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if item.get_closest_marker("kubernetes") is not None]
     for item in ours:
         item.add_marker(pytest.mark.xdist_group("kubernetes"))
+        item.add_marker(pytest.mark.timeout(PATIENCE_S))
     items.sort(key=lambda item: item.get_closest_marker("kubernetes") is not None)
 
 

@@ -186,7 +186,7 @@ def test_the_commands_do_what_the_document_says(told: Told) -> None:
             assert "restarts    attempt 2, 0 restarts" in told("ndctl status kubernetes-demo")
         elif " delete " in command:
             told.testbed.wait_for("all pods gone", lambda: not told.pods(), timeout=120)
-    assert told.pods() == {}
+    assert set(told.pods().values()) == {"Succeeded"}, "what is cancelled stays to be looked at"
 
 
 @pytest.mark.kubernetes

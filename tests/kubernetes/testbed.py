@@ -11,14 +11,19 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import kubernetes
 import pytest
@@ -26,6 +31,7 @@ import yaml
 
 from orchestrator.seams import Completed
 from tests.kubernetes import nodes
+from tests.kubernetes.api import GROUPS, admin_of, path
 from tests.kubernetes.nodes import Shape
 from tests.kubernetes.provision import NOT_RUN, assets, why_no_control_plane
 from tests.slurm.testbed import run_within
@@ -39,7 +45,11 @@ CRDS = (
     "trainer-trainingruntimes-v2.0.0",
 )
 PREFIX = "ndctl-kube-"
+WHOLE = ("nodes", "persistentvolumes", "namespaces")
+"""Resources of the cluster, not of a namespace."""
 SYSTEM = ("default", "kube-system", "kube-public", "kube-node-lease")
+START_S = 400
+"""For the control plane; 6 s on a machine that has nothing else to do."""
 Object = dict[str, Any]
 
 
@@ -111,8 +121,8 @@ class KubeTestbed:
                 stderr=log,
                 start_new_session=True,
             )
-        self.wait_for("the stand-ins", lambda: self._alive() and ready.exists(), 60)
-        self.wait_for("all nodes ready", self._untainted)
+        self.wait_for("the stand-ins", lambda: self._alive() and ready.exists(), 120)
+        self.wait_for("all nodes ready", self._untainted, 60 + self.shape.nodes / 5)
 
     def _alive(self) -> bool:
         if self.standins is None or self.standins.poll() is not None:
@@ -149,9 +159,10 @@ class KubeTestbed:
     def _script(self, verb: str) -> None:
         crds = " ".join(str(REPOSITORY / "manifests" / "crds" / f"{name}.yaml") for name in CRDS)
         environ = {**os.environ, "KUBEBUILDER_ASSETS": str(self.binaries)}
+        environ.setdefault("KUBE_TIMEOUT", str(START_S // 2))
         if not (self.folder / "etcd").exists():
             environ["KUBE_CRDS"] = f"{crds} {_cluster_runtimes(self.folder)}"
-        done = run_within(["bash", str(SCRIPT), verb, str(self.folder)], environ, 180)
+        done = run_within(["bash", str(SCRIPT), verb, str(self.folder)], environ, START_S)
         if done.code != 0:
             raise TestbedError(f"{SCRIPT.name} {verb}: {done.err or done.out}")
 
@@ -213,6 +224,8 @@ class KubeTestbed:
             self.kubectl("create", "--validate=false", "-n", namespace, "-f", file.name)
 
     def get(self, resource: str, name: str, namespace: str = "default") -> Object:
+        if resource in GROUPS:
+            return self._read(path(resource, self._space(resource, namespace), name))
         text = self.kubectl("get", resource, name, "-n", namespace, "-o", "json")
         found: Object = json.loads(text)
         return found
@@ -220,8 +233,35 @@ class KubeTestbed:
     def objects(
         self, resource: str, namespace: str = "default", selector: str = ""
     ) -> list[Object]:
+        """In all namespaces: `namespace=""`."""
+        query = f"?labelSelector={quote(selector)}" if selector else ""
+        if resource in GROUPS:
+            where = path(resource, self._space(resource, namespace)) + query
+            listed: list[Object] = self._read(where)["items"]
+            return listed
         text = self.kubectl("get", resource, "-n", namespace, "-l", selector, "-o", "json")
         found: list[Object] = json.loads(text)["items"]
+        return found
+
+    @staticmethod
+    def _space(resource: str, namespace: str) -> str:
+        return "" if resource in WHOLE else namespace
+
+    @cached_property
+    def _line(self) -> tuple[str, ssl.SSLContext]:
+        return admin_of(self.kubeconfig)
+
+    def _read(self, where: str) -> Object:
+        """Without kubectl, whose start costs a polling test more than the answer."""
+        server, tls = self._line
+        try:
+            with urllib.request.urlopen(server + where, timeout=30, context=tls) as answer:
+                found: Object = json.load(answer)
+        except urllib.error.HTTPError as exc:
+            with exc:
+                raise TestbedError(f"{where}: {exc.code} {exc.read().decode()[:300]}") from exc
+        except OSError as exc:
+            raise TestbedError(f"{where}: {exc}") from exc
         return found
 
     def phases(self, selector: str = "", namespace: str = "default") -> dict[str, str]:
@@ -251,8 +291,16 @@ class KubeTestbed:
         return place
 
     def namespace(self, name: str) -> str:
-        """One more, ready for pods."""
-        self.kubectl("create", "namespace", name)
+        """One more, ready for pods. One of that name that an earlier test had goes first."""
+
+        def made() -> bool:
+            with contextlib.suppress(TestbedError):
+                self.get("namespaces", name)
+                return False
+            self.kubectl("create", "namespace", name)
+            return True
+
+        self.wait_for(f"namespace {name}", made, 180)
         self.wait_for("its account", lambda: self.get("serviceaccounts", "default", name))
         return name
 
@@ -281,21 +329,29 @@ class KubeTestbed:
             name = node["metadata"]["name"]
             if node["spec"].get("unschedulable"):
                 self.kubectl("uncordon", name)
-        names = [it["metadata"]["name"] for it in self.objects("namespaces")]
-        self._delete("namespaces", [name for name in names if name not in SYSTEM])
-        self.kubectl("delete", ",".join(LEFTOVERS), "--all", "-n", "default", "--wait=false")
-        if self.objects("pods"):
-            self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "-n", "default")
-        self.wait_for("no pods", lambda: not self.objects("pods"))
+        known = [it["metadata"] for it in self.objects("namespaces")]
+        others = [it["name"] for it in known if it["name"] not in SYSTEM]
+        fresh = [it["name"] for it in known if "deletionTimestamp" not in it]
+        here = ("-n", "default", "--wait=false")
+        self.kubectl("delete", ",".join(LEFTOVERS), "--all", *here)
+        self.kubectl("delete", "secrets,serviceaccounts", "-l", OURS, *here)
+        if gone := [name for name in others if name in fresh]:
+            self.kubectl("delete", "namespaces", *gone, "--wait=false")
+        self.wait_for("no pods", self._no_pods)
         self.wait_for("all nodes ready", self._untainted)
         shutil.rmtree(self.runs)
         self.runs.mkdir()
 
-    def _delete(self, resource: str, names: Sequence[str]) -> None:
-        if names:
-            self.kubectl("delete", resource, *names, "--wait=true", timeout=120)
+    def _no_pods(self) -> bool:
+        """By force: a node that is lost, or none at all, ends none; nor would its namespace go."""
+        if not self.objects("pods", ""):
+            return True
+        force = ("--all", "--grace-period=0", "--force", "--wait=false")
+        self.kubectl("delete", "pods", "--all-namespaces", *force)
+        return False
 
 
+OURS = "app.kubernetes.io/part-of=ndctl"
 LEFTOVERS = (
     *("pytorchjobs.kubeflow.org", "trainjobs.trainer.kubeflow.org", "jobsets.jobset.x-k8s.io"),
     *("deployments.apps", "configmaps", "resourcequotas", "limitranges", "roles", "rolebindings"),

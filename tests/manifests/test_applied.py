@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.backends.kubernetes.checks import base_for
 from tests.backends.kubernetes.rendered import CASES
 from tests.kubernetes.testbed import KubeTestbed
 from tests.manifests.examples import EXAMPLES, FOLDER, ROOT
@@ -115,3 +116,16 @@ def test_the_account_of_a_job_may_do_what_a_leader_does_and_no_more(kube: KubeTe
     for words in (*MAY, *MAY_NOT):
         argv = ["kubectl", "auth", "can-i", *words.split(), "-n", "ndctl", f"--as={JOB}"]
         assert kube(argv).out.strip() == ("yes" if words in MAY else "no"), words
+
+
+def test_two_namespaces_have_the_base_each_with_its_rights(kube: KubeTestbed) -> None:
+    """As `ndctl submit` says where the account is missing."""
+    for name in ("ndctl", "team-a"):
+        kube.namespace(name)
+        done = kube(["bash", "-c", f"cd {ROOT} && {base_for(name)}"])
+        assert done.code == 0, done.err
+    for name in ("ndctl", "team-a"):
+        account = f"--as=system:serviceaccount:{name}:ndctl-job"
+        for words in ("delete pods", "list nodes"):
+            argv = ["kubectl", "auth", "can-i", *words.split(), "-n", name, account]
+            assert kube(argv).out.strip() == "yes", (name, words)

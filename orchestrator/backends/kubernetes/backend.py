@@ -17,6 +17,7 @@ from orchestrator.backends.kubernetes.mirror import Mirror
 from orchestrator.backends.kubernetes.naming import cluster_name
 from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
 from orchestrator.backends.kubernetes.places import folder_of, is_mirror
+from orchestrator.backends.kubernetes.refusals import Forbidden
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
@@ -160,10 +161,16 @@ class KubernetesBackend:
         pods = api.list(PODS, namespace, labels=label).items
         # Only who waits has something to explain.
         calm = jobs and all(observe.is_running(pod) for pod in pods)
-        events = () if calm and pods else api.list(EVENTS, namespace, cached=True).items
+        whole = len(pods) >= sum(len(one.hosts) for one in launches)
+        events = () if calm and whole else api.list(EVENTS, namespace, cached=True).items
         return [
             observe.observe(
-                kind, shown_name(kind, namespace, one.job), jobs.get(one.job), pods, events
+                kind,
+                shown_name(kind, namespace, one.job),
+                jobs.get(one.job),
+                pods,
+                events,
+                hosts=len(one.hosts),
             )
             for one in launches
         ]
@@ -268,17 +275,22 @@ class KubernetesBackend:
             self._see_it_go(spec, host, pod)
 
     def _see_it_go(self, spec: KubernetesSpec, host: str, pod: Object) -> None:
-        """A node that does not answer never says that its pod is gone: then it goes by force."""
+        """A node that does not answer never says that its pod is gone: then it goes by force.
+
+        Also where we may not read nodes, once a node that answers would have ended it.
+        """
         api, namespace, name = self.api(spec), self.namespace(spec), name_of(pod)
         uid = pod["metadata"]["uid"]
         grace_s = float(lookup(pod, ("spec", "terminationGracePeriodSeconds"), GRACE_S))
         deadline = self.clock.monotonic() + spec.force_delete_after
         if self._gone(api, namespace, pod, deadline):
             return
-        node = api.get(NODES, None, host)
-        if node is not None and parse_node(node).ready == READY:
+        answers = self._answers(api, host)
+        if answers is not False:
             if self._gone(api, namespace, pod, deadline + grace_s):
                 return
+            answers = self._answers(api, host)
+        if answers:
             raise Unanswered(
                 f"pod {name} on {host} does not end, though its node answers",
                 fix=f"`kubectl -n {namespace} describe pod {name}` shows what holds it",
@@ -291,6 +303,15 @@ class KubernetesBackend:
                 fix=f"`kubectl -n {namespace} delete pod {name} --force --grace-period=0`"
                 + (f"\n  or {exc.fix}" if exc.fix else ""),
             ) from exc
+
+    def _answers(self, api: Api, host: str) -> bool | None:
+        """Whether a node does; None where we may not know."""
+        try:
+            node = api.get(NODES, None, host)
+        except Forbidden as exc:
+            log.warning("whether %s answers is not known: %s", host, exc)
+            return None
+        return node is not None and parse_node(node).ready == READY
 
     def _gone(self, api: Api, namespace: str, pod: Object, deadline: float) -> bool:
         """Whether this very pod goes away until then; looked at once in any case."""

@@ -24,6 +24,8 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError, Unanswered
 
 AT = "cluster.kubernetes"
+BASE = "ndctl"
+"""The namespace of manifests/base."""
 
 
 def check(api: Api, namespace: str, handover: Handover) -> str:
@@ -71,8 +73,7 @@ def _missing(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem
             path=f"{AT}.service_account",
             value=spec.service_account,
             limit=f"a ServiceAccount of namespace {namespace}",
-            fix="`kubectl apply -k manifests/base` makes it in namespace ndctl, with its rights; to"
-            f" have it in {namespace}, say so in manifests/base/kustomization.yaml before",
+            fix=f"`{base_for(namespace)}` makes it, with its rights",
         )
     if spec.priority_class and _is_absent(api, PRIORITIES, None, spec.priority_class):
         yield Problem(
@@ -81,6 +82,14 @@ def _missing(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem
             limit="a PriorityClass of the cluster",
             fix="name one that `kubectl get priorityclass` shows",
         )
+
+
+def base_for(namespace: str) -> str:
+    """What is typed to have manifests/base in another namespace than its own."""
+    if namespace == BASE:
+        return "kubectl apply -k manifests/base"
+    change = rf"s/\(namespace[:-] *\){BASE}$/\1{namespace}/"
+    return f"kubectl kustomize manifests/base | sed '{change}' | kubectl apply -f -"
 
 
 def _is_absent(api: Api, resource: Resource, namespace: str | None, name: str) -> bool:

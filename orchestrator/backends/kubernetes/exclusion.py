@@ -36,7 +36,8 @@ def unchangeable(kind: Kind, hosts: Sequence[str]) -> str:
     names = " ".join(hosts)
     return (
         f"the leader gives {', '.join(hosts)} no rank, but a running {kind} takes no change of its"
-        f" pods: new ones may come there again; `kubectl cordon {names}` keeps them off"
+        " pods: new ones may come there again, unless `ndctl controller` may taint the nodes;"
+        f" `kubectl cordon {names}` keeps them off"
     )
 
 

@@ -45,6 +45,8 @@ from orchestrator.supervise.log import Entry, read, to_line
 
 FETCH_S = 30.0
 CANCEL_S = 30.0
+MOST_ASKED = 3
+"""Pods, in one look: where none of these can say, all others would hardly either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,8 @@ class Mirror:
         self.held: int | None = None
         """The journal's file, while a leader lives."""
         self.logs: PodLogs | None = None
+        self.speaker: Object | None = None
+        """The pod that answered last: asked again, without a list of all pods before."""
 
     @property
     def remote(self) -> Remote:
@@ -195,13 +199,20 @@ class Mirror:
         Raises BackendError where the API server does not answer or refuses.
         """
         remote = self.remote
+        if self.speaker is not None:
+            with contextlib.suppress(BackendError):  # it may be gone; the list below tells
+                done = self._ask(remote, self.speaker)
+                if done is not None:
+                    self._take(remote, done)
+                    return
+            self.speaker = None
         pods = self.pods(remote)
-        for pod in sorted(pods, key=_usefulness):
-            if not observe.is_running(pod):
-                continue
+        running = [pod for pod in sorted(pods, key=_usefulness) if observe.is_running(pod)]
+        for pod in running[:MOST_ASKED]:
             done = self._ask(remote, pod)
             if done is not None:
                 self._take(remote, done)
+                self.speaker = pod
                 return
         self._hold(False)
         self._from_logs(remote, pods)

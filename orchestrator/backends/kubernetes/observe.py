@@ -45,6 +45,8 @@ class Observed:
     launch: int | None
     pods: int = 0
     running: int = 0
+    hosts: int = 0
+    """Pods that it is to have."""
     troubles: tuple[Trouble, ...] = ()
     """The gravest first."""
     reason: str = ""
@@ -84,7 +86,9 @@ class Observed:
 
     @property
     def _count(self) -> str:
-        return f"{self.running} of {self.pods} pods run" if self.pods else "it has no pod yet"
+        if not self.pods:
+            return "it has no pod yet"
+        return f"{self.running} of {max(self.pods, self.hosts)} pods run"
 
     @property
     def _first(self) -> str:
@@ -101,8 +105,10 @@ def observe(
     job: Object | None,
     pods: Sequence[Object] = (),
     events: Sequence[Object] = (),
+    hosts: int = 0,
 ) -> Observed:
-    """`pods` and `events` may be of other jobs as well. None: there is no such job."""
+    """`pods` and `events` may be of other jobs as well; `hosts`: how many pods the job is to have.
+    None: there is no such job."""
     if job is None:
         mine = [pod for pod in pods if lookup(pod, ("metadata", "labels", LABEL)) == _bare(name)]
         return Observed(name=name, meaning="missing", launch=None, pods=len(alive(mine)))
@@ -110,7 +116,7 @@ def observe(
     there = alive(mine)
     running = [pod for pod in there if is_running(pod)]
     troubles = [trouble for pod in mine if (trouble := pod_trouble(pod, events)) is not None]
-    troubles += _job_troubles(job, events, {name_of(pod) for pod in mine})
+    troubles += _job_troubles(job, events, whole=bool(mine) and len(mine) >= hosts)
     meaning, reason = _standing(kind, job, bool(running))
     notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
     return Observed(
@@ -119,6 +125,7 @@ def observe(
         launch=launch_of(job),
         pods=len(there),
         running=len(running),
+        hosts=hosts,
         troubles=tuple(sorted(troubles, key=_gravity)),
         reason=reason,
         cancelled_by=notes.get(CANCELLED, ""),
@@ -216,8 +223,8 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _job_troubles(job: Object, events: Sequence[Object], pods: set[str]) -> Iterator[Trouble]:
-    """Of pods that never came to be, and of what holds a queued job back."""
+def _job_troubles(job: Object, events: Sequence[Object], *, whole: bool) -> Iterator[Trouble]:
+    """Of pods that never came to be, and of what holds a queued job back. `whole`: it has all."""
     name = name_of(job)
     for event in _newest(events):
         about: Object = event.get("involvedObject", {})
@@ -226,7 +233,7 @@ def _job_troubles(job: Object, events: Sequence[Object], pods: set[str]) -> Iter
         if about.get("kind") == "Workload" and f"-{name}-" in f"-{about_name}-":
             if event.get("reason") in ("Pending", "QuotaReserved", "EvictedDueToPreempted"):
                 yield Trouble(what="Kueue", why=message)
-        elif pods or event.get("reason") not in ("FailedCreate", "FailedCreatePod"):
+        elif whole or event.get("reason") not in ("FailedCreate", "FailedCreatePod"):
             continue
         elif about_name == name or about_name.startswith(f"{name}-"):
             yield creation_trouble(message)

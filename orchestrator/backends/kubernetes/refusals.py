@@ -14,6 +14,9 @@ FORBIDDEN = re.compile(
     r' in API group "(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]+)")?'
 )
 ACCOUNT = re.compile(r"system:serviceaccount:(?P<namespace>[^:]+):(?P<name>.+)")
+WORDLESS = re.compile(r'(?P<resource>[a-z]+)(?:\.(?P<group>\S+))? "[^"]*" is forbidden:\s*')
+"""How an API server refuses an apply to who may patch, where it would have to create: without a
+reason, and without a name."""
 AGAIN = (429, 500, 502, 503, 504)
 """Nothing was decided: the same request may well be answered in a moment."""
 
@@ -58,7 +61,7 @@ def refusal(asked: Asked, status: int, body: bytes) -> BackendError:
                 " worked",
             )
         case 403:
-            return _forbidden(message)
+            return _forbidden(asked, message)
         case 404:
             return _missing(asked, said, message)
         case 409:
@@ -84,8 +87,14 @@ def _status(body: bytes) -> Mapping[str, Any]:
     return said if isinstance(said, Mapping) else {}
 
 
-def _forbidden(message: str) -> BackendError:
+def _forbidden(asked: Asked, message: str) -> BackendError:
     """No right to it, or the right but a quota or a policy of the namespace against it."""
+    if asked.verb == "patch" and (wordless := WORDLESS.fullmatch(message)) is not None:
+        place = re.search("/namespaces/([^/]+)/", asked.path)
+        space = f' in the namespace "{place[1]}"' if place else ""
+        message = f'User "YOU" cannot create resource "{wordless["resource"]}" in API group' + (
+            f' "{wordless["group"] or ""}"{space}'
+        )
     found = FORBIDDEN.search(message)
     if found is not None:
         return Forbidden(
@@ -117,7 +126,10 @@ def _where(found: re.Match[str]) -> str:
 def role_lines(found: re.Match[str]) -> str:
     """What gives the right, to be typed as it is."""
     role = f"ndctl-{found['verb']}-{found['resource'].replace('/', '-')}"
-    verbs = {"list": "get,list,watch", "get": "get,list,watch", "watch": "get,list,watch"}
+    verbs = {
+        **dict.fromkeys(("get", "list", "watch"), "get,list,watch"),
+        **dict.fromkeys(("create", "patch"), "create,patch"),  # an apply needs both
+    }
     verb = verbs.get(found["verb"], found["verb"])
     account = ACCOUNT.fullmatch(found["user"])
     whom = f"--user={found['user']}"

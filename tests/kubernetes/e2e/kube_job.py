@@ -160,10 +160,13 @@ class KubeNdctl(Ndctl):
         assert standing is not None
         assert (first_mistake(standing), standing.steps) == (None, steps)
 
+    def starts(self) -> list[Object]:
+        """One for each attempt so far."""
+        return [action for action in self.actions() if action["kind"] == "StartAttempt"]
+
     def hosts(self) -> list[str]:
         """Of the present attempt, in the order of their ranks."""
-        starts = [action for action in self.actions() if action["kind"] == "StartAttempt"]
-        hosts: list[str] = starts[-1]["hosts"]
+        hosts: list[str] = self.starts()[-1]["hosts"]
         return hosts
 
     def leader(self) -> str:

@@ -1,0 +1,107 @@
+"""A person at a terminal with a kubeconfig, and a job of theirs that nobody has to train."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tests.e2e.job import SPEC, Done, Ndctl, wait_for
+from tests.kubernetes.testbed import KubeTestbed, TestbedError
+
+PREFIX = "cluster.kubernetes."
+SLEEPS = (
+    "{spec: {terminationGracePeriodSeconds: 1, containers:"
+    " [{name: pytorch, command: [sh, -c, 'sleep 600']}]}}"
+)
+"""A pod template in place of the agent's."""
+NO_IMAGE = "registry.example.org/missing:1"
+
+
+@dataclass(frozen=True)
+class Person(Ndctl):
+    kube: KubeTestbed
+    namespace: str = "default"
+    kubeconfig: Path | None = None
+    """None: the cluster's admin."""
+
+    @property
+    def environ(self) -> dict[str, str]:
+        kubeconfig = str(self.kubeconfig or self.kube.kubeconfig)
+        path = self.kube.environ["PATH"]
+        return {**super().environ, "PATH": path, "KUBECONFIG": kubeconfig}
+
+    def at(self, namespace: str, kubeconfig: Path | None = None) -> Self:
+        return dataclasses.replace(self, namespace=namespace, kubeconfig=kubeconfig)
+
+    def words(self, **options: str) -> list[str]:
+        """Of `submit` and `render`; keys of cluster.kubernetes, others with two underscores for
+        each dot. Ranks are on CPUs, and nothing is left in the run directory."""
+        volume = {"runs__host_path": str(self.kube.runs), "run_root": str(self.kube.runs)}
+        cheap = {"image": "ndctl:1", "gpu_resource": "null", "shm": "null", "cpu": "100m"}
+        found = {**volume, **cheap, "namespace": self.namespace, **options}
+        found = {key: value for key, value in found.items() if value}
+        sets = [f"--set={_path(key)}={value}" for key, value in found.items()]
+        return [str(SPEC), "--backend=kubernetes", *sets]
+
+    def submit(self, *words: str, **options: str) -> Done:
+        return self("submit", *self.words(**options), *words)
+
+    def submitted(self, *words: str, **options: str) -> None:
+        done = self.submit(*words, **options)
+        assert done.code == 0, done.out + done.err
+
+    def shown(self) -> str:
+        """What `ndctl status` says first."""
+        done = self("status", "e2e", "--backend=kubernetes", "-n", self.namespace)
+        assert done.code == 0, done.err
+        return done.out.partition("\n")[0]
+
+    def wait_until_shown(self, *words: str, limit: float = 60) -> str:
+        said = [""]
+
+        def shown() -> bool:
+            said[0] = self.shown()
+            return all(word in said[0] for word in words)
+
+        try:
+            wait_for(shown, f"{words}", limit)
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}; shown is: {said[0]}") from exc
+        return said[0]
+
+    def render(self, **options: str) -> str:
+        done = self("render", *self.words(**options))
+        assert done.code == 0, done.err
+        return done.out
+
+    def pods(self) -> dict[str, str]:
+        return self.kube.phases("ndctl.dev/job=e2e", self.namespace)
+
+    def job(self) -> dict[str, Any] | None:
+        try:
+            return self.kube.get("pytorchjobs", "e2e", self.namespace)
+        except TestbedError:
+            return None
+
+
+def _path(key: str) -> str:
+    key = key.replace("__", ".")
+    return (
+        key
+        if key.startswith(("cluster.", "train.", "resilience.", "checkpoint."))
+        else PREFIX + key
+    )
+
+
+def account(kube: KubeTestbed, namespace: str = "default") -> None:
+    """Of the job's pods, without any right: they are not to do anything."""
+    labels = {"app.kubernetes.io/part-of": "ndctl"}
+    metadata = {"name": "ndctl-job", "labels": labels}
+    made = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
+    kube.apply(made, namespace=namespace)
+
+
+def advised(text: str) -> list[list[str]]:
+    """The kubectl commands that an error says to type, each as its words."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line.split() for line in lines if line.startswith("kubectl ")]

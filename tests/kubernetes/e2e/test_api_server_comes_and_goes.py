@@ -1,0 +1,115 @@
+"""Watches, a person who follows, and one who submits, while the API server is away and forgets."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.resources import CONFIG_MAPS
+from orchestrator.backends.kubernetes.watching import Watching
+from orchestrator.contract import exits
+from orchestrator.system import SystemClock
+from tests.e2e.job import wait_for
+from tests.kubernetes.e2e.outside import NO_IMAGE, Person, account
+from tests.kubernetes.testbed import KubeTestbed
+
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.process,
+    pytest.mark.timeout(900),
+    pytest.mark.slow,
+]
+LABEL = "watched=yes"
+LIMIT_S = 300.0
+
+
+def watching(kube: KubeTestbed) -> Watching:
+    api = Api(None, {"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
+    return Watching(
+        api=api, clock=SystemClock(), resource=CONFIG_MAPS, namespace="default", labels=LABEL
+    )
+
+
+def create(kube: KubeTestbed, name: str) -> None:
+    metadata = {"name": name, "labels": {"watched": "yes"}}
+    kube.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+
+
+class Seen:
+    """What a watch has told, beside the test."""
+
+    def __init__(self, one: Watching) -> None:
+        self.names: list[set[str]] = []
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._follow, args=(one,), daemon=True)
+        self.thread.start()
+
+    def _follow(self, one: Watching) -> None:
+        for cache in one.changes(one.clock.monotonic() + LIMIT_S):
+            self.names.append({name for _, name in cache.items})
+            if self.over.is_set():
+                return
+
+    def until(self, names: set[str]) -> None:
+        wait_for(lambda: self.names[-1:] == [names], f"{names} in {self.names}", LIMIT_S)
+
+
+def ends(seen: Seen, kube: KubeTestbed) -> None:
+    seen.over.set()
+    create(kube, "last")
+    seen.thread.join(60)
+    assert not seen.thread.is_alive()
+
+
+@pytest.fixture
+def follower(kube: KubeTestbed, tmp_path: Path) -> Person:
+    account(kube)
+    person = Person(tmp_path / "runs", kube)
+    person.submitted(image=NO_IMAGE)
+    return person
+
+
+def test_watches_and_followers_outlive_a_restart_and_a_compaction(
+    kube: KubeTestbed, follower: Person, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        create(kube, name)
+    live, late = watching(kube), watching(kube)
+    seen = Seen(live)
+    seen.until({"a", "b"})
+    for cache in late.changes(late.clock.monotonic() + 60):
+        assert {name for _, name in cache.items} == {"a", "b"}
+        break
+    kube.kubectl("delete", "configmap", "b")
+    seen.until({"a"})
+    follows = follower.at("default").start("submit", *follower.words(image=NO_IMAGE), "--follow")
+    assert follows.wait(60) == exits.BAD_JOB_STATE, "it is there already"
+    follows.communicate()
+    other = Person(tmp_path / "other", kube)
+    dashboard = other.start("dashboard", "e2e", "--backend=kubernetes", "-n", "default")
+
+    kube.stop_control_plane()
+    refused = Person(tmp_path / "third", kube).submit(image=NO_IMAGE)
+    assert refused.code == exits.BACKEND, refused.out + refused.err
+    assert "the API server does not answer" in refused.err
+    assert not (tmp_path / "third").exists()
+    shown = follower("status", "e2e")
+    assert shown.code == 0
+    assert "shown is what was known before" in shown.err
+    assert "Kubernetes does not say" in shown.out
+    kube.start_control_plane()
+
+    create(kube, "c")
+    kube.compact()
+    seen.until({"a", "c"})
+    relisted = Seen(late)
+    relisted.until({"a", "c"})
+    assert {"a", "b", "c"} not in relisted.names, "what went meanwhile is gone"
+    for one in (seen, relisted):
+        ends(one, kube)
+    assert dashboard.poll() is None, dashboard.communicate()
+    cancelled = follower("cancel", "e2e")
+    assert cancelled.code == 0, cancelled.err
+    dashboard.terminate()
+    dashboard.communicate(timeout=60)

@@ -1,0 +1,124 @@
+"""Nodes that do not answer any more, with the followers' pods on them and with the leader's."""
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from tests.kubernetes.e2e.kube_job import RESOURCES, KubeNdctl
+from tests.kubernetes.testbed import KubeTestbed
+
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.process,
+    pytest.mark.timeout(900),
+    pytest.mark.slow,
+]
+FORCED = {"cluster__kubernetes__force_delete_after": "3"}
+
+
+def uids(job: KubeNdctl) -> dict[str, str]:
+    """Of each pod, by its name."""
+    return {it["metadata"]["name"]: it["metadata"]["uid"] for it in job.pods().values()}
+
+
+def others(job: KubeNdctl) -> str:
+    """The host that follows."""
+    (host,) = set(job.hosts()) - {job.leader()}
+    return host
+
+
+def test_a_node_is_lost_and_then_that_of_the_leader(
+    job: KubeNdctl, reference: dict[int, float]
+) -> None:
+    """Both their pods are Terminating for ever; who is left waits in place."""
+    job.submitted(**FORCED)
+    job.until_step(10)
+    leader, gone, before = job.leader(), others(job), uids(job)
+    job.testbed.lose_node(gone)
+    job.until_step(10, attempt=2)
+    between = uids(job)
+    assert {name for name in before if before[name] == between[name]} == {"e2e-master-0"}
+    assert job.leader() == leader
+    assert gone not in job.hosts()
+    assert job.incidents() == [("host-lost", gone, None)]
+
+    job.testbed.lose_node(leader)
+    job.until_step(10, attempt=3)
+    after = uids(job)
+    assert {name for name in between if between[name] == after[name]} == {"e2e-worker-0"}
+    assert not {leader, gone} & set(job.hosts())
+    job.until_ended()
+    assert job.losses() == reference
+    assert job.incidents() == [("host-lost", gone, None), ("leader-lost", leader, None)]
+    assert len(job.events("LeaderStarted")) == 2
+    job.until("its condition", lambda: "Succeeded" in job.conditions())
+
+
+def test_the_leaders_pod_is_killed_and_the_api_server_restarts(
+    job: KubeNdctl, elsewhere: KubeNdctl, reference: dict[int, float]
+) -> None:
+    """And one who follows from outside hears of all of it."""
+    follows = elsewhere.followed(**FORCED)
+    job.until_step(6)
+    leader, before = job.leader(), uids(job)
+    os.kill(job.pids(leader)[0], signal.SIGKILL)
+    job.until_step(6, attempt=2)
+    job.testbed.restart_api_server()
+    job.testbed.compact()
+    job.until_ended()
+    assert job.losses() == reference
+    after = uids(job)
+    assert {name for name in before if before[name] == after[name]} == {"e2e-worker-0"}
+    assert len(job.events("LeaderStarted")) == 2
+    out, err = follows.communicate(timeout=120)
+    assert follows.returncode == 0, out + err
+    assert "step 24" in out
+
+
+def suspended(job: KubeNdctl, holds: bool) -> None:
+    change = json.dumps({"spec": {"runPolicy": {"suspend": holds}}})
+    job.kubectl("patch", RESOURCES[job.kind], "e2e", "--type=merge", "-p", change)
+
+
+def test_suspended_cordoned_and_drained_without_spending_its_budget(
+    job: KubeNdctl, reference: dict[int, float]
+) -> None:
+    job.submitted(**FORCED, resilience__max_restarts="0", checkpoint__every_steps="100")
+    job.until_step(4)
+    suspended(job, True)
+    job.until("no pod", lambda: not job.pods())
+    saved = newest_checkpoint(job)
+    assert saved >= 4, "written when it was asked to leave"
+    assert "is suspended" in job.told("status", "e2e").partition("\n")[0]
+    suspended(job, False)
+    job.until_step(saved + 1, attempt=2)
+
+    wanted = others(job)
+    job.kubectl("cordon", wanted)
+    job.until("another host", lambda: len(job.starts()) == 3 and wanted not in job.hosts())
+    job.until_step(newest_checkpoint(job) + 1, attempt=3)
+    evicted = others(job)
+    evict(job.testbed, job.pod_of(evicted), job.namespace)
+    job.until_ended()
+    assert job.losses() == reference
+    assert (job.incidents(), job.status()["restarts"]) == ([], 0)
+
+
+def newest_checkpoint(job: KubeNdctl) -> int:
+    return max(int(event["step"]) for event in job.events("CheckpointSaved"))
+
+
+def evict(kube: KubeTestbed, pod: str, namespace: str) -> None:
+    """As `kubectl drain` does."""
+    body: dict[str, Any] = {
+        "apiVersion": "policy/v1beta1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": namespace},
+    }
+    file = kube.folder / "eviction.json"
+    file.write_text(json.dumps(body))
+    where = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+    kube.kubectl("create", "--raw", where, "-f", str(file))

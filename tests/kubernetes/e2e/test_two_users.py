@@ -1,0 +1,51 @@
+"""Two people, each with a namespace, and a job of the same name."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract import exits
+from tests.kubernetes.e2e.outside import SLEEPS, Person, account
+from tests.kubernetes.testbed import KubeTestbed
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
+OWN = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+
+
+def has_pods(person: Person) -> bool:
+    return list(person.pods().values()) == ["Running"] * 2
+
+
+def test_each_has_a_job_of_that_name_and_sees_no_other(kube: KubeTestbed, tmp_path: Path) -> None:
+    spaces = [kube.namespace("team-a"), kube.namespace("team-b")]
+    for name in spaces:
+        account(kube, name)
+    kube.kubectl("create", "clusterrole", "test-nodes", "--verb=get,list", "--resource=nodes")
+    bound = ("clusterrolebinding", "test-nodes", "--clusterrole=test-nodes", "--user=dev")
+    kube.kubectl("create", *bound)
+    try:
+        # The namespace is that of the kubeconfig's context.
+        dev = Person(tmp_path / "dev", kube, "", kube.as_user(OWN, "team-a"))
+        admin = Person(tmp_path / "admin", kube, "team-b")
+        dev.submitted(pod_template=SLEEPS)
+        admin.submitted(pod_template=SLEEPS)
+        for person, space in ((dev, "team-a"), (admin, "team-b")):
+            kube.wait_for("pods", partial(has_pods, admin.at(space)))
+            listed = person("list")
+            assert listed.out.count("\ne2e") == 1, listed.out
+            assert f"PyTorchJob {space}/e2e: 2 of 2 pods run" in person("status", "e2e").out
+
+        refused = dev("status", "e2e", "--backend=kubernetes", "-n", "team-b")
+        assert refused.code == exits.BACKEND
+        assert "dev may not get pytorchjobs.kubeflow.org in namespace team-b" in refused.err
+        assert admin("status", "e2e", "--backend=kubernetes", "-n", "team-a").code == 0
+        both = admin("status", "e2e")
+        assert both.code == exits.BAD_JOB_STATE
+        assert "there are several jobs e2e: in envtest/team-a, envtest/team-b" in both.err
+
+        assert dev("cancel", "e2e").code == 0
+        assert admin.at("team-a").pods() == {}
+        assert has_pods(admin)
+    finally:
+        kube.kubectl("delete", "clusterrole,clusterrolebinding", "test-nodes")

@@ -1,0 +1,154 @@
+"""Jobs that Kubernetes does not run, or does not even take: is the reason told that a person needs?
+
+No pod of these trains: each either cannot begin, or sleeps.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract import exits
+from tests.kubernetes.e2e.outside import NO_IMAGE, SLEEPS, Person, account, advised
+from tests.kubernetes.testbed import CRDS, REPOSITORY, KubeTestbed
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
+
+
+@pytest.fixture
+def admin(kube: KubeTestbed, tmp_path: Path) -> Person:
+    account(kube)
+    return Person(tmp_path / "runs", kube)
+
+
+def test_an_image_that_cannot_be_pulled(admin: Person) -> None:
+    admin.submitted(image=NO_IMAGE)
+    shown = admin.wait_until_shown("ImagePullBackOff")
+    assert "0 of 2 pods run; pod e2e-master-0" in shown
+    assert f'failed to pull and unpack image "{NO_IMAGE}": not found' in shown
+    assert "cluster.kubernetes.image" in shown
+    again = admin.submit(image=NO_IMAGE)
+    assert again.code == exits.BAD_JOB_STATE
+    assert "waits, 0 of 2 pods run" in again.err
+
+    cancelled = admin("cancel", "e2e")
+    assert cancelled.code == 0, cancelled.err
+    assert admin.pods() == {}
+    assert admin.shown().startswith("e2e: CANCELLED")
+    assert (admin.job() or {})["spec"]["runPolicy"]["suspend"] is True
+
+
+def test_too_few_gpus_are_free(admin: Person) -> None:
+    limits = {"limits": {"nvidia.com/gpu": "2"}}
+    taken = {"name": "c", "image": "none", "command": ["sleep", "600"], "resources": limits}
+    for name in admin.kube.nodes[1:]:
+        other = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"other-{name}"}}
+        admin.kube.apply({**other, "spec": {"nodeName": name, "containers": [taken]}})
+    admin.submitted(gpu_resource="nvidia.com/gpu", pod_template=SLEEPS)
+    shown = admin.wait_until_shown("Unschedulable")
+    assert "1 of 2 pods run" in shown
+    assert "Unschedulable (too little nvidia.com/gpu)" in shown
+    assert "wait, ask for less, or for fewer hosts" in shown
+    admin.kube.kubectl("delete", "pod", "other-node2", "--force", "--grace-period=0")
+    admin.kube.wait_for("both", lambda: list(admin.pods().values()) == ["Running"] * 2)
+
+
+def test_a_quota_that_is_too_small_and_one_that_is_used_up(
+    kube: KubeTestbed, tmp_path: Path
+) -> None:
+    person = Person(tmp_path / "runs", kube, kube.namespace("small"))
+    account(kube, "small")
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
+    kube.apply({**quota, "spec": {"hard": {"pods": "1"}}}, namespace="small")
+    refused = person.submit(pod_template=SLEEPS)
+    assert refused.code == exits.BACKEND
+    assert (
+        "cluster.hosts: must be such that 2 pods with 1 each fit into 1, the quota few's pods"
+        in (refused.err)
+    )
+    assert person.job() is None
+
+    kube.kubectl("patch", "quota", "few", "-n", "small", "-p", '{"spec":{"hard":{"pods":"2"}}}')
+    other = {"name": "c", "image": "none", "command": ["sleep", "600"]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}}
+    kube.apply({**pod, "spec": {"containers": [other]}}, namespace="small")
+    person.submitted(pod_template=SLEEPS)
+    shown = person.wait_until_shown("exceeded quota: few")
+    assert "1 of 2 pods run" in shown
+    assert "`kubectl describe resourcequota` shows what is used" in shown
+
+
+def test_a_claim_that_is_not_there(admin: Person) -> None:
+    wanted = {"runs__host_path": "", "runs__claim": "nowhere"}
+    refused = admin.submit(**wanted)
+    assert refused.code == exits.BACKEND
+    assert "cluster.kubernetes.runs.claim: must be a PersistentVolumeClaim" in refused.err
+    assert "kubectl -n default get pvc" in refused.err
+    assert admin.job() is None
+
+    text = admin.run_root.with_name("job.yaml")
+    text.write_text(admin.render(**wanted))
+    admin.kube.kubectl("apply", "-f", str(text))  # which asks nobody
+    shown = admin.wait_until_shown("Unschedulable")
+    assert 'persistentvolumeclaim "nowhere" not found' in shown
+    assert "make the PersistentVolumeClaim, or name another one" in shown
+
+
+@pytest.fixture
+def no_trainjobs(kube: KubeTestbed) -> Iterator[None]:
+    kube.kubectl("delete", "crd", "trainjobs.trainer.kubeflow.org")
+    yield
+    (name,) = (name for name in CRDS if "trainjobs" in name)
+    crd = REPOSITORY / "manifests" / "crds" / f"{name}.yaml"
+    kube.kubectl("create", "--validate=false", "-f", str(crd))
+    kube.wait_for("the kind", lambda: kube.objects("trainjobs") == [])
+
+
+@pytest.mark.usefixtures("no_trainjobs")
+def test_a_cluster_without_the_operator(admin: Person) -> None:
+    done = admin.submit(kind="trainjob")
+    assert done.code == exits.BACKEND
+    assert "the cluster has no TrainJob (trainjobs.trainer.kubeflow.org, version v1alpha1)" in (
+        done.err
+    )
+    assert "Kubeflow Trainer v2 is not installed" in done.err
+    assert "kubectl apply --server-side -k" in done.err
+    assert not admin.kube.objects("configmaps", selector="ndctl.dev/job=e2e")
+
+
+USER: list[dict[str, object]] = [
+    {
+        "apiGroups": [""],
+        "resources": ["configmaps", "secrets"],
+        "verbs": ["get", "create", "patch"],
+    },
+    {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["get", "list", "watch"]},
+]
+
+
+def test_a_user_without_a_right_is_told_which_and_gets_on_with_it(
+    kube: KubeTestbed, tmp_path: Path
+) -> None:
+    account(kube)
+    role = ("--verb=get,list", "--resource=nodes")
+    kube.kubectl("create", "clusterrole", "test-nodes", *role)
+    kube.kubectl(
+        "create", "clusterrolebinding", "test-nodes", "--clusterrole=test-nodes", "--user=dev"
+    )
+    try:
+        person = Person(tmp_path / "runs", kube, kubeconfig=kube.as_user(USER))
+        told = []
+        while (done := person.submit(pod_template=SLEEPS)).code != 0:
+            assert done.code == exits.BACKEND, done.err
+            told.append(done.err)
+            assert len(told) < 4, done.err
+            commands = advised(done.err)
+            assert commands, done.err
+            for command in commands:
+                kube.kubectl(*command[1:])  # as it says
+        assert "dev may not patch pytorchjobs.kubeflow.org in namespace default" in told[0]
+        assert "kubectl create role ndctl-patch-pytorchjobs --verb=create,patch" in told[0]
+        assert "--user=dev -n default" in told[0]
+        assert person.job() is not None
+    finally:
+        kube.kubectl("delete", "clusterrole,clusterrolebinding", "test-nodes")
