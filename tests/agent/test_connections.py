@@ -91,6 +91,20 @@ def test_a_broken_connection_has_less_time(connections: Connections, clock: Turn
     assert "did not come back within 2.1 s" in silence.why
 
 
+def test_how_long_a_host_is_silent_is_known_of_those_given_up_and_of_strangers(
+    connections: Connections, clock: TurnedClock
+) -> None:
+    clock.sleep(3.0)
+    assert connections.silent_for("host-0") == 3.0
+    connections.admit(register(), ws())
+    clock.sleep(TIMEOUT + 1.0)
+    connections.forget_silent()
+    clock.sleep(2.0)
+    assert connections.silent_for("host-0") == TIMEOUT + 3.0
+    connections.admit(register(pid=2), ws())
+    assert connections.silent_for("host-0") == 0.0
+
+
 def test_the_leaders_own_standstill_is_no_silence(
     connections: Connections, clock: TurnedClock
 ) -> None:

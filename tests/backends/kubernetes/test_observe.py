@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.kubernetes.observe import cause, observe, pod_trouble
+from orchestrator.backends.kubernetes.observe import begun_at, cause, observe, pod_trouble
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
 
 PYTORCHJOB = JOB_KINDS["pytorchjob"]
@@ -247,3 +247,20 @@ DRAINED = pod(conditions=condition("DisruptionTarget", "True", "EvictionByEvicti
 )
 def test_why_a_leader_is_ended(given: dict[str, Any] | None, own: dict[str, Any], why: str) -> None:
     assert cause(PYTORCHJOB, given, own, 3) == why
+
+
+@pytest.mark.parametrize(
+    ("state", "begun"),
+    [
+        ({"waiting": {"reason": "ContainerCreating"}}, 1000.0),
+        ({"running": {"startedAt": "1970-01-01T00:16:42Z"}}, 1002.0),
+        ({"terminated": {"exitCode": 1}}, 1000.0),
+    ],
+)
+def test_a_pod_began_with_the_container_that_it_has_now(
+    state: dict[str, Any], begun: float
+) -> None:
+    """In a pod of JobSet a container is started again."""
+    given = pod(containerStatuses=[{"state": state}])
+    given["metadata"]["creationTimestamp"] = "1970-01-01T00:16:40Z"
+    assert begun_at(given) == begun
