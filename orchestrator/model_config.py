@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ def read_model_config(model: ModelSpec, hub: Path) -> dict[str, Any]:
         SpecError: `model.path` leads to no readable config.json.
     """
     if model.preset is not None:
-        return dict(PRESETS[model.preset])
+        return deepcopy(dict(PRESETS[model.preset]))  # transformers writes into what it is given
     if model.config is not None:
-        return dict(model.config)
+        return deepcopy(dict(model.config))
     assert model.path is not None
     file = _find(model.path, hub)
     try:

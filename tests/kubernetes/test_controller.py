@@ -20,7 +20,7 @@ from tests.backends.kubernetes.rendered import a_launch
 from tests.kubernetes.testbed import KubeTestbed
 from tests.manifests.examples import ROOT
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.slow]
 
 ACCOUNT = "system:serviceaccount:ndctl:ndctl-controller"
 LEASE_S = 6

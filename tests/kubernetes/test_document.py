@@ -191,6 +191,7 @@ def test_the_commands_do_what_the_document_says(told: Told) -> None:
 
 @pytest.mark.kubernetes
 @pytest.mark.process
+@pytest.mark.slow
 def test_the_commands_before_a_job_do_what_the_document_says(
     kube: KubeTestbed, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.backends.kubernetes.rendered import CASES
 from tests.kubernetes.testbed import KubeTestbed
 from tests.manifests.examples import EXAMPLES, FOLDER, ROOT
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
 MANIFESTS = ROOT / "manifests"
 GOLDEN = ROOT / "tests" / "backends" / "kubernetes" / "golden"

@@ -10,7 +10,12 @@ from tests.e2e.job import wait_for
 from tests.kubernetes.e2e.kube_job import JOB, NAMESPACE, STEPS, KubeNdctl, identity
 from tests.kubernetes.testbed import KubeTestbed
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.process,
+    pytest.mark.timeout(1200),
+    pytest.mark.slow,
+]
 
 LONG = {"train__steps": "5000", "checkpoint__every_steps": "5000"}
 """Steps enough to look at the job meanwhile; no checkpoint but the one that `cancel` writes."""

@@ -5,7 +5,12 @@ import pytest
 from tests.e2e.job import kill
 from tests.kubernetes.e2e.kube_job import KubeNdctl, identity
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.process,
+    pytest.mark.timeout(1200),
+    pytest.mark.slow,
+]
 
 
 def test_a_rank_then_a_pods_processes_then_a_pod_are_lost(

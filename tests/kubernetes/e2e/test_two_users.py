@@ -9,7 +9,7 @@ from orchestrator.contract import exits
 from tests.kubernetes.e2e.outside import SLEEPS, Person, account
 from tests.kubernetes.testbed import KubeTestbed
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.slow]
 OWN = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
 
 

@@ -12,7 +12,7 @@ from orchestrator.contract import exits
 from tests.kubernetes.e2e.outside import NO_IMAGE, SLEEPS, Person, account, advised
 from tests.kubernetes.testbed import CRDS, REPOSITORY, KubeTestbed
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ def finished(_shared: SlurmTestbed, tmp_path_factory: pytest.TempPathFactory) ->
     assert done.code == 0, done.out + done.err
     # The job has ended before its Slurm job: that takes its time, and must not be cancelled in it.
     wait_for(lambda: not _shared.told("squeue", "-h"), "Slurm to be done with it")
+    command.remember()
     return command
 
 

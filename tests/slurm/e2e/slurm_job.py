@@ -1,5 +1,6 @@
 """The job of `tests/e2e` on real Slurm daemons, through the command line."""
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ LIMIT_S = 240.0
 LOG_CHARS = 6000
 """Of the end of each agent's log, in the story of a failure."""
 DAEMONS = re.compile(r"munged|slurmctld|slurmdbd|mariadbd|slurmd|slurmd-node\d+")
+SCRIPT, RECORD = "slurm-script", "slurm-job.json"
 STEPS = range(1, 25)
 """That the job trains."""
 
@@ -44,6 +46,17 @@ class SlurmNdctl(Ndctl):
         """`scontrol show job`, as in {"JobState": "RUNNING", "Restarts": "0", ...}."""
         words = self.testbed.told("scontrol", "show", "job", "-o", self.job_id).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def remember(self) -> None:
+        """Write down what Slurm forgets of a job some minutes after its end."""
+        script = self.testbed.told("scontrol", "write", "batch_script", self.job_id, "-")
+        (self.run_root / SCRIPT).write_text(script)
+        (self.run_root / RECORD).write_text(json.dumps(self.slurm_job()))
+
+    def remembered(self) -> tuple[str, dict[str, str]]:
+        """The batch script as Slurm had it, and what `slurm_job` said."""
+        record: dict[str, str] = json.loads((self.run_root / RECORD).read_text())
+        return (self.run_root / SCRIPT).read_text(), record
 
     # What the job says of itself
 

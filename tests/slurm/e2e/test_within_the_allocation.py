@@ -16,9 +16,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 def test_what_was_rendered_ran_to_its_end(finished: SlurmNdctl) -> None:
     rendered = finished("render", "tests/e2e/job.yaml", "--backend", "slurm").out
     # What Slurm was given it gives back.
-    given = finished.testbed.told("scontrol", "write", "batch_script", finished.job_id, "-")
+    given, job = finished.remembered()
     assert rendered.strip() == given
-    job = finished.slurm_job()
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("COMPLETED", "0:0", "0")
     assert finished.state() == "SUCCEEDED"
     assert incidents(finished) == []
