@@ -187,7 +187,8 @@ class Agent:
             if exc.status == HTTPStatus.UNAUTHORIZED:
                 log.error("the leader refused this agent (%s): %s", exc.status, exc.message)
                 # Where a leader's successor has another address, its own may be another job's now.
-                self.exit_code = None if self.config.patience_s else exits.NOT_ADMITTED
+                if not self.config.patience_s:
+                    self.exit_code = exits.NOT_ADMITTED
             return
         both: list[asyncio.Task[None]] = []
         try:

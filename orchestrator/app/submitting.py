@@ -69,7 +69,7 @@ def _struck(submission: Submission, backend: Backend, clock: Clock) -> tuple[str
     """Hosts of the cluster that broke too many jobs to be asked for."""
     from orchestrator import strikes
 
-    if submission.planned.spec.cluster.backend == "kubernetes":
+    if isinstance(backend, RemoteBackend):
         return ()  # the run root, where they are counted, is for the pods to see: the leader asks
     if not (submission.run_root / strikes.FOLDER).exists():
         return ()  # without asking the scheduler its name

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.seams import Completed
 from tests.kubernetes.containers import why_no_containers
-from tests.slurm.testbed import run_within
+from tests.testbeds import run_within, say_what_was_not_run
 
 SCRIPT = Path(__file__).parents[2] / "manifests" / "testbed" / "kube_envtest.sh"
 NOT_RUN = "NOT TESTED ON KUBERNETES: "
@@ -81,21 +81,8 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which tests were not run for want of a control plane, and why, after everything else."""
-    skipped = [
-        (report.nodeid.partition("@")[0], str(report.longrepr[2]))
-        for report in terminalreporter.stats.get("skipped", [])
-        if isinstance(report.longrepr, tuple) and NOT_RUN in str(report.longrepr[2])
-    ]
-    if not skipped:
-        return
-    why = skipped[0][1].partition(NOT_RUN)[2]
-    terminalreporter.section("Kubernetes was NOT tested", red=True, bold=True)
-    terminalreporter.line(f"{len(skipped)} tests on a real API server were NOT run: {why}")
-    for nodeid, _ in skipped:
-        terminalreporter.line(f"  not run: {nodeid}")
-    terminalreporter.line(
-        "To run them: be root on Debian 12 with its package archive in reach, or set"
-        " KUBEBUILDER_ASSETS to a directory with etcd, kubectl and kube-apiserver,"
-        " -controller-manager and -scheduler."
+    remedy = (
+        "be root on Debian 12 with its package archive in reach, or set KUBEBUILDER_ASSETS to a"
+        " directory with etcd, kubectl and kube-apiserver, -controller-manager and -scheduler."
     )
+    say_what_was_not_run(terminalreporter, NOT_RUN, "Kubernetes", remedy)

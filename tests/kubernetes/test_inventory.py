@@ -19,7 +19,7 @@ from orchestrator.system import SystemClock
 from tests.cluster.kubernetes.objects import GPU, container, node, pod
 from tests.e2e.job import SPEC as JOB
 from tests.kubernetes.testbed import KubeTestbed
-from tests.slurm.testbed import run_within
+from tests.testbeds import run_within
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
 MANY = 1000

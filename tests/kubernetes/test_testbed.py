@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from kubernetes import client, stream
 
-from tests.kubernetes.testbed import KubeTestbed, TestbedError
+from tests.kubernetes.testbed import KubeTestbed
+from tests.testbeds import TestbedError
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
 Object = dict[str, Any]

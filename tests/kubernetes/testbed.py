@@ -15,7 +15,6 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ from tests.kubernetes import nodes
 from tests.kubernetes.api import GROUPS, admin_of, path
 from tests.kubernetes.nodes import Shape
 from tests.kubernetes.provision import NOT_RUN, assets, why_no_control_plane
-from tests.slurm.testbed import run_within
+from tests.testbeds import TestbedError, run_within, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "manifests" / "testbed" / "kube_control_plane.sh"
@@ -51,12 +50,6 @@ SYSTEM = ("default", "kube-system", "kube-public", "kube-node-lease")
 START_S = 400
 """For the control plane; 6 s on a machine that has nothing else to do."""
 Object = dict[str, Any]
-
-
-class TestbedError(AssertionError):
-    """The cluster did not do what a test told it to."""
-
-    __test__ = False
 
 
 @dataclass
@@ -305,16 +298,7 @@ class KubeTestbed:
         return name
 
     def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 60) -> None:
-        """Poll; an error of a command counts as `not yet`."""
-        end, last = time.monotonic() + timeout, "it does not hold"
-        while time.monotonic() < end:
-            try:
-                if holds():
-                    return
-            except (TestbedError, TimeoutError) as exc:
-                last = str(exc)
-            time.sleep(0.1)
-        raise TestbedError(f"waited {timeout:.0f} s for {what}: {last}")
+        wait_until(what, holds, timeout)
 
     def restore(self) -> None:
         """As after the start: all nodes up and untainted, no job, pod, claim or namespace of a

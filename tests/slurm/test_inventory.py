@@ -12,7 +12,8 @@ from orchestrator.backends.slurm.inventory import read_cluster
 from orchestrator.cluster.slurm.topology import allocated_switches
 from orchestrator.system import SystemClock
 from tests.e2e.job import SPEC as JOB
-from tests.slurm.testbed import SlurmTestbed, run_within, running_testbed
+from tests.slurm.testbed import SlurmTestbed, running_testbed
+from tests.testbeds import run_within
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process]
 

@@ -10,9 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.seams import Completed
+from tests.testbeds import TestbedError, run_within, say_what_was_not_run, wait_until
 
 SCRIPT = Path(__file__).parents[2] / "slurm" / "testbed" / "slurm_testbed.sh"
 PREFIX = "ndctl-slurm-"
@@ -27,12 +26,6 @@ NOT_RUN = "NOT TESTED ON SLURM: "
 FAST: Mapping[str, str] = {"TB_LEAF": "2"}
 """Knobs of the script for every testbed; failures are quick by its own defaults."""
 COMMAND_S = 30.0
-
-
-class TestbedError(AssertionError):
-    """The cluster did not do what a test told it to."""
-
-    __test__ = False
 
 
 @dataclass
@@ -110,16 +103,7 @@ class SlurmTestbed:
         return self.told("sinfo", "-h", "-n", node, "-o", "%T").splitlines()[0]
 
     def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 60) -> None:
-        """Poll; an error of a command counts as `not yet`."""
-        end, last = time.monotonic() + timeout, "it does not hold"
-        while time.monotonic() < end:
-            try:
-                if holds():
-                    return
-            except (TestbedError, TimeoutError) as exc:
-                last = str(exc)
-            time.sleep(0.1)
-        raise TestbedError(f"waited {timeout:.0f} s for {what}: {last}")
+        wait_until(what, holds, timeout)
 
     def restore(self) -> None:
         """As after the start: no job, all nodes up, reachable and idle."""
@@ -152,29 +136,6 @@ ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL
 def _reservations(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if line.startswith("ReservationName=")]
     return [line.split()[0].partition("=")[2] for line in lines]
-
-
-def run_within(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> Completed:
-    """Run a command to its end or kill it; its output goes to files, which daemons that it leaves
-    running may keep open without our waiting for them."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        try:
-            code = subprocess.run(
-                list(argv),
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                timeout=timeout,
-                check=False,
-            ).returncode
-        except FileNotFoundError as exc:
-            return Completed(127, "", str(exc))
-        except subprocess.TimeoutExpired as exc:
-            raise TimeoutError(f"{argv[0]} did not end within {timeout:.0f} s") from exc
-        out.seek(0)
-        err.seek(0)
-        return Completed(code, out.read(), err.read())
 
 
 def why_no_slurm() -> str | None:
@@ -254,20 +215,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which tests were not run for want of Slurm, and why, after everything else."""
-    skipped = [
-        (report.nodeid.partition("@")[0], str(report.longrepr[2]))
-        for report in terminalreporter.stats.get("skipped", [])
-        if isinstance(report.longrepr, tuple) and NOT_RUN in str(report.longrepr[2])
-    ]
-    if not skipped:
-        return
-    why = skipped[0][1].partition(NOT_RUN)[2]
-    terminalreporter.section("Slurm was NOT tested", red=True, bold=True)
-    terminalreporter.line(f"{len(skipped)} tests on a real Slurm were NOT run: {why}")
-    for nodeid, _ in skipped:
-        terminalreporter.line(f"  not run: {nodeid}")
-    terminalreporter.line(
-        "To run them: be root on Debian or Ubuntu with its package archive in reach, or put the"
-        " commands of Slurm and munge on PATH (any user)."
+    remedy = (
+        "be root on Debian or Ubuntu with its package archive in reach, or put the commands of"
+        " Slurm and munge on PATH (any user)."
     )
+    say_what_was_not_run(terminalreporter, NOT_RUN, "Slurm", remedy)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.e2e.job import SPEC, Done, Ndctl, wait_for
-from tests.kubernetes.testbed import KubeTestbed, TestbedError
+from tests.kubernetes.testbed import KubeTestbed
+from tests.testbeds import TestbedError
 
 PREFIX = "cluster.kubernetes."
 SLEEPS = (

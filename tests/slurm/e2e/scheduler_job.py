@@ -18,7 +18,8 @@ from tests.e2e.job import (
     submission,
     wait_for,
 )
-from tests.slurm.testbed import SlurmTestbed, TestbedError
+from tests.slurm.testbed import SlurmTestbed
+from tests.testbeds import TestbedError
 
 TESTBED: Mapping[str, str] = {
     "TB_KILL_WAIT": "30",
