@@ -333,7 +333,10 @@ left)
     ip link show "tb$id" >/dev/null 2>&1 && echo "bridge tb$id"
   fi; true ;;
 kill-node)
-  s=${4:-KILL}; p=$(cat "$D/run/slurmd-$3.pid"); ours "$p" && kill -"$s" "$p"; kill -"$s" $(step_pids "$3") 2>/dev/null; true ;;
+  s=${4:-KILL}; p=$(cat "$D/run/slurmd-$3.pid"); ours "$p" && kill -"$s" "$p"
+  # A node dies at once. One process after the other, srun's shepherd would outlive srun by a moment,
+  # long enough to have slurmctld kill the step on all other nodes: so nobody moves while they die.
+  p=$(step_pids "$3"); [ "$s" = KILL ] && kill -STOP $p 2>/dev/null; kill -"$s" $p 2>/dev/null; true ;;
 start-node) start_slurmd "$3" ;;
 stop-ctld)  stop_pid "$D/run/slurmctld.pid" "${3:-TERM}" 10 ;;
 start-ctld) start_ctld ;;

@@ -43,7 +43,7 @@ def test_ranks_and_a_node_are_lost_and_a_spare_takes_over(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
     """One rank is killed, one is stopped, and then a node dies with all that ran on it."""
-    spare = {"cluster__spare_hosts": "1", "resilience__hang_timeout": "6"}
+    spare = {"cluster__spare_hosts": "1", "resilience__hang_timeout": "15"}
     done = ndctl.submit(**spare)
     assert done.code == 0, done.err
     ndctl.wait_until(step=2)
