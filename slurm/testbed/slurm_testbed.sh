@@ -78,6 +78,8 @@ stop_pid() {  # FILE SIG SECONDS
 # Step daemons and tasks of this testbed (optionally of one node). A slurmstepd has the node's slurmd log
 # open (its title overwrites its environment, so that is no guide); a task has both our SLURM_CONF and
 # SLURMD_NODENAME (a test runner that only exports SLURM_CONF does not match); plus all descendants.
+# In the order in which they can be killed one by one as if all died at once: srun's shepherd, outliving srun by a
+# moment, would have slurmctld kill the step on every node; a step daemon would report the end of its tasks.
 step_pids() {
   python3 - "$CONF" "${1:-}" $$ "$D/log/slurmd-" <<'PY'
 import glob, os, sys
@@ -90,11 +92,12 @@ def stepd(d):
         except OSError: continue
         if t.startswith(logs) and node in ("", t[len(logs):].removesuffix(".log")): return True
     return False
-hit, kids = set(), {}
+hit, kids, names = set(), {}, {}
 for d in glob.glob("/proc/[0-9]*"):
     try:
         pid = int(d[6:]); env = open(d + "/environ", "rb").read().decode(errors="replace").split("\0")
-        ppid = int(open(d + "/stat").read().rsplit(")", 1)[1].split()[1])
+        stat = open(d + "/stat").read(); ppid = int(stat.rsplit(")", 1)[1].split()[1])
+        names[pid] = stat[stat.index("(") + 1:stat.rindex(")")], ppid
     except OSError:
         continue
     kids.setdefault(ppid, []).append(pid)
@@ -109,7 +112,11 @@ todo = list(hit)
 while todo:
     for k in kids.get(todo.pop(), ()):
         if k not in hit: hit.add(k); todo.append(k)
-print(*sorted(hit - me))
+def turn(pid):
+    name, ppid = names.get(pid, ("", 0))
+    if name == "srun": return 0 if names.get(ppid, ("",))[0] == "srun" else 1
+    return 2 if name == "slurmstepd" else 3
+print(*sorted(hit - me, key=turn))
 PY
 }
 write_conf() {
@@ -334,9 +341,7 @@ left)
   fi; true ;;
 kill-node)
   s=${4:-KILL}; p=$(cat "$D/run/slurmd-$3.pid"); ours "$p" && kill -"$s" "$p"
-  # A node dies at once. One process after the other, srun's shepherd would outlive srun by a moment,
-  # long enough to have slurmctld kill the step on all other nodes: so nobody moves while they die.
-  p=$(step_pids "$3"); [ "$s" = KILL ] && kill -STOP $p 2>/dev/null; kill -"$s" $p 2>/dev/null; true ;;
+  kill -"$s" $(step_pids "$3") 2>/dev/null; true ;;
 start-node) start_slurmd "$3" ;;
 stop-ctld)  stop_pid "$D/run/slurmctld.pid" "${3:-TERM}" 10 ;;
 start-ctld) start_ctld ;;
