@@ -168,6 +168,8 @@ class RankExited:
     detected_after_s: float
     error: RankError | None
     log_tail: tuple[str, ...]
+    phase: Phase | None = None
+    """What it was doing, by its last word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
