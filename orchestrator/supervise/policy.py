@@ -95,7 +95,8 @@ def _first(run: Run, trouble: Trouble) -> tuple[PolicyRule, int]:
     """With how many such incidents there were, this one among them."""
     assert run.job is not None
     for rule in rules_of(run.job):
-        if rule.covers(trouble.name, trouble.scope, trouble.verdict.phase):
+        said = not rule.says or trouble.remedy in rule.says
+        if said and rule.covers(trouble.name, trouble.scope, trouble.verdict.phase):
             times = count(rule, run, trouble)
             if times >= rule.times:
                 return rule, times

@@ -237,8 +237,13 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
     repeated = repeated_culprits(waiting, event.at)
     waiting = replace(waiting, exclude={**known, **event.exclude, **repeated})
     if run.stage is Stage.HOLDING:
-        held = {"stage": Stage.HOLDING, "deadline": run.deadline, "reason": run.reason}
-        waiting = replace(waiting, **held)
+        waiting = replace(
+            waiting,
+            stage=Stage.HOLDING,
+            since=run.since,
+            deadline=run.deadline,
+            reason=run.reason,
+        )
     if findings is None:
         return waiting, ()
     return recover(waiting, findings, event.at)
