@@ -172,7 +172,7 @@ def backoff_s(rule: PolicyRule, times: int, job: str, attempt: int) -> float:
         return 0.0
     digest = blake2b(f"{job}/{attempt}".encode(), digest_size=4).digest()
     jitter = 0.75 + 0.5 * int.from_bytes(digest) / 2**32
-    return round(min(rule.backoff_max, rule.backoff * 2 ** min(again, 30) * jitter), 1)
+    return round(min(rule.backoff_max, rule.backoff * 2.0 ** min(again, 30) * jitter), 1)
 
 
 # What can be done
