@@ -202,7 +202,7 @@ def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
     if how is None:
         why = f"{host} stays, as there is no spare and no scheduler to ask for another host"
         return _Found(action="restart", words=f"{again}; {why}")
-    return _Found(action="replace", words=f"{again} without {host}: {how}", without=host)
+    return _Found(action="replace", words=f"{again}; {host} is left out: {how}", without=host)
 
 
 def _without(run: Run, host: str, at: float) -> str | None:

@@ -85,8 +85,8 @@ def test_a_broken_device_moves_the_job_to_the_spare() -> None:
     assert start.hosts == ("host-0", "host-2")
     assert decided(job) == ("gpu-lost", "replace", "as-the-class-says")
     assert last(job).action == (
-        "restart as attempt 2 from the beginning: no checkpoint yet without host-1: a spare takes"
-        " its place"
+        "restart as attempt 2 from the beginning: no checkpoint yet; host-1 is left out: a spare"
+        " takes its place"
     )
 
 
