@@ -225,8 +225,9 @@ def _incident_rows(incident: Incident, state: State, zone: tzinfo | None) -> Ite
     at = words.time_of_day(incident.at, zone)
     label = f"incident {incident.id}"
     rule = f" (rule {incident.rule})" if incident.rule else ""
+    did = f"{words.one_line(incident.action)}{rule}"
     yield row(label, f"{at} {incident.kind}: {words.one_line(incident.cause)}{drill}")
     yield row(
         "",
-        f"culprit {incident.culprit}; {times(incident, state)}; {words.one_line(incident.action)}{rule}",
+        f"culprit {incident.culprit}; {times(incident, state)}; {did}",
     )

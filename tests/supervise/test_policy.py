@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -500,7 +501,7 @@ def test_preemption_never_counts(causes: list[str]) -> None:
     ],
 )
 def test_keys_of_the_spec_are_rules_before_ours(
-    key: dict[str, str], message: str, remedy: str, rule: str
+    key: dict[str, Any], message: str, remedy: str, rule: str
 ) -> None:
     job = Job(**key).running()
     fails(job, 2, message)
