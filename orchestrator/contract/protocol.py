@@ -109,6 +109,8 @@ class Exited:
     stopped: bool
     error: RankError | None
     log_tail: tuple[str, ...]
+    phase: Phase | None = None
+    """The last that it reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,8 @@ def incident_news(incident: Incident) -> Iterator[str]:
     drill = f" (drill {incident.drill})" if incident.drill else ""
     yield f"incident {incident.id}, {incident.kind}{drill}: {incident.cause}"
     found = words.detected(incident.detected_after_s)
-    yield f"  culprit {incident.culprit}, {found}; {incident.action}"
+    rule = f" (rule {incident.rule})" if incident.rule else ""
+    yield f"  culprit {incident.culprit}, {found}; {incident.action}{rule}"
 
 
 def tell_metric(told: Told, metric: Metric, zone: tzinfo | None) -> tuple[Told, list[str]]:
@@ -223,8 +224,10 @@ def _incident_rows(incident: Incident, state: State, zone: tzinfo | None) -> Ite
     drill = f" [drill {incident.drill}]" if incident.drill else ""
     at = words.time_of_day(incident.at, zone)
     label = f"incident {incident.id}"
+    rule = f" (rule {incident.rule})" if incident.rule else ""
+    did = f"{words.one_line(incident.action)}{rule}"
     yield row(label, f"{at} {incident.kind}: {words.one_line(incident.cause)}{drill}")
     yield row(
         "",
-        f"culprit {incident.culprit}; {times(incident, state)}; {words.one_line(incident.action)}",
+        f"culprit {incident.culprit}; {times(incident, state)}; {did}",
     )

@@ -16,8 +16,9 @@ from orchestrator.contract.actions import (
 )
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
-from orchestrator.supervise.diagnose import Verdict, diagnose
-from orchestrator.supervise.policy import decide, repeated_culprits
+from orchestrator.supervise.diagnose import diagnose
+from orchestrator.supervise.incidents import decided, incident_of, left_out
+from orchestrator.supervise.policy import Decision, decide, repeated_culprits
 from orchestrator.supervise.roster import (
     coming,
     has_successors,
@@ -29,10 +30,7 @@ from orchestrator.supervise.roster import (
     who_came,
 )
 from orchestrator.supervise.state import (
-    Culprit,
-    Evidence,
     Findings,
-    Incident,
     Leaving,
     Run,
     Stage,
@@ -142,6 +140,13 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
         absent = _absent(run) if overdue and not has_successors(run) else {}
         run = replace(run, exclude={**run.exclude, **absent})
         return requeue(run, at, f"{reason}{_refusal(run)}")
+    return _to_the_end(run, at, there, overdue=overdue)
+
+
+def _to_the_end(run: Run, at: float, there: list[str], *, overdue: bool) -> Result:
+    """Without a scheduler; a host that is suspected is better than none."""
+    if run.exclude:
+        return start_if_ready(replace(run, exclude={}), at)
     if overdue:
         return end(run, at, "FAILED", who_came(run, there))
     return run, ()
@@ -239,24 +244,6 @@ def checked(run: Run, at: float, unfit: Mapping[str, str]) -> Result:
     return start_if_ready(run, at)
 
 
-def left_out(run: Run, at: float, host: str, why: str) -> Run:
-    """With the incident of a host that was found wanting before ranks started on it."""
-    incident = Incident(
-        id=len(run.incidents) + 1,
-        attempt=run.attempt,
-        at=at,
-        kind="preflight",
-        cause=f"{host} failed the check before the start: {why}",
-        culprit=Culprit(host=host),
-        evidence=Evidence(notes=(why,)),
-        action=f"{host} is left out",
-        step=run.step,
-        detected_after_s=0.0,
-        recovered_after_s=0.0 if run.stage is Stage.RUNNING else None,
-    )
-    return replace(run, incidents=(*run.incidents, incident))
-
-
 # An attempt ends
 
 
@@ -306,51 +293,48 @@ def _leave(run: Run, leaving: Leaving, at: float) -> Result:
 
 def recover(run: Run, findings: Findings, at: float) -> Result:
     """Record the incident; start again or give up."""
-    verdict = diagnose(findings)
+    assert run.job is not None
+    verdict = diagnose(findings, run.job.failure_classes)
     decision = decide(run, verdict)
-    incident = incident_of(run, findings, verdict, decision.reason)
-    run = replace(run, incidents=(*run.incidents, incident), findings=None)
-    run = replace(run, exclude={**run.exclude, **repeated_culprits(run, at)})
-    if not decision.restart:
-        return end(run, at, "FAILED", decision.reason)
+    incident = decided(incident_of(run, findings, verdict, decision.reason), decision)
+    bad = repeated_culprits(replace(run, incidents=(*run.incidents, incident)), at)
+    if decision.without is not None:
+        bad[decision.without] = f"{verdict.cause} (rule {decision.rule})"
     run = replace(
-        wait(run, at, decision.reason), restarts=run.restarts + 1, fruitless=run.fruitless + 1
+        run,
+        incidents=(*run.incidents, incident),
+        findings=None,
+        exclude={**run.exclude, **bad},
+    )
+    if decision.action == "stop":
+        return end(run, at, "FAILED", decision.words)
+    run = replace(
+        wait(run, at, decision.words),
+        restarts=run.restarts + 1,
+        fruitless=run.fruitless + decision.counts,
     )
     if run.leaving is not None:
         return _leave(run, run.leaving, at)
+    if decision.action == "requeue":
+        return requeue(run, at, decision.words, whole=not has_successors(run))
     ordered = {lost.host for lost in findings.lost}
     missing = tuple(
-        ReplaceAgent(host=host.name, reason=decision.reason)
+        ReplaceAgent(host=host.name, reason=decision.words)
         for host in run.hosts.values()
         if not (host.alive or host.unfit or host.name in ordered or host.name in run.exclude)
     )
-    run, actions = start_if_ready(run, at)
+    run, actions = hold(run, at, decision) if decision.wait_s else start_if_ready(run, at)
     return run, (*missing, *actions)
 
 
-def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> Incident:
-    reported = [exited.step for exited in findings.exits]
-    reported += [findings.hang.step] if findings.hang else []
-    return Incident(
-        id=len(run.incidents) + 1,
-        attempt=run.attempt,
-        at=verdict.at,
-        kind=verdict.kind,
-        cause=verdict.cause,
-        culprit=verdict.culprit,
-        evidence=verdict.evidence,
-        action=action,
-        step=max([run.step, *reported]),
-        signature=verdict.signature,
-        detected_after_s=verdict.detected_after_s,
-        drill=_drill(run),
+def hold(run: Run, at: float, decision: Decision) -> Result:
+    """Give what broke time to heal; agents that are missing come meanwhile."""
+    reason = (
+        f"waits {decision.wait_s:.0f} s before attempt {run.attempt + 1},"
+        f" rule {decision.rule}: {decision.reason}"
     )
-
-
-def _drill(run: Run) -> str | None:
-    """The drill that happened in the present attempt."""
-    assert run.job is not None
-    return next((str(d) for d in run.job.drills if d.id in run.fired_now), None)
+    until = at + decision.wait_s
+    return replace(run, stage=Stage.HOLDING, since=at, deadline=until, reason=reason), ()
 
 
 def end(run: Run, at: float, ending: Ending, reason: str) -> Result:

@@ -23,7 +23,7 @@ from orchestrator.supervise.moves import (
     stop,
 )
 from orchestrator.supervise.roster import has_successors, switches_of, usable
-from orchestrator.supervise.state import LIVE, OUTSIDE, JobPlan, Leaving, Run, Stage
+from orchestrator.supervise.state import IDLE, LIVE, OUTSIDE, JobPlan, Leaving, Run, Stage
 
 WORDS: dict[Cause | None, str] = {
     None: "the scheduler asks the job to leave",
@@ -48,7 +48,7 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
         return run, ()
     words = f"{WORDS[event.cause]} ({event.words})"
     run = replace(run, leaving=Leaving(cause=event.cause, words=words))
-    if run.stage in (Stage.WAITING, Stage.CHECKING):
+    if run.stage in IDLE:
         return (
             (run, ())
             if event.cause is None

@@ -14,7 +14,9 @@ from orchestrator.contract.events import (
     JobSubmitted,
     RankExited,
 )
+from orchestrator.contract.failures import Remedy, Scope
 from orchestrator.contract.launch import Allocation, Cause
+from orchestrator.contract.phases import Phase
 from orchestrator.contract.plan import Plan
 
 State = Literal[
@@ -35,6 +37,8 @@ class Stage(Enum):
 
     SUBMITTED = "submitted"
     WAITING = "waiting for agents"
+    HOLDING = "waiting before a restart"
+    """For what may heal by itself; agents may come and go meanwhile."""
     CHECKING = "checking hosts"
     STARTING = "starting ranks"
     RUNNING = "training"
@@ -46,6 +50,9 @@ class Stage(Enum):
 
 LIVE = (Stage.STARTING, Stage.RUNNING, Stage.DIAGNOSING)
 """An attempt is under way and has not been told to stop."""
+
+IDLE = (Stage.WAITING, Stage.HOLDING, Stage.CHECKING)
+"""Between two attempts: no rank runs."""
 
 OUTSIDE = (Stage.SUBMITTED, Stage.QUEUED, Stage.ENDED)
 """No agent belongs to the job then."""
@@ -117,6 +124,8 @@ class Incident:
     """What ndctl did about it."""
     step: int
     """The last step known to be done."""
+    saved: int | None = None
+    """Newest complete checkpoint's step then: the steps since are to be made again."""
     signature: str = ""
     """Exception, message and step: two incidents that share it are the program's own error."""
     detected_after_s: float
@@ -124,6 +133,16 @@ class Incident:
     """From `at` to the first new step of a later attempt; None while that has not come."""
     drill: str | None = None
     """The drill that made it happen."""
+    failure: str = ""
+    """Its class."""
+    scope: Scope = "rank"
+    phase: Phase | None = None
+    remedy: Remedy | None = None
+    """What was decided; None where a person decided."""
+    rule: str = ""
+    """Of the policy, which decided."""
+    advice: str = ""
+    """What a person should do about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +268,7 @@ class Run:
                 return "PENDING"
             case _ if self.recovering:
                 return "RECOVERING"
-            case Stage.WAITING:
+            case Stage.WAITING | Stage.HOLDING:
                 return "PENDING"
             case Stage.STARTING | Stage.CHECKING:
                 return "STARTING"
