@@ -139,6 +139,8 @@ class RankError:
     message: str
     step: int
     traceback: str
+    since: int | None = None
+    """The first step that was bad, where training went astray over several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
