@@ -289,6 +289,8 @@ def submitted_event(
         shrink=resilience.shrink,
         min_hosts=resilience.min_hosts,
         preflight=_preflight(spec),
+        policy=resilience.policy,
+        failure_classes=resilience.failure_classes,
     )
 
 

@@ -10,10 +10,12 @@ from typing import Literal
 
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.drills import Drill
+from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.plan import Plan
+from orchestrator.contract.policy import PolicyRule
 
 Health = Literal["ok", "slow", "silent", "dead"]
 
@@ -38,6 +40,12 @@ class JobSubmitted:
     shrink: bool = False
     min_hosts: int = 1
     preflight: bool = False
+    policy: tuple[PolicyRule, ...] = ()
+    """The user's rules, which go before ndctl's."""
+    failure_classes: tuple[FailureRule, ...] = ()
+    """The user's, which go before ndctl's."""
+    on_oom: Literal["stop", "replan"] = "stop"
+    on_nan: Literal["stop", "rollback"] = "stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,10 @@ from orchestrator.contract.phases import Phase
 
 Scope = Literal["user", "rank", "host", "fabric", "storage", "scheduler"]
 """Where the cause lies, so who has to do something about it."""
-Remedy = Literal["restart", "replace", "requeue", "stop"]
-"""`replace` restarts without the host; `stop` is for what a restart meets again."""
+Remedy = Literal["restart", "replace", "requeue", "replan", "rollback", "stop"]
+"""`restart`: in place; `replace`: without the host (a spare, else fewer hosts if that is allowed,
+else the queue); `requeue`: give the hosts back; `replan`: with a plan that takes less memory;
+`rollback`: from one checkpoint back, without the data since; `stop`: a restart meets it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,12 @@ from typing import Annotated, Literal
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.data import DataSpec
+from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.limits import AtLeast, Matches
 from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.parallel import ParallelSpec
+from orchestrator.contract.policy import PolicyRule
 from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.contract.train import TrainSpec
 from orchestrator.contract.words import Auto, Count, Seconds
@@ -65,6 +67,12 @@ class ResilienceSpec:
     preflight: bool | Auto = "auto"
     """Check the hosts together (one small all-reduce) before ranks start on them; `auto`: wherever
     a scheduler hands out the hosts."""
+    failure_classes: tuple[FailureRule, ...] = ()
+    """Kinds of failure of your own: patterns or codes, scope, action, advice. They are tried before
+    ndctl's."""
+    policy: tuple[PolicyRule, ...] = ()
+    """What to do about a failure, first match wins. These rules are tried before ndctl's, which
+    `ndctl policy` lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

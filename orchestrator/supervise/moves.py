@@ -311,7 +311,7 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
     incident = incident_of(run, findings, verdict, decision.reason)
     run = replace(run, incidents=(*run.incidents, incident), findings=None)
     run = replace(run, exclude={**run.exclude, **repeated_culprits(run, at)})
-    if not decision.restart:
+    if decision.action == "stop":
         return end(run, at, "FAILED", decision.reason)
     run = replace(
         wait(run, at, decision.reason), restarts=run.restarts + 1, fruitless=run.fruitless + 1

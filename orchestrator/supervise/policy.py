@@ -4,33 +4,40 @@ from collections import Counter
 from dataclasses import dataclass
 
 from orchestrator import strikes
+from orchestrator.contract.failures import Remedy
 from orchestrator.supervise.diagnose import Verdict
 from orchestrator.supervise.state import Run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    restart: bool
+    action: Remedy
+    rule: str
+    """Which rule decided, by its name."""
     reason: str
-    """Which rule decided, ready to print."""
+    """What is done and why, ready to print; the rule is in it."""
+    wait_s: float = 0.0
+    """Before the next attempt."""
+    counts: bool = True
+    """Whether it is taken from the budget by progress."""
 
 
 def decide(run: Run, verdict: Verdict) -> Decision:
     """First rule that fits wins."""
     assert run.job is not None
     if verdict.final:
-        return Decision(False, f"{verdict.cause}; a restart would meet the same refusal")
+        reason = f"{verdict.cause}; a restart would meet the same refusal"
+        return Decision(action="stop", rule="refused", reason=reason)
     if verdict.signature and verdict.signature in _signatures(run):
-        return Decision(
-            False, f"the same error twice, so it is the program's own: {verdict.signature}"
-        )
+        reason = f"the same error twice, so it is the program's own: {verdict.signature}"
+        return Decision(action="stop", rule="same-error-twice", reason=reason)
     if run.fruitless >= run.job.max_restarts:
         budget = f"{run.fruitless} of max_restarts {run.job.max_restarts}"
-        return Decision(
-            False, f"no new checkpoint in {budget} restarts; last cause: {verdict.cause}"
-        )
+        reason = f"no new checkpoint in {budget} restarts; last cause: {verdict.cause}"
+        return Decision(action="stop", rule="max_restarts", reason=reason)
     origin = f"checkpoint step-{run.saved}" if run.saved else "the beginning: no checkpoint yet"
-    return Decision(True, f"restart as attempt {run.attempt + 1} from {origin}")
+    reason = f"restart as attempt {run.attempt + 1} from {origin}"
+    return Decision(action="restart", rule="restart", reason=reason)
 
 
 def repeated_culprits(run: Run, at: float) -> dict[str, str]:

@@ -1,0 +1,64 @@
+"""What to do about a failure: ordered rules as data, ndctl's own and those that a user adds."""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
+
+from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.failures import Remedy, Scope
+from orchestrator.contract.limits import AtLeast, Matches
+from orchestrator.contract.phases import Phase
+from orchestrator.contract.words import Count, Seconds
+
+Same = Literal["class", "host", "error", "any"]
+"""Which incidents are counted together: those of one class; those of one class whose culprit is
+one host; those with the same exception, message and step; or all of them."""
+
+CLASS = r"[a-z*?][-a-z0-9*?]*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRule:
+    """Fits when all that it names fits: one of the classes, one of the scopes, and so on."""
+
+    name: Annotated[
+        str, Matches(r"[a-z][a-z0-9-]*", "a-z, 0-9 and -, first a letter", "bad-disk-moves")
+    ]
+    """Printed with each decision that the rule makes."""
+    action: Remedy | Literal["class"]
+    """`class`: what the failure's class says."""
+    classes: tuple[
+        Annotated[str, Matches(CLASS, "a class's name, * and ? for any signs", "xid-*")], ...
+    ] = ()
+    scopes: tuple[Scope, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    same: Same = "class"
+    times: Count = 1
+    """Fits from the so-manyth such incident on."""
+    window: Seconds | None = None
+    """Seconds within which they have to lie; null: since a person last submitted the job."""
+    backoff: Annotated[float, AtLeast(0)] = 0.0
+    """Seconds to wait before the second such restart, doubled with each one after it; the first
+    goes at once. For what may heal by itself."""
+    backoff_max: Seconds = 300.0
+    why: str = ""
+    """Why that is right, for `ndctl policy`."""
+
+    def __post_init__(self) -> None:
+        if self.backoff > self.backoff_max:
+            raise Invalid(
+                [
+                    Problem(
+                        path="backoff",
+                        value=self.backoff,
+                        limit=f"at most backoff_max {self.backoff_max:g}",
+                        fix="raise backoff_max, or wait less",
+                    )
+                ]
+            )
+
+    def covers(self, name: str, scope: Scope, phase: Phase | None) -> bool:
+        """Whether failures of the class `name` are its business; how many there were apart."""
+        named = not self.classes or any(fnmatchcase(name, each) for each in self.classes)
+        scoped = not self.scopes or scope in self.scopes
+        return named and scoped and (not self.phases or phase is None or phase in self.phases)
