@@ -17,6 +17,7 @@ from orchestrator.contract.actions import (
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 from orchestrator.supervise.diagnose import Verdict, diagnose
+from orchestrator.supervise.growing import grown
 from orchestrator.supervise.policy import decide, repeated_culprits
 from orchestrator.supervise.roster import (
     coming,
@@ -301,6 +302,8 @@ def _leave(run: Run, leaving: Leaving, at: float) -> Result:
     """The ranks wrote a checkpoint and left; go on elsewhere."""
     if leaving.requeue:
         return requeue(run, at, leaving.words, whole=not has_successors(run))
+    if leaving.cause == "growing":
+        run = grown(run)
     return start_if_ready(replace(wait(run, at, leaving.words), leaving=None), at)
 
 

@@ -12,6 +12,7 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.launch import Cause
 from orchestrator.plan.placement.place import room_for
+from orchestrator.supervise.growing import shrunk
 from orchestrator.supervise.moves import (
     Result,
     all_done,
@@ -118,9 +119,9 @@ def replanned(run: Run, event: Replanned) -> Result:
     if run.replanning is None:
         return run, ()
     run = replace(run, replanning=None)
-    room = room_for(job.plan, usable(run), switches_of(run))
-    if room < len(job.plan.hosts):  # else the host came back meanwhile
-        run = replace(run, replanned=JobPlan(plan=event.plan, number=event.plan_number))
+    room = room_for(run.plan, usable(run), switches_of(run))
+    if room < len(run.plan.hosts):  # else the host came back meanwhile
+        run = shrunk(run, event.at, JobPlan(plan=event.plan, number=event.plan_number))
     return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
 
 
