@@ -132,6 +132,7 @@ class Attempt:
             stopped=record.stopped if record.ended else self.stopping and not record.gone,
             error=record.error,
             log_tail=last_lines(self.log_dir / f"rank-{ended.rank}.log"),
+            phase=record.phase,
         )
 
     def digest(self) -> tuple[RankDigest, ...]:

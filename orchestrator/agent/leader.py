@@ -483,6 +483,7 @@ class Leader:
                     master_port=offer.port,
                     config=str(self.run_dir.trainer_config(current.number)),
                     drills=action.drills,
+                    skip=action.skip,
                 ),
             )
 

@@ -58,6 +58,7 @@ def _exited(report: Exited, at: float) -> RankExited:
         detected_after_s=report.age_s,
         error=report.error,
         log_tail=report.log_tail,
+        phase=report.phase,
     )
 
 

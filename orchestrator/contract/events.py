@@ -170,6 +170,8 @@ class RankExited:
     detected_after_s: float
     error: RankError | None
     log_tail: tuple[str, ...]
+    phase: Phase | None = None
+    """What it was doing, by its last word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +288,10 @@ class Replanned:
     at: float
     plan: Plan
     plan_number: int
+    device_bytes: int | None = None
+    """That it fits into, where that was what was asked for."""
+    why: str = ""
+    """What it does otherwise than the one before, where that did not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +299,10 @@ class ReplanRefused:
     at: float
     hosts: int
     why: str
+    device_bytes: int | None = None
+    """That nothing is to exceed, where that was what was asked for."""
+    ways: tuple[str, ...] = ()
+    """What a person could change instead, the cheapest first, as it is typed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

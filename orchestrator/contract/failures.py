@@ -5,7 +5,7 @@ import signal
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.codec import Invalid, Problem, nearest
 from orchestrator.contract.limits import Matches
 from orchestrator.contract.phases import Phase
 
@@ -15,6 +15,22 @@ Remedy = Literal["restart", "replace", "requeue", "replan", "rollback", "stop"]
 """`restart`: in place; `replace`: without the host (a spare, else fewer hosts if that is allowed,
 else the queue); `requeue`: give the hosts back; `replan`: with a plan that takes less memory;
 `rollback`: from one checkpoint back, without the data since; `stop`: a restart meets it again."""
+
+KINDS = (
+    "refused",
+    "exception",
+    "rank-killed",
+    "rank-stopped",
+    "rank-lost",
+    "rank-exited",
+    "hang",
+    "host-lost",
+    "leader-lost",
+    "connection-lost",
+    "launch-failed",
+    "preflight",
+)
+"""What an incident can be by how it was seen, whatever its cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +50,8 @@ class FailureRule:
     signals: tuple[str, ...] = ()
     """Names, as SIGKILL, of what ended the process."""
     exit_codes: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
+    """What ndctl calls the incident, as hang and host-lost, which no log line tells of."""
     phases: tuple[Phase, ...] = ()
     symptom: bool = False
     """A rank also says so when a peer of it went away: never the first cause of other ranks'."""
@@ -51,11 +69,21 @@ class FailureRule:
             for name in self.signals
             if name not in signal.Signals.__members__
         ]
-        if not (self.patterns or self.signals or self.exit_codes):
-            fix = "add patterns, signals or exit_codes"
+        problems += [
+            Problem(path="kinds", value=kind, limit=f"one of {', '.join(KINDS)}", fix=_near(kind))
+            for kind in self.kinds
+            if kind not in KINDS
+        ]
+        if not (self.patterns or self.signals or self.exit_codes or self.kinds):
+            fix = "add patterns, signals, exit_codes or kinds"
             problems.append(Problem(path="patterns", limit="given, or a code", fix=fix))
         if problems:
             raise Invalid(problems)
+
+
+def _near(kind: str) -> str:
+    near = nearest(kind, KINDS)
+    return f"did you mean {near}?" if near else "take one of these"
 
 
 def _compiles(pattern: str) -> bool:

@@ -10,9 +10,10 @@ from orchestrator.contract.limits import AtLeast, Matches
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.words import Count, Seconds
 
-Same = Literal["class", "host", "error", "any"]
-"""Which incidents are counted together: those of one class; those of one class whose culprit is
-one host; those with the same exception, message and step; or all of them."""
+Same = Literal["class", "host", "error", "start", "any"]
+"""Which of the incidents that a rule covers are counted together: those of one class; those of one
+class on one host, but for drills; those with the same exception, message and step; those in a row
+without one new step in between; or any."""
 
 CLASS = r"[a-z*?][-a-z0-9*?]*"
 

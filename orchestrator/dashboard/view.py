@@ -24,7 +24,7 @@ from orchestrator.contract.events import (
 from orchestrator.contract.mesh import Mesh
 from orchestrator.dashboard.metrics import NOTHING, Progress
 from orchestrator.supervise.log import Entry
-from orchestrator.supervise.state import ENDED, Incident, Run, Stage, State
+from orchestrator.supervise.state import ENDED, IDLE, Incident, Run, Stage, State
 from orchestrator.supervise.step import step
 
 Health = Literal["dead", "silent", "slow", "starting", "stopped", "done", "ok"]
@@ -270,6 +270,8 @@ def _backend(run: Run, name: str) -> str:
 
 
 def _doing(run: Run) -> str:
+    if run.stage is Stage.HOLDING:
+        return run.reason
     if run.stage is not Stage.WAITING or run.job is None:
         return run.stage.value
     here = sum(host.alive for host in run.hosts.values())
@@ -325,7 +327,7 @@ def _rest(seen: Seen, state: State, host: str) -> Health:
         return "dead"
     if state in ENDED:
         return "stopped"
-    if run.stage in (Stage.SUBMITTED, Stage.WAITING, Stage.CHECKING, Stage.QUEUED):
+    if run.stage in (Stage.SUBMITTED, *IDLE, Stage.QUEUED):
         queued = state == "PENDING" and run.stage is Stage.SUBMITTED
         return "stopped" if run.attempt or queued else "starting"
     if host in run.done:

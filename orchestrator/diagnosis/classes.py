@@ -19,6 +19,8 @@ class Signs:
     lines: tuple[str, ...] = ()
     exit_code: int | None = None
     signal: str | None = None
+    kind: str | None = None
+    """Of the incident, by how it was seen."""
     phase: Phase | None = None
     """None: not known, which fits every rule."""
 
@@ -48,6 +50,8 @@ def fit(rule: FailureRule, signs: Signs) -> Classified | None:
     if rule.phases and signs.phase is not None and signs.phase not in rule.phases:
         return None
     if rule.signals and signs.signal not in rule.signals:
+        return None
+    if rule.kinds and signs.kind not in rule.kinds:
         return None
     if rule.exit_codes and signs.exit_code not in rule.exit_codes:
         return None

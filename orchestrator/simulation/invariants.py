@@ -106,7 +106,7 @@ class Witness:
         self.writers()
 
     def _count(self, event: Event, before: Run, run: Run) -> None:
-        if run.leaving and not before.leaving and before.stage in LIVE:
+        if run.leaving and not before.leaving and before.stage in (*LIVE, Stage.STOPPING):
             self.starts -= 1  # to leave when a scheduler asks is no failure
             self.explained = True
         if len(run.incidents) > len(before.incidents) or run.ending is not None:

@@ -9,10 +9,12 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 
 from orchestrator.contract import exits
 from orchestrator.contract.events import AgentLost, RankEvidence, RankExited
 from orchestrator.contract.failures import FailureRule
+from orchestrator.contract.phases import Phase
 from orchestrator.diagnosis.classes import Classified, Signs, classify
 from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
 
@@ -39,16 +41,33 @@ class Verdict:
     final: bool = False
     """Trying again cannot help."""
     failure: FailureRule | None = None
-    """The rule of the failure's class; None: not known, or not of a rank's end."""
+    """The rule of the failure's class."""
+    phase: Phase | None = None
+    """In which it happened, where that is known."""
 
 
-def diagnose(findings: Findings) -> Verdict:
-    """The first cause of an attempt's trouble; `unknown` is a verdict too, and blames nobody."""
-    signs = sorted(_signs(findings), key=lambda sign: sign[:2])
+def diagnose(findings: Findings, own: tuple[FailureRule, ...] = ()) -> Verdict:
+    """The first cause of an attempt's trouble; `unknown` is a verdict too, and blames nobody.
+
+    `own`: the user's classes.
+    """
+    signs = sorted(_signs(findings, own), key=lambda sign: sign[:2])
     if not signs:
-        return _launch_failed(findings)
+        return _classed(_launch_failed(findings), own)
     weight, _, verdict = signs[0]
-    return _only_symptoms(verdict) if weight is Weight.SYMPTOM else verdict
+    return _classed(_only_symptoms(verdict) if weight is Weight.SYMPTOM else verdict, own)
+
+
+def _classed(verdict: Verdict, own: tuple[FailureRule, ...]) -> Verdict:
+    """With its class: of what no log line tells, by how it was seen."""
+    if verdict.failure is not None:
+        return verdict
+    found = classify(Signs(kind=verdict.kind, phase=verdict.phase), own)
+    if found is None:
+        return verdict
+    notes = (*verdict.evidence.notes, *_class_notes(found))
+    evidence = replace(verdict.evidence, notes=notes)
+    return replace(verdict, failure=found.rule, evidence=evidence)
 
 
 class Weight(IntEnum):
@@ -67,14 +86,14 @@ Sign = tuple[Weight, float, Verdict]
 """How much it weighs, when it happened, and what it would mean."""
 
 
-def _signs(findings: Findings) -> Iterator[Sign]:
+def _signs(findings: Findings, own: tuple[FailureRule, ...]) -> Iterator[Sign]:
     for lost in findings.lost:
         yield Weight.CAUSE, lost.at - lost.silent_s, _host_lost(lost)
     for stuck in findings.stuck:
         yield Weight.WEAK, stuck.at, _host_lost(stuck)
     for exited in findings.exits:
         if not exited.stopped:
-            yield weigh(exited), exited.at, _exited(exited)
+            yield weigh(exited, own), exited.at, _exited(exited, own)
     if findings.hang is not None:
         yield Weight.HANG, findings.hang.at - findings.hang.stalled_s, _hang(findings)
     if findings.leader_lost is not None:
@@ -82,16 +101,19 @@ def _signs(findings: Findings) -> Iterator[Sign]:
         yield Weight.LEADER, findings.leader_lost, verdict
 
 
-def weigh(exited: RankExited) -> Weight:
+def weigh(exited: RankExited, own: tuple[FailureRule, ...] = ()) -> Weight:
     if exited.exit_code is None and exited.signal is None and exited.error is None:
         return Weight.WEAK  # its keeper went with it: its launcher broke, or was told to stop
-    return Weight.SYMPTOM if _is_symptom(exited) else Weight.CAUSE
+    return Weight.SYMPTOM if _is_symptom(exited, own) else Weight.CAUSE
 
 
-def _is_symptom(exited: RankExited) -> bool:
+def _is_symptom(exited: RankExited, own: tuple[FailureRule, ...]) -> bool:
     """Whether the exit is what losing a peer looks like."""
     if exited.exit_code == exits.REFUSED:
         return False
+    found = failure_of(exited, own)
+    if found is not None and (found.rule.symptom or found.rule in own):
+        return found.rule.symptom  # the user knows better than the words below
     if exited.error is not None:
         return SYMPTOMS.search(f"{exited.error.error}: {exited.error.message}") is not None
     aborted = exited.signal == signal.SIGABRT
@@ -103,9 +125,9 @@ def _any_symptom(lines: tuple[str, ...]) -> bool:
     return any(SYMPTOMS.search(line) for line in lines)
 
 
-def _exited(exited: RankExited) -> Verdict:
+def _exited(exited: RankExited, own: tuple[FailureRule, ...]) -> Verdict:
     who = Culprit(host=exited.host, rank=exited.rank)
-    found = failure_of(exited)
+    found = failure_of(exited, own)
     evidence = Evidence(
         exit_code=exited.exit_code,
         signal=signal_name(exited.signal),
@@ -124,20 +146,24 @@ def _exited(exited: RankExited) -> Verdict:
         signature=signature,
         final=exited.exit_code == exits.REFUSED,
         failure=found.rule if found else None,
+        phase=exited.phase,
     )
 
 
-def failure_of(exited: RankExited) -> Classified | None:
+@lru_cache(maxsize=1024)  # asked again for each exit that comes after it
+def failure_of(exited: RankExited, own: tuple[FailureRule, ...] = ()) -> Classified | None:
     """The class of what ended a rank, by what it raised, else by its log and how it ended."""
     signs = Signs(
         lines=exited.log_tail,
         exit_code=exited.exit_code,
         signal=signal_name(exited.signal),
+        kind=_name(exited)[0],
+        phase=exited.phase,
     )
     if exited.error is not None:
         raised = f"{exited.error.error}: {exited.error.message}".splitlines()
         signs = replace(signs, lines=tuple(raised))
-    return classify(signs)
+    return classify(signs, own)
 
 
 def _class_notes(found: Classified | None) -> tuple[str, ...]:
@@ -207,6 +233,7 @@ def _leader_lost(last_heard: float, findings: Findings) -> Verdict:
 
 def _only_symptoms(first: Verdict) -> Verdict:
     """Ranks lost a peer, and no peer is known to have died: nobody is blamed."""
+    told = first.failure
     return Verdict(
         kind="connection-lost",
         cause=f"ranks lost their connections; which one broke is not known (first: {first.cause})",
@@ -214,7 +241,13 @@ def _only_symptoms(first: Verdict) -> Verdict:
         at=first.at,
         detected_after_s=first.detected_after_s,
         evidence=first.evidence,
+        failure=told if told is not None and _tells_of_a_peer(told) else None,
+        phase=first.phase,
     )
+
+
+def _tells_of_a_peer(rule: FailureRule) -> bool:
+    return rule.symptom or rule.scope == "scheduler"
 
 
 def _launch_failed(findings: Findings) -> Verdict:
@@ -247,6 +280,7 @@ def _hang(findings: Findings) -> Verdict:
         culprit=culprit,
         at=hang.at - hang.stalled_s,
         detected_after_s=hang.stalled_s,
+        phase=hang.phase,
         evidence=Evidence(
             stacks={str(rank): found.stack for rank, (_, found) in sorted(seen.items())},
             notes=notes,

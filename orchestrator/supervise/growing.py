@@ -19,8 +19,7 @@ ASK_EVERY_S = 600.0
 
 
 def wish(run: Run, at: float) -> Leaving | None:
-    """Why the job should stop at this checkpoint to go on with more hosts; None if it should not.
-    """
+    """Why to stop at this checkpoint and go on with more hosts; None: there is no reason."""
     if run.stage is not Stage.RUNNING or run.leaving is not None or run.cancelled_by is not None:
         return None
     if run.grown_at is not None and at < run.grown_at + EVERY_S:

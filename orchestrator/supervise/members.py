@@ -5,15 +5,16 @@ from dataclasses import replace
 from orchestrator.contract.actions import Action, ReplaceAgent, StopAttempt
 from orchestrator.contract.events import AgentLost, AgentRegistered, HostUnavailable
 from orchestrator.contract.findings import why_unfit
+from orchestrator.supervise.incidents import left_out
 from orchestrator.supervise.moves import (
     FAILED_GRACE_S,
     Result,
     end,
-    left_out,
     start_if_ready,
     stop_or_conclude,
 )
-from orchestrator.supervise.state import OUTSIDE, Findings, HostState, Run, Stage
+from orchestrator.supervise.policy import BUDGET
+from orchestrator.supervise.state import IDLE, OUTSIDE, Findings, HostState, Run, Stage
 
 
 def registered(run: Run, event: AgentRegistered) -> Result:
@@ -57,7 +58,7 @@ def registered(run: Run, event: AgentRegistered) -> Result:
 
 def _may_be_busy(run: Run, host: str) -> bool:
     """Whether ranks of an attempt that has been told to stop may still run there."""
-    return run.stage in (Stage.STOPPING, Stage.WAITING) and host in run.placement
+    return run.stage in (Stage.STOPPING, Stage.WAITING, Stage.HOLDING) and host in run.placement
 
 
 def _welcome_back(run: Run, known: HostState) -> Result:
@@ -82,7 +83,7 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     if known.going and (event.host not in run.placement or event.host in run.done):
         return run, ()
     again = ReplaceAgent(host=event.host, reason=f"the agent of {event.host} is gone: {event.why}")
-    if run.stage in (Stage.WAITING, Stage.CHECKING):
+    if run.stage in IDLE:
         return (run, ()) if known.going else _lost_while_waiting(run, event, again)
     if event.host not in run.placement or event.host in run.done:
         return run, (again,)
@@ -118,5 +119,10 @@ def _lost_while_waiting(run: Run, event: AgentLost, again: ReplaceAgent) -> Resu
     """Agents that die before an attempt begins spend the budget too, or it would never end."""
     assert run.job is not None
     if run.fruitless >= run.job.max_restarts:
-        return end(run, event.at, "FAILED", f"{again.reason}; agents keep dying before a start")
+        return end(
+            run,
+            event.at,
+            "FAILED",
+            f"{again.reason}; agents keep dying before a start (rule {BUDGET})",
+        )
     return replace(run, fruitless=run.fruitless + 1), (again,)

@@ -16,9 +16,11 @@ from orchestrator.contract.actions import (
 )
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
+from orchestrator.supervise import rollback, shortage
 from orchestrator.supervise.diagnose import Verdict, diagnose
 from orchestrator.supervise.growing import grown
-from orchestrator.supervise.policy import decide, repeated_culprits
+from orchestrator.supervise.incidents import decided, incident_of, left_out
+from orchestrator.supervise.policy import Decision, decide, repeated_culprits
 from orchestrator.supervise.roster import (
     coming,
     has_successors,
@@ -30,10 +32,7 @@ from orchestrator.supervise.roster import (
     who_came,
 )
 from orchestrator.supervise.state import (
-    Culprit,
-    Evidence,
     Findings,
-    Incident,
     Leaving,
     Run,
     Stage,
@@ -68,7 +67,9 @@ def start_if_ready(run: Run, at: float) -> Result:
     The first hosts to come are not the best ones to take.
     """
     assert run.job is not None
-    there = usable(run)
+    if run.shortage is not None:
+        return _answer_overdue(run, at)
+    run, there = grown(run), usable(run)
     if run.leaving is not None:
         return run, ()  # why the scheduler wants the hosts back is still to be told
     if room_for(run.plan, there, switches_of(run)) < len(run.plan.hosts):
@@ -114,9 +115,23 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
     )
     drills = tuple(drill for drill in run.job.drills if drill.id not in run.fired)
     start = StartAttempt(
-        attempt=attempt, hosts=placement, drills=drills, reason=reason, crossing=crossing
+        attempt=attempt,
+        hosts=placement,
+        drills=drills,
+        skip=run.skipped,
+        reason=reason,
+        crossing=crossing,
     )
     return after, (start,)
+
+
+def _answer_overdue(run: Run, at: float) -> Result:
+    """The planner is asked for a plan that takes less memory: nothing starts before it answers."""
+    if run.deadline is None or at < run.deadline:
+        return run, ()
+    why = f"the planner did not answer within {shortage.ANSWER_S:.0f} s"
+    run, words = shortage.with_ways_out(run, (), why)
+    return end(run, at, "FAILED", words)
 
 
 def too_few(run: Run, at: float, there: list[str]) -> Result:
@@ -143,6 +158,13 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
         absent = _absent(run) if overdue and not has_successors(run) else {}
         run = replace(run, exclude={**run.exclude, **absent})
         return requeue(run, at, f"{reason}{_refusal(run)}")
+    return _to_the_end(run, at, there, overdue=overdue)
+
+
+def _to_the_end(run: Run, at: float, there: list[str], *, overdue: bool) -> Result:
+    """Without a scheduler; a host that is suspected is better than none."""
+    if run.exclude:
+        return start_if_ready(replace(run, exclude={}), at)
     if overdue:
         return end(run, at, "FAILED", who_came(run, there))
     return run, ()
@@ -240,24 +262,6 @@ def checked(run: Run, at: float, unfit: Mapping[str, str]) -> Result:
     return start_if_ready(run, at)
 
 
-def left_out(run: Run, at: float, host: str, why: str) -> Run:
-    """With the incident of a host that was found wanting before ranks started on it."""
-    incident = Incident(
-        id=len(run.incidents) + 1,
-        attempt=run.attempt,
-        at=at,
-        kind="preflight",
-        cause=f"{host} failed the check before the start: {why}",
-        culprit=Culprit(host=host),
-        evidence=Evidence(notes=(why,)),
-        action=f"{host} is left out",
-        step=run.step,
-        detected_after_s=0.0,
-        recovered_after_s=0.0 if run.stage is Stage.RUNNING else None,
-    )
-    return replace(run, incidents=(*run.incidents, incident))
-
-
 # An attempt ends
 
 
@@ -302,58 +306,68 @@ def _leave(run: Run, leaving: Leaving, at: float) -> Result:
     """The ranks wrote a checkpoint and left; go on elsewhere."""
     if leaving.requeue:
         return requeue(run, at, leaving.words, whole=not has_successors(run))
-    if leaving.cause == "growing":
-        run = grown(run)
     return start_if_ready(replace(wait(run, at, leaving.words), leaving=None), at)
 
 
 def recover(run: Run, findings: Findings, at: float) -> Result:
     """Record the incident; start again or give up."""
-    verdict = diagnose(findings)
+    assert run.job is not None
+    verdict = diagnose(findings, run.job.failure_classes)
     decision = decide(run, verdict)
-    incident = incident_of(run, findings, verdict, decision.reason)
-    run = replace(run, incidents=(*run.incidents, incident), findings=None)
-    run = replace(run, exclude={**run.exclude, **repeated_culprits(run, at)})
-    if decision.action == "stop":
-        return end(run, at, "FAILED", decision.reason)
+    if decision.action == "rollback":
+        run, decision = rollback.perform(run, findings.exits, decision)
+    incident = decided(incident_of(run, findings, verdict, decision.reason), decision)
+    bad = repeated_culprits(replace(run, incidents=(*run.incidents, incident)), at)
+    if decision.without is not None:
+        bad[decision.without] = f"{verdict.cause} (rule {decision.rule})"
     run = replace(
-        wait(run, at, decision.reason), restarts=run.restarts + 1, fruitless=run.fruitless + 1
+        run,
+        incidents=(*run.incidents, incident),
+        findings=None,
+        exclude={**run.exclude, **bad},
     )
+    if decision.action == "stop":
+        return _give_up(run, at, verdict, decision)
+    run = replace(
+        wait(run, at, decision.words),
+        restarts=run.restarts + 1,
+        fruitless=run.fruitless + decision.counts,
+    )
+    if decision.action == "replan":
+        short = shortage.shortage_of(run, verdict, decision.words, adopt=True)
+        run, orders = shortage.look(run, at, short)
+        if run.leaving is None or not run.leaving.requeue:
+            return replace(run, leaving=None), orders
     if run.leaving is not None:
         return _leave(run, run.leaving, at)
+    if decision.action == "requeue":
+        return requeue(run, at, decision.words, whole=not has_successors(run))
     ordered = {lost.host for lost in findings.lost}
     missing = tuple(
-        ReplaceAgent(host=host.name, reason=decision.reason)
+        ReplaceAgent(host=host.name, reason=decision.words)
         for host in run.hosts.values()
         if not (host.alive or host.unfit or host.name in ordered or host.name in run.exclude)
     )
-    run, actions = start_if_ready(run, at)
+    run, actions = hold(run, at, decision) if decision.wait_s else start_if_ready(run, at)
     return run, (*missing, *actions)
 
 
-def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> Incident:
-    reported = [exited.step for exited in findings.exits]
-    reported += [findings.hang.step] if findings.hang else []
-    return Incident(
-        id=len(run.incidents) + 1,
-        attempt=run.attempt,
-        at=verdict.at,
-        kind=verdict.kind,
-        cause=verdict.cause,
-        culprit=verdict.culprit,
-        evidence=verdict.evidence,
-        action=action,
-        step=max([run.step, *reported]),
-        signature=verdict.signature,
-        detected_after_s=verdict.detected_after_s,
-        drill=_drill(run),
+def _give_up(run: Run, at: float, verdict: Verdict, decision: Decision) -> Result:
+    """End the job; where memory was short, the planner is asked first what would help."""
+    if run.leaving is not None or not shortage.is_of_the_plan(run, verdict):
+        return end(run, at, "FAILED", decision.words)
+    short = shortage.shortage_of(run, verdict, decision.words, adopt=False)
+    return shortage.look(wait(run, at, decision.words), at, short)
+
+
+def hold(run: Run, at: float, decision: Decision) -> Result:
+    """Give what broke time to heal; agents that are missing come meanwhile."""
+    reason = (
+        f"waits {decision.wait_s:.0f} s before attempt {run.attempt + 1},"
+        f" rule {decision.rule}: {decision.reason}"
     )
-
-
-def _drill(run: Run) -> str | None:
-    """The drill that happened in the present attempt."""
-    assert run.job is not None
-    return next((str(d) for d in run.job.drills if d.id in run.fired_now), None)
+    until = at + decision.wait_s
+    return replace(run, stage=Stage.HOLDING, since=at, deadline=until, reason=reason), ()
 
 
 def end(run: Run, at: float, ending: Ending, reason: str) -> Result:

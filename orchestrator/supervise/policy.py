@@ -1,12 +1,27 @@
-"""What to do about a verdict: restart, or end the job."""
+"""What to do about a verdict: ordered rules, the first that fits wins, and a budget above them.
+
+The rules are data: `policy.yaml`, and before them the spec's own (`resilience.policy`). Pure: the
+state of the job holds all incidents that are counted, and jitter is drawn of job and attempt.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
 
 from orchestrator import strikes
-from orchestrator.contract.failures import Remedy
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.failures import Remedy, Scope
+from orchestrator.contract.policy import PolicyRule
+from orchestrator.plan.placement.place import room_for
 from orchestrator.supervise.diagnose import Verdict
-from orchestrator.supervise.state import Run
+from orchestrator.supervise.roster import coming, has_successors, switches_of, usable
+from orchestrator.supervise.state import Incident, Run
+
+TABLE = Path(__file__).with_name("policy.yaml")
+BUDGET = "max-restarts"
+"""Names the budget by progress where it decides, as if it were a rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,29 +30,206 @@ class Decision:
     rule: str
     """Which rule decided, by its name."""
     reason: str
-    """What is done and why, ready to print; the rule is in it."""
+    """What is done and why, ready to print."""
     wait_s: float = 0.0
     """Before the next attempt."""
     counts: bool = True
     """Whether it is taken from the budget by progress."""
+    without: str | None = None
+    """The host that is left out."""
+
+    @property
+    def words(self) -> str:
+        return f"{self.reason} (rule {self.rule})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Of an incident, what rules look at."""
+
+    name: str
+    """Of its class."""
+    scope: Scope
+    remedy: Remedy
+    """What its class says."""
+    verdict: Verdict
+
+
+def trouble_of(verdict: Verdict) -> Trouble:
+    rule = verdict.failure
+    if rule is None:
+        return Trouble(name=verdict.kind, scope="rank", remedy="restart", verdict=verdict)
+    return Trouble(name=rule.name, scope=rule.scope, remedy=rule.action, verdict=verdict)
 
 
 def decide(run: Run, verdict: Verdict) -> Decision:
-    """First rule that fits wins."""
-    assert run.job is not None
-    if verdict.final:
-        reason = f"{verdict.cause}; a restart would meet the same refusal"
-        return Decision(action="stop", rule="refused", reason=reason)
-    if verdict.signature and verdict.signature in _signatures(run):
-        reason = f"the same error twice, so it is the program's own: {verdict.signature}"
-        return Decision(action="stop", rule="same-error-twice", reason=reason)
-    if run.fruitless >= run.job.max_restarts:
-        budget = f"{run.fruitless} of max_restarts {run.job.max_restarts}"
+    """The first rule that fits, within the budget by progress."""
+    job = run.job
+    assert job is not None
+    trouble = trouble_of(verdict)
+    rule, times = _first(run, trouble)
+    action = trouble.remedy if rule.action == "class" else rule.action
+    counts = run.leaving is None  # what befalls a job that a scheduler takes down is not its fault
+    if action == "stop":
+        return Decision(action="stop", rule=rule.name, reason=_why_stop(rule, verdict, times))
+    if counts and run.fruitless >= job.max_restarts:
+        budget = f"{run.fruitless} of max_restarts {job.max_restarts}"
         reason = f"no new checkpoint in {budget} restarts; last cause: {verdict.cause}"
-        return Decision(action="stop", rule="max_restarts", reason=reason)
+        return Decision(action="stop", rule=BUDGET, reason=reason)
+    found = _possible(run, action, verdict)
+    wait_s = 0.0 if run.leaving else backoff_s(rule, times, job.launch.job, run.attempt)
+    return Decision(
+        action=found.action,
+        rule=rule.name,
+        reason=found.words,
+        wait_s=0.0 if found.action == "requeue" else wait_s,
+        counts=counts,
+        without=found.without,
+    )
+
+
+# Which rule
+
+
+def _first(run: Run, trouble: Trouble) -> tuple[PolicyRule, int]:
+    """With how many such incidents there were, this one among them."""
+    assert run.job is not None
+    for rule in rules_of(run.job):
+        if rule.covers(trouble.name, trouble.scope, trouble.verdict.phase):
+            times = count(rule, run, trouble)
+            if times >= rule.times:
+                return rule, times
+    raise AssertionError("the last rule covers everything")
+
+
+def rules_of(job: JobSubmitted) -> tuple[PolicyRule, ...]:
+    return (*job.policy, *options(job.on_oom, job.on_nan), *default_rules())
+
+
+def options(on_oom: str, on_nan: str) -> tuple[PolicyRule, ...]:
+    """What single keys of the spec say, as rules."""
+    chosen = []
+    if on_oom == "replan":
+        why = "resilience.on_oom is replan"
+        memory = ("cuda-out-of-memory",)
+        chosen.append(PolicyRule(name="on-oom", classes=memory, action="replan", why=why))
+    if on_nan == "rollback":
+        why = "resilience.on_nan is rollback"
+        loss = ("nan-loss", "loss-spike")
+        chosen.append(PolicyRule(name="on-nan", classes=loss, action="rollback", why=why))
+    return tuple(chosen)
+
+
+@cache
+def default_rules() -> tuple[PolicyRule, ...]:
+    """Ours; read when something first goes wrong."""
+    from orchestrator.document import decode_document, parse, read_text
+
+    document = parse(read_text(TABLE, "it comes with ndctl"), str(TABLE))
+    return decode_document(_Table, document).rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    rules: tuple[PolicyRule, ...]
+
+
+def count(rule: PolicyRule, run: Run, trouble: Trouble) -> int:
+    """How often there was what the rule covers, this time among them."""
+    before = [
+        incident
+        for incident in run.incidents[run.forgiven :]
+        if rule.covers(incident.failure, incident.scope, incident.phase)
+        and (rule.window is None or trouble.verdict.at - incident.at <= rule.window)
+    ]
+    return 1 + sum(_is_same(rule, incident, trouble) for incident in before)
+
+
+def _is_same(rule: PolicyRule, incident: Incident, trouble: Trouble) -> bool:
+    verdict = trouble.verdict
+    match rule.same:
+        case "any":
+            return True
+        case "class":
+            return incident.failure == trouble.name
+        case "error":
+            return bool(verdict.signature) and incident.signature == verdict.signature
+        case "start":
+            return incident.recovered_after_s is None
+        case "host":
+            known = verdict.culprit.host is not None and incident.drill is None
+            there = incident.culprit.host == verdict.culprit.host
+            return known and there and incident.failure == trouble.name
+
+
+def backoff_s(rule: PolicyRule, times: int, job: str, attempt: int) -> float:
+    """Doubled each time, and between three and five quarters of that, so that jobs which lost the
+    same switch do not all come back in one moment; drawn of job and attempt, as a replay must
+    find the same."""
+    again = times - max(2, rule.times)
+    if not rule.backoff or again < 0:
+        return 0.0
+    digest = blake2b(f"{job}/{attempt}".encode(), digest_size=4).digest()
+    jitter = 0.75 + 0.5 * int.from_bytes(digest) / 2**32
+    return round(min(rule.backoff_max, rule.backoff * 2 ** min(again, 30) * jitter), 1)
+
+
+# What can be done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    action: Remedy
+    words: str
+    without: str | None = None
+
+
+def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
+    """What comes of the wish where hosts and scheduler allow it, in words."""
     origin = f"checkpoint step-{run.saved}" if run.saved else "the beginning: no checkpoint yet"
-    reason = f"restart as attempt {run.attempt + 1} from {origin}"
-    return Decision(action="restart", rule="restart", reason=reason)
+    again = f"restart as attempt {run.attempt + 1} from {origin}"
+    if action == "requeue":
+        if run.allocation is None:
+            return _Found(action="restart", words=f"{again}; there is no queue to go back to")
+        return _Found(action="requeue", words=f"back to the queue; then {again}")
+    if action != "replace":
+        return _Found(action=action, words=again)
+    host = verdict.culprit.host
+    if host is None:
+        return _Found(action="restart", words=f"{again}; which host is to blame is not known")
+    how = _without(run, host, verdict.at)
+    if how is None:
+        why = f"{host} stays, as there is no spare and no scheduler to ask for another host"
+        return _Found(action="restart", words=f"{again}; {why}")
+    return _Found(action="replace", words=f"{again} without {host}: {how}", without=host)
+
+
+def _without(run: Run, host: str, at: float) -> str | None:
+    """How the job goes on without the host; None: it cannot."""
+    job = run.job
+    assert job is not None
+    there = [name for name in (*usable(run), *coming(run, at)) if name != host]
+    if room_for(run.plan, there, switches_of(run)) >= len(run.plan.hosts):
+        return "a spare takes its place"
+    if has_successors(run):
+        return "another host comes in its place"
+    if job.shrink and len(there) >= job.min_hosts:
+        return "the job goes on with fewer hosts"
+    return None if run.allocation is None else "the job is queued again for another host"
+
+
+def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
+    if rule.name == "refused":
+        return f"{verdict.cause}; a restart would meet the same refusal"
+    if rule.same == "error" and times > 1:
+        words = {2: "twice"}.get(times, f"{times} times")
+        return f"the same error {words}, so it is the program's own: {verdict.signature}"
+    advice = verdict.failure.advice if verdict.failure else ""
+    often = f", {times} times: {rule.why}" if rule.times > 1 and rule.why else ""
+    return f"{verdict.cause}{often}" + (f"; {advice}" if advice else "")
+
+
+# Hosts
 
 
 def repeated_culprits(run: Run, at: float) -> dict[str, str]:
@@ -58,8 +250,3 @@ def repeated_culprits(run: Run, at: float) -> dict[str, str]:
         for host, times in blamed.items()
         if host is not None and times >= strikes.LIMIT
     }
-
-
-def _signatures(run: Run) -> set[str]:
-    """Of the incidents since a person last submitted the job."""
-    return {incident.signature for incident in run.incidents[run.forgiven :]} - {""}

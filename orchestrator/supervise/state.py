@@ -14,7 +14,9 @@ from orchestrator.contract.events import (
     JobSubmitted,
     RankExited,
 )
+from orchestrator.contract.failures import Remedy, Scope
 from orchestrator.contract.launch import Allocation, Cause
+from orchestrator.contract.phases import Phase
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.skipping import Window
 
@@ -36,6 +38,8 @@ class Stage(Enum):
 
     SUBMITTED = "submitted"
     WAITING = "waiting for agents"
+    HOLDING = "waiting before a restart"
+    """For what may heal by itself; agents may come and go meanwhile."""
     CHECKING = "checking hosts"
     STARTING = "starting ranks"
     RUNNING = "training"
@@ -47,6 +51,9 @@ class Stage(Enum):
 
 LIVE = (Stage.STARTING, Stage.RUNNING, Stage.DIAGNOSING)
 """An attempt is under way and has not been told to stop."""
+
+IDLE = (Stage.WAITING, Stage.HOLDING, Stage.CHECKING)
+"""Between two attempts: no rank runs."""
 
 OUTSIDE = (Stage.SUBMITTED, Stage.QUEUED, Stage.ENDED)
 """No agent belongs to the job then."""
@@ -125,6 +132,16 @@ class Incident:
     """From `at` to the first new step of a later attempt; None while that has not come."""
     drill: str | None = None
     """The drill that made it happen."""
+    failure: str = ""
+    """Its class."""
+    scope: Scope = "rank"
+    phase: Phase | None = None
+    remedy: Remedy | None = None
+    """What was decided; None where a person decided."""
+    rule: str = ""
+    """Of the policy, which decided."""
+    advice: str = ""
+    """What a person should do about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +171,14 @@ class JobPlan:
 
     plan: Plan
     number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    to: int
+    """Step of the checkpoint; 0 for the beginning."""
+    since: int
+    """The first bad step after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +275,8 @@ class Run:
     """The last few of them, oldest first."""
     skipped: tuple[Window, ...] = ()
     """Data that is left out on purpose."""
+    rollbacks: tuple[Rollback, ...] = ()
+    """Since a person last submitted the job."""
     fired: tuple[int, ...] = ()
     """Drills that have happened."""
     fired_now: tuple[int, ...] = ()
@@ -285,7 +312,7 @@ class Run:
                 return "PENDING"
             case _ if self.recovering:
                 return "RECOVERING"
-            case Stage.WAITING:
+            case Stage.WAITING | Stage.HOLDING:
                 return "PENDING"
             case Stage.STARTING | Stage.CHECKING:
                 return "STARTING"

@@ -6,10 +6,11 @@ stage to stage), and nowhere else. Replaying a journal's events gives the
 same state and the same actions.
 
     SUBMITTED -> WAITING -> STARTING -> RUNNING -> ENDED
-                    ^           |           |
-                    |           +--> DIAGNOSING (a hang) --+
-                    |           +--------------------------+--> STOPPING --> ENDED
-                    +----------------------------------------------+
+                 ^  ^           |           |
+                 |  |           +--> DIAGNOSING (a hang) --+
+                 |  |           +--------------------------+--> STOPPING --> ENDED
+                 |  +----------------------------------------------+
+                 +------ HOLDING (what may heal by itself) <-------+
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,8 +44,10 @@ from orchestrator.contract.events import (
     Tick,
     TrainingResumed,
 )
-from orchestrator.supervise import growing
+from orchestrator.contract.failures import FailureRule
+from orchestrator.supervise import growing, shortage
 from orchestrator.supervise.diagnose import Weight, diagnose, weigh
+from orchestrator.supervise.incidents import incident_of
 from orchestrator.supervise.members import agent_lost, registered, unavailable
 from orchestrator.supervise.moves import (
     FAILED_GRACE_S,
@@ -53,7 +56,6 @@ from orchestrator.supervise.moves import (
     checked,
     conclude,
     end,
-    incident_of,
     recover,
     start_if_ready,
     stop,
@@ -180,6 +182,7 @@ def _submitted(run: Run, event: JobSubmitted) -> Result:
         shortage=None,
         device_bytes=None,
         refits=0,
+        rollbacks=(),
         replanning=None,
         refused=None,
         leaving=None,
@@ -200,7 +203,8 @@ def _interrupted(run: Run, at: float) -> Run:
     findings = _left_behind(run, at)
     if findings is None:
         return run
-    incident = incident_of(run, findings, diagnose(findings), "the job was submitted again")
+    verdict = diagnose(findings, run.job.failure_classes if run.job else ())
+    incident = incident_of(run, findings, verdict, "the job was submitted again")
     return replace(run, incidents=(*run.incidents, incident), restarts=run.restarts + 1)
 
 
@@ -243,6 +247,11 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
     )
     repeated = repeated_culprits(waiting, event.at)
     waiting = replace(waiting, exclude={**known, **event.exclude, **repeated})
+    if run.stage is Stage.HOLDING:
+        held = {"stage": Stage.HOLDING, "deadline": run.deadline, "reason": run.reason}
+        waiting = replace(waiting, **held)
+    if findings is None and waiting.shortage is not None:
+        return shortage.look(waiting, event.at, waiting.shortage)  # nobody heard the answer
     if findings is None:
         return waiting, ()
     return recover(waiting, findings, event.at)
@@ -291,24 +300,27 @@ def _rank_exited(run: Run, event: RankExited) -> Result:
     if any(exited.rank == event.rank for exited in found.exits):
         return run, ()  # said again after a reconnection
     if not (run.cancelled_by and event.stopped):
-        run = replace(run, findings=replace(found, exits=_keep(found.exits, event)))
+        own = run.job.failure_classes if run.job else ()
+        run = replace(run, findings=replace(found, exits=_keep(found.exits, event, own)))
     if run.stage is Stage.STOPPING:
         return run, ()
     return stop(run, seen_at, f"rank {event.rank} on {event.host} ended", FAILED_GRACE_S)
 
 
-def _keep(exits: tuple[RankExited, ...], new: RankExited) -> tuple[RankExited, ...]:
+def _keep(
+    exits: tuple[RankExited, ...], new: RankExited, own: tuple[FailureRule, ...]
+) -> tuple[RankExited, ...]:
     """The first exits; one that may be the cause is kept however many symptoms came before it."""
     if len(exits) < MOST_EXITS:
         return (*exits, new)
-    spare = next((exited for exited in reversed(exits) if _is_consequence(exited)), None)
-    if spare is None or _is_consequence(new):
+    spare = next((exited for exited in reversed(exits) if _is_consequence(exited, own)), None)
+    if spare is None or _is_consequence(new, own):
         return exits
     return (*(exited for exited in exits if exited is not spare), new)
 
 
-def _is_consequence(exited: RankExited) -> bool:
-    return exited.stopped or weigh(exited) is not Weight.CAUSE
+def _is_consequence(exited: RankExited, own: tuple[FailureRule, ...]) -> bool:
+    return exited.stopped or weigh(exited, own) is not Weight.CAUSE
 
 
 def _hang_detected(run: Run, event: HangDetected) -> Result:
@@ -379,6 +391,8 @@ def _tick(run: Run, event: Tick) -> Result:
         return run, ()
     if run.stage is Stage.WAITING:
         return run, ()  # `start_if_ready` has looked at the deadline
+    if run.stage is Stage.HOLDING:
+        return start_if_ready(wait(run, event.at, run.reason), event.at)
     if run.stage is Stage.CHECKING:
         return checked(run, event.at, {})
     if run.stage is Stage.DIAGNOSING:

@@ -22,6 +22,7 @@ def signs_of(sample: dict[str, Any]) -> Signs:
         lines=tuple(sample["lines"]),
         signal=sample.get("signal"),
         exit_code=sample.get("exit_code"),
+        kind=sample.get("kind"),
     )
 
 

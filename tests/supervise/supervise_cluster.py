@@ -90,7 +90,7 @@ class Witness:
                 pass
 
     def _counts(self, event: Event, before: Run) -> None:
-        if self.run.leaving and not before.leaving and before.stage in LIVE:
+        if self.run.leaving and not before.leaving and before.stage in (*LIVE, Stage.STOPPING):
             self.starts -= 1  # to leave when a scheduler asks is no failure
         match event:
             case JobSubmitted():

@@ -17,7 +17,7 @@ def test_restarts_without_a_checkpoint_spend_the_budget() -> None:
     assert end == EndJob(
         state="FAILED",
         reason="no new checkpoint in 2 of max_restarts 2 restarts; last cause: rank 1 was killed"
-        " by SIGKILL",
+        " by SIGKILL (rule max-restarts)",
     )
     assert (job.run.restarts, len(job.run.incidents)) == (2, 3)
 
@@ -55,7 +55,7 @@ def test_the_same_error_at_the_same_step_twice_ends_the_job_with_its_traceback()
     assert end == EndJob(
         state="FAILED",
         reason="the same error twice, so it is the program's own: RuntimeError: shapes differ at"
-        " step 10",
+        " step 10 (rule same-error-twice)",
     )
     assert "RuntimeError: shapes differ" in job.run.incidents[-1].evidence.traceback
 
@@ -79,6 +79,7 @@ def test_a_lost_connection_twice_is_no_error_of_the_program() -> None:
     for _ in range(2):
         job.raises(2, "Connection closed by peer [::1]:1")
         assert isinstance(job.stops()[-1], StartAttempt)
+        job.trains()
 
 
 def test_a_refused_configuration_ends_the_job_at_once() -> None:
@@ -88,5 +89,5 @@ def test_a_refused_configuration_ends_the_job_at_once() -> None:
     assert isinstance(end, EndJob)
     assert end.reason == (
         "the trainer refused its configuration: tp=3 does not divide; a restart would meet the"
-        " same refusal"
+        " same refusal (rule refused)"
     )

@@ -109,7 +109,7 @@ def test_agents_that_die_before_every_start_spend_the_budget() -> None:
     job.registers("host-0", pid=3)
     (end,) = job.loses("host-0")
     assert isinstance(end, EndJob)
-    assert end.reason.endswith("agents keep dying before a start")
+    assert end.reason.endswith("agents keep dying before a start (rule max-restarts)")
 
 
 def test_agents_nobody_knows_cannot_be_lost() -> None:

@@ -328,17 +328,23 @@ def test_a_host_that_was_culprit_twice_is_not_used_any_more() -> None:
         job.saves(number)
         job.exits(3)  # killed on host-1
         starts = job.stops()
-    assert job.run.exclude == {"host-1": "it was the culprit of 2 incidents"}
+    assert job.run.exclude == {"host-1": "rank 3 was killed by SIGKILL (rule twice-on-one-host)"}
     assert one(starts, StartAttempt).hosts == ("host-0", "host-2")
 
 
-def test_without_a_scheduler_no_host_is_given_up() -> None:
-    job = Job(spares=1).running()
+def test_without_a_scheduler_no_host_is_given_up_but_for_a_spare() -> None:
+    job = Job().running()
     for number in (1, 2, 3):
         job.saves(number)
         job.exits(3)
         job.stops()
-    assert job.run.exclude == {}
+    assert (job.run.exclude, job.run.placement) == ({}, ("host-0", "host-1"))
+    job = Job(spares=1).running()
+    for number in (1, 2):
+        job.saves(number)
+        job.exits(3)
+        job.stops()
+    assert job.run.placement == ("host-0", "host-2")
 
 
 def test_hosts_that_broke_other_jobs_are_not_used() -> None:

@@ -1,0 +1,70 @@
+"""Incidents: what went wrong once, put down with what was decided about it."""
+
+from dataclasses import replace
+
+from orchestrator.supervise.diagnose import Verdict
+from orchestrator.supervise.policy import Decision, trouble_of
+from orchestrator.supervise.state import Culprit, Evidence, Findings, Incident, Run, Stage
+
+
+def decided(incident: Incident, decision: Decision) -> Incident:
+    """With what was decided about it, and by which rule."""
+    waits = f"; waits {decision.wait_s:.0f} s first" if decision.wait_s else ""
+    return replace(
+        incident,
+        action=f"{incident.action}{waits}",
+        remedy=decision.action,
+        rule=decision.rule,
+    )
+
+
+def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> Incident:
+    reported = [exited.step for exited in findings.exits]
+    reported += [findings.hang.step] if findings.hang else []
+    trouble = trouble_of(verdict)
+    return Incident(
+        id=len(run.incidents) + 1,
+        attempt=run.attempt,
+        at=verdict.at,
+        kind=verdict.kind,
+        cause=verdict.cause,
+        culprit=verdict.culprit,
+        evidence=verdict.evidence,
+        action=action,
+        step=max([run.step, *reported]),
+        signature=verdict.signature,
+        detected_after_s=verdict.detected_after_s,
+        drill=_drill(run),
+        failure=trouble.name,
+        scope=trouble.scope,
+        phase=verdict.phase,
+        advice=verdict.failure.advice if verdict.failure else "",
+    )
+
+
+def _drill(run: Run) -> str | None:
+    """The drill that happened in the present attempt."""
+    assert run.job is not None
+    return next((str(d) for d in run.job.drills if d.id in run.fired_now), None)
+
+
+def left_out(run: Run, at: float, host: str, why: str) -> Run:
+    """With the incident of a host that was found wanting before ranks started on it."""
+    incident = Incident(
+        id=len(run.incidents) + 1,
+        attempt=run.attempt,
+        at=at,
+        kind="preflight",
+        cause=f"{host} failed the check before the start: {why}",
+        culprit=Culprit(host=host),
+        evidence=Evidence(notes=(why,)),
+        action=f"{host} is left out",
+        failure="preflight",
+        scope="host",
+        remedy="replace",
+        rule="preflight",
+        step=run.step,
+        detected_after_s=0.0,
+        recovered_after_s=0.0 if run.stage is Stage.RUNNING else None,
+    )
+    return replace(run, incidents=(*run.incidents, incident))
