@@ -174,6 +174,18 @@ class JobPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refit:
+    """What the planner says to a plan that did not fit into memory."""
+
+    found: JobPlan | None
+    """One that takes less and trains the same; None where there is none, or none was asked for."""
+    why: str
+    """What it does otherwise, or why there is none."""
+    ways: tuple[str, ...] = ()
+    """What a person could change, the cheapest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
     to: int
     """Step of the checkpoint; 0 for the beginning."""
