@@ -130,7 +130,10 @@ def test_groups_wider_than_a_host_are_planned_anew_in_the_blocks_that_are_left(
 # Less memory
 
 
-def llama(tmp_path: Path, **train: object) -> tuple[RunDir, JobSpec, Plan]:
+FIXED = {"pp": 1, "dp_replicate": 1, "dp_shard": 16, "cp": 1, "tp": 1}
+
+
+def llama(tmp_path: Path, *, fixed: bool = False, **train: object) -> tuple[RunDir, Plan]:
     """8 billion weights on two hosts of eight H100s."""
     values = {"steps": 1, "global_batch_size": 64, "dtype": "bfloat16", **train}
     spec: JobSpec = decode(
@@ -140,13 +143,14 @@ def llama(tmp_path: Path, **train: object) -> tuple[RunDir, JobSpec, Plan]:
             "model": {"preset": "llama3-8b"},
             "data": {"files": "x", "sequence_length": 4096},
             "train": values,
+            "parallel": FIXED if fixed else {},
             "cluster": {"hosts": 2, "gpus_per_host": 8},
         },
     )
-    inventory = load_inventory("{profile: h100-sxm-80gb, hosts: 2}", "a test")
+    inventory = load_inventory("{profile: h100-sxm-80gb, hosts: 2, devices_per_host: 8}", "a test")
     run_dir = RunDir(tmp_path)
     run_dir.spec.write_text(dump_spec(spec))
-    return run_dir, spec, plan(spec, inventory, PRESETS["llama3-8b"])
+    return run_dir, plan(spec, inventory, PRESETS["llama3-8b"])
 
 
 def shortage(device_bytes: float, *, adopt: bool) -> Shortage:
@@ -161,7 +165,7 @@ def edits_of(way: str) -> list[str]:
 def test_a_plan_that_did_not_fit_is_replaced_by_the_quickest_that_takes_less(
     tmp_path: Path,
 ) -> None:
-    run_dir, _, former = llama(tmp_path)
+    run_dir, former = llama(tmp_path)
     peak, others = former.memory.peak_bytes, []
     for _ in range(3):
         short = shortage(0.95 * former.memory.peak_bytes, adopt=True)
@@ -182,29 +186,35 @@ def test_a_plan_that_did_not_fit_is_replaced_by_the_quickest_that_takes_less(
 
 
 def test_every_way_out_that_is_shown_makes_a_plan_that_fits(tmp_path: Path) -> None:
-    run_dir, _, former = llama(tmp_path)
+    run_dir, former = llama(tmp_path)
     limit = 0.6 * former.memory.peak_bytes
     found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=False), {})
     assert (found.found, found.why, len(found.ways)) == (None, "resilience.on_oom is stop", 3)
     assert not run_dir.plan(1).exists(), "nothing was planned"
-    inventory = load_inventory("{profile: h100-sxm-80gb, hosts: 2}", "a test")
+    inventory = load_inventory("{profile: h100-sxm-80gb, hosts: 2, devices_per_host: 8}", "a test")
     for way in found.ways:
         again = plan(read_spec(run_dir.spec, edits_of(way)), inventory, PRESETS["llama3-8b"])
         assert again.memory.peak_bytes <= limit, "with the memory that was believed before"
 
 
 def test_what_the_spec_fixes_is_freed_when_that_trains_the_same(tmp_path: Path) -> None:
-    fixed = {"micro_batch_size": 4, "activation_checkpointing": "none"}
-    run_dir, _, former = llama(tmp_path, **fixed)
+    keys: dict[str, object] = {"micro_batch_size": 1, "activation_checkpointing": "none"}
+    run_dir, former = llama(tmp_path, fixed=True, **keys)
     limit = 0.5 * former.memory.peak_bytes
     found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=True), {})
     assert found.found is not None
     assert found.found.plan.memory.peak_bytes <= limit
-    assert "=auto" in found.why
+    assert found.why == found.ways[0]
+    assert edits_of(found.why) == ["train.activation_checkpointing=auto"]
+    config = trained_by(run_dir, found.found.number)
+    assert config.train.activation_checkpointing != "none"
+    assert config.micro_batch_size == 1
 
 
-def test_a_job_that_fits_nowhere_is_told_what_trains_something_else(tmp_path: Path) -> None:
-    run_dir, _, former = llama(tmp_path)
-    found = refit(run_dir, former, former.hosts, {}, shortage(4 << 30, adopt=True), {})
-    assert found.found is None or found.found.plan.memory.peak_bytes <= 4 << 30
+def test_what_trains_something_else_is_told_and_never_done(tmp_path: Path) -> None:
+    keys: dict[str, object] = {"micro_batch_size": 1, "activation_checkpointing": "full"}
+    run_dir, former = llama(tmp_path, fixed=True, **keys)
+    found = refit(run_dir, former, former.hosts, {}, shortage(8 << 30, adopt=True), {})
+    assert (found.found, found.why) == (None, "nothing that trains the same takes less memory")
     assert found.ways
+    assert not run_dir.plan(1).exists()
