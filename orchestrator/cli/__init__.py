@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from orchestrator.cli import controlling, jobs, launch, machines, plans, simulating
+from orchestrator.cli import controlling, jobs, launch, machines, plans, policies, simulating
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state,"
@@ -42,6 +42,7 @@ for _command in (
     jobs.cancel,
     machines.doctor,
     machines.hosts,
+    policies.policy,
     simulating.simulate,
     controlling.controller,
 ):

@@ -33,6 +33,9 @@ class PolicyRule:
     ] = ()
     scopes: tuple[Scope, ...] = ()
     phases: tuple[Phase, ...] = ()
+    """What the rank was doing; a failure of which that is not known fits no such rule."""
+    says: tuple[Remedy, ...] = ()
+    """The action of the failure's class."""
     same: Same = "class"
     times: Count = 1
     """Fits from the so-manyth such incident on."""
@@ -58,8 +61,11 @@ class PolicyRule:
                 ]
             )
 
-    def covers(self, name: str, scope: Scope, phase: Phase | None) -> bool:
-        """Whether failures of the class `name` are its business; how many there were apart."""
+    def concerns(self, name: str, scope: Scope) -> bool:
+        """Whether failures of the class `name` may be its business."""
         named = not self.classes or any(fnmatchcase(name, each) for each in self.classes)
-        scoped = not self.scopes or scope in self.scopes
-        return named and scoped and (not self.phases or phase is None or phase in self.phases)
+        return named and (not self.scopes or scope in self.scopes)
+
+    def covers(self, name: str, scope: Scope, phase: Phase | None) -> bool:
+        """Whether such a failure counts for it."""
+        return self.concerns(name, scope) and (not self.phases or phase in self.phases)

@@ -125,9 +125,21 @@ def incident_lines(incident: Incident, state: State, zone: tzinfo | None) -> Ite
     yield row("  cause", words.one_line(incident.cause))
     yield row("  culprit", str(incident.culprit))
     yield row("  when", f"attempt {incident.attempt}, after step {incident.step}")
-    yield row("  decision", words.one_line(incident.action))
-    yield row("  time", times(incident, state))
+    if incident.failure:
+        yield row("  class", f"{incident.failure} (scope {incident.scope})")
+    rule = f" (rule {incident.rule})" if incident.rule else ""
+    yield row("  decision", f"{words.one_line(incident.action)}{rule}")
+    yield row("  cost", f"{times(incident, state)}{_lost_work(incident)}")
     yield from _evidence(incident)
+    if incident.advice:
+        yield row("  to do", words.one_line(incident.advice))
+
+
+def _lost_work(incident: Incident) -> str:
+    """Steps that were made again, or are to be."""
+    if incident.saved is None:
+        return ""
+    return f"; {words.count(max(0, incident.step - incident.saved), 'step')} of work lost"
 
 
 def _evidence(incident: Incident) -> Iterator[str]:

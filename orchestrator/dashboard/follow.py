@@ -78,7 +78,8 @@ def incident_news(incident: Incident) -> Iterator[str]:
     drill = f" (drill {incident.drill})" if incident.drill else ""
     yield f"incident {incident.id}, {incident.kind}{drill}: {incident.cause}"
     found = words.detected(incident.detected_after_s)
-    yield f"  culprit {incident.culprit}, {found}; {incident.action}"
+    rule = f" (rule {incident.rule})" if incident.rule else ""
+    yield f"  culprit {incident.culprit}, {found}; {incident.action}{rule}"
 
 
 def tell_metric(told: Told, metric: Metric, zone: tzinfo | None) -> tuple[Told, list[str]]:

@@ -247,7 +247,8 @@ def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
     at = words.time_of_day(last.at, zone)
     cause = words.one_line(last.cause)
     yield row("incident", f"{at} {last.kind}: {cause}; culprit {last.culprit}{drill}{rest}")
-    yield row("ndctl did", f"{words.one_line(last.action)}; {times(last, shown.state)}")
+    rule = f" (rule {last.rule})" if last.rule else ""
+    yield row("ndctl did", f"{words.one_line(last.action)}{rule}; {times(last, shown.state)}")
 
 
 def times(incident: Incident, state: State) -> str:

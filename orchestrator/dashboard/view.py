@@ -270,8 +270,8 @@ def _backend(run: Run, name: str) -> str:
 
 
 def _doing(run: Run) -> str:
-    if run.stage is Stage.HOLDING:
-        return run.reason
+    if run.stage is Stage.HOLDING and run.deadline is not None:
+        return f"waits {run.deadline - run.since:.0f} s before attempt {run.attempt + 1}"
     if run.stage is not Stage.WAITING or run.job is None:
         return run.stage.value
     here = sum(host.alive for host in run.hosts.values())

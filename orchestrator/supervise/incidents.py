@@ -32,6 +32,7 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         evidence=verdict.evidence,
         action=action,
         step=max([run.step, *reported]),
+        saved=run.saved,
         signature=verdict.signature,
         detected_after_s=verdict.detected_after_s,
         drill=_drill(run),

@@ -95,7 +95,8 @@ def _first(run: Run, trouble: Trouble) -> tuple[PolicyRule, int]:
     """With how many such incidents there were, this one among them."""
     assert run.job is not None
     for rule in rules_of(run.job):
-        if rule.covers(trouble.name, trouble.scope, trouble.verdict.phase):
+        said = not rule.says or trouble.remedy in rule.says
+        if said and rule.covers(trouble.name, trouble.scope, trouble.verdict.phase):
             times = count(rule, run, trouble)
             if times >= rule.times:
                 return rule, times
@@ -171,7 +172,7 @@ def backoff_s(rule: PolicyRule, times: int, job: str, attempt: int) -> float:
         return 0.0
     digest = blake2b(f"{job}/{attempt}".encode(), digest_size=4).digest()
     jitter = 0.75 + 0.5 * int.from_bytes(digest) / 2**32
-    return round(min(rule.backoff_max, rule.backoff * 2 ** min(again, 30) * jitter), 1)
+    return round(min(rule.backoff_max, rule.backoff * 2.0 ** min(again, 30) * jitter), 1)
 
 
 # What can be done

@@ -125,6 +125,8 @@ class Incident:
     """What ndctl did about it."""
     step: int
     """The last step known to be done."""
+    saved: int | None = None
+    """Newest complete checkpoint's step then: the steps since are to be made again."""
     signature: str = ""
     """Exception, message and step: two incidents that share it are the program's own error."""
     detected_after_s: float

@@ -248,8 +248,13 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
     repeated = repeated_culprits(waiting, event.at)
     waiting = replace(waiting, exclude={**known, **event.exclude, **repeated})
     if run.stage is Stage.HOLDING:
-        held = {"stage": Stage.HOLDING, "deadline": run.deadline, "reason": run.reason}
-        waiting = replace(waiting, **held)
+        waiting = replace(
+            waiting,
+            stage=Stage.HOLDING,
+            since=run.since,
+            deadline=run.deadline,
+            reason=run.reason,
+        )
     if findings is None and waiting.shortage is not None:
         return shortage.look(waiting, event.at, waiting.shortage)  # nobody heard the answer
     if findings is None:

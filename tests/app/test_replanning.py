@@ -205,16 +205,16 @@ def test_what_the_spec_fixes_is_freed_when_that_trains_the_same(tmp_path: Path) 
     assert found.found is not None
     assert found.found.plan.memory.peak_bytes <= limit
     assert found.why == found.ways[0]
-    assert edits_of(found.why) == ["train.activation_checkpointing=auto"]
-    config = trained_by(run_dir, found.found.number)
-    assert config.train.activation_checkpointing != "none"
-    assert config.micro_batch_size == 1
+    edits = edits_of(found.why)
+    assert "train.activation_checkpointing=auto" in edits
+    assert all(edit.endswith("=auto") for edit in edits)
+    assert samples(found.found.plan) == samples(former)
 
 
 def test_what_trains_something_else_is_told_and_never_done(tmp_path: Path) -> None:
     keys: dict[str, object] = {"micro_batch_size": 1, "activation_checkpointing": "full"}
     run_dir, former = llama(tmp_path, fixed=True, **keys)
-    found = refit(run_dir, former, former.hosts, {}, shortage(8 << 30, adopt=True), {})
+    found = refit(run_dir, former, former.hosts, {}, shortage(4 << 30, adopt=True), {})
     assert (found.found, found.why) == (None, "nothing that trains the same takes less memory")
     assert found.ways
     assert not run_dir.plan(1).exists()

@@ -1,0 +1,197 @@
+"""What ndctl would do about a failure, and which rules say so: `ndctl policy`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.contract.codec import encode, nearest
+from orchestrator.contract.failures import FailureRule, Remedy
+from orchestrator.contract.policy import PolicyRule
+from orchestrator.contract.spec import ResilienceSpec
+from orchestrator.diagnosis.classes import default_rules as default_classes
+from orchestrator.errors import SpecError
+from orchestrator.load import read_spec
+from orchestrator.supervise import policy
+
+REMEDIES: dict[Remedy, str] = {
+    "restart": "restart in place",
+    "replace": "restart without the host: a spare, else fewer hosts where resilience.shrink allows"
+    " it, else the queue",
+    "requeue": "give the hosts back, and queue again",
+    "replan": "restart with a plan that takes less memory",
+    "rollback": "restart from one checkpoint back, without the data since",
+    "stop": "stop, with the advice",
+}
+SAME = {
+    "class": "of its class",
+    "host": "of its class on one host",
+    "error": "with the same error at the same step",
+    "start": "in a row without a step in between",
+    "any": "that the rule covers",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Of one spec, or ndctl's own."""
+
+    classes: tuple[FailureRule, ...]
+    rules: tuple[PolicyRule, ...]
+    max_restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """What becomes of failures of one class."""
+
+    name: str
+    classes: tuple[FailureRule, ...]
+    """The rules that lead to the class."""
+    rules: tuple[PolicyRule, ...]
+    """Those that may decide, in order; the last one always can."""
+    max_restarts: int
+
+
+def policy_of(spec: str | None, overrides: Sequence[str] = ()) -> Policy:
+    resilience = read_spec(Path(spec), overrides).resilience if spec else ResilienceSpec()
+    chosen = policy.options(
+        getattr(resilience, "on_oom", "stop"), getattr(resilience, "on_nan", "stop")
+    )
+    return Policy(
+        classes=(*resilience.failure_classes, *default_classes()),
+        rules=(*resilience.policy, *chosen, *policy.default_rules()),
+        max_restarts=resilience.max_restarts,
+    )
+
+
+def explain(name: str, found: Policy) -> Explained:
+    """Raises SpecError where there is no such class."""
+    classes = tuple(rule for rule in found.classes if rule.name == name)
+    if not classes:
+        names = list(dict.fromkeys(rule.name for rule in found.classes))
+        near = nearest(name, names)
+        guess = f"did you mean {near}? " if near else ""
+        raise SpecError(
+            f"there is no failure class {name}",
+            fix=f"{guess}`ndctl policy` lists the classes; a spec adds its own with"
+            " resilience.failure_classes",
+        )
+    rules = []
+    for rule in found.rules:
+        if any(_fits(rule, one) for one in classes):
+            rules.append(rule)
+            if _always(rule):
+                break
+    return Explained(
+        name=name, classes=classes, rules=tuple(rules), max_restarts=found.max_restarts
+    )
+
+
+def _fits(rule: PolicyRule, one: FailureRule) -> bool:
+    said = not rule.says or one.action in rule.says
+    return said and rule.concerns(one.name, one.scope)
+
+
+def _always(rule: PolicyRule) -> bool:
+    return rule.times == 1 and not rule.phases
+
+
+def explained_json(found: Explained) -> dict[str, Any]:
+    body: dict[str, Any] = encode(found)
+    return body
+
+
+def explained_text(found: Explained) -> str:
+    return "\n".join(_explained(found))
+
+
+def _explained(found: Explained) -> Iterator[str]:
+    first = found.classes[0]
+    yield f"{found.name}: scope {first.scope}, by itself {first.action}"
+    yield f"  advice   {first.advice or 'none'}"
+    for one in found.classes:
+        yield f"  known by {'; '.join(_signs(one))}"
+    yield "Rules that may decide; the first that fits does:"
+    width = max(len(rule.name) for rule in found.rules)
+    for number, rule in enumerate(found.rules, 1):
+        does = REMEDIES[first.action if rule.action == "class" else rule.action]
+        yield f"  {number} {rule.name:<{width}}  {when(rule)}: {does}{waits(rule)}"
+        if rule.why:
+            yield f"    {'':<{width}}  {rule.why}"
+    yield budget(found.max_restarts)
+
+
+def _signs(rule: FailureRule) -> Iterator[str]:
+    if rule.kinds:
+        yield f"incidents of kind {', '.join(rule.kinds)}"
+    if rule.signals:
+        yield f"signal {', '.join(rule.signals)}"
+    if rule.exit_codes:
+        yield f"exit code {', '.join(map(str, rule.exit_codes))}"
+    if rule.patterns:
+        yield f"lines like {'  '.join(rule.patterns)}"
+    if rule.phases:
+        yield f"in phase {', '.join(rule.phases)} alone"
+
+
+def when(rule: PolicyRule) -> str:
+    """When the rule fits, of what it covers."""
+    phases = f"in phase {' or '.join(rule.phases)}, " if rule.phases else ""
+    if rule.times == 1:
+        return f"{phases}always"
+    span = f" within {rule.window:g} s" if rule.window else ""
+    return f"{phases}from no. {rule.times} on {SAME[rule.same]}{span}"
+
+
+def waits(rule: PolicyRule) -> str:
+    if not rule.backoff:
+        return ""
+    return (
+        f"; from the second {SAME[rule.same]} on after about {rule.backoff:g} s, doubled up to"
+        f" {rule.backoff_max:g} s"
+    )
+
+
+def budget(max_restarts: int) -> str:
+    return (
+        f"Budget: {max_restarts} restarts without a new checkpoint in between"
+        f" (resilience.max_restarts), then stop, whatever a rule says (rule {policy.BUDGET}).\n"
+        "Preemption, maintenance and what falls into them spend nothing."
+    )
+
+
+def listed_json(found: Policy) -> dict[str, Any]:
+    body: dict[str, Any] = encode(found)
+    return body
+
+
+def listed_text(found: Policy) -> str:
+    return "\n".join(_listed(found))
+
+
+def _listed(found: Policy) -> Iterator[str]:
+    yield "Rules; the first that fits decides:"
+    for number, rule in enumerate(found.rules, 1):
+        does = "as its class says" if rule.action == "class" else REMEDIES[rule.action]
+        yield f"{number:>3} {rule.name}: {_covered(rule)}, {when(rule)}: {does}{waits(rule)}"
+        if rule.why:
+            yield f"    {rule.why}"
+    yield budget(found.max_restarts)
+    yield "Classes of failures (`ndctl policy explain CLASS`):"
+    firsts = {rule.name: rule for rule in reversed(found.classes)}
+    names = dict.fromkeys(rule.name for rule in found.classes)
+    width = max(map(len, names))
+    for name in names:
+        yield f"    {name:<{width}}  {firsts[name].scope:<9}  {firsts[name].action}"
+
+
+def _covered(rule: PolicyRule) -> str:
+    parts = []
+    if rule.classes:
+        parts.append(", ".join(rule.classes))
+    if rule.scopes:
+        parts.append(f"scope {' or '.join(rule.scopes)}")
+    if rule.says:
+        parts.append(f"classes that say {' or '.join(rule.says)}")
+    return " in ".join(parts) or "any failure"

@@ -1,0 +1,532 @@
+"""Which rule decides about a failure, and what comes of it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.contract.actions import (
+    Action,
+    EndJob,
+    ReplaceAgent,
+    Replan,
+    Requeue,
+    StartAttempt,
+)
+from orchestrator.contract.codec import Invalid
+from orchestrator.contract.events import Event, LeaveAsked, RankExited
+from orchestrator.contract.failures import FailureRule
+from orchestrator.contract.policy import PolicyRule
+from orchestrator.supervise import policy
+from orchestrator.supervise.state import Incident, Stage
+from orchestrator.supervise.step import fold
+from tests.supervise.supervise_cluster import Cluster
+from tests.supervise.supervise_stage import Job
+
+IB = "NET/IB : Got completion from peer 10.0.0.2<4>, status=12"
+
+
+def fails(job: Job, rank: int, message: str, **more: object) -> tuple[Action, ...]:
+    """A rank raises, and all hosts stop."""
+    job.raises(rank, message, **more)
+    return job.stops()
+
+
+def last(job: Job) -> Incident:
+    return job.run.incidents[-1]
+
+
+def decided(job: Job) -> tuple[str, str | None, str]:
+    incident = last(job)
+    return incident.failure, incident.remedy, incident.rule
+
+
+# By class
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "rule"),
+    [
+        ("[Errno 28] No space left on device", "disk-full", "the-class-stops"),
+        ("CUDA out of memory. Tried to allocate 2 GiB", "cuda-out-of-memory", "the-class-stops"),
+        ("[Errno 13] Permission denied: '/data'", "permission", "the-class-stops"),
+    ],
+)
+def test_what_a_restart_would_meet_again_ends_the_job_with_its_advice(
+    message: str, name: str, rule: str
+) -> None:
+    job = Job().running()
+    (end,) = fails(job, 2, message)
+    assert isinstance(end, EndJob)
+    assert decided(job) == (name, "stop", rule)
+    assert end.reason.endswith(f"; {last(job).advice} (rule {rule})")
+    assert message in end.reason
+
+
+def test_a_python_exception_is_tried_again_in_place() -> None:
+    job = Job().running()
+    (start,) = fails(job, 2, "shapes differ")
+    assert isinstance(start, StartAttempt)
+    assert decided(job) == ("python-exception", "restart", "as-the-class-says")
+
+
+# Without the host
+
+LOST_GPU = "CUDA error: device is lost"
+
+
+def test_a_broken_device_moves_the_job_to_the_spare() -> None:
+    job = Job(spares=1).running()
+    (start,) = fails(job, 3, LOST_GPU)
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-2")
+    assert decided(job) == ("gpu-lost", "replace", "as-the-class-says")
+    assert last(job).action == (
+        "restart as attempt 2 from the beginning: no checkpoint yet without host-1: a spare takes"
+        " its place"
+    )
+
+
+def test_with_no_spare_the_job_goes_on_with_fewer_if_that_is_allowed() -> None:
+    job = Job(shrink=True).granted().running()
+    (replan,) = fails(job, 3, LOST_GPU)
+    assert isinstance(replan, Replan)
+    assert replan.hosts == 1
+    assert "the job goes on with fewer hosts" in last(job).action
+
+
+def test_with_no_spare_and_no_shrinking_the_job_is_queued_again_without_the_host() -> None:
+    job = Job().granted().running()
+    (requeue,) = fails(job, 3, LOST_GPU)
+    assert isinstance(requeue, Requeue)
+    assert requeue.exclude == ("host-1",)
+    assert job.run.fruitless == 1
+
+
+def test_where_hosts_have_successors_another_one_comes_in_its_place() -> None:
+    job = Job().granted(successor_s=300.0).running()
+    (order,) = fails(job, 3, LOST_GPU)
+    assert order == ReplaceAgent(host="host-1", reason=order.reason, elsewhere=True)
+    (start,) = job.registers("host-7")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-7")
+
+
+def test_hosts_that_are_all_there_is_stay_and_it_is_said() -> None:
+    job = Job().running()
+    (start,) = fails(job, 3, LOST_GPU)
+    assert isinstance(start, StartAttempt)
+    assert decided(job)[1] == "restart"
+    assert "host-1 stays" in last(job).action
+
+
+def test_a_host_that_is_suspected_is_better_than_none() -> None:
+    """The spare that took its place is lost as well, and no scheduler has another."""
+    job = Job(spares=1, init_timeout=60.0).running()
+    fails(job, 3, LOST_GPU)
+    job.trains()
+    job.loses("host-2")
+    job.stops("host-0")
+    assert job.run.stage is Stage.WAITING
+    (start,) = job.waits(40.0)
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+
+
+def test_what_strikes_one_host_twice_a_day_is_the_host() -> None:
+    job = Job(spares=1).running()
+    for message in ("an illegal memory access was encountered", "device-side assert triggered"):
+        fails(job, 3, message)
+        job.trains()
+    assert decided(job) == ("illegal-memory-access", "replace", "twice-on-one-host")
+    assert job.run.placement == ("host-0", "host-2")
+
+
+@pytest.mark.parametrize("second", [{"rank": 0}, {"later": 86_401.0}], ids=["elsewhere", "later"])
+def test_twice_on_two_hosts_or_two_days_is_not(second: dict[str, float]) -> None:
+    job = Job(spares=1).running()
+    fails(job, 3, "an illegal memory access was encountered")
+    job.trains()
+    job.at += second.get("later", 0.0)
+    fails(job, int(second.get("rank", 3)), "device-side assert triggered")
+    assert decided(job)[2] == "as-the-class-says"
+    assert job.run.exclude == {}
+
+
+# The queue
+
+
+def test_a_requeue_gives_the_hosts_back_and_keeps_them_all() -> None:
+    rule = PolicyRule(name="ours", classes=("python-exception",), action="requeue")
+    job = Job(policy=(rule,)).granted().running()
+    (requeue,) = fails(job, 2, "shapes differ")
+    assert isinstance(requeue, Requeue)
+    assert (requeue.exclude, job.run.stage) == ((), Stage.QUEUED)
+    assert "(rule ours)" in requeue.reason
+
+
+def test_without_a_queue_a_requeue_is_a_restart() -> None:
+    rule = PolicyRule(name="ours", classes=("python-exception",), action="requeue")
+    job = Job(policy=(rule,)).running()
+    (start,) = fails(job, 2, "shapes differ")
+    assert isinstance(start, StartAttempt)
+    assert last(job).action.endswith("; there is no queue to go back to")
+
+
+# The user's rules and classes
+
+
+def test_the_users_rules_go_first_and_the_first_that_fits_wins() -> None:
+    rules = (
+        PolicyRule(name="in-checkpoints", phases=("checkpoint",), action="requeue"),
+        PolicyRule(name="storage-moves", scopes=("storage",), action="replace"),
+        PolicyRule(name="never", classes=("disk-*",), action="stop"),
+    )
+    job = Job(policy=rules, spares=1).running()
+    fails(job, 3, "[Errno 28] No space left on device")
+    assert decided(job) == ("disk-full", "replace", "storage-moves")
+
+
+@pytest.mark.parametrize(
+    ("phase", "rule"),
+    [("checkpoint", "ours"), ("train", "as-the-class-says"), (None, "as-the-class-says")],
+)
+def test_a_rule_of_one_phase_is_for_that_phase(phase: str | None, rule: str) -> None:
+    own = PolicyRule(
+        name="ours", classes=("python-exception",), phases=("checkpoint",), action="stop"
+    )
+    job = Job(policy=(own,)).running()
+    fails(job, 2, "shapes differ", phase=phase)
+    assert decided(job)[2] == rule
+
+
+def test_a_rule_may_count_within_a_window() -> None:
+    own = PolicyRule(
+        name="thrice", classes=("python-exception",), times=3, window=100.0, action="stop"
+    )
+    job = Job(policy=(own,), max_restarts=9).running()
+    for number in range(2):
+        fails(job, 2, f"no. {number}")
+        job.trains()
+    job.at += 100
+    fails(job, 2, "after a while")
+    job.trains()
+    assert decided(job)[2] == "as-the-class-says"
+    fails(job, 2, "again")
+    job.trains()
+    (end,) = fails(job, 2, "and again")
+    assert isinstance(end, EndJob)
+    assert decided(job) == ("python-exception", "stop", "thrice")
+
+
+def test_a_class_of_the_user_decides_and_may_be_a_cause_where_ours_sees_a_symptom() -> None:
+    own = FailureRule(
+        name="licence-server",
+        scope="fabric",
+        action="stop",
+        patterns=("licence .* refused",),
+        advice="renew it",
+    )
+    message = "licence 7 refused: Connection refused"
+    job = Job().running()
+    fails(job, 2, message)
+    assert last(job).kind == "connection-lost"
+    job = Job(failure_classes=(own,)).running()
+    (end,) = fails(job, 2, message)
+    assert isinstance(end, EndJob)
+    assert (last(job).kind, last(job).failure, last(job).advice) == (
+        "exception",
+        "licence-server",
+        "renew it",
+    )
+    assert last(job).culprit.rank == 2
+
+
+def test_a_class_may_be_of_an_incident_that_no_line_tells_of() -> None:
+    own = FailureRule(
+        name="stuck-loader", scope="storage", action="stop", kinds=("hang",), phases=("train",)
+    )
+    job = Job(failure_classes=(own,)).running()
+    job.hangs()
+    job.waits(20.0)
+    job.stops()
+    assert decided(job) == ("stuck-loader", "stop", "the-class-stops")
+
+
+def test_a_loud_peer_is_not_the_cause_whatever_its_exit_looks_like() -> None:
+    """It leaves with a plain code, and only its log says that a peer went away."""
+    job = Job().running()
+    job.exits(0, exit_code=1, log_tail=("RuntimeError: Connection closed by peer [::1]:1",))
+    job.exits(3, exit_code=9, log_tail=("segmentation fault",))
+    job.stops()
+    assert (last(job).culprit.rank, last(job).failure) == (3, "segfault")
+
+
+def test_the_class_of_ranks_that_lost_each_other_is_what_they_said() -> None:
+    job = Job().running()
+    fails(job, 2, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)")
+    assert decided(job) == ("nccl-watchdog-timeout", "restart", "heals-by-itself")
+    assert last(job).culprit.host is None
+
+
+# Backoff
+
+
+def broken_fabric(job: Job) -> tuple[Action, ...]:
+    return fails(job, 2, IB, at_step=job.run.attempt)
+
+
+def test_what_may_heal_waits_longer_each_time_and_says_so() -> None:
+    job = Job(max_restarts=9).starts()
+    assert isinstance(broken_fabric(job)[-1], StartAttempt)  # the first one goes at once
+    waits = []
+    for host in (0, 1, 0):
+        job.raises(host * 2, "Temporary failure in name resolution", at_step=host)
+        assert job.stops() == ()
+        assert job.run.stage is Stage.HOLDING
+        assert job.run.deadline is not None
+        wait_s = job.run.deadline - job.run.since
+        assert job.run.reason.startswith(
+            f"waits {wait_s:.0f} s before attempt {job.run.attempt + 1}, rule heals-by-itself: "
+        )
+        assert job.run.state == "RECOVERING"
+        waits.append(wait_s)
+        assert job.waits(wait_s - 1) == ()
+        (start,) = job.waits(1.0)
+        assert isinstance(start, StartAttempt)
+    assert all(
+        0.75 * n <= wait_s <= 1.25 * n for wait_s, n in zip(waits, (10, 20, 40), strict=True)
+    )
+
+
+def test_a_step_in_between_makes_the_next_one_the_first_again() -> None:
+    job = Job(max_restarts=9).running()
+    for _ in range(3):
+        assert isinstance(broken_fabric(job)[-1], StartAttempt)
+        job.trains()
+
+
+def held() -> Job:
+    job = Job(max_restarts=9, spares=1).starts()
+    broken_fabric(job)
+    job.raises(0, "Temporary failure in name resolution")
+    job.stops()
+    assert job.run.stage is Stage.HOLDING
+    return job
+
+
+def test_a_job_that_waits_can_be_cancelled() -> None:
+    job = held()
+    (end,) = job.cancelled()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+
+
+def test_a_new_leader_goes_on_waiting() -> None:
+    job = held()
+    until = job.run.deadline
+    job.leads()
+    for name in job.everywhere:
+        assert job.registers(name) == ()
+    assert (job.run.stage, job.run.deadline) == (Stage.HOLDING, until)
+    (start,) = job.waits(20.0)
+    assert isinstance(start, StartAttempt)
+
+
+def test_an_agent_that_is_lost_meanwhile_is_replaced_and_a_spare_starts() -> None:
+    job = held()
+    (order,) = job.loses("host-1")
+    assert isinstance(order, ReplaceAgent)
+    assert job.run.stage is Stage.HOLDING
+    (start,) = job.waits(20.0)
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-2")
+
+
+def test_a_scheduler_may_take_a_job_that_waits() -> None:
+    job = Job(max_restarts=9).granted().starts()
+    broken_fabric(job)
+    job.raises(0, "Temporary failure in name resolution")
+    job.stops()
+    assert job.run.stage is Stage.HOLDING
+    asked = LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM")
+    (requeue,) = job.tell(asked)
+    assert isinstance(requeue, Requeue)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 200), st.integers(1, 10_000), st.floats(0.1, 100.0), st.text(max_size=9))
+def test_a_wait_is_never_beyond_its_limit_and_the_same_in_a_replay(
+    times: int, attempt: int, first: float, job: str
+) -> None:
+    rule = PolicyRule(name="x", action="restart", backoff=first, backoff_max=120.0)
+    wait_s = policy.backoff_s(rule, times, job, attempt)
+    assert wait_s == policy.backoff_s(rule, times, job, attempt)
+    assert 0 <= wait_s <= 120.0
+    assert (wait_s == 0) == (times == 1)
+    whole = min(120.0, first * 2 ** min(times - 2, 20)) if times > 1 else 0.0
+    assert wait_s >= min(120.0, 0.75 * whole) - 0.1
+
+
+def test_jobs_that_lost_the_same_switch_do_not_come_back_in_one_moment() -> None:
+    rule = PolicyRule(name="x", action="restart", backoff=10.0)
+    assert len({policy.backoff_s(rule, 3, f"job-{n}", 2) for n in range(50)}) > 30
+
+
+# Budgets
+
+
+def test_four_failures_without_a_step_are_a_crash_loop() -> None:
+    job = Job(max_restarts=99).starts()
+    for number in range(3):
+        assert isinstance(fails(job, number, f"no. {number}")[-1], StartAttempt)
+    (end,) = fails(job, 3, "no. 3")
+    assert isinstance(end, EndJob)
+    assert decided(job)[2] == "crash-loop"
+    assert "RuntimeError: no. 3 at step 10, 4 times: four failures and not one step" in end.reason
+
+
+def test_six_of_a_class_within_the_hour_end_even_a_job_that_advances() -> None:
+    job = Job().running()
+    for number in range(5):
+        job.saves(number + 1)
+        fails(job, 2, f"no. {number}")
+        job.trains()
+    job.saves(10)
+    (end,) = fails(job, 2, "once more")
+    assert isinstance(end, EndJob)
+    assert decided(job)[2] == "class-budget"
+
+
+def test_no_rule_lifts_the_budget_by_progress() -> None:
+    rule = PolicyRule(name="always", action="restart")
+    job = Job(policy=(rule,), max_restarts=2).running()
+    for number in range(2):
+        assert isinstance(fails(job, 2, f"no. {number}")[-1], StartAttempt)
+    (end,) = fails(job, 2, "no. 2")
+    assert isinstance(end, EndJob)
+    assert decided(job)[2] == "max-restarts"
+
+
+def test_a_rank_that_was_told_to_leave_before_the_scheduler_was_heard_spends_nothing() -> None:
+    job = Job(max_restarts=0).granted().running()
+    job.exits(2, exit_code=210)
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    (requeue,) = job.stops()
+    assert isinstance(requeue, Requeue)
+    assert (job.run.fruitless, job.run.ending) == (0, None)
+
+
+def test_a_person_who_submits_again_forgives_what_was_counted() -> None:
+    job = Job(max_restarts=99).starts()
+    for number in range(4):
+        fails(job, number, f"no. {number}")
+    assert job.run.state == "FAILED"
+    submission = job.run.job
+    assert submission is not None
+    job.tell(replace(submission, at=job.now(), resume=True))
+    job.starts()
+    assert isinstance(fails(job, 0, "no. 4")[-1], StartAttempt)
+
+
+ACTIONS = st.sampled_from(("restart", "replace", "requeue", "class"))
+SCOPES = st.lists(
+    st.sampled_from(("user", "rank", "host", "fabric", "storage", "scheduler")), max_size=2
+)
+RULES = st.builds(
+    PolicyRule,
+    name=st.just("drawn"),
+    action=ACTIONS,
+    scopes=SCOPES.map(tuple),
+    same=st.sampled_from(("class", "host", "error", "start", "any")),
+    times=st.integers(1, 3),
+    window=st.none() | st.floats(1.0, 1e5),
+    backoff=st.sampled_from((0.0, 5.0)),
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.randoms(use_true_random=False),
+    st.lists(RULES, max_size=3),
+    st.integers(0, 4),
+    st.booleans(),
+    st.sampled_from((None, None, 300.0)),
+)
+def test_whatever_the_rules_say_no_budget_is_exceeded_and_every_law_holds(
+    random: Random,
+    rules: Sequence[PolicyRule],
+    budget: int,
+    shrink: bool,
+    successor_s: float | None,
+) -> None:
+    """`Cluster`'s witness counts the starts, and knows who may be used."""
+    more = {"max_restarts": budget, "shrink": shrink, "policy": tuple(rules)}
+    scheduled = random.random() < 0.6
+    successor = successor_s if scheduled else None
+    cluster = Cluster(random, 2, 1, scheduled=scheduled, successor_s=successor, **more)
+    cluster.play(40)
+    run = cluster.run
+    assert run.fruitless <= budget
+    assert all(i.rule for i in run.incidents if i.remedy), "a decision without its rule"
+    events: list[Event] = [entry.event for entry in cluster.witness.entries]
+    assert fold(events) == run
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.sampled_from(("preempted", "time-limit", "requeued")), max_size=30))
+def test_preemption_never_counts(causes: list[str]) -> None:
+    job = Job(max_restarts=0).granted().running()
+    for number, cause in enumerate(causes, 1):
+        job.exits(1, exit_code=210)
+        job.tell(LeaveAsked(at=job.now(), cause=cause, words="SIGTERM"))  # type: ignore[arg-type]
+        job.stops()
+        assert job.run.stage is Stage.QUEUED
+        job.granted(restarts=number).running()
+    assert (job.run.fruitless, job.run.ending) == (0, None)
+
+
+# What single keys of the spec say
+
+
+@pytest.mark.parametrize(
+    ("key", "message", "remedy", "rule"),
+    [
+        ({"on_oom": "replan"}, "CUDA out of memory", "replan", "on-oom"),
+        ({"on_nan": "rollback"}, "loss is nan", "rollback", "on-nan"),
+        ({}, "loss is nan", "stop", "the-class-stops"),
+    ],
+)
+def test_keys_of_the_spec_are_rules_before_ours(
+    key: dict[str, str], message: str, remedy: str, rule: str
+) -> None:
+    job = Job(**key).running()
+    fails(job, 2, message)
+    assert decided(job)[1:] == (remedy, rule)
+
+
+# The table
+
+
+def test_every_rule_of_ours_has_its_reason_and_the_last_covers_everything() -> None:
+    rules = policy.default_rules()
+    assert all(rule.why for rule in rules)
+    assert len({rule.name for rule in rules}) == len(rules)
+    final = rules[-1]
+    assert (final.classes, final.scopes, final.phases, final.times) == ((), (), (), 1)
+
+
+def test_a_rule_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(Invalid) as caught:
+        PolicyRule(name="x", action="restart", backoff=500.0)
+    assert [problem.path for problem in caught.value.problems] == ["backoff"]
+
+
+def test_an_exit_tells_its_phase_to_the_class() -> None:
+    job = Job().running()
+    job.raises(2, "shapes differ", phase="eval")
+    job.stops()
+    event = next(event for event, _ in job.all if isinstance(event, RankExited))
+    assert (event.phase, last(job).phase) == ("eval", "eval")
