@@ -314,6 +314,9 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
     assert run.job is not None
     verdict = diagnose(findings, run.job.failure_classes)
     decision = decide(run, verdict)
+    if decision.action == "replan" and not shortage.is_of_the_plan(run, verdict):
+        why = "no plan for the devices helps the hosts' memory"
+        decision = replace(decision, action="stop", reason=f"{verdict.cause}; {why}")
     if decision.action == "rollback":
         run, decision = rollback.perform(run, findings.exits, decision)
     incident = decided(incident_of(run, findings, verdict, decision.reason), decision)
