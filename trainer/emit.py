@@ -27,6 +27,7 @@ from orchestrator.contract.datagrams import (
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.phases import Phase
+from trainer.guard import Unstable
 
 MAX_MESSAGE = 4_000
 PATIENCE = struct.pack("ll", 1, 0)
@@ -107,6 +108,7 @@ def raised_of(exc: BaseException, env: RankEnv, step: int) -> Raised:
         error=type(exc).__name__,
         message=str(exc)[:MAX_MESSAGE],
         traceback="".join(traceback.format_exception(exc)),
+        since=exc.since if isinstance(exc, Unstable) else None,
     )
     while len(to_bytes(raised)) > MAX_BYTES:
         raised = replace(raised, traceback=raised.traceback[len(raised.traceback) // 2 + 1 :])

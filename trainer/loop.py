@@ -10,7 +10,7 @@ from orchestrator.contract.training import TrainingConfig
 from trainer.checkpoint.save import Checkpoints
 from trainer.drills import drills_due, suffer
 from trainer.evaluate import Evaluator
-from trainer.guard import Skips, too_many
+from trainer.guard import Skips, Spikes, too_high, too_many
 from trainer.metrics import StepMetrics
 from trainer.optimizer import lr_at
 from trainer.outside import Outside
@@ -30,6 +30,7 @@ class Training:
     ranks: Ranks
     stepper: Stepper
     skips: Skips
+    spikes: Spikes
     checkpoints: Checkpoints
     evaluator: Evaluator | None
     profiling: Profiling | None
@@ -40,12 +41,18 @@ class Training:
     """What the devices would do at their peak; None where that is not known."""
     outside: Outside
 
+    @property
+    def astray(self) -> bool:
+        """The last step was bad, and more of them end the job."""
+        return self.skips.bad_in_a_row > 0 or self.spikes.high_in_a_row > 0
+
 
 def train(job: Training, done: int) -> int:
     """Do the steps after `done`; returns the exit code.
 
     Raises:
         NotFinite: when the loss or the gradient is not finite for too many steps in a row.
+        LossSpike: when the loss is too high for too many steps in a row.
     """
     last = job.config.train.steps
     if done >= last and job.ranks.env.rank == 0:
@@ -53,7 +60,7 @@ def train(job: Training, done: int) -> int:
     code = exits.OK
     for step in range(done + 1, last + 1):
         for drill in drills_due(job.outside.drills, job.ranks.env, step):
-            suffer(drill, job.outside.reporter)
+            suffer(drill, job.outside.reporter, job.stepper.parameters)
         if step == done + 1:
             job.outside.reporter.beat("compile" if job.config.train.compile else "train")
         totals, step_s = _timed_step(job, step)
@@ -94,7 +101,7 @@ def _count_skips(job: Training, step: int, totals: Totals) -> None:
         job.skips.learned()
         return
     if totals.tokens:
-        job.skips.bad()
+        job.skips.bad(step)
         why = f"{_what(totals)} not finite"
     else:
         job.skips.empty()
@@ -142,7 +149,17 @@ def _fail_if_hopeless(job: Training, metrics: StepMetrics, totals: Totals) -> No
     limit = job.config.train.max_bad_steps
     if job.skips.bad_in_a_row >= limit:
         _write(job, metrics)
-        raise too_many(metrics.step, limit, _what(totals), totals.bad_gradients)
+        names, since = totals.bad_gradients, job.skips.since
+        raise too_many(metrics.step, since, limit, _what(totals), names)
+    spec = job.config.train.spike
+    if spec is None:
+        return
+    job.spikes.seen(metrics.step, totals.loss, spec)
+    if job.spikes.high_in_a_row >= spec.steps:
+        _write(job, metrics)
+        highest = job.spikes.limit(spec)
+        assert highest is not None  # as something was found to be higher
+        raise too_high(metrics.step, job.spikes.since, totals.loss, highest, spec)
 
 
 def _beat(job: Training, metrics: StepMetrics) -> None:
@@ -184,6 +201,11 @@ def _write(job: Training, metrics: StepMetrics) -> None:
 def _save_if_due(job: Training, step: int, asked_to_leave: bool) -> None:
     for_sure = asked_to_leave or step == job.config.train.steps
     if not for_sure and not job.checkpoints.due(step):
+        return
+    if not for_sure and job.astray:
+        # Whoever goes back one checkpoint is to find one from before.
+        if job.ranks.env.rank == 0:
+            LOG.warning("no checkpoint of step %d: training may have gone astray", step)
         return
     job.outside.reporter.beat("checkpoint")
     if job.stepper.ledger is not None:

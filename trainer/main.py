@@ -1,6 +1,7 @@
 """One rank's training from beginning to end: this file is the trainer's table of contents."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -58,7 +59,9 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     run = RunDir(Path(config.out))
     admit = admit_of(run, outside.env)
     batches = open_data(config, ranks, outside)
-    found = find_checkpoint(run.checkpoints, ranks, config.checkpoint.verify)
+    found = find_checkpoint(
+        run.checkpoints, ranks, verify=config.checkpoint.verify, skip=outside.skip
+    )
     stages = build_model(config, ranks, batches.positions_T, resumed=found.folder is not None)
     parameters = named_to_update(stages)
     optimizer = optimizer_of(config, stages, [parameter for _, parameter in parameters])
@@ -69,7 +72,8 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
         origin=origin_of(config),
         ranks=ranks,
     )
-    done = resume(found, state, outside.reporter)
+    done, skipped = resume(found, state, outside.reporter)
+    batches, state = replace(batches, skipped=skipped), replace(state, skipped=skipped)
     tied = find_tied(stages, ranks.mesh["pp"].get_group())
     tied.follow(optimizer)
     watch = stopwatch(ranks.device)
@@ -91,6 +95,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
         ranks=ranks,
         stepper=stepper,
         skips=state.skips,
+        spikes=state.spikes,
         checkpoints=Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter),
         evaluator=evaluator_of(config, batches, passes, stages, outside),
         profiling=profiling_of(config, ranks, outside),
@@ -183,6 +188,7 @@ def open_ledger(run: RunDir, batches: Batches, env: RankEnv, admit: Admit) -> Sa
         num_samples=batches.train.num,
         global_batch_size=batches.global_batch_size,
         data=batches.fingerprint,
+        skipped=batches.skipped,
     )
     return SampleLedger(run.samples, start, admit)
 

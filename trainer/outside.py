@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.env import RankEnv
+from orchestrator.contract.skipping import Window
 from trainer.emit import Reporter
 from trainer.signals import StopRequest
 
@@ -15,5 +16,7 @@ class Outside:
     reporter: Reporter
     drills: Sequence[Drill]
     stop: StopRequest
+    skip: Sequence[Window] = ()
+    """Data to be left out, besides what the checkpoint has left out already."""
     clock: Callable[[], float]
     """Unix time, for readers of the metrics; the length of a step is measured without it."""

@@ -15,8 +15,10 @@ from orchestrator.contract import exits
 from orchestrator.contract.env import RankEnv
 from orchestrator.errors import TrainingError
 from trainer.config import complete, load_config
+from trainer.data.skip import read_skip
 from trainer.drills import read_drills
 from trainer.emit import Reporter
+from trainer.guard import Unstable
 from trainer.outside import Outside
 from trainer.signals import StopRequest, show_stacks_on_signal
 
@@ -40,6 +42,11 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
         if env.rank == 0:
             LOG.error("error: %s", exc)
         return exc.exit_code
+    except Unstable as exc:
+        reporter.raised(exc)
+        if env.rank == 0:
+            LOG.error("error: %s", exc)  # where in the code it was noticed says nothing
+        return exits.UNSTABLE
     except Exception as exc:
         reporter.raised(exc)
         LOG.exception("rank %d failed at step %d", env.rank, reporter.step + 1)
@@ -48,9 +55,9 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
 
 def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> int:
     config = complete(load_config(path), env.world_size)
-    drills = read_drills(env.drills)
+    drills, skip = read_drills(env.drills), read_skip(env.skip)
     clock = time.time  # noqa: TID251 (handed inwards from here)
-    outside = Outside(env=env, reporter=reporter, drills=drills, stop=stop, clock=clock)
+    outside = Outside(env=env, reporter=reporter, drills=drills, stop=stop, skip=skip, clock=clock)
     # Thousands of modules are about to be loaded, and none of them is garbage: looking for some
     # would make the start of every rank a sixth longer.
     gc.disable()

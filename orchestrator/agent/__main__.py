@@ -16,12 +16,13 @@ from pathlib import Path
 
 from orchestrator import strikes
 from orchestrator.agent.agent import Agent, AgentConfig
+from orchestrator.agent.errands import Planners
 from orchestrator.agent.evidence import holders, send_signal
 from orchestrator.agent.leader import Granted, Leader, take_over
 from orchestrator.agent.leaderless import queue_again, see_to_the_leader
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term
-from orchestrator.app.replanning import replan
+from orchestrator.app.replanning import refit, replan
 from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
 from orchestrator.contract.actions import EndJob, Requeue
@@ -177,9 +178,12 @@ async def _lead(
         assert job is not None
         backend = backend_named(job.backend, environ, clock, run_command)
         granted = _granted(config, backend, job.launch, clock)
-        planner = partial(replan, place.run_dir, environ=environ)
+        planners = Planners(
+            fewer=partial(replan, place.run_dir, environ=environ),
+            less=partial(refit, place.run_dir, environ=environ),
+        )
         leader = Leader(
-            supervisor, place.run_dir, config.token, backend, clock, granted, planner, name
+            supervisor, place.run_dir, config.token, backend, clock, granted, planners, name
         )
         agent = Agent(config, environ, clock)
         loop = asyncio.get_running_loop()

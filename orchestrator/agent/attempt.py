@@ -104,6 +104,7 @@ class Attempt:
                     message=datagram.message,
                     step=datagram.step,
                     traceback=datagram.traceback,
+                    since=datagram.since,
                 )
             case RankEnded():
                 record.ended, record.stopped = datagram, self.stopping and not record.gone

@@ -5,6 +5,7 @@ hosts try each other, or looks for a smaller plan. What comes of an errand is an
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.agent.connections import Connections
@@ -30,7 +31,7 @@ from orchestrator.preflight.together import addresses_of, clock_skew, name_resol
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
 from orchestrator.supervise.roster import hosts_given, switches_of, usable
-from orchestrator.supervise.state import JobPlan, Run
+from orchestrator.supervise.state import JobPlan, Refit, Run, Shortage
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,18 @@ CUT_OFF_S = 300.0
 SlurmdTimeout, after which it gives up a node."""
 CUT_OFF_POLL_S = 2.0
 
+Refitter = Callable[[Plan, Sequence[str], Mapping[str, tuple[str, ...]], Shortage], Refit]
+"""Of a plan that did not fit, the hosts there are, the switches above them, and what is believed of
+a device: what helps. Raises PlanError."""
 Replanner = Callable[[Plan, Sequence[str], Mapping[str, tuple[str, ...]]], JobPlan]
 """Of a plan, the hosts that are left and the switches above them: a plan for no more than those.
 Raises PlanError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planners:
+    fewer: Replanner
+    less: Refitter
 
 
 class Errands:
@@ -59,7 +69,7 @@ class Errands:
         run: Callable[[], Run],
         connections: Connections,
         backend: Backend,
-        replanner: Replanner,
+        planners: Planners,
         clock: Clock,
         happened: Callable[[Event], None],
         now: Callable[[], float],
@@ -69,7 +79,7 @@ class Errands:
         self.run = run
         self.connections = connections
         self.backend = backend
-        self.replanner = replanner
+        self.replanner, self.refitter = planners.fewer, planners.less
         self.clock = clock
         self.happened = happened
         self.now = now
@@ -205,13 +215,37 @@ class Errands:
         try:
             run = self.run()
             hosts, switches = usable(run), switches_of(run)
-            found = await asyncio.to_thread(self.replanner, self.job.plan, hosts, switches)
+            if action.device_bytes is not None:
+                short = Shortage(
+                    device_bytes=action.device_bytes, adopt=action.adopt, words=action.reason
+                )
+                return await self._refit(run, short)
+            found = await asyncio.to_thread(self.replanner, run.full.plan, hosts, switches)
         except (NdctlError, OSError) as exc:
             log.error("no plan for %s hosts: %s", action.hosts, exc)
             why = str(exc).split("\n")[0]
-            self.happened(ReplanRefused(at=self.now(), hosts=action.hosts, why=why))
+            refused = ReplanRefused(
+                at=self.now(), hosts=action.hosts, why=why, device_bytes=action.device_bytes
+            )
+            self.happened(refused)
         else:
             self.happened(Replanned(at=self.now(), plan=found.plan, plan_number=found.number))
+
+    async def _refit(self, run: Run, short: Shortage) -> None:
+        found = await asyncio.to_thread(
+            self.refitter, run.plan, usable(run), switches_of(run), short
+        )
+        at, size = self.now(), short.device_bytes
+        if found.found is None:
+            hosts = len(run.plan.hosts)
+            self.happened(
+                ReplanRefused(at=at, hosts=hosts, why=found.why, device_bytes=size, ways=found.ways)
+            )
+            return
+        plan, number = found.found.plan, found.found.number
+        self.happened(
+            Replanned(at=at, plan=plan, plan_number=number, device_bytes=size, why=found.why)
+        )
 
     async def requeue(self, action: Requeue) -> None:
         """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs."""

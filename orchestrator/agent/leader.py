@@ -17,7 +17,7 @@ from aiohttp import WSCloseCode, web
 
 from orchestrator import strikes
 from orchestrator.agent.connections import Connections, Silence, report_in
-from orchestrator.agent.errands import Errands, Replanner
+from orchestrator.agent.errands import Errands, Planners
 from orchestrator.agent.translate import (
     event_of,
     hang_detected,
@@ -128,7 +128,7 @@ class Leader:
         backend: Backend,
         clock: Clock,
         granted: Granted,
-        replanner: Replanner,
+        planners: Planners,
         name: str,
     ) -> None:
         job = supervisor.run.job
@@ -159,7 +159,7 @@ class Leader:
             run=lambda: supervisor.run,
             connections=self.connections,
             backend=backend,
-            replanner=replanner,
+            planners=planners,
             clock=clock,
             happened=self._happened,
             now=self.steady.now,
@@ -483,6 +483,7 @@ class Leader:
                     master_port=offer.port,
                     config=str(self.run_dir.trainer_config(current.number)),
                     drills=action.drills,
+                    skip=action.skip,
                 ),
             )
 

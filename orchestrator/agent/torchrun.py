@@ -9,6 +9,7 @@ from orchestrator.contract import env
 from orchestrator.contract.codec import encode
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.skipping import to_text
 
 KEEPER = ("-m", "orchestrator.agent.keeper")
 
@@ -65,4 +66,5 @@ def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> M
         env.HEARTBEAT_SOCKET: str(place.socket),
         env.TRACE_DIR: str(place.run_dir.traces(start.attempt)),
         env.DRILLS: json.dumps(encode(start.drills)),
+        env.SKIP: to_text(start.skip),
     }

@@ -1,9 +1,10 @@
-"""A smaller plan for a job that has lost hosts, made while it runs."""
+"""A plan for fewer hosts, or for less memory, made while the job runs."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.cluster.inventory import Host, Inventory
 from orchestrator.cluster.profiles import load_profile
@@ -16,9 +17,11 @@ from orchestrator.load import read_spec
 from orchestrator.model_config import hub_cache, read_model_config
 from orchestrator.plan.cost.groups import BLOCK
 from orchestrator.plan.planner import plan
+from orchestrator.plan.search.alternatives import apply
 from orchestrator.plan.show.explain import plan_json
+from orchestrator.plan.sparing import ways_within
 from orchestrator.plan.training import trainer_config
-from orchestrator.supervise.state import JobPlan
+from orchestrator.supervise.state import JobPlan, Refit, Shortage
 
 
 def replan(
@@ -42,7 +45,7 @@ def replan(
     spec = read_spec(run_dir.spec)
     config = read_model_config(spec.model, hub_cache(environ))
     first: PlanError | None = None
-    inventory = _inventory(former, hosts, switches)
+    inventory = _inventory(former, hosts, switches, former.memory.device_bytes)
     for count in range(len(hosts), spec.resilience.min_hosts - 1, -1):
         smaller = _for_hosts(spec, count)
         try:
@@ -50,12 +53,46 @@ def replan(
         except PlanError as exc:
             first = first or exc
             continue
-        number = _next_number(run_dir)
-        run_dir.plan(number).write_text(json.dumps(plan_json(found), indent=2))
-        training = trainer_config(smaller, found, config, str(run_dir.path))
-        run_dir.trainer_config(number).write_text(json.dumps(encode(training), indent=2))
-        return JobPlan(plan=found, number=number)
+        return _written(run_dir, smaller, found, config)
     raise first or PlanError(f"{len(hosts)} hosts are fewer than resilience.min_hosts")
+
+
+def refit(
+    run_dir: RunDir,
+    former: Plan,
+    hosts: Sequence[str],
+    switches: Mapping[str, tuple[str, ...]],
+    short: Shortage,
+    environ: Mapping[str, str],
+) -> Refit:
+    """The cheapest ways to do what `former` does in the memory that there is, and if it is to be
+    adopted the first of them that trains the same on as many hosts, in the run directory.
+
+    Raises:
+        PlanError: there can be no plan for other reasons than memory.
+    """
+    spec = read_spec(run_dir.spec)
+    config = read_model_config(spec.model, hub_cache(environ))
+    if len(former.hosts) != spec.cluster.hosts:
+        spec = _for_hosts(spec, len(former.hosts))
+    inventory = _inventory(former, hosts, switches, short.device_bytes)
+    ways = ways_within(spec, inventory, config, former)
+    told = tuple(map(str, ways))
+    first = next((way for way in ways if way.plan is not None), None)
+    if first is None or first.plan is None:
+        return Refit(found=None, why="nothing that trains the same takes less memory", ways=told)
+    if not short.adopt:
+        return Refit(found=None, why="resilience.on_oom is stop", ways=told)
+    changed, found = apply(spec, first.edits), replace(first.plan, switches=switches)
+    return Refit(found=_written(run_dir, changed, found, config), why=str(first), ways=told)
+
+
+def _written(run_dir: RunDir, spec: JobSpec, found: Plan, config: Mapping[str, Any]) -> JobPlan:
+    number = _next_number(run_dir)
+    run_dir.plan(number).write_text(json.dumps(plan_json(found), indent=2))
+    training = trainer_config(spec, found, config, str(run_dir.path))
+    run_dir.trainer_config(number).write_text(json.dumps(encode(training), indent=2))
+    return JobPlan(plan=found, number=number)
 
 
 def _for_hosts(spec: JobSpec, count: int) -> JobSpec:
@@ -64,7 +101,10 @@ def _for_hosts(spec: JobSpec, count: int) -> JobSpec:
 
 
 def _inventory(
-    former: Plan, hosts: Sequence[str], switches: Mapping[str, tuple[str, ...]]
+    former: Plan,
+    hosts: Sequence[str],
+    switches: Mapping[str, tuple[str, ...]],
+    device_bytes: int | None,
 ) -> Inventory:
     """The hosts that are left, of the kind that the job was planned for."""
     profile = load_profile(former.profile) if former.profile else None
@@ -77,7 +117,7 @@ def _inventory(
             Host(
                 name=host,
                 devices=former.ranks_per_host,
-                device_bytes=former.memory.device_bytes,
+                device_bytes=device_bytes,
                 profile=profile,
                 switches=path[:-1] if host in blocks else path,
                 nvlink_block=blocks.get(host),

@@ -291,6 +291,8 @@ def submitted_event(
         preflight=_preflight(spec),
         policy=resilience.policy,
         failure_classes=resilience.failure_classes,
+        on_oom=resilience.on_oom,
+        on_nan=resilience.on_nan,
     )
 
 

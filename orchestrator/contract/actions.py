@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.contract.drills import Drill
+from orchestrator.contract.skipping import Window
 
 Ending = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
 
@@ -15,6 +16,8 @@ class StartAttempt:
     """In node-rank order."""
     drills: tuple[Drill, ...]
     reason: str
+    skip: tuple[Window, ...] = ()
+    """Data that is left out on purpose."""
     crossing: tuple[int, ...] = ()
     """What these hosts cost: bytes of a step that leave a host, a leaf, a spine, and so on."""
 
@@ -65,10 +68,14 @@ class CheckHosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replan:
-    """Look for a plan for fewer hosts, at the same global batch."""
+    """Look for a plan for fewer hosts, or for less memory, at the same global batch."""
 
     hosts: int
     reason: str
+    device_bytes: int | None = None
+    """What a device has, now that the present plan did not fit into it; None: as was believed."""
+    adopt: bool = True
+    """The job goes on with it; or else only the ways out are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

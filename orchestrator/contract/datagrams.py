@@ -83,6 +83,8 @@ class Raised:
     """Class of the exception."""
     message: str
     traceback: str
+    since: int | None = None
+    """The first step that was bad, where several were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ TRACE_DIR = "NDCTL_TRACE_DIR"
 """Where a rank writes `rank-<r>.stacks` on SIGUSR2; unset: to its standard error."""
 DRILLS = "NDCTL_DRILLS"
 """JSON list of the drills that are still to happen."""
+SKIP = "NDCTL_SKIP"
+"""JSON list of the windows of data that the job leaves out on purpose."""
 HOST = "NDCTL_HOST"
 """Name of the host that the rank runs on."""
 TORCHRUN_PID = "NDCTL_TORCHRUN_PID"
@@ -41,6 +43,7 @@ class RankEnv:
     heartbeat_socket: str = ""
     trace_dir: str = ""
     drills: str = "[]"
+    skip: str = "[]"
 
     @classmethod
     def from_mapping(cls, environ: Mapping[str, str]) -> Self:
@@ -56,4 +59,5 @@ class RankEnv:
             heartbeat_socket=environ.get(HEARTBEAT_SOCKET, ""),
             trace_dir=environ.get(TRACE_DIR, ""),
             drills=environ.get(DRILLS, "[]"),
+            skip=environ.get(SKIP, "[]"),
         )

@@ -147,6 +147,8 @@ class RankError:
     message: str
     step: int
     traceback: str
+    since: int | None = None
+    """The first step that was bad, where training went astray over several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +288,10 @@ class Replanned:
     at: float
     plan: Plan
     plan_number: int
+    device_bytes: int | None = None
+    """That it fits into, where that was what was asked for."""
+    why: str = ""
+    """What it does otherwise than the one before, where that did not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +299,10 @@ class ReplanRefused:
     at: float
     hosts: int
     why: str
+    device_bytes: int | None = None
+    """That nothing is to exceed, where that was what was asked for."""
+    ways: tuple[str, ...] = ()
+    """What a person could change instead, the cheapest first, as it is typed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ CANCELLED = 7
 """`submit --follow` saw the job being cancelled."""
 REFUSED = 78
 """A rank refuses its configuration (sysexits' EX_CONFIG); a restart would be refused again."""
+UNSTABLE = 79
+"""A rank whose loss is not finite, or spikes: a restart would come to the same steps again."""
 NOT_ADMITTED = 77
 """An agent whose token the leader refused (sysexits' EX_NOPERM)."""
 INTERRUPTED = 130

@@ -13,6 +13,7 @@ from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import RankError, RankEvidence
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.phases import Phase
+from orchestrator.contract.skipping import Window
 
 AGENT_PATH = "/v1/agent"
 CANCEL_PATH = "/v1/cancel"
@@ -188,6 +189,8 @@ class Start:
     config: str
     """The trainer's CONFIG."""
     drills: tuple[Drill, ...]
+    skip: tuple[Window, ...] = ()
+    """Data that is left out on purpose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,12 @@ class ResilienceSpec:
     preflight: bool | Auto = "auto"
     """Check the hosts together (one small all-reduce) before ranks start on them; `auto`: wherever
     a scheduler hands out the hosts."""
+    on_oom: Literal["stop", "replan"] = "stop"
+    """When a plan does not fit into the devices' memory after all: end with the planner's cheapest
+    ways out, or go on with the plan that takes less and trains the same."""
+    on_nan: Literal["stop", "rollback"] = "stop"
+    """When the loss is not finite (train.max_bad_steps) or spikes (train.spike): end, or go back
+    one checkpoint and leave out the data that was read since."""
     failure_classes: tuple[FailureRule, ...] = ()
     """Kinds of failure of your own: patterns or codes, scope, action, advice. They are tried before
     ndctl's."""

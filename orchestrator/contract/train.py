@@ -40,6 +40,20 @@ class ProfileSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpikeSpec:
+    """When a loss that is finite ends the job all the same; off unless it is asked for."""
+
+    deviations: Annotated[float, Above(0)] = 8.0
+    """Robust standard deviations (1.4826 median absolute deviations, at least 1 % of the median)
+    above the median of the losses before."""
+    window: Annotated[int, AtLeast(8)] = 64
+    """Losses that are looked back on, those of a spike not counted; before there are so many,
+    nothing is judged."""
+    steps: Count = 8
+    """Steps in a row above it that are a spike; fewer are passed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
     steps: Count
     """Optimizer steps of the whole job."""
@@ -73,6 +87,9 @@ class TrainSpec:
     """Weight of the squared log of the softmax's normaliser (PaLM, Chowdhery et al. 2022)."""
     max_bad_steps: Count = 3
     """Steps in a row whose loss or gradient is not finite, each skipped, that fail the job."""
+    spike: SpikeSpec | None = None
+    """With it, a loss that stays far above what it was ends the ranks as one that is not finite
+    does."""
     eval_every: Count | None = None
     """Steps between two evaluations on `data.validation`."""
     eval_sequences: Count | None = None

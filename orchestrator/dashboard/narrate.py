@@ -54,9 +54,8 @@ def event_line(entry: Entry, zone: tzinfo | None) -> str:
 
 def action_words(action: Action) -> str:
     match action:
-        case StartAttempt(reason=reason, drills=drills, crossing=crossing):
-            armed = f", drills armed: {', '.join(map(str, drills))}" if drills else ""
-            return f"start {reason}{_crossing(crossing)}{armed}"
+        case StartAttempt():
+            return _start(action)
         case StopAttempt(attempt=attempt, grace_s=grace, reason=reason):
             return f"stop attempt {attempt} within {words.duration(grace)} ({reason})"
         case GatherEvidence(attempt=attempt, reason=reason):
@@ -65,8 +64,10 @@ def action_words(action: Action) -> str:
             return f"ask for another host in the place of {host} ({reason})"
         case ReplaceAgent(host=host, reason=reason):
             return f"ask for a new agent on {host} ({reason})"
-        case CheckHosts(reason=reason) | Replan(reason=reason):
-            return f"{_VERBS[type(action)]} ({reason})"
+        case CheckHosts(reason=reason):
+            return f"check the hosts ({reason})"
+        case Replan():
+            return _look_for_plan(action)
         case Requeue(exclude=exclude, reason=reason, whole=whole):
             without = f" without {', '.join(exclude)}" if exclude else ""
             what = "back to the queue" if whole else "give the leader's host back"
@@ -77,6 +78,13 @@ def action_words(action: Action) -> str:
             assert_never(action)
 
 
+def _start(action: StartAttempt) -> str:
+    drills, skip = (", ".join(map(str, told)) for told in (action.drills, action.skip))
+    armed = f", drills armed: {drills}" if drills else ""
+    without = f", without batches {skip} of the data" if skip else ""
+    return f"start {action.reason}{without}{_crossing(action.crossing)}{armed}"
+
+
 def _crossing(crossing: tuple[int, ...]) -> str:
     """What these hosts cost: bytes that leave a host in a step, and of these a leaf switch."""
     if not crossing:
@@ -85,7 +93,12 @@ def _crossing(crossing: tuple[int, ...]) -> str:
     return f", a step sends {words.size(crossing[0])} out of hosts{leaf}"
 
 
-_VERBS = {CheckHosts: "check the hosts", Replan: "look for a smaller plan"}
+def _look_for_plan(action: Replan) -> str:
+    if action.device_bytes is None:
+        return f"look for a smaller plan ({action.reason})"
+    what = "a plan" if action.adopt else "ways out"
+    room = words.size(action.device_bytes)
+    return f"look for {what} within {room} a device ({action.reason})"
 
 
 def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
@@ -134,15 +147,22 @@ def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
             return f"{host} is given up: {why}"
         case HostsChecked(unfit=unfit):
             return "the hosts were tried together: " + (_unfit(unfit) or "all are in order")
-        case Replanned(plan=plan, plan_number=number):
+        case Replanned(plan=plan, plan_number=number, why=why):
             many = words.count(len(plan.hosts), "host")
-            return f"plan {number} for {many}: {plan.mesh}"
-        case ReplanRefused(hosts=hosts, why=why):
-            return f"no plan for {words.count(hosts, 'host')} or fewer: {why}"
+            return f"plan {number} for {many}: {plan.mesh}{f', {why}' if why else ''}"
+        case ReplanRefused():
+            return _no_plan(event)
         case Tick():
             return "a deadline passed"
         case _:
             assert_never(event)
+
+
+def _no_plan(event: ReplanRefused) -> str:
+    if event.device_bytes is None:
+        return f"no plan for {words.count(event.hosts, 'host')} or fewer: {event.why}"
+    ways = f"; ways out: {'; '.join(event.ways)}" if event.ways else ""
+    return f"no plan within {words.size(event.device_bytes)} a device: {event.why}{ways}"
 
 
 def _leader(event: LeaderStarted) -> str:

@@ -21,7 +21,7 @@ from orchestrator.plan.search.best import Found, search
 from orchestrator.plan.search.degrees import likely_mesh
 from orchestrator.plan.search.hosts import fabric_of, with_fewest_hosts
 from orchestrator.plan.search.refusals import BYTE_TOKENS, refusals
-from orchestrator.plan.search.relief import ways_out
+from orchestrator.plan.search.relief import WayOut, ways_out
 from orchestrator.plan.search.space import Option, Space
 from orchestrator.plan.show.methods import methods_of
 from orchestrator.plan.show.notes import notes_of
@@ -42,6 +42,15 @@ def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan
     if not found.options:
         raise _too_large(space, inventory, found)
     return _plan_of(space, inventory, found)
+
+
+def relief_of(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> tuple[WayOut, ...]:
+    """The smallest changes of `spec` with which it takes less memory.
+
+    Raises:
+        PlanError: it can have no plan for other reasons than memory.
+    """
+    return ways_out(_space(spec, inventory, shape_of(config)), inventory)
 
 
 def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:

@@ -392,6 +392,7 @@ class Leader:
                 master_port=offer.port,
                 config=str(current.number),
                 drills=action.drills,
+                skip=action.skip,
             )
             self.order(host, start)
 

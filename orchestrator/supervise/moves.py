@@ -16,7 +16,9 @@ from orchestrator.contract.actions import (
 )
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
-from orchestrator.supervise.diagnose import diagnose
+from orchestrator.supervise import rollback, shortage
+from orchestrator.supervise.diagnose import Verdict, diagnose
+from orchestrator.supervise.growing import grown
 from orchestrator.supervise.incidents import decided, incident_of, left_out
 from orchestrator.supervise.policy import Decision, decide, repeated_culprits
 from orchestrator.supervise.roster import (
@@ -65,7 +67,9 @@ def start_if_ready(run: Run, at: float) -> Result:
     The first hosts to come are not the best ones to take.
     """
     assert run.job is not None
-    there = usable(run)
+    if run.shortage is not None:
+        return _answer_overdue(run, at)
+    run, there = grown(run), usable(run)
     if run.leaving is not None:
         return run, ()  # why the scheduler wants the hosts back is still to be told
     if room_for(run.plan, there, switches_of(run)) < len(run.plan.hosts):
@@ -111,9 +115,23 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
     )
     drills = tuple(drill for drill in run.job.drills if drill.id not in run.fired)
     start = StartAttempt(
-        attempt=attempt, hosts=placement, drills=drills, reason=reason, crossing=crossing
+        attempt=attempt,
+        hosts=placement,
+        drills=drills,
+        skip=run.skipped,
+        reason=reason,
+        crossing=crossing,
     )
     return after, (start,)
+
+
+def _answer_overdue(run: Run, at: float) -> Result:
+    """The planner is asked for a plan that takes less memory: nothing starts before it answers."""
+    if run.deadline is None or at < run.deadline:
+        return run, ()
+    why = f"the planner did not answer within {shortage.ANSWER_S:.0f} s"
+    run, words = shortage.with_ways_out(run, (), why)
+    return end(run, at, "FAILED", words)
 
 
 def too_few(run: Run, at: float, there: list[str]) -> Result:
@@ -296,6 +314,11 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
     assert run.job is not None
     verdict = diagnose(findings, run.job.failure_classes)
     decision = decide(run, verdict)
+    if decision.action == "replan" and not shortage.is_of_the_plan(run, verdict):
+        why = "no plan for the devices helps the hosts' memory"
+        decision = replace(decision, action="stop", reason=f"{verdict.cause}; {why}")
+    if decision.action == "rollback":
+        run, decision = rollback.perform(run, findings.exits, decision)
     incident = decided(incident_of(run, findings, verdict, decision.reason), decision)
     bad = repeated_culprits(replace(run, incidents=(*run.incidents, incident)), at)
     if decision.without is not None:
@@ -307,12 +330,17 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
         exclude={**run.exclude, **bad},
     )
     if decision.action == "stop":
-        return end(run, at, "FAILED", decision.words)
+        return _give_up(run, at, verdict, decision)
     run = replace(
         wait(run, at, decision.words),
         restarts=run.restarts + 1,
         fruitless=run.fruitless + decision.counts,
     )
+    if decision.action == "replan":
+        short = shortage.shortage_of(run, verdict, decision.words, adopt=True)
+        run, orders = shortage.look(run, at, short)
+        if run.leaving is None or not run.leaving.requeue:
+            return replace(run, leaving=None), orders
     if run.leaving is not None:
         return _leave(run, run.leaving, at)
     if decision.action == "requeue":
@@ -325,6 +353,14 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
     )
     run, actions = hold(run, at, decision) if decision.wait_s else start_if_ready(run, at)
     return run, (*missing, *actions)
+
+
+def _give_up(run: Run, at: float, verdict: Verdict, decision: Decision) -> Result:
+    """End the job; where memory was short, the planner is asked first what would help."""
+    if run.leaving is not None or not shortage.is_of_the_plan(run, verdict):
+        return end(run, at, "FAILED", decision.words)
+    short = shortage.shortage_of(run, verdict, decision.words, adopt=False)
+    return shortage.look(wait(run, at, decision.words), at, short)
 
 
 def hold(run: Run, at: float, decision: Decision) -> Result:

@@ -112,7 +112,7 @@ def options(on_oom: str, on_nan: str) -> tuple[PolicyRule, ...]:
     chosen = []
     if on_oom == "replan":
         why = "resilience.on_oom is replan"
-        memory = ("cuda-out-of-memory",)
+        memory = ("cuda-out-of-memory", "host-out-of-memory")
         chosen.append(PolicyRule(name="on-oom", classes=memory, action="replan", why=why))
     if on_nan == "rollback":
         why = "resilience.on_nan is rollback"

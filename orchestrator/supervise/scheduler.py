@@ -12,6 +12,7 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.launch import Cause
 from orchestrator.plan.placement.place import room_for
+from orchestrator.supervise.growing import shrunk
 from orchestrator.supervise.moves import (
     Result,
     all_done,
@@ -23,6 +24,7 @@ from orchestrator.supervise.moves import (
     stop,
 )
 from orchestrator.supervise.roster import has_successors, switches_of, usable
+from orchestrator.supervise.shortage import with_ways_out
 from orchestrator.supervise.state import IDLE, LIVE, OUTSIDE, JobPlan, Leaving, Run, Stage
 
 WORDS: dict[Cause | None, str] = {
@@ -113,18 +115,41 @@ def hosts_checked(run: Run, event: HostsChecked) -> Result:
 
 
 def replanned(run: Run, event: Replanned) -> Result:
-    job = run.job
-    assert job is not None
+    found = JobPlan(plan=event.plan, number=event.plan_number)
+    if event.device_bytes is not None:
+        return _refitted(run, event.at, found, event.device_bytes)
     if run.replanning is None:
         return run, ()
     run = replace(run, replanning=None)
-    room = room_for(job.plan, usable(run), switches_of(run))
-    if room < len(job.plan.hosts):  # else the host came back meanwhile
-        run = replace(run, replanned=JobPlan(plan=event.plan, number=event.plan_number))
+    room = room_for(run.plan, usable(run), switches_of(run))
+    if room < len(run.plan.hosts):  # else the host came back meanwhile
+        run = shrunk(run, event.at, found)
     return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
 
 
+def _refitted(run: Run, at: float, found: JobPlan, device_bytes: int) -> Result:
+    """A plan that takes less memory: it is never again the one that did not fit."""
+    if not _awaited(run, device_bytes):
+        return run, ()
+    run = replace(run, shortage=None, device_bytes=device_bytes, refits=run.refits + 1)
+    # Of a job that has shrunk, the plan for more hosts did fit.
+    shrank = run.replanned is not None
+    run = replace(run, replanned=found) if shrank else replace(run, refitted=found)
+    assert run.job is not None
+    return start_if_ready(replace(run, deadline=at + run.job.init_timeout), at)
+
+
+def _awaited(run: Run, device_bytes: int) -> bool:
+    asked = run.shortage.device_bytes if run.shortage is not None else None
+    return asked == device_bytes and run.stage is Stage.WAITING
+
+
 def replan_refused(run: Run, event: ReplanRefused) -> Result:
+    if event.device_bytes is not None:
+        if not _awaited(run, event.device_bytes):
+            return run, ()
+        run, words = with_ways_out(run, event.ways, event.why)
+        return end(run, event.at, "FAILED", words)
     if run.replanning is None:
         return run, ()
     run = replace(run, replanning=None, refused=event.hosts)

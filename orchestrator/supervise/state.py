@@ -18,6 +18,7 @@ from orchestrator.contract.failures import Remedy, Scope
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.plan import Plan
+from orchestrator.contract.skipping import Window
 
 State = Literal[
     "SUBMITTED",
@@ -175,10 +176,42 @@ class JobPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refit:
+    """What the planner says to a plan that did not fit into memory."""
+
+    found: JobPlan | None
+    """One that takes less and trains the same; None where there is none, or none was asked for."""
+    why: str
+    """What it does otherwise, or why there is none."""
+    ways: tuple[str, ...] = ()
+    """What a person could change, the cheapest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    to: int
+    """Step of the checkpoint; 0 for the beginning."""
+    since: int
+    """The first bad step after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """The present plan does not fit into the devices' memory."""
+
+    device_bytes: int
+    """What is believed of a device from now on."""
+    adopt: bool
+    """Go on with a plan that fits into so much; or else end with the ways out."""
+    words: str
+    """What the job ends with, unless it goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     """An orderly stop that is nobody's fault: what ends during it is expected to."""
 
-    cause: Cause | None
+    cause: Cause | Literal["growing"] | None
     """None while the scheduler has not been asked."""
     words: str
     requeue: bool = True
@@ -218,8 +251,22 @@ class Run:
     """What the scheduler granted; None without one."""
     exclude: Mapping[str, str] = field(default_factory=dict)
     """Hosts that are not to be used -> why."""
+    refitted: JobPlan | None = None
+    """In place of the job's own plan, which did not fit into memory."""
     replanned: JobPlan | None = None
     """For fewer hosts than were asked for."""
+    larger: tuple[JobPlan, ...] = ()
+    """The plans for more hosts that were given up for `replanned`, the largest first."""
+    grown_at: float | None = None
+    """When the job was last stopped to go back to one of them."""
+    asked_at: float = 0.0
+    """When agents were last asked for on hosts that are missing for them."""
+    shortage: Shortage | None = None
+    """A plan for less memory is being looked for."""
+    device_bytes: int | None = None
+    """What is believed of a device since a plan did not fit."""
+    refits: int = 0
+    """How often a plan for less memory was taken."""
     replanning: int | None = None
     """For how many hosts a plan is being looked for."""
     refused: int | None = None
@@ -238,6 +285,12 @@ class Run:
     """Last step reported by the present attempt."""
     saved: int = 0
     """Newest complete checkpoint's step; 0 for none."""
+    saves: tuple[int, ...] = ()
+    """The last few of them, oldest first."""
+    skipped: tuple[Window, ...] = ()
+    """Data that is left out on purpose."""
+    rollbacks: tuple[Rollback, ...] = ()
+    """Since a person last submitted the job."""
     fired: tuple[int, ...] = ()
     """Drills that have happened."""
     fired_now: tuple[int, ...] = ()
@@ -250,8 +303,13 @@ class Run:
     @property
     def current(self) -> JobPlan:
         """What the ranks run by; only of a job that was submitted."""
+        return self.replanned or self.full
+
+    @property
+    def full(self) -> JobPlan:
+        """For as many hosts as were asked for."""
         assert self.job is not None
-        return self.replanned or JobPlan(plan=self.job.plan, number=self.job.plan_number)
+        return self.refitted or JobPlan(plan=self.job.plan, number=self.job.plan_number)
 
     @property
     def plan(self) -> Plan:

@@ -45,6 +45,7 @@ from orchestrator.contract.events import (
     TrainingResumed,
 )
 from orchestrator.contract.failures import FailureRule
+from orchestrator.supervise import growing, shortage
 from orchestrator.supervise.diagnose import Weight, diagnose, weigh
 from orchestrator.supervise.incidents import incident_of
 from orchestrator.supervise.members import agent_lost, registered, unavailable
@@ -76,6 +77,8 @@ SETTLE_S = 5.0
 """For spares to register once enough hosts are there."""
 EVIDENCE_S = 3.0
 """What agents may take to gather stacks; the supervisor waits a little longer."""
+MOST_SAVES = 16
+"""Checkpoints that are remembered; more than a job keeps."""
 MOST_EXITS = 64
 """Exits kept for the diagnosis; at 16,384 ranks the rest are symptoms of these."""
 
@@ -172,7 +175,14 @@ def _submitted(run: Run, event: JobSubmitted) -> Result:
         leader="",
         allocation=None,
         exclude={},
+        refitted=None,
         replanned=None,
+        larger=(),
+        grown_at=None,
+        shortage=None,
+        device_bytes=None,
+        refits=0,
+        rollbacks=(),
         replanning=None,
         refused=None,
         leaving=None,
@@ -230,6 +240,7 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
         allocation=event.allocation,
         exclude=event.exclude,
         replanned=None,
+        larger=(),
         replanning=None,
         refused=None,
         leaving=None,
@@ -244,6 +255,8 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
             deadline=run.deadline,
             reason=run.reason,
         )
+    if findings is None and waiting.shortage is not None:
+        return shortage.look(waiting, event.at, waiting.shortage)  # nobody heard the answer
     if findings is None:
         return waiting, ()
     return recover(waiting, findings, event.at)
@@ -254,7 +267,8 @@ def _resumed(run: Run, event: TrainingResumed) -> Run:
     run = replace(run, step=event.step)
     if event.step <= run.saved:
         return run
-    return replace(run, saved=event.step, fruitless=min(run.fruitless, 1))
+    saves = (*run.saves, event.step)[-MOST_SAVES:]
+    return replace(run, saved=event.step, saves=saves, fruitless=min(run.fruitless, 1))
 
 
 def _step_reached(run: Run, event: StepReached) -> Result:
@@ -272,9 +286,15 @@ def _step_reached(run: Run, event: StepReached) -> Result:
 
 
 def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
-    if event.step <= run.saved:
+    if event.step > run.saved:
+        saves = (*run.saves, event.step)[-MOST_SAVES:]
+        run = replace(run, saved=event.step, saves=saves, fruitless=0)
+    wish = growing.wish(run, event.at)
+    if wish is None:
         return run, ()
-    return replace(run, saved=event.step, fruitless=0), ()
+    assert run.job is not None
+    run = replace(run, leaving=wish, grown_at=event.at)
+    return stop(run, event.at, wish.words, run.job.stop_grace)
 
 
 def _rank_exited(run: Run, event: RankExited) -> Result:
@@ -370,6 +390,8 @@ def _tick(run: Run, event: Tick) -> Result:
         run, actions = start_if_ready(run, event.at)
         if actions:
             return run, actions
+    if run.stage is Stage.RUNNING:
+        return growing.ask(run, event.at)
     if run.deadline is None or event.at < run.deadline:
         return run, ()
     if run.stage is Stage.WAITING:

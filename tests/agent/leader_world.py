@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from orchestrator.agent.errands import Planners
 from orchestrator.agent.leader import Granted, Leader, take_over
 from orchestrator.agent.whereabouts import Term, leader_of
 from orchestrator.contract.actions import EndJob, Requeue
@@ -146,7 +147,8 @@ async def led(
         backend = FakeBackend()
         take_over(run_dir, NAME)
         granted = Granted(term=Term(LAUNCH), allocation=allocation)
-        leader = Leader(supervisor, run_dir, TOKEN, backend, clock, granted, backend.replan, NAME)
+        planners = Planners(fewer=backend.replan, less=backend.refit)
+        leader = Leader(supervisor, run_dir, TOKEN, backend, clock, granted, planners, NAME)
         task = asyncio.create_task(leader.serve("host-0", "127.0.0.1", "127.0.0.1", os.getpid()))
         async with aiohttp.ClientSession() as session:
             try:

@@ -23,7 +23,7 @@ from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, PlanError, Unanswered
 from orchestrator.seams import HostNotice, Sighting
-from orchestrator.supervise.state import JobPlan
+from orchestrator.supervise.state import JobPlan, Refit, Shortage
 
 TOKEN = "the-token"
 WAIT_S = 20.0
@@ -178,6 +178,17 @@ class FakeBackend:
         if self.smaller is None:
             raise PlanError("no plan")
         return self.smaller
+
+    def refit(
+        self,
+        former: Plan,
+        hosts: Sequence[str],
+        switches: Mapping[str, tuple[str, ...]],
+        short: Shortage,
+    ) -> Refit:
+        self.short = short
+        found = self.smaller if short.adopt else None
+        return Refit(found=found, why="it does otherwise", ways=("--set train.x=1  (cheap)",))
 
     def replace(
         self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.app import planning
-from orchestrator.app.replanning import replan
+from orchestrator.app.replanning import refit, replan
 from orchestrator.cluster.file import load_inventory
 from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.codec import decode
@@ -16,10 +16,11 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.spec import JobSpec
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import PlanError
-from orchestrator.load import dump_spec
+from orchestrator.load import dump_spec, read_spec
 from orchestrator.plan.placement.place import place
 from orchestrator.plan.planner import plan
 from orchestrator.plan.show.explain import plan_json
+from orchestrator.supervise.state import Shortage
 from tests.jobs_on_disk import submission
 
 HOSTS = ("host-0", "host-2", "host-3")
@@ -124,3 +125,96 @@ def test_groups_wider_than_a_host_are_planned_anew_in_the_blocks_that_are_left(
     assert found.switches == former.switches
     assert {row.level for row in found.communication if row.axis == "tp"} == {"nvlink block"}
     assert place(found, left, former.hosts, switches=found.switches) == another
+
+
+# Less memory
+
+
+FIXED = {"pp": 1, "dp_replicate": 1, "dp_shard": 16, "cp": 1, "tp": 1}
+
+
+def llama(tmp_path: Path, *, fixed: bool = False, **train: object) -> tuple[RunDir, Plan]:
+    """8 billion weights on two hosts of eight H100s."""
+    values = {"steps": 1, "global_batch_size": 64, "dtype": "bfloat16", **train}
+    spec: JobSpec = decode(
+        JobSpec,
+        {
+            "name": "short",
+            "model": {"preset": "llama3-8b"},
+            "data": {"files": "x", "sequence_length": 4096},
+            "train": values,
+            "parallel": FIXED if fixed else {},
+            "cluster": {"hosts": 2, "gpus_per_host": 8},
+        },
+    )
+    inventory = load_inventory("{profile: h100-sxm-80gb, hosts: 2, devices_per_host: 8}", "a test")
+    run_dir = RunDir(tmp_path)
+    run_dir.spec.write_text(dump_spec(spec))
+    return run_dir, plan(spec, inventory, PRESETS["llama3-8b"])
+
+
+def shortage(device_bytes: float, *, adopt: bool) -> Shortage:
+    return Shortage(device_bytes=int(device_bytes), adopt=adopt, words="")
+
+
+def edits_of(way: str) -> list[str]:
+    """What a person types of it."""
+    return [word for word in way.partition("  (")[0].split() if word != "--set"]
+
+
+def test_a_plan_that_did_not_fit_is_replaced_by_the_quickest_that_takes_less(
+    tmp_path: Path,
+) -> None:
+    run_dir, former = llama(tmp_path)
+    peak, others = former.memory.peak_bytes, []
+    for _ in range(3):
+        short = shortage(0.95 * former.memory.peak_bytes, adopt=True)
+        found = refit(run_dir, former, former.hosts, {}, short, {})
+        assert found.found is not None
+        after = found.found.plan
+        assert after.memory.peak_bytes <= short.device_bytes < former.memory.peak_bytes
+        assert after.hosts == former.hosts
+        assert samples(after) == samples(former) == 64
+        config = trained_by(run_dir, found.found.number)
+        assert config.micro_batch_size == after.micro_batch_size
+        assert config.train.activation_checkpointing == after.activation_checkpointing
+        assert found.why == found.ways[0]
+        others.append(after.choice)
+        former = after
+    assert len(set(map(str, others))) == 3, "never the same one twice"
+    assert former.memory.peak_bytes < peak
+
+
+def test_every_way_out_that_is_shown_makes_a_plan_that_fits(tmp_path: Path) -> None:
+    run_dir, former = llama(tmp_path)
+    limit = 0.6 * former.memory.peak_bytes
+    found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=False), {})
+    assert (found.found, found.why, len(found.ways)) == (None, "resilience.on_oom is stop", 3)
+    assert not run_dir.plan(1).exists(), "nothing was planned"
+    inventory = load_inventory("{profile: h100-sxm-80gb, hosts: 2, devices_per_host: 8}", "a test")
+    for way in found.ways:
+        again = plan(read_spec(run_dir.spec, edits_of(way)), inventory, PRESETS["llama3-8b"])
+        assert again.memory.peak_bytes <= limit, "with the memory that was believed before"
+
+
+def test_what_the_spec_fixes_is_freed_when_that_trains_the_same(tmp_path: Path) -> None:
+    keys: dict[str, object] = {"micro_batch_size": 1, "activation_checkpointing": "none"}
+    run_dir, former = llama(tmp_path, fixed=True, **keys)
+    limit = 0.5 * former.memory.peak_bytes
+    found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=True), {})
+    assert found.found is not None
+    assert found.found.plan.memory.peak_bytes <= limit
+    assert found.why == found.ways[0]
+    edits = edits_of(found.why)
+    assert "train.activation_checkpointing=auto" in edits
+    assert all(edit.endswith("=auto") for edit in edits)
+    assert samples(found.found.plan) == samples(former)
+
+
+def test_what_trains_something_else_is_told_and_never_done(tmp_path: Path) -> None:
+    keys: dict[str, object] = {"micro_batch_size": 1, "activation_checkpointing": "full"}
+    run_dir, former = llama(tmp_path, fixed=True, **keys)
+    found = refit(run_dir, former, former.hosts, {}, shortage(6 << 30, adopt=True), {})
+    assert (found.found, found.why) == (None, "nothing that trains the same takes less memory")
+    assert found.ways
+    assert not run_dir.plan(1).exists()

@@ -1,6 +1,6 @@
 """`trainer_worker.py` with faults and data of the loop's own tests; see `CHANGES`.
 
-A training that ends with `NotFinite` answers its message as `error`.
+A training that goes astray answers what it ended with as `error`, `message` and `since`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from trainer import main as main_module
 from trainer import step as step_module
 from trainer.data.batches import Batches, MicroBatch, StepBatches
 from trainer.gradients import Parts, local_gradients
-from trainer.guard import NotFinite
+from trainer.guard import Unstable
 from trainer.loss import NOT_LEARNED
 from trainer.step import Stepper, Totals
 
@@ -88,8 +88,8 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     POISON[0] = case.get("poison")
     try:
         return trainer_worker.run_case(case, env)
-    except NotFinite as exc:
-        return {"error": str(exc)}
+    except Unstable as exc:
+        return {"error": type(exc).__name__, "message": str(exc), "since": exc.since}
 
 
 trainer_worker.BROKEN.update(

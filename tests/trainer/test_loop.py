@@ -104,9 +104,10 @@ def test_a_bad_gradient_on_one_rank_is_skipped_by_all_and_too_many_end_the_job(
     assert column(tmp_path / "many", "step") == [1, 2, 3, 4]
     assert column(tmp_path / "cut", "skipped") == [0, 1, 2, 3], "the count is in the checkpoint"
     for answer in (answers[3], answers[5]):
-        assert answer["error"].startswith("step 4: the loss is ")
-        assert "gradient's norm nan, not finite, and so it was for 3 steps" in answer["error"]
-        assert "train.optimizer.lr" in answer["error"]
+        assert (answer["error"], answer["since"]) == ("NotFinite", 2)
+        assert answer["message"].startswith("step 4: the loss is ")
+        assert "gradient's norm nan, not finite, and so it was for 3 steps" in answer["message"]
+        assert "train.optimizer.lr" in answer["message"]
 
 
 def test_evaluating_changes_nothing_but_the_figures(tmp_path: Path) -> None:

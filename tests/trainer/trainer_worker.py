@@ -1,8 +1,9 @@
 """Several trainings one after the other on the same ranks, for starting ranks costs seconds.
 
 A case is `{"config": …}` and may have `stop_after` (a step after which the rank is asked to leave),
-`broken` (a name in `BROKEN`), `unsaved` (it writes no checkpoint), `count`, `frozen`, and `refused`
-where the trainer has to refuse it.
+`broken` (a name in `BROKEN`), `unsaved` (it writes no checkpoint), `count`, `frozen`, `drills` (as
+on a command line), `skip` (first and last batch of each window), and `refused` where the trainer
+has to refuse it.
 Its answer has `code`, the exit code that the trainer would have had; `refused`, what it refused
 with; `optimizer_bytes`, what rank 0 has of the optimizer's state; `groups`, how many process groups
 were made beyond the mesh's; with `count` `reduces`, how many collectives reduced gradients over the
@@ -24,8 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from orchestrator.contract.codec import decode
+from orchestrator.contract.drills import parse_drill
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.skipping import Window
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
 from trainer import building, gradients
@@ -170,7 +173,11 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     config = complete(decode(TrainingConfig, case["config"]), env.world_size)
     reporter = Reporter(env)
     stop: Any = StopAfter(case.get("stop_after"), reporter)
-    outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
+    drills = [parse_drill(text, number) for number, text in enumerate(case.get("drills", ()), 1)]
+    skip = tuple(Window(first=first, last=last) for first, last in case.get("skip", ()))
+    outside = Outside(
+        env=env, reporter=reporter, drills=drills, stop=stop, skip=skip, clock=lambda: 0.0
+    )
     ranks = arranged(config.mesh, env)
     counted, frozen, groups = CountReduces(), Frozen(), dist.get_pg_count()
     with (

@@ -1,8 +1,9 @@
 """Finds the newest checkpoint that is whole, and loads it cut for the mesh of this attempt."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from orchestrator.contract.checkpoints import PassedOver, newest_complete, read_marker
+from orchestrator.contract.skipping import Window, batch_of, read_already, together
 from orchestrator.errors import TrainingError
 from trainer.checkpoint.read import CheckpointReader, unreadable
 from trainer.checkpoint.state import (
@@ -54,26 +56,63 @@ class Found:
     folder: Path | None
     """What to go on from; None to begin at step 0."""
     passed_over: tuple[PassedOver, ...]
+    skip: Sequence[Window] = ()
+    """Data to be left out, of which nothing was read yet."""
 
 
-def find_checkpoint(checkpoints: Path, ranks: Ranks, verify: bool) -> Found:
-    """The newest complete checkpoint, with `verify` the newest whose files are as they were
-    written; the same on every rank."""
-    damaged: dict[str, str] = {}
+def find_checkpoint(
+    checkpoints: Path, ranks: Ranks, *, verify: bool, skip: Sequence[Window] = ()
+) -> Found:
+    """The newest complete checkpoint that has read nothing of what is to be skipped, with `verify`
+    the newest such whose files are as they were written; the same on every rank.
+
+    Raises:
+        TrainingError: on every rank, when each has read some of it, and it does not begin with the
+            first batch: to start over would throw away what was trained before.
+    """
+    refused: dict[str, str] = {}
+    too_late: list[str] = []
     while True:
         # Rank 0 decides: another host may see a shared folder a moment later.
-        found = Found(*shared_from_first(lambda: newest_complete(checkpoints, damaged)))
-        if found.folder is None or not verify:
-            return found
-        defect = verify_together(found.folder, ranks.env)
+        folder, passed = shared_from_first(lambda: newest_complete(checkpoints, refused))
+        if folder is None and too_late and not any(window.first == 1 for window in skip):
+            raise _all_too_late(too_late, skip)
+        if folder is None:
+            return Found(None, passed, skip)
+        defect = verify_together(folder, ranks.env) if verify else None
+        if defect is None and skip:
+            defect = shared_from_first(partial(_has_read, folder, skip))
+            too_late += [folder.name] if defect else []
         if defect is None:
-            return found
-        damaged[found.folder.name] = defect
+            return Found(folder, passed, skip)
+        refused[folder.name] = defect
 
 
-def resume(found: Found, state: TrainingState, reporter: Reporter) -> int:
-    """Load what there is to go on from; returns the steps that are done."""
-    step = load(found.folder, state) if found.folder else 0
+def _has_read(folder: Path, skip: Sequence[Window]) -> str | None:
+    """Which of the data to be skipped is in the weights of this checkpoint already, if any."""
+    progress = CheckpointReader(folder).progress()
+    read = read_already(progress.step, progress.skipped, skip)
+    if not read:
+        return None
+    last = batch_of(progress.step, progress.skipped)
+    return f"it has read up to batch {last}, and batches {read[0]} are to be skipped"
+
+
+def _all_too_late(names: Sequence[str], skip: Sequence[Window]) -> TrainingError:
+    return TrainingError(
+        f"every checkpoint ({listed(names)}) has read some of the batches to be skipped"
+        f" ({', '.join(map(str, skip))}): none is from before them",
+        fix="keep more of them (checkpoint.keep), and resume without skipping: ndctl submit SPEC"
+        " --resume --set resilience.on_nan=stop",
+    )
+
+
+def resume(
+    found: Found, state: TrainingState, reporter: Reporter
+) -> tuple[int, tuple[Window, ...]]:
+    """Load what there is to go on from; returns the steps that are done, and what data is left
+    out: by those who made the checkpoint, or from now on."""
+    step, there = load(found.folder, state) if found.folder else (0, ())
     reporter.step = step
     if state.ranks.env.rank == 0:
         for passed in found.passed_over:
@@ -83,11 +122,11 @@ def resume(found: Found, state: TrainingState, reporter: Reporter) -> int:
         else:
             LOG.info("starting at step 0")
         reporter.resumed(step, found.passed_over)
-    return step
+    return step, together(there, found.skip)
 
 
-def load(folder: Path, state: TrainingState) -> int:
-    """Load `folder` into `state`; returns its step.
+def load(folder: Path, state: TrainingState) -> tuple[int, tuple[Window, ...]]:
+    """Load `folder` into `state`; returns its step, and what data was left out.
 
     Raises:
         TrainingError: on every rank, when it cannot be read or is of another model, optimizer or
@@ -109,7 +148,8 @@ def load(folder: Path, state: TrainingState) -> int:
         raise unreadable(folder, exc) from exc
     state.set_random({name: values[name] for name in random})
     state.skips.restore(progress.skips)
-    return progress.step
+    state.spikes.restore(progress.spikes)
+    return progress.step, progress.skipped
 
 
 def _contents(folder: Path) -> tuple[Progress, int, dict[str, torch.Size]]:

@@ -16,7 +16,8 @@ from torch import nn
 
 from orchestrator.contract.codec import decode
 from orchestrator.contract.model import LoraSpec
-from trainer.guard import Skips
+from orchestrator.contract.skipping import Window
+from trainer.guard import Skips, Spikes
 from trainer.model.decoder import Decoder
 from trainer.parallel.data import updated_as
 from trainer.ranks import Ranks
@@ -61,6 +62,9 @@ class Progress:
     stream: Stream
     skips: Skips = field(default_factory=Skips)
     origin: Origin = field(default_factory=Origin)
+    skipped: tuple[Window, ...] = ()
+    """Data that was left out on purpose, or was to be."""
+    spikes: Spikes = field(default_factory=Spikes)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -96,10 +100,19 @@ class TrainingState:
     origin: Origin
     ranks: Ranks
     skips: Skips = field(default_factory=Skips)
+    spikes: Spikes = field(default_factory=Spikes)
+    skipped: tuple[Window, ...] = ()
 
     def snapshot(self, step: int) -> dict[str, Any]:
         """Everything that `step` finished steps amount to."""
-        progress = Progress(step=step, stream=self.stream, skips=self.skips, origin=self.origin)
+        progress = Progress(
+            step=step,
+            stream=self.stream,
+            skips=self.skips,
+            origin=self.origin,
+            skipped=self.skipped,
+            spikes=self.spikes,
+        )
         return {**self.tensors(), **self.random(), PROGRESS: progress.to_json()}
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -139,7 +139,22 @@ def describe(standing: Standing) -> str:
         f"each of the {standing.steps} steps that stand (of {standing.starts} starts) read exactly"
         f" its {start.global_batch_size} samples: {samples} in all,"
         f" {samples / start.num_samples:.3g} epochs of {start.num_samples}; none lost, none twice"
+        f"{_skipped(standing)}"
     )
+
+
+def _skipped(standing: Standing) -> str:
+    """What no step has read, and why."""
+    if not standing.skipped:
+        return ""
+    size = standing.start.global_batch_size
+    told = [
+        f"batches {window} of the stream (positions {(window.first - 1) * size} to"
+        f" {window.last * size - 1})"
+        for window in standing.skipped
+    ]
+    samples = sum(window.size for window in standing.skipped) * size
+    return f"; skipped on purpose: {', '.join(told)}, {samples} samples"
 
 
 if __name__ == "__main__":

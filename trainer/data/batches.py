@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from orchestrator.contract.skipping import Window, batch_of
 from trainer.data.ledger import NOTHING, Sums, sums_of
 from trainer.data.order import samples_at
 from trainer.data.sequences import Sequences
@@ -54,6 +55,8 @@ class Batches:
     data_rank: int
     accountable: bool
     """The ledger takes this rank's word for what its data rank reads."""
+    skipped: tuple[Window, ...] = ()
+    """What is left out of the stream on purpose."""
     positions_T: torch.Tensor
     """Which tokens of each sequence this rank reads."""
     device: torch.device
@@ -64,7 +67,7 @@ class Batches:
 
     def read_step(self, step: int) -> StepBatches:
         """The same in the host's memory; touches no device, so that any thread may call it."""
-        first = (step - 1) * self.global_batch_size
+        first = (batch_of(step, self.skipped) - 1) * self.global_batch_size
         positions = np.concatenate(
             [first + np.arange(at, at + self.micro_batch_size) for at in self._begins()]
         ).astype(np.uint64)

@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from orchestrator.contract.limits import AtLeast
+from orchestrator.contract.skipping import Window, batch_of
 from trainer.data.order import Words, mix, samples_at
 from trainer.fence import Admit, everybody
 from trainer.lines import LineFile
@@ -54,6 +55,12 @@ class Start:
     global_batch_size: Count
     data: str
     """Fingerprint of the data."""
+    skipped: tuple[Window, ...] = ()
+    """Batches of the stream that were left out on purpose, or are yet to be."""
+
+    def first_of(self, step: int) -> int:
+        """Where in the stream `step` begins."""
+        return (batch_of(step, self.skipped) - 1) * self.global_batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +89,7 @@ class SampleLedger:
         line = Line(
             attempt=self._start.attempt,
             step=step,
-            first=(step - 1) * self._start.global_batch_size,
+            first=self._start.first_of(step),
             samples=int(sums.samples),
             hash=sums.hash,
         )
@@ -105,8 +112,9 @@ def sums_of(positions_N: Words, samples_N: Words) -> Sums:
 def expected_hashes(start: Start, first_step: int, num_steps: int) -> list[str]:
     """What the lines of these steps must say, whatever the mesh."""
     size = start.global_batch_size
-    first = (first_step - 1) * size
-    positions_N = np.arange(first, first + num_steps * size, dtype=np.uint64)
+    firsts = [start.first_of(step) for step in range(first_step, first_step + num_steps)]
+    firsts_S = np.array(firsts, dtype=np.uint64)
+    positions_N = (firsts_S[:, np.newaxis] + np.arange(size, dtype=np.uint64)).reshape(-1)
     samples_N = samples_at(positions_N, start.num_samples, start.seed)
     hashes_SB = mix(mix(positions_N) ^ samples_N).reshape(num_steps, size)
     return [Sums(size, low, high).hash for low, high in _halves(hashes_SB)]

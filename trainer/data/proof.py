@@ -2,14 +2,17 @@
 
 A step stands when no later start of the trainer began before it. The samples of step s are those at
 positions (s - 1) * global batch to s * global batch of the stream, whatever happened in between; so
-where each step read its own, none was lost and none read twice over restarts and meshes.
+where each step read its own, none was lost and none read twice over restarts and meshes. Windows
+that were skipped on purpose move the positions of the steps after them, all by as much; the last
+start says which, and every step that stands must agree with it: so what no step read is in them.
 """
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.contract.codec import decode
+from orchestrator.contract.skipping import Window, batch_of
 from trainer.data.ledger import Line, Start, expected_hashes
 
 CHECKED_AT_ONCE = 1 << 18
@@ -27,7 +30,7 @@ class Standing:
     """What a ledger comes to."""
 
     start: Start
-    """The first; all must agree with it."""
+    """The first, with what the last one leaves out; all must agree with it but in that."""
     starts: int
     lines: dict[int, list[Line]]
     """Of each step that stands, one line if all is well."""
@@ -38,6 +41,12 @@ class Standing:
     def steps(self) -> int:
         """The last that stands."""
         return max(self.lines, default=0)
+
+    @property
+    def skipped(self) -> tuple[Window, ...]:
+        """What the steps that stand have left out on purpose."""
+        last = batch_of(self.steps, self.start.skipped) if self.steps else 0
+        return tuple(window for window in self.start.skipped if window.first <= last)
 
 
 def fold(text: Iterable[str]) -> Standing | None:
@@ -56,7 +65,7 @@ def fold(text: Iterable[str]) -> Standing | None:
         if isinstance(entry, Line):
             lines.setdefault(entry.step, []).append(entry)
             continue
-        first, starts = first or entry, starts + 1
+        first, starts = replace(first or entry, skipped=entry.skipped), starts + 1
         lines = {step: kept for step, kept in lines.items() if step <= entry.done}
         if changed := _changed(first, entry):
             what = f"attempt {entry.attempt} went on with another {changed}"
@@ -122,8 +131,8 @@ def _defect(lines: list[Line], step: int, expected: str, start: Start) -> str:
         return f"it was done {len(lines)} times in attempt {line.attempt}"
     if line.samples != size:
         return f"it read {line.samples} samples in attempt {line.attempt}, instead of {size}"
-    if line.first != (step - 1) * size:
-        return f"it began at position {line.first} of the stream, instead of {(step - 1) * size}"
+    if line.first != (first := start.first_of(step)):
+        return f"it began at position {line.first} of the stream, instead of {first}"
     if line.hash != expected:
         return (
             f"it read other samples in attempt {line.attempt}: their hash is {line.hash}, and that"

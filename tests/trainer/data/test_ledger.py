@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.contract.skipping import Window, batch_of
 from trainer.data import proof
+from trainer.data.__main__ import describe
 from trainer.data.ledger import SampleLedger, Start, Sums, expected_hashes, sums_of
 from trainer.data.order import sample_at
 from trainer.data.proof import Mistake, first_mistake, fold
@@ -24,20 +26,22 @@ def start(**changes: Any) -> Start:
     return Start(**{"attempt": 1, **values, **changes})
 
 
-def read(step: int, ranks: int = 1, seed: int = SEED) -> Sums:
+def read(step: int, ranks: int = 1, seed: int = SEED, skipped: tuple[Window, ...] = ()) -> Sums:
     """What `ranks` ranks read in `step`, added up as they do: in float64."""
-    total = np.zeros(3)
+    total, batch = np.zeros(3), batch_of(step, skipped)
     for rank in range(ranks):
-        positions = np.arange((step - 1) * SIZE + rank, step * SIZE, ranks, dtype=np.uint64)
+        positions = np.arange((batch - 1) * SIZE + rank, batch * SIZE, ranks, dtype=np.uint64)
         samples = [sample_at(int(p), SAMPLES, seed) for p in positions]
         total += sums_of(positions, np.array(samples, dtype=np.uint64))
     return Sums(*total.tolist())
 
 
-def write(path: Path, attempt: int, steps: range, ranks: int = 1) -> None:
-    ledger = SampleLedger(path, start(attempt=attempt))
+def write(
+    path: Path, attempt: int, steps: range, ranks: int = 1, skipped: tuple[Window, ...] = ()
+) -> None:
+    ledger = SampleLedger(path, start(attempt=attempt, skipped=skipped))
     for step in steps:
-        ledger.append(step, read(step, ranks))
+        ledger.append(step, read(step, ranks, skipped=skipped))
     ledger.sync()
 
 
@@ -162,3 +166,65 @@ def test_long_ledgers_are_checked_a_part_at_a_time(
     mistake = check(ledger)
     assert mistake is not None
     assert mistake.step == 10
+
+
+WINDOW = (Window(first=7, last=10),)
+BOTH = (*WINDOW, Window(first=13, last=14))
+
+
+@pytest.fixture
+def rolled_back(ledger: Path) -> Path:
+    """Then steps 7-10 went astray: back to the checkpoint of 6, and on with what comes after them;
+    and once more, from step 9 on."""
+    write(ledger, 4, range(7, 10), skipped=WINDOW)
+    write(ledger, 5, range(9, 13), skipped=BOTH)
+    return ledger
+
+
+def test_data_that_was_skipped_on_purpose_is_proven_and_named(rolled_back: Path) -> None:
+    standing = fold(rolled_back.read_text().splitlines())
+    assert standing is not None
+    assert first_mistake(standing, saved=12) is None
+    assert standing.skipped == BOTH
+    read_in_all = [batch_of(step, BOTH) for step in range(1, 13)]
+    assert read_in_all == [1, 2, 3, 4, 5, 6, 11, 12, 15, 16, 17, 18]
+    told = describe(standing)
+    assert "each of the 12 steps that stand (of 5 starts) read exactly" in told
+    assert told.endswith(
+        "none lost, none twice; skipped on purpose: batches 7 to 10 of the stream (positions 36"
+        " to 59), batches 13 to 14 of the stream (positions 72 to 83), 36 samples"
+    )
+
+
+def test_a_window_that_is_yet_to_come_is_not_told_as_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    write(path, 1, range(1, 6), skipped=WINDOW)
+    standing = fold(path.read_text().splitlines())
+    assert standing is not None
+    assert (check(path), standing.skipped) == (None, ())
+    assert "skipped" not in describe(standing)
+
+
+# Lines after the fixture's 15: 15 start, 16-18 steps 7-9, 19 start, 20-23 steps 9-12.
+@pytest.mark.parametrize(
+    ("number", "edit", "step", "what"),
+    [
+        (19, lambda line: {**line, "skipped": []}, 7, "it began at position 60 of the stream"),
+        (19, lambda line: {**line, "skipped": line["skipped"][1:]}, 7, "it began at position 60"),
+        (21, lambda line: {**line, "first": 54}, 10, "it began at position 54 of the stream"),
+        (21, another_hash, 10, "it read other samples in attempt 5"),
+        (16, lambda line: None, 7, "there is no line of it"),
+    ],
+)
+def test_a_skip_that_nobody_ordered_is_found_out(
+    rolled_back: Path,
+    number: int,
+    edit: Callable[[Values], Values | None],
+    step: int,
+    what: str,
+) -> None:
+    change(rolled_back, number, edit)
+    mistake = check(rolled_back)
+    assert mistake is not None
+    assert mistake.step == step
+    assert mistake.what.startswith(what)

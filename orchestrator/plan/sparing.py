@@ -1,0 +1,100 @@
+"""Ways to run a job in less memory than its plan was believed to need, the cheapest first.
+
+What trains the same comes before what trains something else: other splits, smaller micro batches
+and more recomputation by the time of a step, then what `search/relief.py` knows.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.cluster.inventory import Inventory
+from orchestrator.contract.codec import Invalid
+from orchestrator.contract.mesh import AXES
+from orchestrator.contract.plan import Choice, Plan
+from orchestrator.contract.spec import JobSpec
+from orchestrator.errors import PlanError
+from orchestrator.plan.figures import show_bytes, show_seconds
+from orchestrator.plan.planner import plan, relief_of
+from orchestrator.plan.search.alternatives import Edits, Value, apply, show_edits, value_at
+
+SHOWN = 3
+ANOTHER_JOB = frozenset({"data.sequence_length", "model.lora", "cluster.hosts"})
+"""Keys whose change trains something else, or elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    edits: Edits
+    """Of the spec, so that it is planned like this."""
+    price: str
+    plan: Plan | None = None
+    """What comes of it, where it trains the same on the same hosts."""
+
+    def __str__(self) -> str:
+        return f"{show_edits(self.edits)}  ({self.price})"
+
+
+def ways_within(
+    spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], former: Plan
+) -> tuple[Way, ...]:
+    """Up to three, where `former` did not fit; `inventory` has the memory that is believed now.
+
+    Raises:
+        PlanError: the spec can have no plan there for other reasons than memory.
+    """
+    try:
+        best = plan(spec, inventory, config)
+    except PlanError:
+        best = None
+    found = [] if best is None else list(_chosen(spec, best, former))
+    if len(found) < SHOWN:
+        found += _relieved(spec, inventory, config)
+    return tuple(found[:SHOWN])
+
+
+def _chosen(spec: JobSpec, best: Plan, former: Plan) -> Iterator[Way]:
+    """What the spec leaves open, decided otherwise."""
+    choices = [best.choice, *best.alternatives]
+    for number, choice in enumerate(choice for choice in choices if choice is not None):
+        stages = best.pipeline.stages_per_rank if number == 0 else "auto"
+        edits = {
+            path: value
+            for path, value in _decided(spec, choice, stages).items()
+            if value_at(spec, path) != value
+        }
+        yield Way(edits=edits, price=_price(choice, former), plan=None if number else best)
+
+
+def _decided(spec: JobSpec, choice: Choice, stages: Value) -> dict[str, Value]:
+    """Every key that the planner decides, so that it decides nothing else next time."""
+    degrees: dict[str, Value] = {f"parallel.{a}": getattr(choice.mesh, a) for a in AXES}
+    more: dict[str, Value] = {
+        "train.micro_batch_size": choice.micro_batch_size,
+        "train.activation_checkpointing": choice.activation_checkpointing,
+    }
+    if spec.parallel.data == "fsdp":
+        more["parallel.fsdp.reshard_after_forward"] = choice.reshard_after_forward
+    if choice.schedule is not None:
+        more["parallel.pipeline.schedule"] = choice.schedule
+        more["parallel.pipeline.stages_per_rank"] = stages
+    return degrees | more
+
+
+def _price(choice: Choice, former: Plan) -> str:
+    words = f"about {show_bytes(choice.peak_bytes)}, {show_seconds(choice.step_s)} a step"
+    if former.time is None:
+        return words
+    return f"{words} instead of {show_seconds(former.time.step_s)}"
+
+
+def _relieved(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Iterator[Way]:
+    """What the spec fixes, changed."""
+    for way in relief_of(spec, inventory, config):
+        changed = None
+        if not ANOTHER_JOB & way.edits.keys():
+            try:
+                changed = plan(apply(spec, way.edits), inventory, config)
+            except (PlanError, Invalid):
+                continue
+        yield Way(edits=way.edits, price=way.price, plan=changed)

@@ -1,0 +1,145 @@
+"""Training that goes astray: how it ends, and how it goes on without the data of these steps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.contract import exits
+from orchestrator.contract.codec import encode
+from orchestrator.contract.drills import parse_drill
+from tests.trainer.trainer_launch import finish, losses_of, metrics_of, start_ranks, tiny
+from tests.trainer.trainer_launch import work as work_on
+from trainer.data.proof import first_mistake, fold
+
+pytestmark = pytest.mark.process
+
+STEPS = 8
+SAVING = {"every_steps": 2, "async": False, "keep": 2}
+
+
+def work(folder: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return work_on(folder, 2, cases, worker="tests.trainer.loop_worker")
+
+
+def sharded(out: Path, **changes: Any) -> dict[str, Any]:
+    values = {"steps": STEPS, "checkpoint": SAVING, "parallel": {"dp_shard": 2}}
+    return tiny(out, **{**values, **changes})
+
+
+def checkpoints(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / "checkpoints").iterdir())
+
+
+def proven(out: Path) -> list[str]:
+    """The windows that were skipped, of a run in which no sample was lost or read twice."""
+    standing = fold((out / "samples.jsonl").read_text().splitlines())
+    assert standing is not None
+    assert first_mistake(standing, saved=standing.steps) is None
+    return [str(window) for window in standing.skipped]
+
+
+def test_a_spoiled_weight_is_gone_after_going_back_and_its_data_is_skipped(tmp_path: Path) -> None:
+    spoiled = sharded(tmp_path / "spoiled", max_bad_steps=2)
+    never = sharded(tmp_path / "never")
+    plain = sharded(tmp_path / "plain")
+    moved = {**spoiled, "parallel": {"tp": 2}}
+    answers = work(
+        tmp_path,
+        [
+            {"config": spoiled, "drills": ["nan:rank=1@step=6"]},
+            {"config": moved, "skip": [(5, 7)], "stop_after": 6},
+            {"config": spoiled, "skip": [(5, 7)]},
+            {"config": never, "skip": [(5, 7)]},
+            {"config": plain},
+        ],
+    )
+    assert (answers[0]["error"], answers[0]["since"]) == ("NotFinite", 6)
+    assert [answer.get("code") for answer in answers[1:]] == [exits.CHECKPOINTED, 0, 0, 0]
+    steps = [line["step"] for line in metrics_of(tmp_path / "spoiled")]
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8], "nothing was saved in a bad step"
+    assert proven(tmp_path / "spoiled") == proven(tmp_path / "never") == ["5 to 7"]
+    losses, expected = losses_of(tmp_path / "spoiled"), losses_of(tmp_path / "never")
+    assert losses == pytest.approx(expected, abs=1e-5)
+    others = losses_of(tmp_path / "plain")
+    assert all(expected[step] == others[step] for step in range(1, 5))
+    assert all(expected[step] != others[step] for step in range(5, 9))
+
+
+def test_what_a_checkpoint_has_skipped_stays_skipped_unless_it_has_read_it(tmp_path: Path) -> None:
+    config = sharded(tmp_path / "run", parallel={})
+    config["parallel"] = {"dp_shard": 2}
+    longer = {**config, "train": {**config["train"], "steps": STEPS + 2}}
+    answers = work(
+        tmp_path,
+        [
+            {"config": config, "skip": [(3, 4)]},
+            # Whoever starts it without ndctl says nothing of windows.
+            {"config": longer},
+            {"config": longer, "skip": [(3, 4), (6, 7)], "refused": True},
+        ],
+    )
+    assert proven(tmp_path / "run") == ["3 to 4"]
+    refused = answers[2]["refused"]
+    assert (
+        "every checkpoint (step-10; step-8) has read some of the batches to be skipped" in refused
+    )
+    assert "(3 to 4, 6 to 7)" in refused
+    assert checkpoints(tmp_path / "run") == ["step-10", "step-8"]
+
+
+def test_a_loss_that_stays_high_ends_the_ranks_and_a_checkpoint_remembers_it(
+    tmp_path: Path,
+) -> None:
+    """A learning rate that is far too high from some step on makes it so for real."""
+    spike = {"window": 8, "steps": 3, "deviations": 8.0}
+    steep: dict[str, Any] = {
+        "steps": 30,
+        "optimizer": {"lr": 30.0},
+        "schedule": {"kind": "constant", "warmup_steps": 20},
+        "grad_clip": None,
+    }
+    watched = sharded(tmp_path / "watched", spike=spike, **steep)
+    cut = sharded(tmp_path / "cut", spike=spike, **steep)
+    unwatched = sharded(tmp_path / "unwatched", **steep)
+    answers = work(
+        tmp_path,
+        [{"config": watched}, {"config": unwatched}],
+    )
+    found = answers[0]
+    assert found["error"] == "LossSpike"
+    last = metrics_of(tmp_path / "watched")[-1]
+    assert last["step"] == found["since"] + spike["steps"] - 1
+    assert answers[1].get("error") != "LossSpike"
+    assert metrics_of(tmp_path / "unwatched")[-1]["step"] > last["step"]
+    assert max(int(name[5:]) for name in checkpoints(tmp_path / "watched")) < found["since"]
+    again = work(
+        tmp_path,
+        [{"config": cut, "stop_after": found["since"] + 1}, {"config": cut}],
+    )
+    assert again[0]["code"] == exits.CHECKPOINTED
+    assert (again[1]["error"], again[1]["since"]) == ("LossSpike", found["since"])
+    assert metrics_of(tmp_path / "cut")[-1]["step"] == last["step"]
+
+
+def test_every_rank_leaves_with_a_code_of_its_own(tmp_path: Path) -> None:
+    import json
+
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(sharded(tmp_path / "out", max_bad_steps=1)))
+    env = {"NDCTL_DRILLS": json.dumps(encode((parse_drill("nan:rank=0@step=2", 1),)))}
+    ranks = start_ranks(["-m", "trainer", str(config)], 2, env)
+    assert finish(ranks) == [exits.UNSTABLE] * 2
+    assert "error: step 2: the loss is nan, not finite" in ranks[0].output
+    assert "Traceback" not in ranks[0].output
+
+
+def test_a_device_without_room_raises_its_own_error(tmp_path: Path) -> None:
+    import json
+
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(tiny(tmp_path / "out")))
+    env = {"NDCTL_DRILLS": json.dumps(encode((parse_drill("oom:rank=0@step=2", 1),)))}
+    ranks = start_ranks(["-m", "trainer", str(config)], 1, env)
+    assert finish(ranks) == [exits.FAILED]
+    assert "can't allocate memory" in ranks[0].output

@@ -1,0 +1,16 @@
+"""Reads which windows of data are to be left out."""
+
+from orchestrator.contract.env import SKIP
+from orchestrator.contract.skipping import Window, from_text
+from orchestrator.errors import TrainingError
+
+
+def read_skip(text: str) -> tuple[Window, ...]:
+    """Raises TrainingError."""
+    try:
+        return from_text(text, SKIP)
+    except ValueError as exc:
+        raise TrainingError(
+            f"{SKIP} cannot be read: {exc}",
+            fix='unset it, or give a JSON list such as [{"first": 41, "last": 52}]',
+        ) from exc
