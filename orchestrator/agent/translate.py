@@ -73,6 +73,7 @@ def registered(
         pid=register.pid,
         incarnation=register.incarnation,
         findings=(*register.findings, *findings),
+        running=register.running,
     )
 
 

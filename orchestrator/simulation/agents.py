@@ -139,6 +139,7 @@ class Agent:
             launch=self.launch,
             sent_at=self.host.clock.now(),
             findings=self.host.findings,
+            running=0 if self.ranks is None else self.ranks.attempt,
         )
 
     def _repeat_ends(self) -> None:
