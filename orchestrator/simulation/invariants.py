@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.contract.actions import Action, EndJob, Requeue, StartAttempt
 from orchestrator.contract.events import (
+    AgentLost,
     CheckpointSaved,
     Event,
     HostFlagged,
@@ -89,6 +90,7 @@ class Witness:
     ) -> None:
         run = leader.supervisor.run
         self._count(event, before, run)
+        self._spends(event, before, run)
         for action in actions:
             match action:
                 case StartAttempt():
@@ -119,6 +121,12 @@ class Witness:
                 self.left_out = self.left_out if before.stage is Stage.QUEUED else set()
             case _:
                 pass
+
+    def _spends(self, event: Event, before: Run, run: Run) -> None:
+        """What a scheduler wants of a job costs it nothing."""
+        failed = len(run.incidents) > len(before.incidents) or isinstance(event, AgentLost)
+        free = failed or run.fruitless <= before.fruitless
+        hold(free, f"{type(event).__name__} spends the budget, and nothing failed")
 
     def _start(self, action: StartAttempt, run: Run) -> None:
         hold(self.explained, f"attempt {action.attempt} starts, why its former ended is not said")
