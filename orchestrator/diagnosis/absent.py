@@ -1,55 +1,78 @@
 """Ranks of which there is no dump: who of them may be at the bottom of it."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from orchestrator.diagnosis import stacks
 from orchestrator.diagnosis.case import Case
 from orchestrator.diagnosis.facts import Diagnosis, Kind, RankFacts
-from orchestrator.diagnosis.groups import Stuck
+from orchestrator.diagnosis.stacks import Place
 from orchestrator.diagnosis.words import ranks_words
 
 
 def suspects(case: Case, direct: Counter[int]) -> list[int]:
     """Ranks without a dump that may be at the bottom of it.
 
-    Of the operations that only they can be missing in, those count that come first in the
-    program: a rank that waits does so before what it is missed in.
+    All that may be, where something else speaks against one of them. Else those for whom the ranks
+    wait that got least far: whoever waits further on waits for these.
     """
-    bare = [stuck for stuck in case.stuck if stuck.unknown and not stuck.missing]
-    for stuck in bare:
-        for rank in stuck.unknown:
-            direct[rank] += len(stuck.entered)
-    behind = {id(stuck): _counts_at(case, stuck) for stuck in bare}
-    first = [
-        stuck
-        for stuck in bare
-        if not any(
-            behind[id(stuck)].get(other.group.id.desc, 0) >= other.seq
-            for other in bare
-            if other is not stuck and other.group.id.desc != stuck.group.id.desc
-        )
-    ]
-    missed = Counter(rank for stuck in first or bare for rank in stuck.unknown)
+    missed: set[int] = set()
+    for stuck in case.stuck:
+        if stuck.unknown and not stuck.missing:
+            missed.update(stuck.unknown)
+            for rank in stuck.unknown:
+                direct[rank] += len(stuck.entered)
     for peer in _unheard(case):
-        missed[peer] += 1
+        missed.add(peer)
         direct[peer] += 1
-    most = max(missed.values(), default=0)
-    if not _speaks_against_any(case, missed):
-        return sorted(rank for rank, times in missed.items() if times == most)
-    return sorted(missed)
+    if any(case.signs_against(rank)[1] > 0 for rank in missed):
+        return sorted(missed)
+    votes, places = _waited_for_by_the_last(case)
+    most = max(votes.values(), default=0)
+    likely = sorted(rank for rank, times in votes.items() if times == most) or sorted(missed)
+    return [rank for rank in likely if _is_elsewhere(case, rank, places)] or likely
 
 
-def _counts_at(case: Case, stuck: Stuck) -> dict[str, int]:
-    """How many operations of each kind of group are complete for those who wait here first."""
-    counts: dict[str, int] = {}
-    for rank in stuck.entered:
-        dump = case.scene.dumps[rank]
-        if dump.first != stuck.group.id:
-            continue
-        for group, seat in dump.seats.items():
-            counts[group.desc] = max(counts.get(group.desc, 0), seat.done)
-    return counts
+def _is_elsewhere(case: Case, rank: int, places: set[Place]) -> bool:
+    """Its stack shows it inside another operation than those who wait for it."""
+    stack = case.stacks.get(rank)
+    return bool(stack) and bool(places) and stacks.place(stack) not in places
+
+
+def _waited_for_by_the_last(case: Case) -> tuple[Counter[int], set[Place]]:
+    """Ranks without a dump -> how many of those that got least far wait for them; and where these
+    are in the program."""
+    waits = {rank: found for rank in case.scene.dumps if (found := _waits_for(case, rank))}
+    by_kind: dict[object, list[int]] = defaultdict(list)
+    for rank in waits:
+        seats = case.scene.dumps[rank].seats
+        kind = case.stages.get(rank, 0), frozenset(group.desc for group in seats)
+        by_kind[kind].append(rank)
+    votes: Counter[int] = Counter()
+    places: set[Place] = set()
+    for ranks in by_kind.values():
+        done = {rank: _done(case, rank) for rank in ranks}
+        least = min(done.values())
+        for rank in ranks:
+            if done[rank] == least:
+                votes.update(waits[rank])
+                if stack := case.stacks.get(rank):
+                    places.add(stacks.place(stack))
+    return votes, places
+
+
+def _waits_for(case: Case, rank: int) -> set[int]:
+    """Ranks without a dump that keep `rank` where it is."""
+    dumps, dump = case.scene.dumps, case.scene.dumps[rank]
+    if dump.first is not None:
+        stuck = case.at[dump.first]
+        return set(stuck.unknown) if rank in stuck.entered else set()
+    return {talk.peer for talk in dump.talks[:1] if talk.peer not in dumps}
+
+
+def _done(case: Case, rank: int) -> int:
+    """How many operations: ranks of one stage do the same ones."""
+    return sum(seat.behind for seat in case.scene.dumps[rank].seats.values())
 
 
 def _unheard(case: Case) -> Iterable[int]:
@@ -58,10 +81,6 @@ def _unheard(case: Case) -> Iterable[int]:
         for talk in dump.talks[:1]:
             if talk.peer not in case.scene.dumps:
                 yield talk.peer
-
-
-def _speaks_against_any(case: Case, ranks: Iterable[int]) -> bool:
-    return any(case.signs_against(rank)[1] > 0 for rank in ranks)
 
 
 def without_dumps(case: Case) -> Diagnosis | None:

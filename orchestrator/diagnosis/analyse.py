@@ -10,7 +10,7 @@ from dataclasses import replace
 from orchestrator.diagnosis.absent import without_dumps
 from orchestrator.diagnosis.case import Case
 from orchestrator.diagnosis.facts import Diagnosis, Scene
-from orchestrator.diagnosis.mismatch import mismatch, skipped
+from orchestrator.diagnosis.mismatch import mismatch, skipped, strayed
 from orchestrator.diagnosis.nobody import network, not_known, together
 from orchestrator.diagnosis.waits import left_inside, never_entered
 
@@ -20,6 +20,7 @@ def analyse(scene: Scene) -> Diagnosis:
     case = Case(scene)
     found = (
         mismatch(case)
+        or strayed(case)
         or never_entered(case)
         or left_inside(case)
         or skipped(case)

@@ -35,6 +35,7 @@ class Case:
         for group in self.groups:
             self.kin[group.kin].append(group)
         self.stuck = list(stuck_operations(self.groups, dumps))
+        self.at = {stuck.group.id: stuck for stuck in self.stuck}
         self.waiters = {rank for rank, dump in dumps.items() if dump.waits}
         self.no_dump = tuple(sorted(self.ranks - set(dumps)))
         self.odd_states = {

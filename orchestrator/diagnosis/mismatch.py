@@ -1,6 +1,7 @@
 """Operations that do not fit each other, or come in another order: the program's own fault."""
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 from orchestrator.diagnosis.case import SHOWN, Case, named
 from orchestrator.diagnosis.dumps import RankDump
@@ -8,6 +9,9 @@ from orchestrator.diagnosis.facts import Diagnosis
 from orchestrator.diagnosis.groups import Stuck, odd_ones
 from orchestrator.diagnosis.words import ranks_words, spans
 
+Step = tuple[str, int]
+"""Kind of group, and the operation's number there."""
+MANY_PEERS = 3
 PATHS = (
     "ranks took different ways through the program: look for a branch that depends on the rank or"
     " on its data before this operation"
@@ -49,6 +53,45 @@ def _mismatched(case: Case, stuck: Stuck, odd: tuple[int, ...]) -> Diagnosis:
         cause=cause,
         evidence=tuple(evidence),
         waiting=(case.waiting(stuck),),
+        advice=PATHS,
+    )
+
+
+def strayed(case: Case) -> Diagnosis | None:
+    """One called, after an operation, another one than all others that do the same work."""
+    nexts: dict[int, dict[Step, dict[Step, list[int]]]] = defaultdict(dict)
+    for rank, dump in case.scene.dumps.items():
+        work = nexts[case.stages.get(rank, 0)]
+        for step, following in pairwise(dump.path):
+            work.setdefault(step, {}).setdefault(following, []).append(rank)
+    for work in nexts.values():
+        for step, ways in work.items():
+            if len(ways) < 2:
+                continue
+            usual, odd = sorted(ways.items(), key=lambda way: len(way[1]), reverse=True)[:2]
+            if len(odd[1]) == 1 and len(usual[1]) > 1 and len(ways) == 2:
+                return _strayed(case, odd[1][0], step, odd[0], usual)
+    return None
+
+
+def _strayed(
+    case: Case, rank: int, step: Step, way: Step, usual: tuple[Step, list[int]]
+) -> Diagnosis:
+    ops = [s for s in case.stuck if rank in {*s.missing, *s.unknown, *s.entered}]
+    ops.sort(key=lambda s: (rank in s.entered, -len(s.entered), s.group.id))
+    where = f": {named(ops[0])}" if ops and rank in ops[0].missing else ""
+    return Diagnosis(
+        kind="skipped",
+        scope="user",
+        ranks=(rank,),
+        hosts=(),
+        confidence=0.95 if len(usual[1]) > MANY_PEERS else 0.9,
+        cause=f"rank {rank} left the way that its peers took{where}",
+        evidence=(
+            f"after operation {step[1]} of {step[0]} rank {rank} called {way[1]} of {way[0]};"
+            f" {len(usual[1])} peers called {usual[0][1]} of {usual[0][0]}",
+        ),
+        waiting=tuple(case.waiting(stuck) for stuck in ops[:SHOWN]),
         advice=PATHS,
     )
 
