@@ -217,6 +217,7 @@ class Agent:
             launch=self.config.term.launch,
             sent_at=self.clock.now(),
             findings=self.config.findings,
+            running=0 if self.attempt is None else self.attempt.start.attempt,
         )
 
     def _repeat_ends(self) -> None:

@@ -423,8 +423,9 @@ class Leader:
             case StartAttempt():
                 self._start_attempt(action)
             case StopAttempt():
-                self.watch, self.pending = None, None
-                for host in self.supervisor.run.placement:
+                if not action.hosts:
+                    self.watch, self.pending = None, None
+                for host in action.hosts or self.supervisor.run.placement:
                     self.connections.order(
                         host, Stop(attempt=action.attempt, grace_s=action.grace_s)
                     )

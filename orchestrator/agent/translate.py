@@ -74,6 +74,7 @@ def registered(
         pid=register.pid,
         incarnation=register.incarnation,
         findings=(*register.findings, *findings),
+        running=register.running,
     )
 
 

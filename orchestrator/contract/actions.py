@@ -29,6 +29,8 @@ class StopAttempt:
     attempt: int
     grace_s: float
     reason: str
+    hosts: tuple[str, ...] = ()
+    """Where an attempt that is over may have left ranks; empty: wherever the present one runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,8 @@ class AgentRegistered:
     """Drawn by each agent process at its start: in containers, process ids repeat."""
     findings: tuple[Finding, ...] = ()
     """What is not in order on the host."""
+    running: int = 0
+    """The attempt whose ranks it still has; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,8 @@ class Register:
     """Unix seconds of the agent's clock."""
     findings: tuple[Finding, ...] = ()
     """What its own look at the host found that is not in order."""
+    running: int = 0
+    """The attempt whose ranks it still has; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

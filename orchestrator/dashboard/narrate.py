@@ -56,8 +56,9 @@ def action_words(action: Action) -> str:
     match action:
         case StartAttempt():
             return _start(action)
-        case StopAttempt(attempt=attempt, grace_s=grace, reason=reason):
-            return f"stop attempt {attempt} within {words.duration(grace)} ({reason})"
+        case StopAttempt(attempt=attempt, grace_s=grace, reason=reason, hosts=hosts):
+            where = f" on {', '.join(hosts)}" if hosts else ""
+            return f"stop attempt {attempt}{where} within {words.duration(grace)} ({reason})"
         case GatherEvidence(attempt=attempt, reason=reason):
             return f"gather stacks of attempt {attempt} ({reason})"
         case ReplaceAgent(host=host, elsewhere=True, reason=reason):

@@ -19,6 +19,8 @@ KEPT = 64
 """Pending operations of one group that are kept; the oldest matter."""
 HISTORY = 48
 """Complete operations of one group that are kept: what a rank usually calls tells who is odd."""
+SHORTEST_PATH = 8
+"""Of its calls in order, so many are kept of each rank, however little history is."""
 P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
@@ -72,6 +74,12 @@ class Seat(NamedTuple):
     def pending(self) -> tuple[Called, ...]:
         return tuple(call for call in self.calls if call.seq > self.done)
 
+    @property
+    def behind(self) -> int:
+        """How many it has done, whether they are in the buffer or not."""
+        pending = self.pending
+        return pending[0].seq - 1 if pending else self.entered
+
 
 class GroupId(NamedTuple):
     name: str
@@ -97,7 +105,10 @@ class RankDump:
     last: GroupId | None = None
     """Whose operation it called last."""
     first: GroupId | None = None
-    """Whose operation it called first of those that are pending."""
+    """Whose operation it called first of those that are pending; None: it sent or received."""
+    path: tuple[tuple[str, int], ...] = ()
+    """Its last collectives in the order in which it called them: kind of group, and number there.
+    All ranks that do the same work take the same path."""
 
     @property
     def waits(self) -> bool:
@@ -171,6 +182,9 @@ class _Condenser:
         """By name and description: ids with their members take long to look up."""
         self.talks: list[Talk] = []
         self.first: GroupId | None = None
+        self.path: list[tuple[str, int]] = []
+        """Newest first."""
+        self.path_length = max(history, SHORTEST_PATH)
 
     def result(self) -> RankDump:
         for entry in reversed(self.entries):
@@ -178,7 +192,8 @@ class _Condenser:
         used = [group for group in self.groups.values() if group.newest >= 0]
         seats = {group.id: Seat(group.newest, group.done, self._kept(group)) for group in used}
         last = used[0].id if used else None
-        return RankDump(self.rank, seats, tuple(reversed(self.talks)), last, self.first)
+        talks, path = tuple(reversed(self.talks)), tuple(reversed(self.path))
+        return RankDump(self.rank, seats, talks, last, self.first, path)
 
     def _kept(self, group: _Open) -> tuple[Called, ...]:
         return tuple(reversed(group.calls[-KEPT - self.history :]))
@@ -191,6 +206,8 @@ class _Condenser:
             group = self.groups[name, desc] = _Open(known)
         talks = bool(entry.get("is_p2p"))
         seq = entry["p2p_seq_id"] if talks else entry["collective_seq_id"]
+        if not talks and len(self.path) < self.path_length:
+            self._take_step(group.id.desc, seq)
         if not talks and seq <= group.done - self.history + 1:
             return  # old, and its like is known
         backend, _, kind = entry["profiling_name"].partition(":")
@@ -203,6 +220,10 @@ class _Condenser:
             self._take_talk(group.id, kind, done)
         elif seq != group.oldest:
             self._take_call(group, Called(seq, _op(kind, entry), _started(entry)), done)
+
+    def _take_step(self, desc: str, seq: int) -> None:
+        if not self.path or self.path[-1] != (desc, seq):  # parts of a coalesced one share a number
+            self.path.append((desc, seq))
 
     def _take_call(self, group: _Open, call: Called, done: bool) -> None:
         group.newest = max(group.newest, call.seq)
@@ -221,6 +242,7 @@ class _Condenser:
         known = group.members
         peer = known[peer] if peer < len(known) else peer
         self.talks.append(Talk(group, found[1] == "send", peer))
+        self.first = None
 
     def _is_done(self, entry: Mapping[str, Any], backend: str, seq: int) -> bool:
         """gloo's entries stay `scheduled` for ever; a retired one is over."""

@@ -27,6 +27,8 @@ class Frame(NamedTuple):
         return f"{self.function} ({'/'.join(self.file.split('/')[-2:])}:{self.line})"
 
 
+Place = tuple[tuple[str, str], ...]
+"""File and function of the innermost frames."""
 Stack = tuple[Frame, ...]
 """Innermost frame first."""
 
@@ -53,7 +55,7 @@ def talks(stack: Stack) -> bool:
     return any(TALKING.search(frame.file) for frame in stack[:LOOKED_AT])
 
 
-def place(stack: Stack) -> tuple[tuple[str, str], ...]:
+def place(stack: Stack) -> Place:
     """Where a rank is, without lines and folders, which differ without meaning anything."""
     return tuple((frame.file.rsplit("/", 1)[-1], frame.function) for frame in stack[:DEPTH])
 

@@ -28,6 +28,7 @@ from orchestrator.contract.protocol import (
     Stopped,
     Told,
 )
+from orchestrator.simulation.leaderless import Leaderless
 from orchestrator.simulation.network import Line
 from orchestrator.simulation.ranks import HostRanks
 
@@ -139,6 +140,7 @@ class Agent:
             launch=self.launch,
             sent_at=self.host.clock.now(),
             findings=self.host.findings,
+            running=0 if self.ranks is None else self.ranks.attempt,
         )
 
     def _repeat_ends(self) -> None:
@@ -303,12 +305,11 @@ class Agent:
         if not self.alive:
             return
         if code == exits.LEADER_LOST and self.world.scenario.scheduled and not self.lead:
-            self.world.lost_leader(self, partial(self._gone, code))
+            Leaderless(self.world, self, partial(self._gone, code)).ask()
         else:
             self._gone(code)
 
-    def _gone(self, code: int, asked: bool = False) -> None:
-        """`asked`: whether the scheduler took the job back, which changes nothing here."""
+    def _gone(self, code: int) -> None:
         if self.alive:
             self._over()
             self.world.agent_left(self, code)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.contract.actions import Action, EndJob, Requeue, StartAttempt
 from orchestrator.contract.events import (
+    AgentLost,
     CheckpointSaved,
     Event,
     HostFlagged,
@@ -45,9 +46,6 @@ class Witness:
         """Why the attempt before the next one ended has been said."""
         self.requeues: set[tuple[int, int]] = set()
         """Launch and restart of the runs that were given back by their leader."""
-        self.given_up: dict[str, int] = {}
-        """Host whose agent was lost, or whose ranks did not end -> in which attempt. One that is
-        back may still run these; the fence keeps them from writing, its agent ends them."""
         self.left_out: set[str] = set()
         """Hosts that the scheduler was last asked to do without."""
         self.checked = 0
@@ -92,6 +90,7 @@ class Witness:
     ) -> None:
         run = leader.supervisor.run
         self._count(event, before, run)
+        self._spends(event, before, run)
         for action in actions:
             match action:
                 case StartAttempt():
@@ -111,9 +110,6 @@ class Witness:
             self.explained = True
         if len(run.incidents) > len(before.incidents) or run.ending is not None:
             self.explained = True
-        for name, host in run.hosts.items():
-            if not host.alive:
-                self.given_up[name] = before.attempt
         match event:
             case CheckpointSaved() if run.saved > before.saved:
                 self.starts = 0
@@ -125,6 +121,12 @@ class Witness:
                 self.left_out = self.left_out if before.stage is Stage.QUEUED else set()
             case _:
                 pass
+
+    def _spends(self, event: Event, before: Run, run: Run) -> None:
+        """What a scheduler wants of a job costs it nothing."""
+        failed = len(run.incidents) > len(before.incidents) or isinstance(event, AgentLost)
+        free = failed or run.fruitless <= before.fruitless
+        hold(free, f"{type(event).__name__} spends the budget, and nothing failed")
 
     def _start(self, action: StartAttempt, run: Run) -> None:
         hold(self.explained, f"attempt {action.attempt} starts, why its former ended is not said")
@@ -141,8 +143,7 @@ class Witness:
         for name in action.hosts:
             host = run.hosts[name]
             hold(host.alive and not host.unfit, f"{name} used, which is not fit")
-            known = self.given_up.get(name, 0)
-            left = [r.attempt for r in self.world.hosts[name].ranks if r.attempt > known]
+            left = [ranks.attempt for ranks in self.world.hosts[name].ranks]
             hold(not left, f"attempt {action.attempt} starts on {name}, where {left} still runs")
 
     def _requeue(self, leader: "Leader", action: Requeue) -> None:

@@ -352,8 +352,9 @@ class Leader:
             case StartAttempt():
                 self._start_attempt(action)
             case StopAttempt():
-                self.watch, self.pending = None, None
-                for host in run.placement:
+                if not action.hosts:
+                    self.watch, self.pending = None, None
+                for host in action.hosts or run.placement:
                     self.order(host, Stop(attempt=action.attempt, grace_s=action.grace_s))
             case GatherEvidence():
                 for host in run.placement:

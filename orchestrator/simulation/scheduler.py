@@ -257,6 +257,11 @@ class Scheduler:
         job.excluded |= set(exclude)
         done(True)
 
+    def has_ended(self, asker: str) -> bool:
+        """Raises Unanswered."""
+        self._answers(asker)
+        return self.job is None or self.job.state == "ended"
+
     def _in_doubt(self, job: Job, name: str) -> bool:
         host = self.world.hosts.get(name)
         return host is not None and name in job.nodes and not self._hears(host)

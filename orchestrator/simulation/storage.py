@@ -55,6 +55,8 @@ class Storage:
     holder: str | None = None
     """Incarnation that holds the journal's lock."""
     holder_host: str = ""
+    asks: object | None = None
+    """Whose turn it is to have the scheduler queue the job again: who holds the lock for that."""
     full_until: float = 0.0
     slow_until: float = 0.0
     slow_s: float = 0.0

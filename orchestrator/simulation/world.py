@@ -263,14 +263,6 @@ class World:
         if self.scenario.scheduled:
             self.scheduler.agent_left(agent)
 
-    def lost_leader(self, agent: Agent, done: Callable[[bool], None]) -> None:
-        """As `agent.__main__._requeue`, before the agent's process ends."""
-        if not self.storage.serves(agent.host.name) or self.run.ending is not None:
-            done(False)
-            return
-        asked = (self.run.leader,)
-        self.scheduler.requeue(agent.host.name, agent.restarts, asked, done)
-
     # Orders to the world
 
     def starts_ranks(self, agent: Agent, start: Start) -> HostRanks:

@@ -23,12 +23,8 @@ def registered(run: Run, event: AgentRegistered) -> Result:
     known = run.hosts.get(event.host)
     if known is not None and known.alive and known.incarnation == event.incarnation:
         return run, ()
-    if (
-        known is not None
-        and known.incarnation == event.incarnation
-        and _may_be_busy(run, event.host)
-    ):
-        return _welcome_back(run, known)
+    if (known is None or not known.alive) and (attempt := _may_run(run, known, event)):
+        return _welcome_back(run, known, event, attempt)
     actions: tuple[Action, ...] = ()
     expected = known is not None and known.back and run.stage is Stage.STOPPING
     if known is not None and (known.alive or expected):
@@ -38,15 +34,7 @@ def registered(run: Run, event: AgentRegistered) -> Result:
         run, actions = agent_lost(run, lost)
         itself = {a for a in actions if isinstance(a, ReplaceAgent) and a.host == event.host}
         actions = tuple(a for a in actions if a not in itself)
-    host = HostState(
-        name=event.host,
-        address=event.address,
-        devices=event.devices,
-        pid=event.pid,
-        incarnation=event.incarnation,
-        unfit=why_unfit(event.findings) or "",
-        checked=known is not None and known.checked,
-    )
+    host = _host(event, checked=known is not None and known.checked)
     run = replace(run, hosts={**run.hosts, event.host: host})
     if host.unfit:
         run = left_out(run, event.at, host.name, host.unfit)
@@ -56,18 +44,49 @@ def registered(run: Run, event: AgentRegistered) -> Result:
     return run, actions
 
 
-def _may_be_busy(run: Run, host: str) -> bool:
-    """Whether ranks of an attempt that has been told to stop may still run there."""
-    return run.stage in (Stage.STOPPING, Stage.WAITING, Stage.HOLDING) and host in run.placement
+def _host(event: AgentRegistered, checked: bool = False) -> HostState:
+    return HostState(
+        name=event.host,
+        address=event.address,
+        devices=event.devices,
+        pid=event.pid,
+        incarnation=event.incarnation,
+        unfit=why_unfit(event.findings) or "",
+        checked=checked,
+    )
 
 
-def _welcome_back(run: Run, known: HostState) -> Result:
-    """An agent that was given up too early counts again once it says that no rank is left."""
-    reason = f"the agent of {known.name} is back: what it still runs has to end first"
-    hosts = {**run.hosts, known.name: replace(known, back=True)}
-    done = {host: finished for host, finished in run.done.items() if host != known.name}
-    stop = StopAttempt(attempt=run.attempt, grace_s=FAILED_GRACE_S, reason=reason)
-    return replace(run, hosts=hosts, done=done), (stop,)
+def _may_run(run: Run, known: HostState | None, event: AgentRegistered) -> int:
+    """The attempt of which ranks may be left there; 0: none are."""
+    if event.running:
+        return event.running
+    same = known is not None and known.incarnation == event.incarnation
+    stopping = run.stage in (Stage.STOPPING, Stage.WAITING, Stage.HOLDING)
+    told_to_stop = stopping and event.host in run.placement
+    return run.attempt if same and told_to_stop else 0
+
+
+def _welcome_back(
+    run: Run, known: HostState | None, event: AgentRegistered, attempt: int
+) -> Result:
+    """An agent that was given up too early counts again once it says that no rank is left.
+
+    However late: its attempt may be over, and the next one under way on other hosts. Nor does a
+    new leader count one that waited in place with ranks of its predecessor's attempt.
+    """
+    name = event.host
+    reason = f"the agent of {name} is back: what it still runs has to end first"
+    same = known is not None and known.incarnation == event.incarnation
+    host = known if known is not None and same else _host(event)
+    hosts = {**run.hosts, name: replace(host, alive=False, back=True, runs=attempt)}
+    run = replace(run, hosts=hosts)
+    if host.unfit and not same:
+        run = left_out(run, event.at, name, host.unfit)
+    if attempt == run.attempt:
+        done = {host: finished for host, finished in run.done.items() if host != name}
+        run = replace(run, done=done)
+    stop = StopAttempt(attempt=attempt, grace_s=FAILED_GRACE_S, reason=reason, hosts=(name,))
+    return run, (stop,)
 
 
 def agent_lost(run: Run, event: AgentLost) -> Result:

@@ -69,7 +69,9 @@ class HostState:
     """Tells one agent process of the host from the next."""
     alive: bool = True
     back: bool = False
-    """Its agent was given up and came back, and may still run ranks of the present attempt."""
+    """Its agent was given up and came back, perhaps with ranks: it counts once none is left."""
+    runs: int = 0
+    """The attempt that these are of."""
     lost_at: float = 0.0
     """When its agent was last lost."""
     unfit: str = ""

@@ -87,7 +87,7 @@ def step(run: Run, event: Event) -> Result:
     """Decide what follows `event`; `run` itself comes back when nothing does."""
     if run.job is None and not isinstance(event, JobSubmitted):
         return run, ()
-    if getattr(event, "attempt", run.attempt) != run.attempt:
+    if getattr(event, "attempt", run.attempt) != run.attempt and not _frees_host(run, event):
         return run, ()  # late news of an attempt that is over
     after, actions = _apply(run, event)
     if after is run and not actions:
@@ -98,6 +98,12 @@ def step(run: Run, event: Event) -> Result:
 def _seen_at(event: Event) -> float:
     """When the leader learned of it: an exit carries the time at which the rank ended."""
     return event.at + event.detected_after_s if isinstance(event, RankExited) else event.at
+
+
+def _frees_host(run: Run, event: Event) -> bool:
+    """Whether no rank is left where an agent came back with some of an attempt that is over."""
+    known = run.hosts.get(event.host) if isinstance(event, HostStopped) else None
+    return known is not None and known.back and getattr(event, "attempt", 0) == known.runs
 
 
 def fold(events: Iterable[Event], run: Run | None = None) -> Run:
@@ -355,11 +361,13 @@ def _evidence_gathered(run: Run, event: EvidenceGathered) -> Result:
 
 def _host_stopped(run: Run, event: HostStopped) -> Result:
     known = run.hosts.get(event.host)
-    if known is not None and known.back:
+    if known is not None and known.back and event.attempt == known.runs:
         clean = replace(known, alive=True, back=False)
         run = replace(run, hosts={**run.hosts, event.host: clean})
         if run.stage is Stage.WAITING:
             return start_if_ready(run, event.at)
+    if event.attempt != run.attempt:
+        return run, ()
     if run.stage not in (*LIVE, Stage.STOPPING) or event.host not in run.placement:
         return run, ()
     run = replace(run, done={**run.done, event.host: event.finished})

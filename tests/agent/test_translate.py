@@ -98,10 +98,17 @@ def test_a_report_is_the_event_it_tells_of(
 
 def test_what_the_leader_finds_out_itself_is_an_event_as_well() -> None:
     register = Register(
-        host="h", address="10.0.0.1", devices=8, pid=5, incarnation="a1", launch=1, sent_at=AT
+        host="h",
+        address="10.0.0.1",
+        devices=8,
+        pid=5,
+        incarnation="a1",
+        launch=1,
+        sent_at=AT,
+        running=3,
     )
     assert registered(register, AT) == AgentRegistered(
-        at=AT, host="h", address="10.0.0.1", devices=8, pid=5, incarnation="a1"
+        at=AT, host="h", address="10.0.0.1", devices=8, pid=5, incarnation="a1", running=3
     )
     assert step_reached(Progress(3, 2.5, 9.0), 2, AT) == StepReached(
         at=AT, attempt=2, step=3, loss=2.5, tokens_per_second=9.0

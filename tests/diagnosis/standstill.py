@@ -48,6 +48,8 @@ class SimOp:
     dtype: str = "BFloat16"
     peer: int | None = None
     """Index in the group, of a send or receive."""
+    site: str = ""
+    """Where in the program it is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,9 @@ def program(job: Job, rank: int, steps: int, micro: int, layers: int) -> list[Si
     stage = rank // prod(mesh[1:])
     ops: list[SimOp] = []
 
-    def call(axis: str, kind: str, numel: int, peer: int | None = None) -> None:
+    def call(axis: str, kind: str, numel: int, peer: int | None = None, site: str = "") -> None:
         if axis in of:
-            ops.append(SimOp(of[axis], kind, numel, peer=peer))
+            ops.append(SimOp(of[axis], kind, numel, peer=peer, site=f"{axis}_{site or kind}"))
 
     for _ in range(steps):
         for forward in (True, False):
@@ -104,10 +106,11 @@ def program(job: Job, rank: int, steps: int, micro: int, layers: int) -> list[Si
                 if 0 <= before < mesh[0]:
                     call("pp", "recv", 4096, before)
                 for layer in range(layers):
-                    call("dp_shard", "_all_gather_base", 1000 + layer)
-                    call("tp", "all_reduce", 512)
+                    way = "forward" if forward else "backward"
+                    call("dp_shard", "_all_gather_base", 1000 + layer, site=f"unshard_{way}")
+                    call("tp", "all_reduce", 512, site=f"attention_{way}")
                     call("cp", "all_gather" if forward else "reduce_scatter", 2048)
-                    call("tp", "all_reduce", 768)
+                    call("tp", "all_reduce", 768, site=f"mlp_{way}")
                     if not forward:
                         call("dp_shard", "_reduce_scatter_base", 1000 + layer)
                 if 0 <= after < mesh[0]:
@@ -359,6 +362,9 @@ IN_GLOO = (
     '  File "/job/trainer/step.py", line 71 in run',
     TOP,
 )
+CALLED = '  File "/job/trainer/parallel/calls.py", line 9 in {}'
+"""Each place of the program that calls an operation has a function of its own."""
+AT_EXIT = ('  File "/venv/multiprocessing/util.py", line 300 in _exit_function', TOP)
 AT_SYNC = ('  File "/job/trainer/step.py", line 90 in agree', TOP)
 ELSEWHERE: dict[Fault, tuple[str, ...]] = {
     "busy": ('  File "/job/trainer/data/mask.py", line 12 in spin', TOP),
@@ -371,9 +377,11 @@ def _facts(
     rank: _Rank, number: int, fault: Fault, culprit: int | None, blocking: bool, per_host: int
 ) -> RankFacts:
     stack: tuple[str, ...] = AT_SYNC
-    if blocking:
-        kind = rank.ops[min(rank.done, len(rank.ops) - 1)].kind
-        stack = (IN_GLOO[0].format(kind), *IN_GLOO[1:])
+    if rank.done == len(rank.ops):
+        stack = AT_EXIT
+    elif blocking:
+        op = rank.ops[rank.done]
+        stack = (IN_GLOO[0].format(op.kind), IN_GLOO[1], CALLED.format(op.site), *IN_GLOO[2:])
     state = "S"
     if number == culprit and fault in STOPS:
         stack = ELSEWHERE.get(fault, ())

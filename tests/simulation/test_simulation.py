@@ -11,11 +11,19 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli import cli
-from orchestrator.contract.actions import Action, Requeue
-from orchestrator.contract.events import Event, HangDetected, HostStopped
+from orchestrator.contract.actions import Action, Requeue, StartAttempt
+from orchestrator.contract.events import (
+    AgentRegistered,
+    Event,
+    HangDetected,
+    HostStopped,
+    LeaveAsked,
+)
+from orchestrator.simulation.faults import CRASHES
 from orchestrator.simulation.many import command, outcomes, tally
-from orchestrator.simulation.run import Outcome, simulate
-from orchestrator.simulation.scenario import KINDS
+from orchestrator.simulation.run import Outcome, Simulation, simulate
+from orchestrator.simulation.scenario import KINDS, Fault, scenario
+from orchestrator.simulation.storage import Crash
 from orchestrator.supervise.loop import Decide
 from orchestrator.supervise.state import Run, Stage
 from orchestrator.supervise.step import step
@@ -49,7 +57,57 @@ def test_one_seed_is_one_history_in_every_process() -> None:
         assert said.stdout.splitlines()[:-1] == "\n".join(outcome.history).splitlines()
 
 
+KILLED = Fault("rank", 60.0, 0.5, 0.1)
+
+
+@pytest.mark.parametrize("where", CRASHES)
+def test_the_leader_may_die_at_every_line_of_the_journal(where: Crash | None) -> None:
+    """Before it, within it, after it, and between two actions; the job ends all the same."""
+    chosen = replace(
+        scenario(3), scheduled=True, hosts=2, spares=1, max_restarts=3, faults=(KILLED,)
+    )
+    undisturbed = Simulation(chosen)
+    undisturbed.run()
+    lines = undisturbed.world.storage.journal.count(b"\n")
+    assert lines > 15, "with a rank that is lost on the way"
+    died = 0
+    for number in range(lines):
+        one = Simulation(chosen)
+        one.world.crash_next = (number, where)
+        one.run()
+        assert one.world.run.ending == "SUCCEEDED"
+        died += len(one.world.leaders) > len(undisturbed.world.leaders)
+    assert died >= (lines - 2 if where else 3), "it died wherever there was something to do"
+
+
 # Deliberately broken
+
+
+def takes_who_comes_back_for_idle(run: Run, event: Event) -> Result:
+    if isinstance(event, AgentRegistered):
+        event = replace(event, running=0)
+    return step(run, event)
+
+
+def charges_for_a_schedulers_wish(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    asked = isinstance(event, LeaveAsked) and after is not run
+    return (replace(after, fruitless=after.fruitless + 1) if asked else after), actions
+
+
+def does_not_say_what_it_did(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    silent = tuple(replace(incident, action="") for incident in after.incidents)
+    return replace(after, incidents=silent), actions
+
+
+def starts_again_under_the_same_number(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    again = [a for a in actions if isinstance(a, StartAttempt) and a.attempt > 1]
+    if not again:
+        return after, actions
+    start = replace(again[0], attempt=again[0].attempt - 1)
+    return replace(after, attempt=start.attempt), (start,)
 
 
 def counts_nothing(run: Run, event: Event) -> Result:
@@ -82,7 +140,7 @@ def overlooks_hangs(run: Run, event: Event) -> Result:
 
 def keeps_no_incidents(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    return replace(after, incidents=()), actions
+    return replace(after, incidents=(), fruitless=0), actions
 
 
 class RemembersBesideTheJournal:
@@ -115,6 +173,10 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (overlooks_hangs, ("hang",), "has not ended"),
         (keeps_no_incidents, ("rank",), "is not said"),
         (RemembersBesideTheJournal(), ("leader",), "fold is not the state"),
+        (takes_who_comes_back_for_idle, ("stuck", "messages", "rank"), "still runs"),
+        (charges_for_a_schedulers_wish, ("preemption",), "nothing failed"),
+        (does_not_say_what_it_did, ("rank",), "has no outcome"),
+        (starts_again_under_the_same_number, ("rank",), "attempt 1 after 1"),
     ],
 )
 def test_a_broken_supervisor_is_caught(decide: Decide, kinds: Sequence[str], law: str) -> None:

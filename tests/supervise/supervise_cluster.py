@@ -39,7 +39,7 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.supervise.log import Entry, from_line, to_line
-from orchestrator.supervise.state import LIVE, Run, Stage, State
+from orchestrator.supervise.state import LIVE, OUTSIDE, Run, Stage, State
 from orchestrator.supervise.step import step
 from tests.supervise.supervise_stage import START, error, exited, found, host, plan, submitted
 
@@ -52,6 +52,8 @@ class Witness:
     entries: list[Entry] = field(default_factory=list)
     open: set[str] = field(default_factory=set)
     """Hosts of the present attempt of which nobody has said that no rank is left."""
+    left: dict[str, int] = field(default_factory=dict)
+    """Host whose agent came back with ranks -> the attempt that they are of."""
     starts: int = 0
     """Attempts since the last sign of progress."""
     started: int = 0
@@ -74,12 +76,19 @@ class Witness:
         match event:
             case JobSubmitted() | LeaderStarted():
                 self.open.clear()
+                self.left.clear()
             case AgentLost(host=name):
+                self.open.discard(name)
+                self.left.pop(name, None)
+            case HostStopped(host=name, attempt=attempt) if self.left.get(name) == attempt:
+                self.left.pop(name)
                 self.open.discard(name)
             case HostStopped(host=name, attempt=attempt) if attempt == before.attempt:
                 self.open.discard(name)
             case AgentRegistered(host=name, pid=pid):
                 known = before.hosts.get(name)
+                if event.running and before.stage not in OUTSIDE and not (known and known.alive):
+                    self.left[name] = event.running
                 if known is not None and known.pid != pid:
                     self.open.discard(name)
                 elif before.stage is Stage.STOPPING and known and not known.alive:
@@ -107,6 +116,7 @@ class Witness:
             assert isinstance(action, EndJob), f"{action} after the end"
         if isinstance(action, StartAttempt):
             assert not self.open, f"ranks may be left on {self.open}"
+            assert not set(action.hosts) & set(self.left), f"{self.left} have not ended"
             assert action.attempt == self.started + 1
             assert all(self.run.hosts[name].alive for name in action.hosts)
             assert len(set(action.hosts)) == len(action.hosts)
@@ -207,7 +217,7 @@ class Cluster:
             return ReplanRefused(at=self.at, hosts=hosts, why="the batch does not divide")
         return Replanned(at=self.at, plan=plan(hosts), plan_number=2)
 
-    def appears(self, name: str) -> None:
+    def appears(self, name: str, running: int = 0) -> None:
         self.mail.append(
             AgentRegistered(
                 at=self.at,
@@ -216,6 +226,7 @@ class Cluster:
                 devices=2,
                 pid=self.pids[name],
                 incarnation=str(self.pids[name]),
+                running=running,
             )
         )
 
@@ -227,8 +238,8 @@ class Cluster:
         match action:
             case StartAttempt(attempt=attempt, hosts=hosts):
                 self.ranks |= dict.fromkeys(hosts, attempt)
-            case StopAttempt(attempt=attempt):
-                for name in self.run.placement:
+            case StopAttempt(attempt=attempt, hosts=hosts):
+                for name in hosts or self.run.placement:
                     if name not in self.stuck:
                         self.stops(name, attempt, finished=False)
             case GatherEvidence(attempt=attempt):
@@ -320,7 +331,7 @@ class Cluster:
                 self.mail.append(self._lost(name))
             case 3:  # an agent is taken for dead, and is back
                 self.mail.append(self._lost(name))
-                self.appears(name)
+                self.appears(name, self.ranks.get(name, 0))
             case 4:
                 self.stuck.add(name)
                 self.mail.append(self._hang(attempt))

@@ -165,6 +165,7 @@ class Job:
         pid: int = 1,
         devices: int | None = None,
         findings: tuple[Finding, ...] = (),
+        running: int = 0,
     ) -> tuple[Action, ...]:
         devices = self.each if devices is None else devices
         return self.tell(
@@ -176,6 +177,7 @@ class Job:
                 pid=pid,
                 incarnation=str(pid),
                 findings=findings,
+                running=running,
             )
         )
 

@@ -1,6 +1,7 @@
 """Agents that are lost, come back or are replaced, in every stage."""
 
 from orchestrator.contract.actions import EndJob, ReplaceAgent, StartAttempt, StopAttempt
+from orchestrator.contract.events import HostStopped
 from orchestrator.supervise.state import Stage
 from tests.supervise.supervise_stage import Job
 
@@ -218,3 +219,47 @@ def test_the_replacement_of_an_agent_that_came_back_too_late_costs_nothing_more(
     job.registers("host-0")
     assert isinstance(job.registers("host-0", pid=2)[-1], StartAttempt)
     assert job.run.fruitless == 1
+
+
+def given_up_and_back_an_attempt_later() -> Job:
+    """host-0 was given up in attempt 1; its agent comes back with ranks of that in attempt 2."""
+    job = Job(spares=1).running()
+    job.loses("host-0")
+    job.stops("host-1")
+    assert (job.run.attempt, job.run.placement) == (2, ("host-2", "host-1"))
+    job.trains()
+    (stop,) = job.registers("host-0", running=1)
+    assert isinstance(stop, StopAttempt)
+    assert (stop.attempt, stop.hosts) == (1, ("host-0",))
+    assert job.run.stage is Stage.RUNNING
+    return job
+
+
+def test_an_agent_back_an_attempt_later_carries_no_rank_before_its_old_ones_have_ended() -> None:
+    job = given_up_and_back_an_attempt_later()
+    job.loses("host-2")
+    job.stops("host-1")
+    assert job.run.stage is Stage.WAITING, "host-0 still runs what attempt 1 left there"
+    (start,) = job.tell(HostStopped(at=job.now(), attempt=1, host="host-0", finished=False))
+    assert isinstance(start, StartAttempt)
+    assert (start.attempt, start.hosts) == (3, ("host-0", "host-1"))
+
+
+def test_ranks_that_an_attempt_left_and_that_end_in_the_next_one_make_a_spare() -> None:
+    job = given_up_and_back_an_attempt_later()
+    job.tell(HostStopped(at=job.now(), attempt=1, host="host-0", finished=False))
+    assert job.run.stage is Stage.RUNNING, "nobody's business but the host's"
+    assert job.run.hosts["host-0"].alive
+    job.loses("host-2")
+    assert isinstance(job.stops("host-1")[-1], StartAttempt)
+
+
+def test_a_new_leader_lets_ranks_end_that_its_predecessor_started() -> None:
+    job = Job().granted(successor_s=600.0).running()
+    job.leads()
+    (stop,) = job.registers("host-1", running=1)
+    assert isinstance(stop, StopAttempt)
+    assert (stop.attempt, stop.hosts) == (1, ("host-1",))
+    assert job.registers("host-0", pid=2) == ()
+    (start,) = job.tell(HostStopped(at=job.now(), attempt=1, host="host-1", finished=False))
+    assert isinstance(start, StartAttempt)

@@ -1,0 +1,119 @@
+"""The evidence of a standstill, put in order once for all that judges it."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from orchestrator.diagnosis import stacks
+from orchestrator.diagnosis.facts import Diagnosis, Kind, Scene, Waiting
+from orchestrator.diagnosis.groups import Group, Stuck, groups_of, stages_of, stuck_operations
+
+SURE = 0.9
+"""From here on a host may be left out."""
+MOST_ALONE = 3
+"""Among so few stacks being alone means nothing."""
+SHOWN = 8
+"""Operations that a verdict lists."""
+STATES = {
+    "T": "stopped by a signal (state T)",
+    "t": "stopped by a debugger (state t)",
+    "D": "in an uninterruptible wait of the kernel (state D)",
+    "Z": "dead but not reaped (state Z)",
+    "gone": "gone",
+}
+
+
+class Case:
+    """All that is known of one standstill, matched, with what each verdict is made of."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        dumps = scene.dumps
+        self.stages = stages_of(dumps, scene.axes)
+        self.ranks = self._all_ranks()
+        self.groups = groups_of(dumps, self.ranks, self.stages, scene.axes)
+        self.kin: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
+        for group in self.groups:
+            self.kin[group.kin].append(group)
+        self.stuck = list(stuck_operations(self.groups, dumps))
+        self.at = {stuck.group.id: stuck for stuck in self.stuck}
+        self.waiters = {rank for rank, dump in dumps.items() if dump.waits}
+        self.no_dump = tuple(sorted(self.ranks - set(dumps)))
+        self.odd_states = {
+            rank: STATES[facts.process_state]
+            for rank, facts in scene.facts.items()
+            if facts.process_state in STATES
+        }
+        self.mute = tuple(
+            rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
+        )
+        self.stacks = {
+            rank: stacks.main_stack(facts.stack)
+            for rank, facts in scene.facts.items()
+            if facts.stack
+        }
+        self.crowds = Counter(stacks.place(stack) for stack in self.stacks.values())
+
+    def _all_ranks(self) -> set[int]:
+        named = {*self.scene.dumps, *self.scene.facts, *range(self.scene.world or 0)}
+        seen = {group for dump in self.scene.dumps.values() for group in dump.seats}
+        return named.union(*(group.members for group in seen))
+
+    def signs_against(self, rank: int) -> tuple[tuple[str, ...], int]:
+        """What else speaks against a rank: -1 (it waits itself), 0 (nothing), 1 or 2."""
+        if rank in self.odd_states:
+            return (f"its process is {self.odd_states[rank]}",), 2
+        if rank in self.mute and len(self.mute) < len(self.scene.facts):
+            return ("it gave no stack when it was asked",), 2
+        stack = self.stacks.get(rank)
+        if not stack:
+            return (), 0
+        if stacks.talks(stack):
+            return (f"but its stack is in {stack[0]}, inside torch.distributed",), -1
+        crowd = max(self.crowds.values())
+        if self.crowds[stacks.place(stack)] == 1 and 2 * crowd >= len(self.stacks) > MOST_ALONE:
+            return (f"it alone is in {stack[0]}",), 1
+        return (f"its stack is in {stack[0]}",), 0
+
+    def blame(
+        self,
+        kind: Kind,
+        ranks: tuple[int, ...],
+        confidence: float,
+        cause: str,
+        evidence: tuple[str, ...],
+        ops: Sequence[Stuck],
+    ) -> Diagnosis:
+        hosts = {self.scene.host(rank) for rank in ranks}
+        thin = 2 * len(self.no_dump) >= len(self.ranks) and not set(ranks) & set(self.odd_states)
+        sure = confidence >= SURE and len(hosts) == 1 and None not in hosts and not thin
+        named = tuple(str(host) for host in hosts) if sure else ()
+        return Diagnosis(
+            kind=kind,
+            scope="rank",
+            ranks=ranks,
+            hosts=named,
+            confidence=round(confidence, 2),
+            cause=cause,
+            evidence=evidence,
+            waiting=tuple(self.waiting(stuck) for stuck in ops[:SHOWN]),
+            advice="look at the stack of the rank, and at its host's kernel log"
+            if kind != "left-inside"
+            else "look at the device and the links of its host",
+        )
+
+    def waiting(self, stuck: Stuck) -> Waiting:
+        return Waiting(
+            group=stuck.group.id.name,
+            desc=stuck.group.id.desc,
+            seq=stuck.seq,
+            op=str(stuck.op),
+            size=len(stuck.group.members),
+            entered=tuple(sorted(stuck.entered)),
+            missing=stuck.missing,
+            unknown=stuck.unknown,
+        )
+
+
+def named(stuck: Stuck) -> str:
+    name = stuck.group.id
+    return f"operation {stuck.seq} of {name.desc} (group {name.name}, {stuck.op.kind})"

@@ -1,0 +1,75 @@
+"""A follower whose leader is gone, as `agent/leaderless.py` has it ask for the job's requeue.
+
+It asks until the scheduler has taken the job back, or the job is over or led by another; where
+several are left, one after the other.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from orchestrator.agent.leaderless import RETRY_S, TURN_S
+from orchestrator.errors import Unanswered
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.agents import Agent
+    from orchestrator.simulation.world import World
+
+
+class Leaderless:
+    def __init__(self, world: "World", agent: "Agent", done: Callable[[], None]) -> None:
+        self.world, self.agent, self.done = world, agent, done
+        self.begun = world.timeline.now
+        fence = world.storage.fence
+        self.former = None if fence is None else fence.leader
+
+    def ask(self) -> None:
+        if not self.agent.alive:
+            self._over()
+            return
+        if not self.world.storage.serves(self.agent.host.name):
+            self._again()  # what it wants to read blocks
+        elif not self._still_ours():
+            self._over()
+        elif not self._in_turn():
+            self._again()
+        else:
+            self._ask_scheduler()
+
+    def _still_ours(self) -> bool:
+        run, fence = self.world.run, self.world.storage.fence
+        led = fence is not None and fence.leader != self.former
+        return run.ending is None and self.world.job.launch == self.agent.launch and not led
+
+    def _in_turn(self) -> bool:
+        """The lock is let go of by its holder's death; not by that of its host, for a while."""
+        storage, now = self.world.storage, self.world.timeline.now
+        if storage.asks is None or storage.asks is self or now - self.begun >= TURN_S:
+            storage.asks = self
+            return True
+        return False
+
+    def _ask_scheduler(self) -> None:
+        scheduler, host = self.world.scheduler, self.agent.host.name
+        try:
+            if scheduler.has_ended(host):
+                self._over()
+                return
+        except Unanswered:
+            self._again()
+            return
+        without = (self.world.run.leader,)
+        scheduler.requeue(host, self.agent.restarts, without, self._answered)
+
+    def _answered(self, taken: bool) -> None:
+        if taken:
+            self._over()
+        else:
+            self._again()
+
+    def _again(self) -> None:
+        self.world.timeline.after(RETRY_S, self.ask)
+
+    def _over(self) -> None:
+        if self.world.storage.asks is self and self.agent.host.up:
+            self.world.storage.asks = None
+        self.done()
