@@ -10,6 +10,7 @@ from typing import Literal
 
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.drills import Drill
+from orchestrator.contract.failures import Scope
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.phases import Phase
@@ -197,6 +198,43 @@ class EvidenceGathered:
     attempt: int
     host: str
     ranks: tuple[RankEvidence, ...]
+    """Of a large job without stacks: these are in the traces, and those that matter in the
+    verdict."""
+    dumps: int = 0
+    """How many flight recorders were dumped."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """What evidence did not come -> why."""
+    findings: tuple[Finding, ...] = ()
+    """What the host's probes found that is not in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangJudged:
+    """What the evidence of all ranks amounts to (`orchestrator/diagnosis/`)."""
+
+    at: float
+    attempt: int
+    kind: str
+    """As of `diagnosis.facts.Kind`; not-known is a verdict."""
+    cause: str
+    scope: Scope | None
+    """None: not known."""
+    ranks: tuple[int, ...]
+    """To blame, the likeliest first; empty blames nobody."""
+    hosts: tuple[str, ...]
+    """To leave out; empty unless that is sure."""
+    confidence: float
+    signs: tuple[str, ...] = ()
+    """How it is known, and what evidence is missing."""
+    waiting: tuple[str, ...] = ()
+    """Where the others wait."""
+    advice: str = ""
+    num_dumps: int = 0
+    num_stacks: int = 0
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of those to blame, and of one of each crowd."""
+    took_s: float = 0.0
+    """For the analysis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +344,7 @@ Event = (
     | RankExited
     | HangDetected
     | EvidenceGathered
+    | HangJudged
     | HostStopped
     | CancelRequested
     | LeaveAsked
