@@ -72,9 +72,9 @@ class _Analysis:
             rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
         )
         self.stacks = {
-            rank: stacks.main_stack(facts.stack)
+            rank: stack
             for rank, facts in scene.facts.items()
-            if facts.stack
+            if (stack := stacks.main_stack(facts.stack))
         }
         self.crowds = Counter(stacks.place(stack) for stack in self.stacks.values())
 

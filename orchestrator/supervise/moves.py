@@ -272,7 +272,7 @@ def stop(run: Run, at: float, reason: str, grace_s: float) -> Result:
         reason=reason,
     )
     order = StopAttempt(attempt=run.attempt, grace_s=grace_s, reason=reason)
-    if run.stage is not Stage.DIAGNOSING or run.findings is None:
+    if run.stage is not Stage.DIAGNOSING or run.findings is None or run.cancelled_by:
         return after, (order,)
     findings = replace(run.findings, judge_by=at + JUDGE_S)
     return replace(after, findings=findings), (order, JudgeHang(attempt=run.attempt, reason=reason))

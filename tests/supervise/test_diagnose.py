@@ -244,7 +244,7 @@ def seen(*odd: RankEvidence, only: int = 4) -> tuple[EvidenceGathered, ...]:
         (seen(found(2, process_state="T", stack=())), 2, "stopped by a signal (state T)"),
         (seen(found(1, process_state="D")), 1, "uninterruptible wait"),
         (seen(found(1, process_state="gone", stack=())), 1, "is gone"),
-        (seen(found(3, stack=())), 3, "gave no stack"),
+        (seen(found(3, stack=())), None, "gave no stack when it was asked, but"),
         (seen(*(found(n, process_state="T") for n in (2, 3))), 2, "stopped by a signal"),
         (seen(found(3, step=9)), None, "rank 3 reported fewer steps than the others, but"),
         (seen(), None, "not-known"),
@@ -261,8 +261,6 @@ def test_without_dumps_only_a_sure_sign_blames_a_host(
     assert said.culprit.rank == rank
     assert said.culprit.host == (None if rank is None else f"host-{rank // 2}")
     assert how in said.cause
-    assert said.confidence is not None
-    assert (said.confidence >= 0.9) == (rank is not None)
 
 
 def judged(**more: Any) -> HangJudged:
