@@ -1,11 +1,14 @@
 """Makes the faults that a team ordered happen to this rank, for real."""
 
+import importlib
+import itertools
 import json
 import logging
 import os
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from orchestrator.contract import exits
 from orchestrator.contract.codec import Invalid, decode
@@ -40,8 +43,8 @@ def _strikes(drill: Drill, env: RankEnv) -> bool:
     return drill.index == env.rank // env.local_world_size and env.local_rank == 0
 
 
-def suffer(drill: Drill, reporter: Reporter) -> None:
-    """Tell the agent, then let the fault happen; only a stopped rank ever returns from it."""
+def suffer(drill: Drill, reporter: Reporter, stall_loader: Callable[[], None]) -> None:
+    """Tell the agent, then let the fault happen, or prepare it where it is part of a step."""
     LOG.warning("rank %d: drill %s", reporter.env.rank, drill)
     reporter.drill_fired(drill)
     if drill.target == "host":
@@ -56,3 +59,29 @@ def suffer(drill: Drill, reporter: Reporter) -> None:
             raise RuntimeError(f"drill {drill}")
         case "exit":
             os._exit(exits.FAILED)
+        case "busy":
+            sum(itertools.repeat(0))  # in C, which never lets go of the GIL
+        case "skip" | "shape" | "order":
+            _spoil_all_reduce(drill.fault)
+        case "data":
+            stall_loader()
+
+
+def _spoil_all_reduce(fault: str) -> None:
+    """The step's all-reduce goes wrong on this rank, once, as after a branch that ranks take
+    differently."""
+    dist: Any = importlib.import_module("torch.distributed")  # drills are read before torch is
+    proper = dist.all_reduce
+
+    def spoiled(tensor: Any) -> Any:
+        dist.all_reduce = proper
+        match fault:
+            case "skip":
+                return None
+            case "shape":
+                return proper(tensor[: tensor.numel() // 2].clone())
+            case _:
+                dist.barrier()
+                return proper(tensor)
+
+    dist.all_reduce = spoiled

@@ -53,7 +53,7 @@ def train(job: Training, done: int) -> int:
     code = exits.OK
     for step in range(done + 1, last + 1):
         for drill in drills_due(job.outside.drills, job.ranks.env, step):
-            suffer(drill, job.outside.reporter)
+            suffer(drill, job.outside.reporter, job.stepper.batches.stall)
         if step == done + 1:
             job.outside.reporter.beat("compile" if job.config.train.compile else "train")
         totals, step_s = _timed_step(job, step)
