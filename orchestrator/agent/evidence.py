@@ -24,7 +24,7 @@ def process_state(pid: int) -> str:
     return stat[stat.rindex(")") + 2]
 
 
-def send_signal(pid: int, number: signal.Signals) -> None:
+def send_signal(pid: int, number: int) -> None:
     """To a process that may have ended by itself."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

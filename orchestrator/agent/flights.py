@@ -50,6 +50,8 @@ class Dumps:
     """Rank -> its dump, as `digest` writes it."""
     missing: dict[int, str] = field(default_factory=dict)
     """Rank -> why there is none."""
+    withheld: tuple[int, ...] = ()
+    """Ranks that ran, and gave none in time."""
 
 
 async def gather_dumps(
@@ -79,7 +81,9 @@ async def gather_dumps(
         sizes |= now
     why = {rank: SILENT.get(state, _mute(timeout_s)) for rank, state in states.items()}
     why |= {rank: f"it had ended ({how}) and wrote none" for rank, how in ended.items()}
-    return await asyncio.to_thread(_read_all, asking, why)
+    found = await asyncio.to_thread(_read_all, asking, why)
+    found.withheld = tuple(sorted(awaited & set(found.missing)))
+    return found
 
 
 def _mute(timeout_s: float) -> str:

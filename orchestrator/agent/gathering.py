@@ -39,6 +39,7 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidence:
         host=place.host,
         ranks=ranks,
         dumps={str(rank): text for rank, text in dumps.reduced.items()},
+        withheld=dumps.withheld,
         missing=_missing(ranks, dumps, found),
         findings=_troubles(found),
     )
@@ -60,7 +61,7 @@ def _missing(ranks: tuple[RankEvidence, ...], dumps: Dumps, found: HostProbe) ->
 
 
 def _keep(attempt: Attempt, evidence: Evidence, ended: dict[int, str], found: HostProbe) -> None:
-    """`host-<host>.json`: all but stacks and dumps, which have files of their own."""
+    """`host-<host>.jsonl`: all but stacks and dumps, which have files of their own."""
     tails = {
         str(rank): last_lines(attempt.log_dir / f"rank-{rank}.log")
         for rank in sorted({*ended, *(one.rank for one in evidence.ranks)})
@@ -75,9 +76,9 @@ def _keep(attempt: Attempt, evidence: Evidence, ended: dict[int, str], found: Ho
         "probes": encode(found),
         "missing": dict(evidence.missing),
     }
-    path = attempt.place.run_dir.traces(evidence.attempt) / f"host-{evidence.host}.json"
+    path = attempt.place.run_dir.traces(evidence.attempt) / f"host-{evidence.host}.jsonl"
     try:
-        write_whole(path, json.dumps(body, indent=1))
+        write_whole(path, json.dumps(body) + "\n")
     except OSError as exc:
         log.warning("the evidence of %s could not be kept: %s", evidence.host, exc)
 

@@ -43,6 +43,7 @@ def gathered(report: Evidence, at: float) -> EvidenceGathered:
         host=report.host,
         ranks=report.ranks,
         dumps=len(report.dumps),
+        withheld=report.withheld,
         missing=report.missing,
         findings=report.findings,
     )

@@ -202,6 +202,8 @@ class EvidenceGathered:
     verdict."""
     dumps: int = 0
     """How many flight recorders were dumped."""
+    withheld: tuple[int, ...] = ()
+    """Ranks that ran, and gave no dump in time."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """What evidence did not come -> why."""
     findings: tuple[Finding, ...] = ()
@@ -214,8 +216,8 @@ class HangJudged:
 
     at: float
     attempt: int
-    kind: str
-    """As of `diagnosis.facts.Kind`; not-known is a verdict."""
+    verdict: str
+    """A kind of `orchestrator/diagnosis/facts.py`; not-known is one as well."""
     cause: str
     scope: Scope | None
     """None: not known."""

@@ -119,6 +119,8 @@ class Evidence:
     ranks: tuple[RankEvidence, ...]
     dumps: Mapping[str, str] = field(default_factory=dict)
     """Rank -> its flight recorder's dump, reduced (`diagnosis/digest.py`)."""
+    withheld: tuple[int, ...] = ()
+    """Ranks that ran, and gave no dump in time."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """What evidence did not come -> why."""
     findings: tuple[Finding, ...] = ()

@@ -14,7 +14,7 @@
   logs/agent-<host>.log   what the agent of a host said
   logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
   traces/attempt-<a>/     evidence of a hang: rank-<r>.stacks, flight-<r> (what its flight
-                          recorder dumped), host-<host>.json (states, last lines, probes)
+                          recorder dumped), host-<host>.jsonl (states, last lines, probes)
   profiles/attempt-<a>/   rank-<r>.trace.json.gz and, of a GPU, rank-<r>.memory.pickle
   checkpoints/step-<s>/   complete only with its marker
 """

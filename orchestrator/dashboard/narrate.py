@@ -129,7 +129,7 @@ def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
         case HangJudged():
             who = f"rank {event.ranks[0]}" if event.ranks else "nobody"
             sure = f"{event.confidence:.0%} sure, judged in {words.duration(event.took_s)}"
-            return f"verdict {event.kind}, {who} ({sure}): {words.shortened(event.cause)}"
+            return f"verdict {event.verdict}, {who} ({sure}): {words.shortened(event.cause)}"
         case HostStopped(host=host, finished=finished, why=why):
             how = "finished" if finished else "stopped"
             return f"all ranks on {host} {how}{f': {why}' if why else ''}"

@@ -269,7 +269,7 @@ def _hang(findings: Findings) -> Verdict:
     notes = (*judged.signs, *(f"waiting: {words}" for words in judged.waiting))
     return Verdict(
         kind="hang",
-        cause=f"{seen}; {judged.kind} ({sure_of}): {judged.cause}{doubt}",
+        cause=f"{seen}; {judged.verdict} ({sure_of}): {judged.cause}{doubt}",
         culprit=culprit,
         at=at,
         detected_after_s=detected_after_s,
@@ -293,7 +293,7 @@ def _hang_seen(findings: Findings) -> tuple[str, float, float]:
 def _desync(findings: Findings, judged: HangJudged) -> str:
     """Two such hangs of the same ranks at the same step are the program's own."""
     step = findings.hang.step if findings.hang else findings.exits[0].step
-    return f"{judged.kind} of {ranks_words(judged.ranks)} at step {step}"
+    return f"{judged.verdict} of {ranks_words(judged.ranks)} at step {step}"
 
 
 def _probes(findings: Findings) -> Iterator[str]:

@@ -21,7 +21,7 @@ def judged_from(findings: Findings, attempt: int) -> HangJudged:
     """The verdict where the leader that had the dumps is gone: of what the journal knows."""
     facts: dict[int, RankFacts] = {}
     for part in findings.evidence:
-        facts |= facts_of(part.host, part.ranks)
+        facts |= facts_of(part.host, part.ranks, part.withheld)
     missing = [f"{what}: {why}" for part in findings.evidence for what, why in part.missing.items()]
     at = findings.evidence[-1].at if findings.evidence else findings.opened_at
     return judgement(Scene(facts=facts), at=at, attempt=attempt, missing=missing)
@@ -49,7 +49,7 @@ def judged_as(
     return HangJudged(
         at=at,
         attempt=attempt,
-        kind=diagnosis.kind,
+        verdict=diagnosis.kind,
         cause=diagnosis.cause,
         scope=diagnosis.scope,
         ranks=diagnosis.ranks[:SHOWN_RANKS],
@@ -85,7 +85,9 @@ def _telling(scene: Scene, diagnosis: Diagnosis) -> dict[str, tuple[str, ...]]:
     return {str(rank): scene.facts[rank].stack for rank in sorted(shown[:SHOWN_STACKS])}
 
 
-def facts_of(host: str, ranks: Iterable[RankEvidence]) -> dict[int, RankFacts]:
+def facts_of(
+    host: str, ranks: Iterable[RankEvidence], withheld: Sequence[int] = ()
+) -> dict[int, RankFacts]:
     return {
         found.rank: RankFacts(
             rank=found.rank,
@@ -93,6 +95,7 @@ def facts_of(host: str, ranks: Iterable[RankEvidence]) -> dict[int, RankFacts]:
             process_state=found.process_state,
             asked=True,
             stack=found.stack,
+            withheld=found.rank in withheld,
             step=found.step,
             phase=found.phase,
             age_s=found.age_s,

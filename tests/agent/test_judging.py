@@ -1,5 +1,6 @@
 """What the leader makes of the evidence of all hosts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_a_verdict_shows_the_stack_that_differs_however_many_ranks_there_are() -
     ranks = [evidence(f"host-{host}", *range(8 * host, 8 * host + 8)) for host in range(64)]
     odd = Evidence(attempt=1, host="host-64", ranks=(found(512, stack=AWAY),))
     judged = judgement(scene_of([*ranks, odd])[0], at=9.0, attempt=1)
-    assert (judged.kind, judged.ranks, judged.hosts) == ("alone", (512,), ())
+    assert (judged.verdict, judged.ranks, judged.hosts) == ("alone", (512,), ())
     assert len(judged.stacks) == SHOWN_STACKS
     assert judged.stacks["512"] == AWAY
     assert judged.num_stacks == 513
@@ -63,3 +64,16 @@ def test_missing_evidence_is_told_but_does_not_grow_without_bound(many: int) -> 
     assert "missing: dump of rank 0: gone" in signs
     assert ("missing: 92 more pieces of evidence, see the traces" in signs) == (many == 100)
     assert len(signs) < 12
+
+
+def test_a_rank_whose_gil_is_held_is_named_for_sure_by_what_it_gives_and_what_not() -> None:
+    """It gives its stack and no dump, and its peers wait in what it may be missing in."""
+    text = (FLIGHT / "trace_0").read_bytes()
+    dumps = {str(rank): to_text(condense(rank, parse(text))) for rank in (0, 1, 3)}
+    seen = [found(rank, stack=STUCK) for rank in (0, 1, 3)]
+    ranks = (*seen, found(2, stack=AWAY, process_state="R"))
+    for withheld, sure in (((2,), True), ((), False)):
+        part = Evidence(attempt=1, host="host-0", ranks=ranks, dumps=dumps, withheld=withheld)
+        judged = judgement(replace(scene_of([part])[0], world=4), at=9.0, attempt=1)
+        assert judged.ranks == (2,)
+        assert bool(judged.hosts) == sure

@@ -381,7 +381,7 @@ class Cluster:
         return HangJudged(
             at=self.at,
             attempt=attempt,
-            kind="never-entered" if blamed else "not-known",
+            verdict="never-entered" if blamed else "not-known",
             cause="others wait for it" if blamed else "nobody stands out",
             scope="rank" if blamed else None,
             ranks=(0,) if blamed else (),

@@ -249,7 +249,7 @@ class Job:
         """The leader's analysis blames `rank`, or nobody."""
         host = () if rank is None else (f"host-{rank // 2}",)
         values: dict[str, Any] = {
-            "kind": "not-known" if rank is None else "never-entered",
+            "verdict": "not-known" if rank is None else "never-entered",
             "cause": "nobody stands out" if rank is None else f"rank {rank} did not call it",
             "scope": None if rank is None else "rank",
             "ranks": () if rank is None else (rank,),

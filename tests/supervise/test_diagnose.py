@@ -267,7 +267,7 @@ def judged(**more: Any) -> HangJudged:
     values: dict[str, Any] = {
         "at": START + 63,
         "attempt": 1,
-        "kind": "never-entered",
+        "verdict": "never-entered",
         "cause": "rank 3 did not call what the others wait in",
         "scope": "rank",
         "ranks": (3,),
@@ -287,7 +287,7 @@ def test_the_verdict_of_the_dumps_goes_before_what_the_journal_knows() -> None:
 
 
 def test_where_the_program_is_to_blame_no_host_is_and_a_second_time_is_known_again() -> None:
-    program = {"kind": "mismatch", "scope": "user", "hosts": ()}
+    program = {"verdict": "mismatch", "scope": "user", "hosts": ()}
     said = verdict(hang=hang(), judged=judged(**program))
     assert said.culprit == Culprit(rank=3)
     assert str(said.culprit) == "rank 3, but no host"
