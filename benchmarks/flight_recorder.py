@@ -5,12 +5,14 @@ without, by turns; and how long a dump takes and how large it is.
 """
 
 import argparse
+import importlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 RANKS = 2
 SIZES = {"off": "0", "on": "2000"}
@@ -63,7 +65,6 @@ def rank(steps: int) -> None:
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch._C import _distributed_c10d
     from torch.distributed.fsdp import fully_shard
 
     dist.init_process_group("gloo")
@@ -84,7 +85,8 @@ def rank(steps: int) -> None:
         dist.all_reduce(loss.detach())
         took.append(time.perf_counter() - begun)
     begun = time.perf_counter()
-    dump = _distributed_c10d._dump_fr_trace(True, False, False)
+    recorder: Any = importlib.import_module("torch._C._distributed_c10d")
+    dump = recorder._dump_fr_trace(True, False, False)
     dump_s = time.perf_counter() - begun
     import pickle
 

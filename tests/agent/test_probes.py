@@ -37,7 +37,7 @@ def a_host(tmp_path: Path, dmesg: Completed | None) -> Sight:
         scratch=tmp_path,
         name="h",
         free=lambda path: 1 << 40,
-        resolve=lambda name: ["10.0.0.1"],
+        resolve=lambda name: ("10.0.0.1",),
         owns=lambda address: True,
     )
 
