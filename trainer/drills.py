@@ -1,12 +1,15 @@
 """Makes the faults that a team ordered happen to this rank, for real."""
 
+import importlib
+import itertools
 import json
 import logging
 import os
 import signal
 import threading
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.contract import exits
 from orchestrator.contract.codec import Invalid, decode
@@ -22,6 +25,14 @@ LOG = logging.getLogger("trainer")
 AGENT_KILLS_WITHIN_S = 30.0
 TOO_MUCH = 1 << 60
 """Bytes that no device has."""
+
+
+@dataclass(slots=True)
+class Victim:
+    """What of a rank drills reach into."""
+
+    parameters: "Sequence[tuple[str, nn.Parameter]]"
+    stall_loader: Callable[[], None]
 
 
 def read_drills(text: str) -> tuple[Drill, ...]:
@@ -46,11 +57,8 @@ def _strikes(drill: Drill, env: RankEnv) -> bool:
     return drill.index == env.rank // env.local_world_size and env.local_rank == 0
 
 
-def suffer(
-    drill: Drill, reporter: Reporter, parameters: "Sequence[tuple[str, nn.Parameter]]"
-) -> None:
-    """Tell the agent, then let the fault happen; only a rank that was stopped, or whose weights
-    were spoiled, ever returns from it."""
+def suffer(drill: Drill, reporter: Reporter, victim: Victim) -> None:
+    """Tell the agent, then let the fault happen, or prepare it where it is part of a step."""
     LOG.warning("rank %d: drill %s", reporter.env.rank, drill)
     reporter.drill_fired(drill)
     if drill.target == "host":
@@ -66,9 +74,15 @@ def suffer(
         case "exit":
             os._exit(exits.FAILED)
         case "oom":
-            exhaust(parameters)
+            exhaust(victim.parameters)
         case "nan":
-            spoil(parameters)
+            spoil(victim.parameters)
+        case "busy":
+            sum(itertools.repeat(0))  # in C, which never lets go of the GIL
+        case "skip" | "shape" | "order":
+            _spoil_all_reduce(drill.fault)
+        case "data":
+            victim.stall_loader()
 
 
 def exhaust(parameters: "Sequence[tuple[str, nn.Parameter]]") -> None:
@@ -89,3 +103,23 @@ def spoil(parameters: "Sequence[tuple[str, nn.Parameter]]") -> None:
         if part.numel():
             part.view(-1)[0] = torch.nan
             return
+
+
+def _spoil_all_reduce(fault: str) -> None:
+    """The step's all-reduce goes wrong on this rank, once, as after a branch that ranks take
+    differently."""
+    dist: Any = importlib.import_module("torch.distributed")  # drills are read before torch is
+    proper = dist.all_reduce
+
+    def spoiled(tensor: Any) -> Any:
+        dist.all_reduce = proper
+        match fault:
+            case "skip":
+                return None
+            case "shape":
+                return proper(tensor[: tensor.numel() // 2].clone())
+            case _:
+                dist.barrier()
+                return proper(tensor)
+
+    dist.all_reduce = spoiled

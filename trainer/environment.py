@@ -6,10 +6,8 @@ Whoever starts the ranks may set these otherwise; docs/operations.md says why th
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.contract.env import RankEnv
-
-FLIGHT_FILES = "flight-"
-"""The recorder's dump of a rank, under the trace directory: this and the rank's number."""
+from orchestrator.contract.env import RankEnv, nccl_pipes
+from orchestrator.contract.rundir import FLIGHT_FILES
 
 
 def torch_defaults(env: RankEnv) -> Mapping[str, str]:
@@ -30,4 +28,8 @@ def torch_defaults(env: RankEnv) -> Mapping[str, str]:
     }
     if env.trace_dir:
         values["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(env.trace_dir) / FLIGHT_FILES)
+    if env.heartbeat_socket:
+        # NCCL's monitor is a thread of C++: asked at this pipe it dumps also while the GIL is held.
+        pipes = nccl_pipes(env.heartbeat_socket, env.attempt)
+        values["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = pipes
     return values

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from orchestrator.contract import exits
 from orchestrator.contract.training import TrainingConfig
 from trainer.checkpoint.save import Checkpoints
-from trainer.drills import drills_due, suffer
+from trainer.drills import Victim, drills_due, suffer
 from trainer.evaluate import Evaluator
 from trainer.guard import Skips, Spikes, too_high, too_many
 from trainer.metrics import StepMetrics
@@ -58,9 +58,10 @@ def train(job: Training, done: int) -> int:
     if done >= last and job.ranks.env.rank == 0:
         LOG.info("nothing left to do: %d of %d steps are done", done, last)
     code = exits.OK
+    victim = Victim(job.stepper.parameters, job.stepper.batches.stall)
     for step in range(done + 1, last + 1):
         for drill in drills_due(job.outside.drills, job.ranks.env, step):
-            suffer(drill, job.outside.reporter, job.stepper.parameters)
+            suffer(drill, job.outside.reporter, victim)
         if step == done + 1:
             job.outside.reporter.beat("compile" if job.config.train.compile else "train")
         totals, step_s = _timed_step(job, step)

@@ -18,6 +18,7 @@ from trainer.config import complete, load_config
 from trainer.data.skip import read_skip
 from trainer.drills import read_drills
 from trainer.emit import Reporter
+from trainer.flight import dump_on_signal
 from trainer.guard import Unstable
 from trainer.outside import Outside
 from trainer.signals import StopRequest, show_stacks_on_signal
@@ -27,6 +28,7 @@ LOG = logging.getLogger("trainer")
 
 def start(arguments: Sequence[str], env: RankEnv) -> int:
     """Train as `arguments` say; returns the process's exit code."""
+    dump_on_signal(env)
     show_stacks_on_signal(env)
     stop = StopRequest()
     set_up_logging()

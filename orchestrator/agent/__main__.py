@@ -20,6 +20,7 @@ from orchestrator.agent.errands import Planners
 from orchestrator.agent.evidence import holders, send_signal
 from orchestrator.agent.leader import Granted, Leader, take_over
 from orchestrator.agent.leaderless import queue_again, see_to_the_leader
+from orchestrator.agent.probes import prober
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term
 from orchestrator.app.replanning import refit, replan
@@ -73,6 +74,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         findings=_look_at_host(args, environ),
         patience_s=args.patience,
         leader_at=args.leader_at,
+        probe=prober(_wanted(args), environ, sight(run_command)),
     )
     try:
         scheduled = args.restarts is not None
@@ -85,11 +87,14 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
 
 def _look_at_host(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """What of this host is not in order."""
-    wanted = Wanted(devices=args.devices, run_dir=args.run_dir, address=args.address)
-    found = troubles(examine_host(wanted, environ, sight(run_command)))
+    found = troubles(examine_host(_wanted(args), environ, sight(run_command)))
     for finding in found:
         log.warning("%s: %s: %s", finding.verdict, finding.what, finding.found)
     return found
+
+
+def _wanted(args: argparse.Namespace) -> Wanted:
+    return Wanted(devices=args.devices, run_dir=args.run_dir, address=args.address)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,6 +21,8 @@ import aiohttp
 
 from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.fabric import check_fabric
+from orchestrator.agent.gathering import gather
+from orchestrator.agent.probes import Probe, no_probe
 from orchestrator.agent.sockets import free_port, listen
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term, leader_of
@@ -86,6 +88,8 @@ class AgentConfig:
     leader_at: str = ""
     """HOST:PORT where a leader may be that `leader.json` does not tell of, or of which it tells
     too late; one of another launch turns this agent away."""
+    probe: Probe = no_probe
+    """Looks at the host when something broke on it."""
 
 
 class Agent:
@@ -367,9 +371,12 @@ class Agent:
     async def _gather(self, order: Gather) -> None:
         attempt = self.attempt
         running = attempt is not None and attempt.start.attempt == order.attempt
-        ranks = await attempt.gather(order.timeout_s) if attempt is not None and running else ()
+        if attempt is not None and running:
+            self._report(await gather(attempt, order.timeout_s, self.config.probe))
+            return
+        nothing = {"ranks": "no attempt runs here"}
         host = self.config.place.host
-        self._report(Evidence(attempt=order.attempt, host=host, ranks=ranks))
+        self._report(Evidence(attempt=order.attempt, host=host, ranks=(), missing=nothing))
 
     def hear(self, datagram: Datagram) -> None:
         """A rank of this host said something."""

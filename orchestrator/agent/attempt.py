@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from orchestrator.agent.evidence import (
     gather_stacks,
     holders,
+    how_ended,
     last_lines,
     process_state,
     send_signal,
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 REAP_S = 2.0
 """After torchrun ended, for its keepers to say how the ranks ended, and for the lock to be free."""
 POLL_S = 0.05
+FEW_RANKS = 512
+"""Ranks of a job up to which a stack is told whole; it always is in the traces."""
+FEW_LINES = 14
+"""Of a stack: the innermost frames, by which ranks are told apart."""
 
 
 @dataclass(slots=True)
@@ -153,6 +158,15 @@ class Attempt:
             for rank, record in sorted(self.ranks.items())
         )
 
+    def running(self) -> dict[int, int]:
+        """Rank -> process, of those that have not ended."""
+        return {rank: r.pid for rank, r in sorted(self.ranks.items()) if r.ended is None}
+
+    def ended(self) -> dict[int, str]:
+        """Rank -> how, of those that have."""
+        ends = {rank: r.ended for rank, r in sorted(self.ranks.items()) if r.ended is not None}
+        return {rank: how_ended(end.exit_code, end.signal) for rank, end in ends.items()}
+
     async def gather(self, timeout_s: float) -> tuple[RankEvidence, ...]:
         """Process states and stacks of the ranks that still run."""
         alive = [(rank, r) for rank, r in sorted(self.ranks.items()) if r.ended is None]
@@ -160,6 +174,8 @@ class Attempt:
         traces = self.place.run_dir.traces(self.start.attempt)
         stacks = await gather_stacks([(n, r.pid) for n, r in alive], traces, timeout_s)
         now = self.clock.monotonic()
+        many = self.start.nodes * self.start.ranks_per_host > FEW_RANKS
+        lines = FEW_LINES if many else None
         return tuple(
             RankEvidence(
                 rank=rank,
@@ -168,7 +184,7 @@ class Attempt:
                 step=record.step,
                 phase=record.phase,
                 age_s=now - record.heard,
-                stack=stacks.get(rank, ()),
+                stack=tuple(stacks.get(rank, ())[:lines]),
             )
             for rank, record in alive
         )

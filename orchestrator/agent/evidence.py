@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from orchestrator.supervise.diagnose import signal_name
+
 LOG_LINES = 20
 LOG_BYTES = 8_192
 STACK_LINES = 60
@@ -22,10 +24,16 @@ def process_state(pid: int) -> str:
     return stat[stat.rindex(")") + 2]
 
 
-def send_signal(pid: int, number: signal.Signals) -> None:
+def send_signal(pid: int, number: int) -> None:
     """To a process that may have ended by itself."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def how_ended(exit_code: int | None, number: int | None) -> str:
+    if number is not None:
+        return f"signal {signal_name(number)}"
+    return "nobody saw how" if exit_code is None else f"exit code {exit_code}"
 
 
 def holders(path: Path) -> list[int]:

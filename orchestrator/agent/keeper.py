@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from orchestrator.contract.datagrams import Datagram, RankEnded, RankStarted, to_bytes
-from orchestrator.contract.env import TORCHRUN_PID, RankEnv
+from orchestrator.contract.env import DUMP_SIGNAL, TORCHRUN_PID, RankEnv
 
 PR_SET_PDEATHSIG = 1
 
@@ -83,8 +83,8 @@ def _become(parent: int, command: Sequence[str]) -> NoReturn:
         die_with_parent(parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # To be asked to leave or for stacks must not kill a program that has yet to learn how.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        for number in (signal.SIGUSR1, signal.SIGUSR2, DUMP_SIGNAL):
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.execvp(command[0], list(command))
     except OSError as exc:

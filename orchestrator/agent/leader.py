@@ -18,12 +18,15 @@ from aiohttp import WSCloseCode, web
 from orchestrator import strikes
 from orchestrator.agent.connections import Connections, Silence, report_in
 from orchestrator.agent.errands import Errands, Planners
+from orchestrator.agent.judging import Judge
 from orchestrator.agent.translate import (
     event_of,
+    gathered,
     hang_detected,
     health_changed,
     registered,
     step_reached,
+    without_stacks,
 )
 from orchestrator.agent.whereabouts import Term, announce, announce_end
 from orchestrator.contract.actions import (
@@ -31,6 +34,7 @@ from orchestrator.contract.actions import (
     CheckHosts,
     EndJob,
     GatherEvidence,
+    JudgeHang,
     ReplaceAgent,
     Replan,
     Requeue,
@@ -86,6 +90,8 @@ FENCE_S = 1.0
 """Between two looks at the fence of a leader that has nothing to write."""
 STALL_S = 1.0
 """A look that comes later than this says more of the leader's machine than of the agents."""
+JOURNALLED_STACKS = 64
+"""Ranks of a job up to which the journal has all their stacks."""
 CLOSE_S = 1.0
 """For requests to end once nobody is led any more."""
 
@@ -150,6 +156,7 @@ class Leader:
         self.pending: StartAttempt | None = None
         """An attempt whose first host is still to offer a port."""
         self.ending: EndJob | Requeue | None = None
+        self.judge = Judge(job, lambda: supervisor.run, run_dir, backend, clock)
         self.granted = granted
         self.name = name
         """What the fence knows this leader by."""
@@ -289,7 +296,9 @@ class Leader:
                 self._digest(report)
             case Port():
                 self._port_offered(report)
-            case Told() | Exited() | Evidence() | Stopped():
+            case Evidence():
+                self._evidence(report)
+            case Told() | Exited() | Stopped():
                 self._happened(event_of(report, self.steady.now()))
             case Checked():
                 self.errands.checked[report.host] = report
@@ -299,6 +308,12 @@ class Leader:
                 pass
             case _:
                 assert_never(report)
+
+    def _evidence(self, report: Evidence) -> None:
+        self.judge.hear(report)
+        event = gathered(report, self.steady.now())
+        few = self.supervisor.run.plan.world_size <= JOURNALLED_STACKS
+        self._happened(event if few else without_stacks(event))
 
     def _digest(self, digest: Digest) -> None:
         if self.watch is None or digest.attempt != self.watched:
@@ -434,6 +449,9 @@ class Leader:
                     self.connections.order(
                         host, Gather(attempt=action.attempt, timeout_s=action.timeout_s)
                     )
+            case JudgeHang():
+                judging = self.judge.judge(action.attempt, self._happened, self.steady.now)
+                self._beside(judging)
             case ReplaceAgent() | CheckHosts() | Replan():
                 self._beside(self.errands.run_errand(action))
             case Requeue():

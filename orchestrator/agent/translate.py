@@ -1,5 +1,7 @@
 """What an agent reports, as the event that it is. Pure."""
 
+from dataclasses import replace
+
 from orchestrator.contract.datagrams import DrillFired, Resumed, Saved, SaveFailed
 from orchestrator.contract.events import (
     AgentRegistered,
@@ -27,10 +29,29 @@ def event_of(report: Told | Exited | Evidence | Stopped, at: float) -> Event:
             return _told(report, at)
         case Exited():
             return _exited(report, at)
-        case Evidence(attempt=attempt, host=host, ranks=ranks):
-            return EvidenceGathered(at=at, attempt=attempt, host=host, ranks=ranks)
+        case Evidence():
+            return gathered(report, at)
         case Stopped(attempt=attempt, host=host, finished=finished, why=why):
             return HostStopped(at=at, attempt=attempt, host=host, finished=finished, why=why)
+
+
+def gathered(report: Evidence, at: float) -> EvidenceGathered:
+    """The dumps themselves are for the verdict, and in the traces."""
+    return EvidenceGathered(
+        at=at,
+        attempt=report.attempt,
+        host=report.host,
+        ranks=report.ranks,
+        dumps=len(report.dumps),
+        withheld=report.withheld,
+        missing=report.missing,
+        findings=report.findings,
+    )
+
+
+def without_stacks(event: EvidenceGathered) -> EvidenceGathered:
+    """For the journal of a large job: there the verdict has those that matter."""
+    return replace(event, ranks=tuple(replace(rank, stack=()) for rank in event.ranks))
 
 
 def _told(told: Told, at: float) -> Event:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.events import EvidenceGathered, HangDetected
-from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.diagnosis.analyse import analyse
+from orchestrator.diagnosis.axes import axes_of
 from orchestrator.diagnosis.facts import Diagnosis, RankFacts, Scene
 from orchestrator.diagnosis.folder import read_folder, with_facts
 from orchestrator.errors import JobError
+from orchestrator.supervise.judgement import facts_of
 from orchestrator.supervise.log import Entry, read
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import step
@@ -47,12 +48,21 @@ def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis
     folder = run_dir.traces(chosen)
     scene = read_folder(folder) if folder.is_dir() else Scene()
     plan, hosts = placements.get(chosen, (None, ()))
-    facts = _facts(entries, chosen)
+    facts = {
+        rank: replace(found, stack=found.stack or _stack(scene, rank))
+        for rank, found in _facts(entries, chosen).items()
+    }
     if plan is not None:
         scene = replace(scene, world=plan.world_size, axes=axes_of(plan.mesh))
         facts = _on_hosts({**scene.facts, **facts}, plan, hosts)
     scene = with_facts(scene, facts)
     return scene, analyse(scene)
+
+
+def _stack(scene: Scene, rank: int) -> tuple[str, ...]:
+    """Of the traces: the journal of a large job has none."""
+    facts = scene.facts.get(rank)
+    return facts.stack if facts else ()
 
 
 def _newest_evident(run_dir: RunDir, entries: Iterable[Entry], newest: int) -> int:
@@ -64,21 +74,12 @@ def _newest_evident(run_dir: RunDir, entries: Iterable[Entry], newest: int) -> i
 
 
 def _facts(entries: Iterable[Entry], attempt: int) -> dict[int, RankFacts]:
-    return {
-        found.rank: RankFacts(
-            rank=found.rank,
-            host=entry.event.host,
-            process_state=found.process_state,
-            asked=True,
-            stack=found.stack,
-            step=found.step,
-            phase=found.phase,
-            age_s=found.age_s,
-        )
-        for entry in entries
-        if isinstance(entry.event, EvidenceGathered) and entry.event.attempt == attempt
-        for found in entry.event.ranks
-    }
+    facts: dict[int, RankFacts] = {}
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, EvidenceGathered) and event.attempt == attempt:
+            facts |= facts_of(event.host, event.ranks, event.withheld)
+    return facts
 
 
 def _on_hosts(
@@ -91,23 +92,6 @@ def _on_hosts(
         )
         for rank in range(plan.world_size)
     }
-
-
-def axes_of(mesh: Mesh) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """The groups of a mesh as torch names them, where a dump does not say who is in them."""
-    axes = {f"mesh_{axis}": _lines(mesh, (axis,)) for axis in AXES}
-    for axis in ("dp_shard", "dp_replicate"):
-        axes[f"mesh_{axis}_cp"] = _lines(mesh, (axis, "cp"))
-    return {desc: lines for desc, lines in axes.items() if len(lines[0]) > 1}
-
-
-def _lines(mesh: Mesh, along: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    lines: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(mesh.world_size):
-        coords = mesh.coords(rank)
-        place = tuple(coords[axis] for axis in AXES if axis not in along)
-        lines.setdefault(place, []).append(rank)
-    return tuple(tuple(line) for line in lines.values())
 
 
 def diagnosis_json(scene: Scene, diagnosis: Diagnosis) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def _drills(
     multiple=True,
     callback=_drills,
     metavar="FAULT",
-    help="Make a fault happen once: kill|stop|raise|exit:rank=R@step=S, kill:host=H@step=S.",
+    help="Make a fault happen once: kill|stop|raise|exit|busy|skip|shape|order|data:rank=R@step=S,"
+    " kill:host=H@step=S.",
 )
 def submit(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,

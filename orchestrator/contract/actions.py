@@ -41,6 +41,14 @@ class GatherEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeHang:
+    """Say what the evidence that has come amounts to, while the ranks are being stopped."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceAgent:
     """Ask the backend for a new agent on a host whose agent is gone."""
 
@@ -94,6 +102,7 @@ Action = (
     StartAttempt
     | StopAttempt
     | GatherEvidence
+    | JudgeHang
     | ReplaceAgent
     | CheckHosts
     | Replan

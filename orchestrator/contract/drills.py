@@ -2,14 +2,20 @@
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.limits import AtLeast
 
-FORM = (
-    "FAULT:rank=R@step=S with FAULT one of kill, stop, raise, exit, oom, nan; or kill:host=H@step=S"
-)
+Fault = Literal[
+    "kill", "stop", "raise", "exit", "oom", "nan", "busy", "skip", "shape", "order", "data"
+]
+"""SIGKILL, SIGSTOP, a Python exception, or leaving with exit code 1; asking the device for more
+memory than there is, or a weight that is no number any more; a loop in C that holds the GIL; the
+step's all-reduce left out, called with another size, or called after an operation that no other
+rank calls; a data loader that gives nothing any more."""
+FAULTS: tuple[Fault, ...] = get_args(Fault)
+FORM = f"FAULT:rank=R@step=S with FAULT one of {', '.join(FAULTS)}; or kill:host=H@step=S"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +24,7 @@ class Drill:
 
     id: int
     """Place in the job's list of drills, from 1."""
-    fault: Literal["kill", "stop", "raise", "exit", "oom", "nan"]
-    """SIGKILL, SIGSTOP, a Python exception, leaving with exit code 1, asking the device for more
-    memory than there is, or a weight that is no number any more."""
+    fault: Fault
     target: Literal["rank", "host"]
     """For a host, its agent and all its ranks are killed."""
     index: Annotated[int, AtLeast(0)]
@@ -38,7 +42,7 @@ def parse_drill(text: str, number: int) -> Drill:
     Raises:
         Invalid: when the text has another form.
     """
-    found = re.fullmatch(r"(kill|stop|raise|exit|oom|nan):rank=(\d+)@step=([1-9]\d*)", text)
+    found = re.fullmatch(rf"({'|'.join(FAULTS)}):rank=(\d+)@step=([1-9]\d*)", text)
     target: Literal["rank", "host"] = "rank"
     if found is None:
         found = re.fullmatch(r"(kill):host=(\d+)@step=([1-9]\d*)", text)

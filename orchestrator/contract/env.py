@@ -1,7 +1,9 @@
 """Environment variables between agent and rank, read once into a value."""
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 ATTEMPT = "NDCTL_ATTEMPT"
@@ -10,6 +12,8 @@ HEARTBEAT_SOCKET = "NDCTL_HEARTBEAT_SOCKET"
 """Path of the agent's Unix datagram socket; unset when no agent listens."""
 TRACE_DIR = "NDCTL_TRACE_DIR"
 """Where a rank writes `rank-<r>.stacks` on SIGUSR2; unset: to its standard error."""
+DUMP_SIGNAL = signal.SIGRTMIN + 1
+"""Asks a rank for its flight-recorder dump, `flight-<r>` in the trace directory."""
 DRILLS = "NDCTL_DRILLS"
 """JSON list of the drills that are still to happen."""
 SKIP = "NDCTL_SKIP"
@@ -61,3 +65,13 @@ class RankEnv:
             drills=environ.get(DRILLS, "[]"),
             skip=environ.get(SKIP, "[]"),
         )
+
+
+def nccl_pipes(heartbeat_socket: str, attempt: int) -> str:
+    """How the names of the pipes begin at which NCCL's monitor of each rank can be asked for a
+    dump, GIL or no GIL: beside the agent's socket, as not every run directory can hold a pipe."""
+    return str(Path(heartbeat_socket).parent / f"attempt-{attempt}-rank-")
+
+
+def nccl_pipe(heartbeat_socket: str, attempt: int, rank: int) -> Path:
+    return Path(f"{nccl_pipes(heartbeat_socket, attempt)}{rank}.pipe")

@@ -10,7 +10,7 @@ from typing import Literal
 
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.drills import Drill
-from orchestrator.contract.failures import FailureRule
+from orchestrator.contract.failures import FailureRule, Scope
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.phases import Phase
@@ -211,6 +211,45 @@ class EvidenceGathered:
     attempt: int
     host: str
     ranks: tuple[RankEvidence, ...]
+    """Of a large job without stacks: these are in the traces, and those that matter in the
+    verdict."""
+    dumps: int = 0
+    """How many flight recorders were dumped."""
+    withheld: tuple[int, ...] = ()
+    """Ranks that ran, and gave no dump in time."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """What evidence did not come -> why."""
+    findings: tuple[Finding, ...] = ()
+    """What the host's probes found that is not in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangJudged:
+    """What the evidence of all ranks amounts to (`orchestrator/diagnosis/`)."""
+
+    at: float
+    attempt: int
+    verdict: str
+    """A kind of `orchestrator/diagnosis/facts.py`; not-known is one as well."""
+    cause: str
+    scope: Scope | None
+    """None: not known."""
+    ranks: tuple[int, ...]
+    """To blame, the likeliest first; empty blames nobody."""
+    hosts: tuple[str, ...]
+    """To leave out; empty unless that is sure."""
+    confidence: float
+    signs: tuple[str, ...] = ()
+    """How it is known, and what evidence is missing."""
+    waiting: tuple[str, ...] = ()
+    """Where the others wait."""
+    advice: str = ""
+    num_dumps: int = 0
+    num_stacks: int = 0
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of those to blame, and of one of each crowd."""
+    took_s: float = 0.0
+    """For the analysis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +367,7 @@ Event = (
     | RankExited
     | HangDetected
     | EvidenceGathered
+    | HangJudged
     | HostStopped
     | CancelRequested
     | LeaveAsked

@@ -5,7 +5,8 @@ says `Register` first, then reports; the leader answers with orders and a `Pulse
 that either side knows silence from rest. `POST /v1/cancel` with the same header cancels the job.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.contract.datagrams import DrillFired, RankEnded, Resumed, Saved, SaveFailed
@@ -121,6 +122,14 @@ class Evidence:
     attempt: int
     host: str
     ranks: tuple[RankEvidence, ...]
+    dumps: Mapping[str, str] = field(default_factory=dict)
+    """Rank -> its flight recorder's dump, reduced (`diagnosis/digest.py`)."""
+    withheld: tuple[int, ...] = ()
+    """Ranks that ran, and gave no dump in time."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """What evidence did not come -> why."""
+    findings: tuple[Finding, ...] = ()
+    """What the host's probes found that is not in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@
   fence.json              which leader and which attempt may write
   logs/agent-<host>.log   what the agent of a host said
   logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
-  traces/attempt-<a>/     stacks taken at a hang
+  traces/attempt-<a>/     evidence of a hang: rank-<r>.stacks, flight-<r> (what its flight
+                          recorder dumped), host-<host>.jsonl (states, last lines, probes)
   profiles/attempt-<a>/   rank-<r>.trace.json.gz and, of a GPU, rank-<r>.memory.pickle
   checkpoints/step-<s>/   complete only with its marker
 """
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_RUN_ROOT = "ndctl-runs"
+FLIGHT_FILES = "flight-"
+"""A flight recorder's dump, under the trace directory: this and the rank's number."""
 
 
 @dataclass(frozen=True, slots=True)

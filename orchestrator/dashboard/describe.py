@@ -124,6 +124,8 @@ def incident_lines(incident: Incident, state: State, zone: tzinfo | None) -> Ite
     yield f"  #{incident.id} {incident.kind} at {at}{drill}"
     yield row("  cause", words.one_line(incident.cause))
     yield row("  culprit", str(incident.culprit))
+    if incident.confidence is not None:
+        yield row("  confidence", f"{incident.confidence:.0%}")
     yield row("  when", f"attempt {incident.attempt}, after step {incident.step}")
     if incident.failure:
         yield row("  class", f"{incident.failure} (scope {incident.scope})")

@@ -9,6 +9,7 @@ from orchestrator.contract.actions import (
     CheckHosts,
     EndJob,
     GatherEvidence,
+    JudgeHang,
     ReplaceAgent,
     Replan,
     Requeue,
@@ -25,6 +26,7 @@ from orchestrator.contract.events import (
     Event,
     EvidenceGathered,
     HangDetected,
+    HangJudged,
     HealthChanged,
     HostFlagged,
     HostLeaving,
@@ -60,7 +62,9 @@ def action_words(action: Action) -> str:
             where = f" on {', '.join(hosts)}" if hosts else ""
             return f"stop attempt {attempt}{where} within {words.duration(grace)} ({reason})"
         case GatherEvidence(attempt=attempt, reason=reason):
-            return f"gather stacks of attempt {attempt} ({reason})"
+            return f"gather evidence of attempt {attempt} ({reason})"
+        case JudgeHang(attempt=attempt):
+            return f"judge the evidence of attempt {attempt}"
         case ReplaceAgent(host=host, elsewhere=True, reason=reason):
             return f"ask for another host in the place of {host} ({reason})"
         case ReplaceAgent(host=host, reason=reason):
@@ -132,7 +136,14 @@ def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
             return _hang(event)
         case EvidenceGathered(host=host, ranks=ranks):
             stacks = sum(bool(rank.stack) for rank in ranks)
-            return f"stacks of {stacks} of {words.count(len(ranks), 'rank')} gathered on {host}"
+            many = words.count(len(ranks), "rank")
+            of = f"stacks of {stacks} and dumps of {event.dumps} of {many}"
+            lost = f"; missing: {', '.join(sorted(event.missing))}" if event.missing else ""
+            return f"{of} gathered on {host}{words.shortened(lost)}"
+        case HangJudged():
+            who = f"rank {event.ranks[0]}" if event.ranks else "nobody"
+            sure = f"{event.confidence:.0%} sure, judged in {words.duration(event.took_s)}"
+            return f"verdict {event.verdict}, {who} ({sure}): {words.shortened(event.cause)}"
         case HostStopped(host=host, finished=finished, why=why):
             how = "finished" if finished else "stopped"
             return f"all ranks on {host} {how}{f': {why}' if why else ''}"

@@ -46,10 +46,11 @@ class Case:
         self.mute = tuple(
             rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
         )
+        self.withheld = {rank for rank, facts in scene.facts.items() if facts.withheld}
         self.stacks = {
-            rank: stacks.main_stack(facts.stack)
+            rank: stack
             for rank, facts in scene.facts.items()
-            if facts.stack
+            if (stack := stacks.main_stack(facts.stack))
         }
         self.crowds = Counter(stacks.place(stack) for stack in self.stacks.values())
 
@@ -69,6 +70,8 @@ class Case:
             return (), 0
         if stacks.talks(stack):
             return (f"but its stack is in {stack[0]}, inside torch.distributed",), -1
+        if rank in self.withheld and 2 * len(self.withheld) < len(self.scene.dumps):
+            return (f"its stack is in {stack[0]}, and it gave no dump: something held its GIL",), 2
         crowd = max(self.crowds.values())
         if self.crowds[stacks.place(stack)] == 1 and 2 * crowd >= len(self.stacks) > MOST_ALONE:
             return (f"it alone is in {stack[0]}",), 1

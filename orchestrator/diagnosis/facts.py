@@ -36,6 +36,8 @@ class RankFacts:
     asked: bool = False
     """Was asked for its stacks."""
     stack: tuple[str, ...] = ()
+    withheld: bool = False
+    """Ran, was asked for its dump, and gave none in time."""
     step: int | None = None
     phase: str | None = None
     age_s: float | None = None

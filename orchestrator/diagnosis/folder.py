@@ -26,7 +26,7 @@ from orchestrator.diagnosis.facts import RankFacts, Scene
 
 RANK = re.compile(r"rank[-_]?(\d+)|(\d+)(?:\.\w+)?$")
 STACKS = (".stacks", ".stack", ".txt", ".pyspy")
-PASSED_OVER = (".log", ".gz", ".md", ".yaml", ".jsonl")
+PASSED_OVER = (".log", ".gz", ".md", ".yaml", ".jsonl", ".part")
 MOST_BYTES = 1 << 28
 """A dump of 2,000 operations with stacks has less than a hundredth of this."""
 MANY = 2_000

@@ -36,7 +36,7 @@ def _lines(diagnosis: Diagnosis, scene: Scene) -> Iterator[str]:
     for sign in diagnosis.evidence:
         yield _row("because", sign)
     for waiting in diagnosis.waiting:
-        yield _row("waiting", _waiting(waiting))
+        yield _row("waiting", waiting_words(waiting))
     yield _row("evidence", _seen(diagnosis, scene))
     for name, why in list(scene.unreadable.items())[:SHOWN]:
         yield _row("unreadable", f"{name}: {why}")
@@ -62,7 +62,7 @@ def _who(diagnosis: Diagnosis, scene: Scene) -> str:
     return f"{ranks_words(diagnosis.ranks)}{where} ({leave})"
 
 
-def _waiting(waiting: Waiting) -> str:
+def waiting_words(waiting: Waiting) -> str:
     parts = [f"{len(waiting.entered)} of {waiting.size} ranks are in"]
     if waiting.missing:
         parts.append(f"without {ranks_words(waiting.missing)}")

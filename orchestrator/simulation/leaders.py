@@ -8,6 +8,7 @@ journal, between line and fence, or between two actions.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never, cast
 
@@ -25,6 +26,7 @@ from orchestrator.contract.actions import (
     CheckHosts,
     EndJob,
     GatherEvidence,
+    JudgeHang,
     ReplaceAgent,
     Replan,
     Requeue,
@@ -35,6 +37,7 @@ from orchestrator.contract.events import (
     AgentLost,
     CancelRequested,
     Event,
+    HangJudged,
     HostLeaving,
     LeaveAsked,
     Tick,
@@ -61,6 +64,7 @@ from orchestrator.contract.protocol import (
 from orchestrator.simulation.errands import Errands
 from orchestrator.simulation.network import Line
 from orchestrator.simulation.storage import Crash, Crashed, StoredJournal
+from orchestrator.supervise.judgement import judged_from
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.watch import Limits, Watch
 
@@ -70,6 +74,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 CALM_LOOK_S = 4.0
+JUDGE_S = 1.0
 RETRY_S = 1.0
 """Before a write to the journal or the fence is tried again."""
 FAREWELL_S = 5.0
@@ -359,6 +364,8 @@ class Leader:
             case GatherEvidence():
                 for host in run.placement:
                     self.order(host, Gather(attempt=action.attempt, timeout_s=action.timeout_s))
+            case JudgeHang():
+                self._judge(action)
             case ReplaceAgent() | CheckHosts() | Replan():
                 self.errands.run_errand(action)
             case Requeue():
@@ -369,6 +376,17 @@ class Leader:
                 self.end(action)
             case _:
                 assert_never(action)
+
+    def _judge(self, action: JudgeHang) -> None:
+        """Played ranks have no flight recorder: judged of states and heartbeats, a second later."""
+        run = self.supervisor.run
+        if run.findings is not None:
+            judged = judged_from(run.findings, action.attempt)
+            self.world.timeline.after(JUDGE_S, partial(self._judged, judged))
+
+    def _judged(self, judged: HangJudged) -> None:
+        if self.alive:
+            self.happened(replace(judged, at=self.now()))
 
     def _start_attempt(self, action: StartAttempt) -> None:
         limits = Limits(hang=self.job.hang_timeout, init=self.job.init_timeout)

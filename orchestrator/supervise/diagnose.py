@@ -12,10 +12,13 @@ from enum import IntEnum
 from functools import lru_cache
 
 from orchestrator.contract import exits
-from orchestrator.contract.events import AgentLost, RankEvidence, RankExited
+from orchestrator.contract.events import AgentLost, HangJudged, RankExited
 from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.phases import Phase
+from orchestrator.diagnosis.case import SURE
 from orchestrator.diagnosis.classes import Classified, Signs, classify
+from orchestrator.diagnosis.words import ranks_words
+from orchestrator.supervise.judgement import judged_from
 from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
 
 SYMPTOMS = re.compile(
@@ -27,6 +30,16 @@ SYMPTOMS = re.compile(
     re.IGNORECASE,
 )
 """What a rank says when a peer went away (PyTorch's gloo, NCCL and TCPStore)."""
+
+
+TIMEOUTS = re.compile(
+    r"watchdog caught collective|collective operation timeout|timed out waiting"
+    r"|application timeout caused pair closure|wait timeout|timeout at .*watchdog",
+    re.IGNORECASE,
+)
+"""What a rank says whose collective did not return in time: a hang, seen by the rank itself."""
+MOST_HOSTS = 16
+"""Whose probes an incident shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +57,8 @@ class Verdict:
     """The rule of the failure's class."""
     phase: Phase | None = None
     """In which it happened, where that is known."""
+    confidence: float | None = None
+    """Of what was weighed; None: it was seen."""
 
 
 def diagnose(findings: Findings, own: tuple[FailureRule, ...] = ()) -> Verdict:
@@ -94,8 +109,9 @@ def _signs(findings: Findings, own: tuple[FailureRule, ...]) -> Iterator[Sign]:
     for exited in findings.exits:
         if not exited.stopped:
             yield weigh(exited, own), exited.at, _exited(exited, own)
-    if findings.hang is not None:
-        yield Weight.HANG, findings.hang.at - findings.hang.stalled_s, _hang(findings)
+    if findings.hang is not None or findings.judge_by is not None:
+        hang = _hang(findings)
+        yield Weight.HANG, hang.at, hang
     if findings.leader_lost is not None:
         verdict = _leader_lost(findings.leader_lost, findings)
         yield Weight.LEADER, findings.leader_lost, verdict
@@ -119,6 +135,15 @@ def _is_symptom(exited: RankExited, own: tuple[FailureRule, ...]) -> bool:
     aborted = exited.signal == signal.SIGABRT
     passed_on = exited.signal == signal.SIGTERM  # torchrun ends a failed rank's neighbours so
     return passed_on or (aborted and _any_symptom(exited.log_tail))
+
+
+def timed_out(exited: RankExited) -> bool:
+    """Whether a rank ended because a collective took too long."""
+    if weigh(exited) is not Weight.SYMPTOM:
+        return False
+    if exited.error is not None:
+        return TIMEOUTS.search(f"{exited.error.error}: {exited.error.message}") is not None
+    return any(TIMEOUTS.search(line) for line in exited.log_tail)
 
 
 def _any_symptom(lines: tuple[str, ...]) -> bool:
@@ -265,47 +290,48 @@ def _launch_failed(findings: Findings) -> Verdict:
 
 
 def _hang(findings: Findings) -> Verdict:
-    hang = findings.hang
-    assert hang is not None
-    seen = {rank.rank: (part.host, rank) for part in findings.evidence for rank in part.ranks}
-    blamed, how = _hung_rank([rank for _, rank in seen.values()], hang.behind)
-    culprit = NOBODY if blamed is None else Culprit(host=seen[blamed][0], rank=blamed)
-    silent = [f"rank {rank}" for rank, (_, found) in sorted(seen.items()) if not found.stack]
-    notes = (how, *((f"no stack from {', '.join(silent)}",) if silent else ()))
-    who = "no rank" if blamed is None else f"rank {blamed}"
+    """Only a verdict that is sure blames a host, and where the program is to blame, none."""
+    attempt = findings.hang.attempt if findings.hang else findings.exits[0].attempt
+    judged = findings.judged or judged_from(findings, attempt)
+    seen, at, detected_after_s = _hang_seen(findings)
+    sure = bool(judged.hosts) or (judged.scope == "user" and judged.confidence >= SURE)
+    rank = judged.ranks[0] if sure and judged.ranks else None
+    culprit = Culprit(host=judged.hosts[0] if judged.hosts else None, rank=rank)
+    doubt = "" if sure or not judged.ranks else ", but that is not sure enough to blame it"
+    sure_of = f"{judged.confidence:.0%} sure"
+    notes = (*judged.signs, *(f"waiting: {words}" for words in judged.waiting))
     return Verdict(
         kind="hang",
-        cause=f"no rank made progress for {hang.stalled_s:.1f} s in phase {hang.phase}"
-        f" (limit {hang.limit_s:.1f} s); {who} is to blame: {how}",
+        cause=f"{seen}; {judged.verdict} ({sure_of}): {judged.cause}{doubt}",
         culprit=culprit,
-        at=hang.at - hang.stalled_s,
-        detected_after_s=hang.stalled_s,
-        phase=hang.phase,
-        evidence=Evidence(
-            stacks={str(rank): found.stack for rank, (_, found) in sorted(seen.items())},
-            notes=notes,
-        ),
+        at=at,
+        detected_after_s=detected_after_s,
+        phase=findings.hang.phase if findings.hang else findings.exits[0].phase,
+        evidence=Evidence(stacks=judged.stacks, notes=(*notes, *_probes(findings))),
+        signature=_desync(findings, judged) if sure and judged.scope == "user" else "",
+        confidence=judged.confidence,
     )
 
 
-PROCESS_STATES = {
-    "T": "stopped by a signal (state T)",
-    "t": "stopped by a debugger (state t)",
-    "D": "in an uninterruptible wait of the kernel (state D)",
-    "Z": "dead but not reaped (state Z)",
-    "gone": "gone",
-}
+def _hang_seen(findings: Findings) -> tuple[str, float, float]:
+    """How the hang was noticed, since when it stood still, and how long that took."""
+    hang = findings.hang
+    if hang is None:
+        first = min(findings.exits, key=lambda exited: exited.at)
+        return f"a collective of rank {first.rank} timed out", first.at, first.detected_after_s
+    words = f"no rank made progress for {hang.stalled_s:.1f} s in phase {hang.phase}"
+    since = hang.at - hang.stalled_s
+    return f"{words} (limit {hang.limit_s:.1f} s)", since, hang.stalled_s
 
 
-def _hung_rank(ranks: list[RankEvidence], behind: tuple[int, ...]) -> tuple[int | None, str]:
-    """The one rank that the others wait for, and how it is known; None when signs disagree."""
-    odd = [rank for rank in ranks if rank.process_state in PROCESS_STATES]
-    if len(odd) == 1:
-        return odd[0].rank, f"its process is {PROCESS_STATES[odd[0].process_state]}"
-    mute = [rank for rank in ranks if not rank.stack]
-    if len(mute) == 1 and len(ranks) > 1:
-        return mute[0].rank, "it alone gave no stack"
-    known = [rank for rank in ranks if rank.rank in behind]
-    if len(behind) == 1 and known:
-        return behind[0], f"it alone is behind, at step {known[0].step}"
-    return None, f"no single rank stands out ({len(odd)} stopped, {len(mute)} mute)"
+def _desync(findings: Findings, judged: HangJudged) -> str:
+    """Two such hangs of the same ranks at the same step are the program's own."""
+    step = findings.hang.step if findings.hang else findings.exits[0].step
+    return f"{judged.verdict} of {ranks_words(judged.ranks)} at step {step}"
+
+
+def _probes(findings: Findings) -> Iterator[str]:
+    """What hosts found on themselves meanwhile."""
+    for part in findings.evidence[:MOST_HOSTS]:
+        for finding in part.findings:
+            yield f"{part.host} {finding.verdict}: {finding.what}: {finding.found}"

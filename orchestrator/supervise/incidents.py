@@ -35,6 +35,7 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         saved=run.saved,
         signature=verdict.signature,
         detected_after_s=verdict.detected_after_s,
+        confidence=verdict.confidence,
         drill=_drill(run),
         failure=trouble.name,
         scope=trouble.scope,

@@ -8,6 +8,7 @@ from orchestrator.contract.actions import (
     CheckHosts,
     Ending,
     EndJob,
+    JudgeHang,
     ReplaceAgent,
     Replan,
     Requeue,
@@ -43,6 +44,8 @@ FAILED_GRACE_S = 3.0
 STOP_SLACK_S = 15.0
 """After SIGKILL is due, for every agent to say that no process is left."""
 
+JUDGE_S = 30.0
+"""For the leader to say what the evidence of a hang amounts to, from when the ranks are stopped."""
 CHECK_S = 60.0
 """For the check of all hosts together, imports on a cold file system included."""
 
@@ -273,7 +276,11 @@ def stop(run: Run, at: float, reason: str, grace_s: float) -> Result:
         deadline=at + grace_s + STOP_SLACK_S,
         reason=reason,
     )
-    return after, (StopAttempt(attempt=run.attempt, grace_s=grace_s, reason=reason),)
+    order = StopAttempt(attempt=run.attempt, grace_s=grace_s, reason=reason)
+    if run.stage is not Stage.DIAGNOSING or run.findings is None or run.cancelled_by:
+        return after, (order,)
+    findings = replace(run.findings, judge_by=at + JUDGE_S)
+    return replace(after, findings=findings), (order, JudgeHang(attempt=run.attempt, reason=reason))
 
 
 def stop_or_conclude(run: Run, at: float, reason: str) -> Result:
@@ -297,6 +304,9 @@ def conclude(run: Run, at: float) -> Result:
     if run.leaving is not None and run.leaving.cause is None:
         return run, ()  # why is still to be told: a cancelled job must not be queued again
     if run.findings is not None:
+        judge_by = None if run.findings.judged else run.findings.judge_by
+        if judge_by is not None and at < judge_by:
+            return replace(run, deadline=judge_by), ()  # the verdict is on its way
         return recover(run, run.findings, at)
     assert run.leaving is not None
     return _leave(run, run.leaving, at)

@@ -10,6 +10,7 @@ from orchestrator.contract.events import (
     AgentLost,
     EvidenceGathered,
     HangDetected,
+    HangJudged,
     HostStopped,
     JobSubmitted,
     RankExited,
@@ -92,8 +93,9 @@ class Culprit:
     rank: int | None = None
 
     def __str__(self) -> str:
-        where = self.host or "an unknown host"
-        return where if self.rank is None else f"rank {self.rank} on {where}"
+        if self.rank is None:
+            return self.host or "an unknown host"
+        return f"rank {self.rank}" + (f" on {self.host}" if self.host else ", but no host")
 
 
 NOBODY = Culprit()
@@ -146,6 +148,8 @@ class Incident:
     """Of the policy, which decided."""
     advice: str = ""
     """What a person should do about it."""
+    confidence: float | None = None
+    """0 to 1, of a verdict that was weighed; None: what is said was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +162,10 @@ class Findings:
     lost: tuple[AgentLost, ...] = ()
     hang: HangDetected | None = None
     evidence: tuple[EvidenceGathered, ...] = ()
+    judged: HangJudged | None = None
+    """What the evidence amounts to."""
+    judge_by: float | None = None
+    """When that is waited for no longer; None where nobody was asked."""
     stopped: tuple[HostStopped, ...] = ()
     stuck: tuple[AgentLost, ...] = ()
     """Hosts given up because their ranks did not end: seldom the cause."""

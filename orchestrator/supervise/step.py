@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from orchestrator.contract.actions import EndJob, GatherEvidence
+from orchestrator.contract.actions import EndJob
 from orchestrator.contract.events import (
     AgentLost,
     AgentRegistered,
@@ -28,6 +28,7 @@ from orchestrator.contract.events import (
     Event,
     EvidenceGathered,
     HangDetected,
+    HangJudged,
     HealthChanged,
     HostFlagged,
     HostLeaving,
@@ -47,6 +48,14 @@ from orchestrator.contract.events import (
 from orchestrator.contract.failures import FailureRule
 from orchestrator.supervise import growing, shortage
 from orchestrator.supervise.diagnose import Weight, diagnose, weigh
+from orchestrator.supervise.hangs import (
+    diagnose_watchdog,
+    evidence_gathered,
+    goes_on_diagnosing,
+    hang_detected,
+    hang_judged,
+    watchdog_spoke,
+)
 from orchestrator.supervise.incidents import incident_of
 from orchestrator.supervise.members import agent_lost, registered, unavailable
 from orchestrator.supervise.moves import (
@@ -75,8 +84,6 @@ from orchestrator.supervise.state import LIVE, Findings, HostState, Run, Stage
 
 SETTLE_S = 5.0
 """For spares to register once enough hosts are there."""
-EVIDENCE_S = 3.0
-"""What agents may take to gather stacks; the supervisor waits a little longer."""
 MOST_SAVES = 16
 """Checkpoints that are remembered; more than a job keeps."""
 MOST_EXITS = 64
@@ -136,9 +143,11 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
         case RankExited():
             return _rank_exited(run, event)
         case HangDetected():
-            return _hang_detected(run, event)
+            return hang_detected(run, event)
         case EvidenceGathered():
-            return _evidence_gathered(run, event)
+            return evidence_gathered(run, event)
+        case HangJudged():
+            return hang_judged(run, event)
         case HostStopped():
             return _host_stopped(run, event)
         case CancelRequested():
@@ -310,11 +319,14 @@ def _rank_exited(run: Run, event: RankExited) -> Result:
     found = run.findings or Findings(opened_at=seen_at)
     if any(exited.rank == event.rank for exited in found.exits):
         return run, ()  # said again after a reconnection
+    watchdog = watchdog_spoke(run, event) and not run.cancelled_by
     if not (run.cancelled_by and event.stopped):
         own = run.job.failure_classes if run.job else ()
         run = replace(run, findings=replace(found, exits=_keep(found.exits, event, own)))
-    if run.stage is Stage.STOPPING:
+    if run.stage is Stage.STOPPING or goes_on_diagnosing(run, event):
         return run, ()
+    if watchdog:
+        return diagnose_watchdog(run, event, seen_at)
     return stop(run, seen_at, f"rank {event.rank} on {event.host} ended", FAILED_GRACE_S)
 
 
@@ -332,31 +344,6 @@ def _keep(
 
 def _is_consequence(exited: RankExited, own: tuple[FailureRule, ...]) -> bool:
     return exited.stopped or weigh(exited, own) is not Weight.CAUSE
-
-
-def _hang_detected(run: Run, event: HangDetected) -> Result:
-    if run.stage not in (Stage.STARTING, Stage.RUNNING):
-        return run, ()
-    reason = f"no progress for {event.stalled_s:.1f} s in phase {event.phase}"
-    after = replace(
-        run,
-        stage=Stage.DIAGNOSING,
-        since=event.at,
-        deadline=event.at + 2 * EVIDENCE_S,
-        reason=reason,
-        findings=Findings(opened_at=event.at, hang=event),
-    )
-    return after, (GatherEvidence(attempt=run.attempt, timeout_s=EVIDENCE_S, reason=reason),)
-
-
-def _evidence_gathered(run: Run, event: EvidenceGathered) -> Result:
-    if run.stage is not Stage.DIAGNOSING or run.findings is None:
-        return run, ()
-    evidence = (*run.findings.evidence, event)
-    run = replace(run, findings=replace(run.findings, evidence=evidence))
-    if not set(run.placement) <= {part.host for part in evidence}:
-        return run, ()
-    return stop(run, event.at, run.reason, FAILED_GRACE_S)
 
 
 def _host_stopped(run: Run, event: HostStopped) -> Result:

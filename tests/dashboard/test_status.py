@@ -25,6 +25,7 @@ from orchestrator.contract.events import (
     CheckpointFailed,
     Event,
     EvidenceGathered,
+    HangJudged,
     HealthChanged,
     HostFlagged,
     HostLeaving,
@@ -270,13 +271,27 @@ def test_describe_shows_the_stacks_of_a_hang() -> None:
     events = [
         *hung(),
         evidence(),
-        Tick(at=START + 70),
+        Tick(at=START + 75),
         *(
-            HostStopped(at=START + 71, attempt=1, host=host, finished=False)
+            HostStopped(at=START + 76, attempt=1, host=host, finished=False)
             for host in ("host-0", "host-1")
+        ),
+        HangJudged(
+            at=START + 77,
+            attempt=1,
+            verdict="never-entered",
+            cause="rank 3 did not call what the others wait in",
+            scope="rank",
+            ranks=(3,),
+            hosts=("host-1",),
+            confidence=0.98,
+            waiting=("mesh_tp, operation 7: all_reduce",),
+            stacks={"2": ("train.py:10 step", "main.py:3 main"), "3": ()},
         ),
     ]
     text = describe_text(snapshot(events), UTC, [PassedOver("step-9", "its marker is missing")])
+    assert "98%" in text
+    assert "waiting: mesh_tp, operation 7" in text
     assert "stack of rank 2" in text
     assert "| train.py:10 step" in text
     assert "rank 3" in text

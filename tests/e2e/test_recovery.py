@@ -56,7 +56,13 @@ def test_names_a_stopped_rank_as_the_cause_of_a_hang(ndctl: Ndctl, reference: Nd
     assert ndctl.losses() == reference.losses()
     (incident,) = ndctl.status()["incidents"]
     assert (incident["kind"], incident["culprit"]) == ("hang", {"host": "host-1", "rank": 2})
-    assert "stopped by a signal" in incident["cause"]
+    assert incident["confidence"] >= 0.9
+    assert "stopped by a signal" in " ".join([incident["cause"], *incident["evidence"]["notes"]])
+    traces = ndctl.run_dir / "traces" / "attempt-1"
+    kept = {path.name for path in traces.iterdir()}
+    assert {f"flight-{rank}" for rank in (0, 1, 3)} | {"host-host-0.jsonl"} <= kept
+    (host,) = (traces / "host-host-1.jsonl").read_text().splitlines()
+    assert json.loads(host)["missing"]["dump of rank 2"] == "the process is stopped (state T)"
     assert set(incident["evidence"]["stacks"]) == {"0", "1", "2", "3"}
     assert any("trainer" in line for line in incident["evidence"]["stacks"]["0"])
     assert incident["evidence"]["stacks"]["2"] == []

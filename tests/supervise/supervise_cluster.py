@@ -9,6 +9,7 @@ from orchestrator.contract.actions import (
     CheckHosts,
     EndJob,
     GatherEvidence,
+    JudgeHang,
     ReplaceAgent,
     Replan,
     Requeue,
@@ -23,6 +24,7 @@ from orchestrator.contract.events import (
     Event,
     EvidenceGathered,
     HangDetected,
+    HangJudged,
     HostFlagged,
     HostLeaving,
     HostsChecked,
@@ -234,7 +236,7 @@ class Cluster:
         for action in self.witness.tell(replace(event, at=self.at)):
             self.obey(action)
 
-    def obey(self, action: Action) -> None:
+    def obey(self, action: Action) -> None:  # noqa: C901 - one line for each action
         match action:
             case StartAttempt(attempt=attempt, hosts=hosts):
                 self.ranks |= dict.fromkeys(hosts, attempt)
@@ -244,6 +246,9 @@ class Cluster:
                         self.stops(name, attempt, finished=False)
             case GatherEvidence(attempt=attempt):
                 self.shows(attempt)
+            case JudgeHang(attempt=attempt):
+                if self.chance(80):
+                    self.mail.append(self._judged(attempt))
             case ReplaceAgent(host=name, elsewhere=elsewhere) if elsewhere or (
                 self.successor_s is not None and self.chance(50)
             ):
@@ -380,6 +385,19 @@ class Cluster:
             stalled_s=11.0,
             limit_s=10.0,
             behind=(),
+        )
+
+    def _judged(self, attempt: int) -> HangJudged:
+        blamed = self.chance(50)
+        return HangJudged(
+            at=self.at,
+            attempt=attempt,
+            verdict="never-entered" if blamed else "not-known",
+            cause="others wait for it" if blamed else "nobody stands out",
+            scope="rank" if blamed else None,
+            ranks=(0,) if blamed else (),
+            hosts=(self.run.placement[0],) if blamed else (),
+            confidence=0.95 if blamed else 0.0,
         )
 
     # What goes well

@@ -13,6 +13,7 @@ from orchestrator.contract.events import (
     Event,
     EvidenceGathered,
     HangDetected,
+    HangJudged,
     HostStopped,
     JobSubmitted,
     LeaderStarted,
@@ -245,6 +246,19 @@ class Job:
             behind=behind,
         )
         return self.tell(event)
+
+    def judged(self, rank: int | None, **more: Any) -> tuple[Action, ...]:
+        """The leader's analysis blames `rank`, or nobody."""
+        host = () if rank is None else (f"host-{rank // 2}",)
+        values: dict[str, Any] = {
+            "verdict": "not-known" if rank is None else "never-entered",
+            "cause": "nobody stands out" if rank is None else f"rank {rank} did not call it",
+            "scope": None if rank is None else "rank",
+            "ranks": () if rank is None else (rank,),
+            "hosts": host,
+            "confidence": 0.0 if rank is None else 0.95,
+        }
+        return self.tell(HangJudged(at=self.now(), attempt=self.run.attempt, **values | more))
 
     def shows(self, name: str, *ranks: RankEvidence) -> tuple[Action, ...]:
         attempt = self.run.attempt

@@ -11,12 +11,13 @@ from orchestrator.contract.events import (
     AgentLost,
     EvidenceGathered,
     HangDetected,
+    HangJudged,
     HostStopped,
     RankEvidence,
     RankExited,
 )
 from orchestrator.supervise.diagnose import Verdict, Weight, diagnose, signal_name, weigh
-from orchestrator.supervise.state import NOBODY, Findings
+from orchestrator.supervise.state import NOBODY, Culprit, Findings
 from tests.supervise.supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
 
 RESET = (
@@ -238,45 +239,84 @@ def seen(*odd: RankEvidence, only: int = 4) -> tuple[EvidenceGathered, ...]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "behind", "rank", "how"),
+    ("ranks", "rank", "how"),
     [
-        (seen(found(2, process_state="T", stack=())), (2,), 2, "stopped by a signal (state T)"),
-        (seen(found(2, process_state="T", stack=())), (0, 1), 2, "stopped by a signal"),
-        (seen(found(1, process_state="D")), (), 1, "uninterruptible wait"),
-        (seen(found(1, process_state="gone", stack=())), (), 1, "its process is gone"),
-        (seen(found(3, stack=())), (), 3, "it alone gave no stack"),
-        (seen(found(3, step=9)), (3,), 3, "it alone is behind, at step 9"),
-        (
-            seen(found(0, stack=()), found(1, stack=()), found(3, step=9)),
-            (3,),
-            3,
-            "alone is behind",
-        ),
-        (seen(), (), None, "no single rank stands out (0 stopped, 0 mute)"),
-        (seen(), (0, 1), None, "no single rank stands out"),
-        (seen(found(0, stack=()), found(1, stack=())), (), None, "(0 stopped, 2 mute)"),
-        (seen(*(found(n, process_state="T") for n in (0, 3))), (), None, "(2 stopped, 0 mute)"),
-        (seen(only=2), (3,), None, "no single rank"),
-        (seen(found(0, stack=()), only=1), (), None, "(0 stopped, 1 mute)"),
-        ((), (3,), None, "no single rank"),
+        (seen(found(2, process_state="T", stack=())), 2, "stopped by a signal (state T)"),
+        (seen(found(1, process_state="D")), 1, "uninterruptible wait"),
+        (seen(found(1, process_state="gone", stack=())), 1, "is gone"),
+        (seen(found(3, stack=())), None, "gave no stack when it was asked, but"),
+        (seen(*(found(n, process_state="T") for n in (2, 3))), 2, "stopped by a signal"),
+        (seen(found(3, step=9)), None, "rank 3 reported fewer steps than the others, but"),
+        (seen(), None, "not-known"),
+        (seen(*(found(n, process_state="T") for n in (0, 3))), None, "not-known"),
+        (seen(found(0, stack=()), only=1), None, "not-known"),
+        ((), None, "there is no evidence"),
     ],
 )
-def test_the_rank_that_the_others_wait_for(
-    ranks: tuple[EvidenceGathered, ...], behind: tuple[int, ...], rank: int | None, how: str
+def test_without_dumps_only_a_sure_sign_blames_a_host(
+    ranks: tuple[EvidenceGathered, ...], rank: int | None, how: str
 ) -> None:
-    said = verdict(hang=hang(behind), evidence=ranks)
+    said = verdict(hang=hang(), evidence=ranks)
     assert said.kind == "hang"
     assert said.culprit.rank == rank
     assert said.culprit.host == (None if rank is None else f"host-{rank // 2}")
-    assert how in said.evidence.notes[0]
     assert how in said.cause
 
 
-def test_a_hang_keeps_the_stacks_and_says_which_are_missing() -> None:
+def judged(**more: Any) -> HangJudged:
+    values: dict[str, Any] = {
+        "at": START + 63,
+        "attempt": 1,
+        "verdict": "never-entered",
+        "cause": "rank 3 did not call what the others wait in",
+        "scope": "rank",
+        "ranks": (3,),
+        "hosts": ("host-1",),
+        "confidence": 0.95,
+    }
+    return HangJudged(**values | more)
+
+
+def test_the_verdict_of_the_dumps_goes_before_what_the_journal_knows() -> None:
+    stopped = seen(found(0, process_state="T", stack=()))
+    said = verdict(hang=hang(), evidence=stopped, judged=judged(waiting=("op 7 of mesh_tp",)))
+    assert said.culprit == Culprit(host="host-1", rank=3)
+    assert said.confidence == 0.95
+    assert "rank 3 did not call" in said.cause
+    assert "waiting: op 7 of mesh_tp" in said.evidence.notes
+
+
+def test_where_the_program_is_to_blame_no_host_is_and_a_second_time_is_known_again() -> None:
+    program = {"verdict": "mismatch", "scope": "user", "hosts": ()}
+    said = verdict(hang=hang(), judged=judged(**program))
+    assert said.culprit == Culprit(rank=3)
+    assert str(said.culprit) == "rank 3, but no host"
+    assert said.signature == "mismatch of rank 3 at step 10"
+    unsure = verdict(hang=hang(), judged=judged(**program, confidence=0.5))
+    assert (unsure.culprit, unsure.signature) == (NOBODY, "")
+
+
+def test_a_collective_that_timed_out_by_itself_is_a_hang_with_its_verdict() -> None:
+    watchdog = exited(
+        1,
+        at=START + 50,
+        exit_code=None,
+        signal=6,
+        log_tail=("[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)",),
+    )
+    said = verdict(watchdog, judge_by=START + 90, judged=judged())
+    assert (said.kind, said.culprit.rank) == ("hang", 3)
+    assert said.cause.startswith("a collective of rank 1 timed out; never-entered (95% sure)")
+    assert verdict(watchdog).kind == "connection-lost", "nobody looked"
+    killed = exited(2, at=START + 60)
+    assert verdict(watchdog, killed, judge_by=START + 90, judged=judged()).kind == "rank-killed"
+
+
+def test_a_hang_keeps_the_stacks_also_those_that_did_not_come() -> None:
     said = verdict(hang=hang(), evidence=seen(found(1, stack=()), found(2, stack=())))
     assert said.evidence.stacks["0"] == ("all_reduce",)
     assert said.evidence.stacks["1"] == ()
-    assert said.evidence.notes[1] == "no stack from rank 1, rank 2"
+    assert "not-known" in said.cause
     assert (said.at, said.detected_after_s) == (START + 49, 11.0)
 
 

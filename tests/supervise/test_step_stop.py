@@ -5,10 +5,12 @@ import pytest
 from orchestrator.contract.actions import (
     EndJob,
     GatherEvidence,
+    JudgeHang,
     ReplaceAgent,
     StartAttempt,
     StopAttempt,
 )
+from orchestrator.supervise.moves import JUDGE_S
 from orchestrator.supervise.state import Stage
 from orchestrator.supervise.step import MOST_EXITS
 from tests.supervise.supervise_stage import Job, drills, found
@@ -76,28 +78,32 @@ def test_of_many_causes_the_first_are_kept() -> None:
 def test_a_hang_gathers_evidence_from_all_hosts_and_then_stops() -> None:
     job = Job().running()
     assert job.hangs() == (
-        GatherEvidence(attempt=1, timeout_s=3.0, reason="no progress for 0.5 s in phase train"),
+        GatherEvidence(attempt=1, timeout_s=5.0, reason="no progress for 0.5 s in phase train"),
     )
     assert (job.run.stage, job.run.state) == (Stage.DIAGNOSING, "RECOVERING")
     assert job.hangs() == (), "said twice"
     assert job.shows("host-0", found(0), found(1)) == ()
     assert job.shows("host-0", found(0), found(1)) == (), "said twice"
-    (stop,) = job.shows("host-1", found(2, process_state="T", stack=()), found(3))
+    stop, judge = job.shows("host-1", found(2, process_state="T", stack=()), found(3))
     assert isinstance(stop, StopAttempt)
+    assert isinstance(judge, JudgeHang)
     assert job.shows("host-1") == (), "too late"
     job.stops()
+    assert job.run.stage is Stage.STOPPING, "no rank is left, and the verdict on its way"
+    job.judged(2, stacks={"0": ("all_reduce",), "2": ()})
     (incident,) = job.run.incidents
     assert (incident.kind, str(incident.culprit)) == ("hang", "rank 2 on host-1")
-    assert set(incident.evidence.stacks) == {"0", "1", "2", "3"}
+    assert incident.evidence.stacks == {"0": ("all_reduce",), "2": ()}
 
 
 def test_evidence_that_does_not_come_is_not_waited_for() -> None:
     job = Job().running()
     job.hangs()
-    assert job.waits(5) == ()
-    (stop,) = job.waits(2)
+    assert job.waits(9) == ()
+    stop, _ = job.waits(2)
     assert isinstance(stop, StopAttempt)
     job.stops()
+    job.judged(None)
     assert job.run.incidents[0].kind == "hang"
 
 
@@ -121,10 +127,53 @@ def test_a_rank_told_to_stop_after_a_hang_is_not_its_cause() -> None:
     job.hangs(behind=(2,))
     job.shows("host-0", found(0), found(1))
     job.shows("host-1", found(2, step=9), found(3))
+    job.judged(2)
     job.exits(0, stopped=True)
     job.stops("host-0")
     job.waits(60)
     assert str(job.run.incidents[0].culprit) == "rank 2 on host-1"
+
+
+def test_a_verdict_that_does_not_come_is_not_waited_for_either() -> None:
+    job = Job().running()
+    job.hangs()
+    job.shows("host-0", found(0), found(1))
+    job.shows("host-1", found(2, process_state="T", stack=()), found(3))
+    job.stops()
+    job.waits(JUDGE_S - 5)
+    assert job.run.stage is Stage.STOPPING
+    job.waits(10)
+    (incident,) = job.run.incidents
+    assert str(incident.culprit) == "rank 2 on host-1", "as far as the journal knows"
+    assert job.judged(0) == (), "too late"
+
+
+WATCHDOG = ("[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)",)
+
+
+def test_a_watchdogs_own_abort_has_evidence_gathered_while_peers_are_aborted_too() -> None:
+    job = Job().running()
+    (gather,) = job.exits(0, signal=6, log_tail=WATCHDOG)
+    assert isinstance(gather, GatherEvidence)
+    assert job.run.stage is Stage.DIAGNOSING
+    assert job.exits(1, signal=6, log_tail=WATCHDOG) == (), "a peer that is aborted as well"
+    job.shows("host-0")
+    stop, judge = job.shows("host-1", found(2), found(3))
+    assert isinstance(stop, StopAttempt)
+    assert isinstance(judge, JudgeHang)
+    job.judged(3)
+    job.stops()
+    (incident,) = job.run.incidents
+    assert (incident.kind, str(incident.culprit)) == ("hang", "rank 3 on host-1")
+    assert incident.confidence == 0.95
+
+
+def test_a_rank_that_died_otherwise_is_stopped_for_at_once_whatever_watchdogs_say_later() -> None:
+    job = Job().running()
+    (stop,) = job.exits(2)
+    assert isinstance(stop, StopAttempt)
+    assert job.exits(0, signal=6, log_tail=WATCHDOG) == ()
+    assert job.run.stage is Stage.STOPPING
 
 
 # Drills

@@ -3,6 +3,7 @@
 What a step reads does not depend on when it is read, so the loader changes nothing but the time.
 """
 
+import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,6 +47,11 @@ class Loader:
         self._fill(step + 1)
         self.read = ready.read
         return [micro.on(self._batches.device) for micro in ready.micro_batches]
+
+    def stall(self) -> None:
+        """From now on nothing is read, as from storage that does not answer: for drills."""
+        self._forget()
+        self._reader.submit(threading.Event().wait)
 
     def close(self) -> None:
         self._forget()

@@ -1,0 +1,100 @@
+"""What the flight recorder costs: steps of a tiny FSDP model on 2 processes with gloo, with it and
+without, by turns; and how long a dump takes and how large it is.
+
+    python -m benchmarks.flight_recorder [--turns 3] [--steps 60]
+"""
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+RANKS = 2
+SIZES = {"off": "0", "on": "2000"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--port", type=int, default=29877)
+    args = parser.parse_args()
+    found: dict[str, list[dict[str, float]]] = {how: [] for how in SIZES}
+    for turn in range(args.turns):
+        for place, how in enumerate(SIZES):
+            port = args.port + 2 * turn + place
+            found[how].append(_measured(SIZES[how], port, args.steps))
+    step = {how: min(one["step_s"] for one in each) for how, each in found.items()}
+    dump = found["on"][-1]
+    print(
+        f"step {1e3 * step['off']:.2f} ms without, {1e3 * step['on']:.2f} ms with the recorder:"
+        f" ratio {step['on'] / step['off']:.3f} (the fastest median of {args.turns} each)"
+    )
+    print(f"dump of {dump['ops']:.0f} operations: {1e3 * dump['dump_s']:.0f} ms, ", end="")
+    print(f"{dump['bytes'] / 1024:.0f} KiB without stacks")
+
+
+def _measured(size: str, port: int, steps: int) -> dict[str, float]:
+    children = []
+    for rank in range(RANKS):
+        environ = {
+            **os.environ,
+            "TORCH_FR_BUFFER_SIZE": size,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(RANKS),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        argv = [sys.executable, "-m", "benchmarks.flight_recorder_rank", str(steps)]
+        children.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True))
+    said = [child.communicate(timeout=300)[0] for child in children]
+    if any(child.returncode for child in children):
+        raise SystemExit(f"a rank failed: {[child.returncode for child in children]}")
+    first: dict[str, float] = json.loads(said[0].splitlines()[-1])
+    return first
+
+
+def rank(steps: int) -> None:
+    """One rank: trains, then prints what it measured."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)) for _ in range(4)]
+    model = nn.Sequential(*layers)
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x, took = torch.randn(32, 256), []
+    for _ in range(steps):
+        begun = time.perf_counter()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(loss.detach())
+        took.append(time.perf_counter() - begun)
+    begun = time.perf_counter()
+    recorder: Any = importlib.import_module("torch._C._distributed_c10d")
+    dump = recorder._dump_fr_trace(True, False, False)
+    dump_s = time.perf_counter() - begun
+    import pickle
+
+    ops = len(pickle.loads(dump).get("entries", ()))
+    found = {"step_s": statistics.median(took[steps // 3 :]), "dump_s": dump_s}
+    print(json.dumps({**found, "bytes": len(dump), "ops": ops}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""All evidence of a hang that one host has: asked for at once, within one limit, kept in the
+traces, and what did not come recorded with why.
+"""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+from orchestrator.agent.attempt import Attempt
+from orchestrator.agent.evidence import last_lines
+from orchestrator.agent.flights import Asking, Dumps, gather_dumps
+from orchestrator.agent.probes import HostProbe, Probe, probed
+from orchestrator.contract.codec import encode
+from orchestrator.contract.events import RankEvidence
+from orchestrator.contract.findings import Finding
+from orchestrator.contract.protocol import Evidence
+
+log = logging.getLogger(__name__)
+
+
+async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidence:
+    """Stacks, dumps and probes side by side; nothing is waited for beyond `timeout_s`."""
+    start, place = attempt.start, attempt.place
+    asking = Asking(
+        traces=place.run_dir.traces(start.attempt),
+        socket=place.socket,
+        attempt=start.attempt,
+        world=start.nodes * start.ranks_per_host,
+    )
+    pids, ended = attempt.running(), attempt.ended()
+    ranks, dumps, found = await asyncio.gather(
+        attempt.gather(timeout_s),
+        gather_dumps(pids, ended, asking, timeout_s),
+        probed(probe, pids, timeout_s),
+    )
+    evidence = Evidence(
+        attempt=start.attempt,
+        host=place.host,
+        ranks=ranks,
+        dumps={str(rank): text for rank, text in dumps.reduced.items()},
+        withheld=dumps.withheld,
+        missing=_missing(ranks, dumps, found),
+        findings=_troubles(found),
+    )
+    await asyncio.to_thread(_keep, attempt, evidence, ended, found)
+    return evidence
+
+
+def _troubles(found: HostProbe) -> tuple[Finding, ...]:
+    return tuple(finding for finding in found.findings if finding.verdict in ("stops", "warns"))
+
+
+def _missing(ranks: tuple[RankEvidence, ...], dumps: Dumps, found: HostProbe) -> dict[str, str]:
+    lost = {f"dump of rank {rank}": why for rank, why in dumps.missing.items()}
+    for one in ranks:
+        if not one.stack:
+            state = f"its process was in state {one.process_state}"
+            lost[f"stack of rank {one.rank}"] = f"no answer; {state}"
+    return lost | dict(words.split(": ", 1) for words in found.missing)
+
+
+def _keep(attempt: Attempt, evidence: Evidence, ended: dict[int, str], found: HostProbe) -> None:
+    """`host-<host>.jsonl`: all but stacks and dumps, which have files of their own."""
+    tails = {
+        str(rank): last_lines(attempt.log_dir / f"rank-{rank}.log")
+        for rank in sorted({*ended, *(one.rank for one in evidence.ranks)})
+    }
+    body = {
+        "host": evidence.host,
+        "attempt": evidence.attempt,
+        "at": attempt.clock.now(),
+        "ranks": [{**encode(one), "stack": None} for one in evidence.ranks],
+        "ended": {str(rank): how for rank, how in ended.items()},
+        "log_tails": tails,
+        "probes": encode(found),
+        "missing": dict(evidence.missing),
+    }
+    path = attempt.place.run_dir.traces(evidence.attempt) / f"host-{evidence.host}.jsonl"
+    try:
+        write_whole(path, json.dumps(body) + "\n")
+    except OSError as exc:
+        log.warning("the evidence of %s could not be kept: %s", evidence.host, exc)
+
+
+def write_whole(path: Path, text: str) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)

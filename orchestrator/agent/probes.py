@@ -1,0 +1,102 @@
+"""What a host can say of itself when something broke on it: devices, links, disk, memory, the
+kernel's last words. Each has a limit, and what does not come is recorded with why.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from orchestrator.contract.findings import Finding
+from orchestrator.preflight.host import Sight, Wanted, examine_host
+from orchestrator.seams import Shell
+
+KERNEL_LINES = 40
+KERNEL_S = 3.0
+MEMORY = ("MemTotal", "MemAvailable", "SwapFree", "Shmem")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProbe:
+    findings: tuple[Finding, ...] = ()
+    memory: Mapping[str, str] | None = None
+    """Of /proc/meminfo."""
+    ranks_memory: Mapping[str, str] | None = None
+    """Rank -> what it holds of memory."""
+    kernel: tuple[str, ...] = ()
+    """The last lines of the kernel's log."""
+    missing: tuple[str, ...] = ()
+    """What could not be had, and why."""
+
+
+Probe = Callable[[Mapping[int, int], float], HostProbe]
+"""Of rank -> process, within so many seconds."""
+
+
+def no_probe(pids: Mapping[int, int], limit_s: float) -> HostProbe:
+    """Of an agent that is not to look."""
+    return HostProbe(missing=("host probes: this agent has none",))
+
+
+def prober(wanted: Wanted, environ: Mapping[str, str], sight: Sight) -> Probe:
+    return partial(probe_host, wanted, environ, sight)
+
+
+def probe_host(
+    wanted: Wanted,
+    environ: Mapping[str, str],
+    sight: Sight,
+    pids: Mapping[int, int],
+    limit_s: float,
+) -> HostProbe:
+    """All of it within `limit_s`, or a little more: the checks stand still rather than we."""
+    missing: list[str] = []
+    kernel = _kernel(sight.shell, min(KERNEL_S, limit_s), missing)
+    found = examine_host(wanted, environ, sight, limit_s)
+    meminfo = _fields(sight.root / "proc/meminfo", MEMORY)
+    if not meminfo:
+        missing.append("memory: /proc/meminfo cannot be read")
+    ranks = {
+        str(rank): words
+        for rank, pid in pids.items()
+        if (words := _fields(sight.root / f"proc/{pid}/status", ("VmRSS",)).get("VmRSS"))
+    }
+    return HostProbe(
+        findings=found,
+        memory=meminfo,
+        ranks_memory=ranks,
+        kernel=kernel,
+        missing=tuple(missing),
+    )
+
+
+async def probed(probe: Probe, pids: Mapping[int, int], limit_s: float) -> HostProbe:
+    """In a thread, and not waited for beyond its limit: a driver that hangs hangs the thread."""
+    asking = asyncio.to_thread(probe, pids, limit_s)
+    try:
+        return await asyncio.wait_for(asking, limit_s + KERNEL_S)
+    except TimeoutError:
+        return HostProbe(missing=(f"host probes: not done within {limit_s + KERNEL_S:.0f} s",))
+
+
+def _kernel(shell: Shell, limit_s: float, missing: list[str]) -> tuple[str, ...]:
+    try:
+        done = shell(["dmesg"], timeout=limit_s)
+    except TimeoutError:
+        missing.append(f"kernel log: dmesg did not answer within {limit_s:.0f} s")
+        return ()
+    if done.code != 0:
+        said = (done.err or done.out).strip().rpartition("\n")[2]
+        missing.append(f"kernel log: {said or f'dmesg left with code {done.code}'}")
+        return ()
+    return tuple(done.out.splitlines()[-KERNEL_LINES:])
+
+
+def _fields(path: Path, names: Iterable[str]) -> dict[str, str]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    known = dict(line.split(":", 1) for line in lines if ":" in line)
+    return {name: known[name].strip() for name in names if name in known}

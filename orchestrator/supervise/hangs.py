@@ -1,0 +1,83 @@
+"""From a hang to its verdict: evidence is gathered from all hosts, then the ranks are stopped while
+the leader has the evidence judged beside its decisions. What comes of that is an event, so a fold
+of the journal costs nothing however many ranks there are. Pure.
+"""
+
+from dataclasses import replace
+
+from orchestrator.contract.actions import GatherEvidence
+from orchestrator.contract.events import EvidenceGathered, HangDetected, HangJudged, RankExited
+from orchestrator.supervise.diagnose import Weight, timed_out, weigh
+from orchestrator.supervise.moves import FAILED_GRACE_S, Result, all_done, conclude, stop
+from orchestrator.supervise.state import Findings, Run, Stage
+
+EVIDENCE_S = 5.0
+"""What agents may take to gather it; the supervisor waits a little longer."""
+
+
+def hang_detected(run: Run, event: HangDetected) -> Result:
+    if run.stage not in (Stage.STARTING, Stage.RUNNING):
+        return run, ()
+    reason = f"no progress for {event.stalled_s:.1f} s in phase {event.phase}"
+    return _diagnosing(run, event.at, reason, Findings(opened_at=event.at, hang=event))
+
+
+def watchdog_spoke(run: Run, event: RankExited) -> bool:
+    """Whether a rank ended because a collective took too long: that is a hang, seen by the rank
+    itself, and its peers still have the evidence of who it waited for."""
+    known = run.findings.exits if run.findings else ()
+    return (
+        run.stage in (Stage.STARTING, Stage.RUNNING)
+        and not event.stopped
+        and timed_out(event)
+        and all(weigh(exited) is Weight.SYMPTOM for exited in known)
+        and not (run.findings and run.findings.lost)
+    )
+
+
+def diagnose_watchdog(run: Run, event: RankExited, at: float) -> Result:
+    """`run` has the exit among its findings."""
+    assert run.findings is not None
+    reason = f"a collective of rank {event.rank} on {event.host} did not return in time"
+    return _diagnosing(run, at, reason, run.findings)
+
+
+def goes_on_diagnosing(run: Run, event: RankExited) -> bool:
+    """Peers that are aborted one after the other do not end the look at why."""
+    return (
+        run.stage is Stage.DIAGNOSING
+        and run.findings is not None
+        and run.findings.hang is None
+        and weigh(event) is Weight.SYMPTOM
+    )
+
+
+def _diagnosing(run: Run, at: float, reason: str, findings: Findings) -> Result:
+    after = replace(
+        run,
+        stage=Stage.DIAGNOSING,
+        since=at,
+        deadline=at + 2 * EVIDENCE_S,
+        reason=reason,
+        findings=findings,
+    )
+    return after, (GatherEvidence(attempt=run.attempt, timeout_s=EVIDENCE_S, reason=reason),)
+
+
+def evidence_gathered(run: Run, event: EvidenceGathered) -> Result:
+    if run.stage is not Stage.DIAGNOSING or run.findings is None:
+        return run, ()
+    evidence = (*run.findings.evidence, event)
+    run = replace(run, findings=replace(run.findings, evidence=evidence))
+    if not set(run.placement) <= {part.host for part in evidence}:
+        return run, ()
+    return stop(run, event.at, run.reason, FAILED_GRACE_S)
+
+
+def hang_judged(run: Run, event: HangJudged) -> Result:
+    if run.findings is None or run.stage not in (Stage.DIAGNOSING, Stage.STOPPING):
+        return run, ()
+    run = replace(run, findings=replace(run.findings, judged=event))
+    if run.stage is Stage.STOPPING and all_done(run):
+        return conclude(run, event.at)
+    return run, ()

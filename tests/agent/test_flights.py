@@ -1,0 +1,124 @@
+"""Flight-recorder dumps, asked of real processes that answer as the trainer's ranks do."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.flights import MOST_BYTES, Asking, gather_dumps
+from orchestrator.contract.env import nccl_pipe
+from orchestrator.diagnosis.digest import from_text
+from tests.agent.world import WAIT_S
+from tests.e2e.job import ROOT
+
+FLIGHT = ROOT / "tests" / "captured" / "flight"
+RANK = """
+import itertools, sys, threading, types
+from pathlib import Path
+from orchestrator.contract.env import RankEnv
+from trainer.flight import dump_on_signal
+rank, folder, how, dump = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
+torch = types.SimpleNamespace(_dump_fr_trace=lambda *what: dump.read_bytes())
+if how != "early":
+    sys.modules["torch._C._distributed_c10d"] = torch
+dump_on_signal(RankEnv(rank=rank, trace_dir=folder))
+print("ready", flush=True)
+if how == "gil":
+    sum(itertools.repeat(0))
+while how == "loop":
+    pass
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> Asking:
+    return Asking(traces=tmp_path, socket=tmp_path / "ranks.sock", attempt=1, world=4)
+
+
+class Ranks:
+    """Processes that answer, or do not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.children: list[subprocess.Popen[bytes]] = []
+
+    def start(self, rank: int, how: str) -> int:
+        dump = str(FLIGHT / "trace_0")
+        child = subprocess.Popen(
+            [sys.executable, "-S", "-c", RANK, str(rank), str(self.folder), how, dump],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        self.children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        return child.pid
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    found = Ranks(tmp_path)
+    yield found
+    for child in found.children:
+        child.kill()
+        child.communicate(timeout=WAIT_S)
+
+
+@pytest.mark.process
+def test_ranks_answer_from_wherever_they_are_but_not_without_the_gil(
+    asking: Asking, ranks: Ranks
+) -> None:
+    pids = {
+        rank: ranks.start(rank, how) for rank, how in enumerate(("waits", "loop", "gil", "waits"))
+    }
+    os.kill(pids[3], signal.SIGSTOP)
+    pids[4] = ranks.start(4, "early")
+    begun = time.monotonic()
+    found = asyncio.run(gather_dumps(pids, {}, asking, 3.0))
+    assert time.monotonic() - begun < 3.0 + WAIT_S, "bounded"
+    assert set(found.reduced) == {0, 1, 4}
+    assert from_text(found.reduced[0]).waits
+    assert not from_text(found.reduced[4]).seats, "it has called nothing, and says so"
+    assert found.missing == {
+        2: "no answer within 3 s: its GIL is held, or its disk does not take it",
+        3: "the process is stopped (state T)",
+    }
+    assert (asking.traces / "flight-0").read_bytes() == (FLIGHT / "trace_0").read_bytes()
+
+
+def test_what_a_watchdog_wrote_of_a_rank_that_has_ended_is_read(asking: Asking) -> None:
+    (asking.traces / "flight-0").write_bytes((FLIGHT / "trace_1").read_bytes())
+    (asking.traces / "flight-1").write_bytes(b"half of a dump")
+    with (asking.traces / "flight-2").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    ended = dict.fromkeys(range(4), "signal SIGABRT")
+    found = asyncio.run(gather_dumps({}, ended, asking, 60.0))
+    assert set(found.reduced) == {0}
+    assert found.missing[1].startswith("cannot be read: neither JSON nor a pickle")
+    assert found.missing[2] == "larger than 32 MiB, so it was not kept"
+    assert found.missing[3] == "it had ended (signal SIGABRT) and wrote none"
+    assert not (asking.traces / "flight-2").exists()
+
+
+@pytest.mark.process
+def test_nccls_monitor_is_asked_at_its_pipe(asking: Asking, ranks: Ranks) -> None:
+    pipe = nccl_pipe(str(asking.socket), 1, 0)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        asyncio.run(gather_dumps({0: ranks.start(0, "waits")}, {}, asking, 3.0))
+        assert os.read(reader, 10) == b"1\n"
+    finally:
+        os.close(reader)
+
+
+def test_nobody_to_ask_is_answered_at_once(asking: Asking) -> None:
+    found = asyncio.run(asyncio.wait_for(gather_dumps({}, {}, asking, 60.0), 5.0))
+    assert (found.reduced, found.missing) == ({}, {})

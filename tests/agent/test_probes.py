@@ -1,0 +1,83 @@
+"""What a host says of itself when something broke on it."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent import probes
+from orchestrator.agent.probes import KERNEL_LINES, HostProbe, probe_host, probed
+from orchestrator.preflight.host import Sight, Wanted
+from orchestrator.seams import Completed
+
+
+def a_host(tmp_path: Path, dmesg: Completed | None) -> Sight:
+    """A machine laid out in a folder, without GPUs; `dmesg` None never answers."""
+    for name, text in {
+        "proc/meminfo": "MemTotal:  8 kB\nMemAvailable:  2 kB\nOther: 1 kB\n",
+        "proc/7/status": "Name: python\nVmRSS:   512 kB\n",
+        "proc/uptime": "5.0 1.0",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def shell(argv: Sequence[str], /, *, timeout: float) -> Completed:
+        if list(argv) != ["dmesg"]:
+            return Completed(127, "", "not found")
+        if dmesg is None:
+            raise TimeoutError
+        return dmesg
+
+    return Sight(
+        shell=shell,
+        root=tmp_path,
+        scratch=tmp_path,
+        name="h",
+        free=lambda path: 1 << 40,
+        resolve=lambda name: ("10.0.0.1",),
+        owns=lambda address: True,
+    )
+
+
+def look(tmp_path: Path, dmesg: Completed | None) -> HostProbe:
+    wanted = Wanted(devices=1, run_dir=tmp_path, address="10.0.0.1")
+    return probe_host(wanted, {}, a_host(tmp_path, dmesg), {3: 7, 4: 8}, 5.0)
+
+
+def test_memory_links_disk_and_the_kernels_last_lines(tmp_path: Path) -> None:
+    found = look(tmp_path, Completed(0, "".join(f"[1.0] line {i}\n" for i in range(99)), ""))
+    assert found.memory == {"MemTotal": "8 kB", "MemAvailable": "2 kB"}
+    assert found.ranks_memory == {"3": "512 kB"}, "the process of rank 4 is gone"
+    assert found.kernel == tuple(f"[1.0] line {i}" for i in range(99 - KERNEL_LINES, 99))
+    assert {"run dir", "/dev/shm"} <= {finding.what for finding in found.findings}
+    assert found.missing == ()
+
+
+@pytest.mark.parametrize(
+    ("dmesg", "why"),
+    [
+        (Completed(1, "", "dmesg: read kernel buffer failed: Operation not permitted"), "permit"),
+        (Completed(127, "", ""), "dmesg left with code 127"),
+        (None, "dmesg did not answer within 3 s"),
+    ],
+)
+def test_a_kernel_log_that_cannot_be_read_is_missing_with_why(
+    tmp_path: Path, dmesg: Completed | None, why: str
+) -> None:
+    (said,) = look(tmp_path, dmesg).missing
+    assert said.startswith("kernel log: ")
+    assert why in said
+
+
+def test_a_probe_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "KERNEL_S", 0.0)
+
+    def hangs(pids: object, limit_s: float) -> HostProbe:
+        time.sleep(0.5)
+        return HostProbe()
+
+    found = asyncio.run(probed(hangs, {}, 0.05))
+    assert found.missing == ("host probes: not done within 0 s",)
