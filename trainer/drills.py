@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from orchestrator.contract import exits
 from orchestrator.contract.codec import Invalid, decode
@@ -16,6 +17,18 @@ from trainer.emit import Reporter
 
 LOG = logging.getLogger("trainer")
 AGENT_KILLS_WITHIN_S = 30.0
+LEAST_DRAG_S = 0.25
+
+
+@dataclass(slots=True)
+class Drag:
+    """What a rank that is to be slow waits at the beginning of each step, as for its data."""
+
+    seconds: float = 0.0
+
+    def wait(self) -> None:
+        if self.seconds:
+            threading.Event().wait(self.seconds)
 
 
 def read_drills(text: str) -> tuple[Drill, ...]:
@@ -40,8 +53,9 @@ def _strikes(drill: Drill, env: RankEnv) -> bool:
     return drill.index == env.rank // env.local_world_size and env.local_rank == 0
 
 
-def suffer(drill: Drill, reporter: Reporter) -> None:
-    """Tell the agent, then let the fault happen; only a stopped rank ever returns from it."""
+def suffer(drill: Drill, reporter: Reporter, drag: Drag, step_s: float) -> None:
+    """Tell the agent, then let the fault happen; only a rank that is stopped, or slow from here on,
+    returns from it. `step_s`: what its last step took."""
     LOG.warning("rank %d: drill %s", reporter.env.rank, drill)
     reporter.drill_fired(drill)
     if drill.target == "host":
@@ -52,6 +66,8 @@ def suffer(drill: Drill, reporter: Reporter) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "slow":
+            drag.seconds = max(LEAST_DRAG_S, step_s)
         case "raise":
             raise RuntimeError(f"drill {drill}")
         case "exit":

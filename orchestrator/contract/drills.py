@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.limits import AtLeast
 
-FORM = "FAULT:rank=R@step=S with FAULT one of kill, stop, raise, exit; or kill:host=H@step=S"
+FORM = "FAULT:rank=R@step=S with FAULT one of kill, stop, slow, raise, exit; or kill:host=H@step=S"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +16,9 @@ class Drill:
 
     id: int
     """Place in the job's list of drills, from 1."""
-    fault: Literal["kill", "stop", "raise", "exit"]
-    """SIGKILL, SIGSTOP, a Python exception, or leaving with exit code 1."""
+    fault: Literal["kill", "stop", "slow", "raise", "exit"]
+    """SIGKILL, SIGSTOP, waiting at the beginning of this step and all later ones as long as a step
+    takes (at least 0.25 s), a Python exception, or leaving with exit code 1."""
     target: Literal["rank", "host"]
     """For a host, its agent and all its ranks are killed."""
     index: Annotated[int, AtLeast(0)]
@@ -35,7 +36,7 @@ def parse_drill(text: str, number: int) -> Drill:
     Raises:
         Invalid: when the text has another form.
     """
-    found = re.fullmatch(r"(kill|stop|raise|exit):rank=(\d+)@step=([1-9]\d*)", text)
+    found = re.fullmatch(r"(kill|stop|slow|raise|exit):rank=(\d+)@step=([1-9]\d*)", text)
     target: Literal["rank", "host"] = "rank"
     if found is None:
         found = re.fullmatch(r"(kill):host=(\d+)@step=([1-9]\d*)", text)

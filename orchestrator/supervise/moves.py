@@ -108,6 +108,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         placement=placement,
         done={},
         fired_now=(),
+        stragglers={},
         findings=None,
         leaving=None,
     )

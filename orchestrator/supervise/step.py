@@ -40,6 +40,8 @@ from orchestrator.contract.events import (
     Replanned,
     ReplanRefused,
     StepReached,
+    StragglerFound,
+    StragglerGone,
     Tick,
     TrainingResumed,
 )
@@ -60,6 +62,11 @@ from orchestrator.supervise.moves import (
     wait,
 )
 from orchestrator.supervise.policy import repeated_culprits
+from orchestrator.supervise.replacing import (
+    replace_straggler,
+    straggler_found,
+    straggler_gone,
+)
 from orchestrator.supervise.scheduler import (
     host_flagged,
     host_leaving,
@@ -146,6 +153,10 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return replanned(run, event)
         case ReplanRefused():
             return replan_refused(run, event)
+        case StragglerFound():
+            return straggler_found(run, event), ()
+        case StragglerGone():
+            return straggler_gone(run, event), ()
         case CheckpointFailed() | HealthChanged():
             return run, ()
         case Tick():
@@ -263,7 +274,7 @@ def _step_reached(run: Run, event: StepReached) -> Result:
 def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
     if event.step <= run.saved:
         return run, ()
-    return replace(run, saved=event.step, fruitless=0), ()
+    return replace_straggler(replace(run, saved=event.step, fruitless=0), event.at)
 
 
 def _rank_exited(run: Run, event: RankExited) -> Result:
