@@ -47,8 +47,6 @@ SLOW_STEPS = 3.0
 SLOW_FLOOR_S = 2.0
 ALIVE_BY_WORDS: tuple[Phase, ...] = ("init", "eval")
 """In these a rank speaks only when it gets on: it has packed more data, or begins a batch."""
-PAUSE_AGAIN = 2.0
-"""A pause that was no hang may come again, and be longer."""
 RECORD_EVERY_S = 30.0
 """Between two `StepReached` of one attempt."""
 STEPS_KEPT = 256
@@ -59,8 +57,6 @@ class Limits:
     hang: float | None
     """Seconds; None adapts to the observed step time."""
     init: float
-    pause: float = 0.0
-    """The longest standstill of this job that was taken for a hang and ended by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +162,7 @@ class Watch:
         if number < FEW_STEPS:
             return max(FIRST_FLOOR_S, FIRST_STEPS * longest)
         steps = max(HANG_STEPS * statistics.median(self.durations), HANG_SPREAD * longest)
-        return max(steps + HANG_SLACK_S, PAUSE_AGAIN * self.limits.pause)
+        return steps + HANG_SLACK_S
 
     def hang(self, now: float) -> Hang | None:
         """Whether nobody has moved for longer than the most patient phase allows."""

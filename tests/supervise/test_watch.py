@@ -75,10 +75,6 @@ def test_steps_that_vary_stretch_the_limit_by_what_was_seen() -> None:
     assert seen.limit("train") == pytest.approx(5.5), "one in so many counts no more"
 
 
-def test_a_pause_that_was_no_hang_stretches_the_limit() -> None:
-    assert trained(1.0, limits=Limits(hang=None, init=600, pause=9.0)).limit("train") == 18.0
-
-
 @pytest.mark.parametrize("phase", ["init", "compile", "train"])
 def test_before_the_first_step_the_init_timeout_counts(phase: Phase) -> None:
     assert watch(Limits(hang=None, init=42.0)).limit(phase) == 42.0
