@@ -205,9 +205,10 @@ class Watch:
 
 
 def _standstill(rank: _RankWatch, now: float) -> float:
-    """How long it is known to have stood still."""
+    """How long it is known to have stood still; of one that never came up, since the start."""
     since = now - rank.told
-    return rank.still if since <= UNHEARD_S else rank.still + since
+    heard = rank.step >= 0 and since <= UNHEARD_S
+    return rank.still if heard else rank.still + since
 
 
 def _lengths(steps: StepTimes) -> list[float]:
