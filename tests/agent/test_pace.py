@@ -34,11 +34,9 @@ def test_the_first_step_of_an_attempt_is_not_counted(rank: Rank) -> None:
 
 
 def test_steps_are_told_once_with_the_longest_and_its_own_work(rank: Rank) -> None:
-    rank.beat(11.0, 9, "train", own_s=0.2)
-    rank.beat(14.0, 10, "train", own_s=0.4)
-    assert rank.pace.take() == StepTimes(
-        count=2, total_s=4.0, longest_s=3.0, own_s=pytest.approx(0.6)
-    )
+    rank.beat(11.0, 9, "train", own_s=0.25)
+    rank.beat(14.0, 10, "train", own_s=0.5)
+    assert rank.pace.take() == StepTimes(count=2, total_s=4.0, longest_s=3.0, own_s=0.75)
     assert rank.pace.take() is None
 
 
