@@ -98,7 +98,9 @@ def choose_passes(
 ) -> Passes:
     tensor_parallel = config.mesh.tp > 1
     if config.mesh.pp == 1:
-        return WholeModel(stages[0], loss, tensor_parallel, watch)
+        alone = config.parallel.data != "fsdp" and config.mesh.tp == config.mesh.cp == 1
+        return WholeModel(stages[0], loss, tensor_parallel, watch, forward_alone=alone)
     tokens = stages[0].positions_1T.shape[1]
     line = make_line(config, stages[0].config.hidden_size, tokens, ranks)
-    return Pipeline(stages, line, loss, tied, config.gradient_accumulation, tensor_parallel)
+    micro_batches = config.gradient_accumulation
+    return Pipeline(stages, line, loss, tied, micro_batches, tensor_parallel, watch)

@@ -25,14 +25,23 @@ LOG = logging.getLogger("trainer")
 AGENT_KILLS_WITHIN_S = 30.0
 TOO_MUCH = 1 << 60
 """Bytes that no device has."""
+LEAST_DRAG_S = 0.25
 
 
 @dataclass(slots=True)
 class Victim:
-    """What of a rank drills reach into."""
+    """What of a rank drills reach into, and what they leave behind."""
 
     parameters: "Sequence[tuple[str, nn.Parameter]]"
     stall_loader: Callable[[], None]
+    step_s: float = 0.0
+    """What its last step took."""
+    drag_s: float = 0.0
+    """What it waits at the beginning of each step, as for its data."""
+
+    def drag(self) -> None:
+        if self.drag_s:
+            threading.Event().wait(self.drag_s)
 
 
 def read_drills(text: str) -> tuple[Drill, ...]:
@@ -57,7 +66,7 @@ def _strikes(drill: Drill, env: RankEnv) -> bool:
     return drill.index == env.rank // env.local_world_size and env.local_rank == 0
 
 
-def suffer(drill: Drill, reporter: Reporter, victim: Victim) -> None:
+def suffer(drill: Drill, reporter: Reporter, victim: Victim) -> None:  # noqa: C901 - a case a kind
     """Tell the agent, then let the fault happen, or prepare it where it is part of a step."""
     LOG.warning("rank %d: drill %s", reporter.env.rank, drill)
     reporter.drill_fired(drill)
@@ -69,6 +78,8 @@ def suffer(drill: Drill, reporter: Reporter, victim: Victim) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "slow":
+            victim.drag_s = max(LEAST_DRAG_S, victim.step_s)
         case "raise":
             raise RuntimeError(f"drill {drill}")
         case "exit":

@@ -40,6 +40,10 @@ class Reporter:
     def __init__(self, env: RankEnv) -> None:
         self.env = env
         self.step = 0
+        self.phase: Phase = "init"
+        """The last that was told."""
+        self.profiled = False
+        """Its steps are recorded, and slower for it: they have a clock of their own."""
         self._hasty = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._hasty.setblocking(False)
         self._patient = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -52,16 +56,19 @@ class Reporter:
         loss: float | None = None,
         tokens_per_second: float | None = None,
         memory_bytes: int | None = None,
+        own_s: float | None = None,
     ) -> None:
+        self.phase = "profile" if self.profiled and phase == "train" else phase
         beat = Beat(
             attempt=self.env.attempt,
             rank=self.env.rank,
             step=self.step,
-            phase=phase,
+            phase=self.phase,
             # JSON has no NaN, and the receiver refuses Python's.
             loss=loss if loss is not None and math.isfinite(loss) else None,
             tokens_per_second=tokens_per_second,
             memory_bytes=memory_bytes,
+            own_s=own_s,
         )
         self._send(beat, self._hasty)
 

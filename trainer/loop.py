@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.contract import exits
@@ -18,6 +19,7 @@ from trainer.profiling import Profiling
 from trainer.ranks import Ranks, memory_bytes, peak_memory_bytes, shorten_timeouts
 from trainer.report import Report
 from trainer.step import Stepper, Totals
+from trainer.timing import Part
 
 LOG = logging.getLogger("trainer")
 
@@ -62,15 +64,18 @@ def train(job: Training, done: int) -> int:
     for step in range(done + 1, last + 1):
         for drill in drills_due(job.outside.drills, job.ranks.env, step):
             suffer(drill, job.outside.reporter, victim)
+        victim.drag()
         if step == done + 1:
             job.outside.reporter.beat("compile" if job.config.train.compile else "train")
         totals, step_s = _timed_step(job, step)
+        victim.step_s = step_s
         if step == done + 1:
             shorten_timeouts()
         _count_skips(job, step, totals)
-        metrics = _measure(job, step, totals, step_s)
+        seconds = job.stepper.watch.take()
+        metrics = _measure(job, step, totals, step_s, seconds)
         _fail_if_hopeless(job, metrics, totals)
-        _beat(job, metrics)
+        _beat(job, metrics, seconds.get("own"))
         _write(job, _evaluate_if_due(job, metrics, totals.stop))
         _save_if_due(job, step, totals.stop)
         if totals.stop and step < last:
@@ -119,9 +124,10 @@ def _what(totals: Totals) -> str:
     return f"the loss is {totals.loss:.4f} and the gradient's norm {totals.grad_norm},"
 
 
-def _measure(job: Training, step: int, totals: Totals, step_s: float) -> StepMetrics:
+def _measure(
+    job: Training, step: int, totals: Totals, step_s: float, seconds: Mapping[Part, float]
+) -> StepMetrics:
     train = job.config.train
-    seconds = job.stepper.watch.take()
     tokens_per_second = job.stepper.tokens_per_step / step_s
     peak = job.peak_tokens_per_second
     return StepMetrics(
@@ -163,13 +169,14 @@ def _fail_if_hopeless(job: Training, metrics: StepMetrics, totals: Totals) -> No
         raise too_high(metrics.step, job.spikes.since, totals.loss, highest, spec)
 
 
-def _beat(job: Training, metrics: StepMetrics) -> None:
+def _beat(job: Training, metrics: StepMetrics, own_s: float | None) -> None:
     job.outside.reporter.step = metrics.step
     job.outside.reporter.beat(
-        "train",
+        "train" if job.report is None else "write",
         loss=metrics.loss,
         tokens_per_second=metrics.tokens_per_second,
         memory_bytes=memory_bytes(job.ranks.device),
+        own_s=own_s,
     )
 
 
@@ -178,15 +185,22 @@ def _evaluate_if_due(job: Training, metrics: StepMetrics, asked_to_leave: bool) 
     evaluator, last = job.evaluator, job.config.train.steps
     if evaluator is None or asked_to_leave or not evaluator.due(metrics.step, last):
         return metrics
-    found = evaluator.run()
-    job.outside.reporter.beat("train")
+    with job.stepper.watch.excused():
+        found = evaluator.run()
+    job.outside.reporter.beat("train" if job.report is None else "write")
     return replace(metrics, eval_loss=found.loss, eval_s=found.seconds)
 
 
 def _write(job: Training, metrics: StepMetrics) -> None:
     if job.report is None:
         return
-    job.report.write(metrics)
+    with job.stepper.watch.excused():
+        job.report.write(metrics)
+        _log(job, metrics)
+    job.outside.reporter.beat("train")
+
+
+def _log(job: Training, metrics: StepMetrics) -> None:
     LOG.info(
         "step %d/%d loss %.4f%s grad_norm %.3g lr %.2e tokens/s %.0f",
         metrics.step,
@@ -211,7 +225,7 @@ def _save_if_due(job: Training, step: int, asked_to_leave: bool) -> None:
     job.outside.reporter.beat("checkpoint")
     if job.stepper.ledger is not None:
         job.stepper.ledger.sync()
-    with job.stepper.watch.host_part("checkpoint"):
+    with job.stepper.watch.excused(), job.stepper.watch.host_part("checkpoint"):
         if for_sure:
             job.checkpoints.save_for_sure(step)
         else:

@@ -1,6 +1,7 @@
 """One rank's training from beginning to end: this file is the trainer's table of contents."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from trainer.model.decoder import Decoder
 from trainer.model.float8 import scale_after_steps
 from trainer.optimizer import build_optimizer
 from trainer.outside import Outside
+from trainer.parallel.compile import compiling_is_told
 from trainer.parallel.context import local_positions
 from trainer.parallel.data import gather_after_step, parameters_to_update
 from trainer.parallel.tied import find_tied
@@ -37,7 +39,7 @@ from trainer.profiling import Profiling
 from trainer.ranks import Ranks, arrange, process_group
 from trainer.report import open_report
 from trainer.step import Stepper
-from trainer.timing import stopwatch
+from trainer.timing import Stopwatch, stopwatch
 
 
 def main(config: TrainingConfig, outside: Outside) -> int:
@@ -49,7 +51,8 @@ def main(config: TrainingConfig, outside: Outside) -> int:
 
 def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
     job, done = assemble(ranks, config, outside)
-    with job.stepper.batches:
+    told = compiling_is_told(outside.reporter) if config.train.compile else nullcontext()
+    with job.stepper.batches, told:
         return train(job, done)
 
 
@@ -64,7 +67,8 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     )
     stages = build_model(config, ranks, batches.positions_T, resumed=found.folder is not None)
     parameters = named_to_update(stages)
-    optimizer = optimizer_of(config, stages, [parameter for _, parameter in parameters])
+    watch = stopwatch(ranks.device)
+    optimizer = optimizer_of(config, stages, [parameter for _, parameter in parameters], watch)
     state = TrainingState(
         parameters=trained_parameters(stages),
         optimizer=optimizer,
@@ -76,7 +80,6 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
     batches, state = replace(batches, skipped=skipped), replace(state, skipped=skipped)
     tied = find_tied(stages, ranks.mesh["pp"].get_group())
     tied.follow(optimizer)
-    watch = stopwatch(ranks.device)
     passes = choose_passes(stages, config, ranks, loss_of(config, ranks), tied, watch)
     stepper = Stepper(
         parameters=parameters,
@@ -139,12 +142,18 @@ def named_to_update(stages: list[Decoder]) -> list[tuple[str, nn.Parameter]]:
 
 
 def optimizer_of(
-    config: TrainingConfig, stages: list[Decoder], parameters: list[nn.Parameter]
+    config: TrainingConfig,
+    stages: list[Decoder],
+    parameters: list[nn.Parameter],
+    watch: Stopwatch,
 ) -> torch.optim.Optimizer:
     optimizer = build_optimizer(parameters, config.train.optimizer)
+    # What follows a step of the optimizer may be collective.
+    optimizer.register_step_post_hook(lambda *_: watch.enters())
     gather_after_step(optimizer, stages)
     if config.train.float8:
         scale_after_steps(stages, optimizer)
+    optimizer.register_step_post_hook(lambda *_: watch.leaves())
     return optimizer
 
 

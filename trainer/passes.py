@@ -28,19 +28,30 @@ class Passes(Protocol):
 
 class WholeModel:
     def __init__(
-        self, decoder: Decoder, loss: TokenLoss, tensor_parallel: bool, watch: Stopwatch
+        self,
+        decoder: Decoder,
+        loss: TokenLoss,
+        tensor_parallel: bool,
+        watch: Stopwatch,
+        forward_alone: bool = False,
     ) -> None:
         self._decoder = decoder
         self._loss = loss
         self._tensor_parallel = tensor_parallel
         self._watch = watch
+        self._forward_alone = forward_alone
+        """A forward pass needs no other rank, nor does any backward pass but a step's last."""
 
     def train(self, batches: Sequence[MicroBatch]) -> LossSums:
+        if not self._forward_alone:
+            self._watch.enters()
         for number, batch in enumerate(batches, start=1):
             reduce_gradients_in_backward(self._decoder, number == len(batches))
             with loss_context(self._tensor_parallel):
                 with self._watch.part("forward"):
                     loss = self._loss(self._decoder(batch.inputs_BT), batch.labels_BT)
+                if number == len(batches):
+                    self._watch.enters()
                 with self._watch.part("backward"):
                     loss.backward()
         finish_reducing_gradients(self._decoder)

@@ -35,6 +35,9 @@ class Profiling:
     def before(self, step: int) -> None:
         if step != self._spec.at_step:
             return
+        # To start takes long too, and so may each of the steps that are recorded.
+        self._reporter.profiled = True
+        self._reporter.beat("train")
         if self._cuda:
             torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS)
         activities = [ProfilerActivity.CPU]
@@ -55,11 +58,12 @@ class Profiling:
             return
         recorded, self._running = self._running, None
         # Writing may take longer than many steps do, and is no hang.
-        self._reporter.beat("checkpoint")
+        self._reporter.beat("write")
         try:
             self._write(recorded)
         except Exception as exc:  # noqa: BLE001 (whatever it is, a profile is not worth the job)
             LOG.warning("rank %d: the profile could not be written: %s", self._rank, exc)
+        self._reporter.profiled = False
         self._reporter.beat("train")
 
     def _write(self, recorded: profile) -> None:

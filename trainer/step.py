@@ -73,6 +73,7 @@ class Stepper:
         parts = local_gradients((p for _, p in self.parameters), self.ranks.stage_ranks, self.tied)
         norm2 = squared_norm(parts, self.ranks.device)
         totals = self._total(sums, norm2, stop.asked, save_failed)
+        self.watch.leaves()
         with self.watch.part("optimizer"):
             if totals.finite:
                 clip = clip_factor(totals.grad_norm, self.grad_clip)

@@ -8,7 +8,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-Part = Literal["data", "passes", "forward", "backward", "optimizer", "checkpoint"]
+Part = Literal["data", "passes", "forward", "backward", "optimizer", "checkpoint", "own"]
+"""`own`: between two collectives, where this rank waits for no other."""
 
 
 class Event(Protocol):
@@ -35,6 +36,7 @@ class Stopwatch:
         self._new_event = new_event
         self._seconds: defaultdict[Part, float] = defaultdict(float)
         self._running: list[tuple[Part, Event, Event]] = []
+        self._alone_since: float | Event | None = None
 
     @contextmanager
     def part(self, part: Part) -> Iterator[None]:
@@ -55,6 +57,35 @@ class Stopwatch:
         begun = time.perf_counter()
         yield
         self._seconds[part] += time.perf_counter() - begun
+
+    def leaves(self) -> None:
+        """All ranks have come to the end of a collective: from here on this one works alone."""
+        if self._new_event is None:
+            self._alone_since = time.perf_counter()
+            return
+        begin = self._new_event()
+        begin.record()
+        self._alone_since = begin
+
+    def enters(self) -> None:
+        """This rank is about to enter a collective, or to do what no other does and all excuse."""
+        begin, self._alone_since = self._alone_since, None
+        if begin is None:
+            return
+        if isinstance(begin, float):
+            self._seconds["own"] += time.perf_counter() - begin
+            return
+        assert self._new_event is not None
+        end = self._new_event()
+        end.record()
+        self._running.append(("own", begin, end))
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """What happens inside is none of this rank's work for a step."""
+        self.enters()
+        yield
+        self.leaves()
 
     def take(self) -> dict[Part, float]:
         """The seconds of the parts that are over; none of a part that did not occur."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -69,6 +70,10 @@ FIND_LEADER_S = 60.0
 RETRY_S = 0.2
 HEARD_S = 5 * PULSE_S
 """A leader that is silent for so long may be gone, with nobody left to order anything."""
+STILL_MARGIN_S = 0.02
+"""Standing still for just as long as the limit is none yet."""
+LATE_S = 0.2
+"""An agent that is woken later than this has not had the processor, or its host stood still."""
 CLOSE_S = 1.0
 HOST_DRILL_S = 0.5
 """Between telling the leader of a host drill and dying of it: the journal is to know."""
@@ -105,6 +110,8 @@ class Agent:
         self.outbox: deque[Report] = deque()
         self.wake = asyncio.Event()
         self.last_heard = clock.monotonic()
+        self.still_s = math.inf
+        """The leader wants to hear at once of ranks that stand still for so long."""
         self.exit_code: int | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.checks: dict[int, Checked | None] = {}
@@ -239,13 +246,27 @@ class Agent:
             while self.outbox:
                 await self._send(ws, self.outbox[0])
                 self.outbox.popleft()
+            self.wake.clear()
             attempt = self.attempt
             number = attempt.start.attempt if attempt else 0
             ranks = attempt.digest() if attempt else ()
             await self._send(ws, Digest(attempt=number, ranks=ranks))
-            self.wake.clear()
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Until there is something to say: a report, ranks that stand still, or the next digest."""
+        due = self.clock.monotonic() + PULSE_S
+        while not (self.wake.is_set() or self.exit_code is not None):
+            begun, attempt = self.clock.monotonic(), self.attempt
+            still_in = attempt.still_in(self.still_s) if attempt else math.inf
+            left = min(due - begun, still_in + STILL_MARGIN_S)
+            if left <= 0:
+                return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wake.wait(), PULSE_S)
+                await asyncio.wait_for(self.wake.wait(), left)
+            late = self.clock.monotonic() - begun - left
+            if attempt is not None and late > LATE_S:
+                attempt.excuse(late)
 
     async def _send(self, ws: aiohttp.ClientWebSocketResponse, report: Report) -> None:
         await ws.send_str(json.dumps(encode_tagged(report)))
@@ -265,8 +286,8 @@ class Agent:
 
     def _perform(self, order: Order) -> None:
         match order:
-            case Pulse():
-                pass
+            case Pulse(still_s=still_s):
+                self.still_s = math.inf if still_s is None else still_s
             case OfferPort():
                 port = free_port(self.config.place.address)
                 self._report(Port(attempt=order.attempt, port=port))

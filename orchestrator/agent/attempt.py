@@ -13,7 +13,9 @@ from orchestrator.agent.evidence import (
     last_lines,
     process_state,
     send_signal,
+    waited_for_cpu,
 )
+from orchestrator.agent.pace import Pace, still_in
 from orchestrator.agent.torchrun import HostPlace, environment, render
 from orchestrator.contract.datagrams import (
     Beat,
@@ -45,7 +47,7 @@ class RankRecord:
 
     pid: int
     heard: float
-    moved: float
+    pace: Pace
     step: int = 0
     phase: Phase = "init"
     loss: float | None = None
@@ -92,7 +94,9 @@ class Attempt:
         """Take in a rank's word; the report to make when the rank failed."""
         now = self.clock.monotonic()
         if isinstance(datagram, RankStarted):
-            self.ranks[datagram.rank] = RankRecord(pid=datagram.pid, heard=now, moved=now)
+            self.ranks[datagram.rank] = RankRecord(
+                pid=datagram.pid, heard=now, pace=Pace(now, waited_for_cpu(datagram.pid))
+            )
             if self.stopping:  # SIGTERM to the others has been before it was there
                 send_signal(datagram.pid, signal.SIGTERM)
             return None
@@ -120,8 +124,7 @@ class Attempt:
         return None
 
     def _beat(self, record: RankRecord, beat: Beat, now: float) -> None:
-        if (beat.step, beat.phase) != (record.step, record.phase):
-            record.moved = now
+        record.pace.beat(record.step, record.phase, beat, now)
         record.step, record.phase = beat.step, beat.phase
         if beat.loss is not None:
             record.loss, record.tokens_per_second = beat.loss, beat.tokens_per_second
@@ -140,7 +143,19 @@ class Attempt:
             phase=record.phase,
         )
 
+    def excuse(self, seconds: float) -> None:
+        """What kept this agent from running may have kept its ranks, or their words to it."""
+        for record in self.ranks.values():
+            record.pace.excuse(seconds)
+
+    def still_in(self, limit_s: float) -> float:
+        """Seconds until all ranks that run here have stood still for `limit_s`; infinite where they
+        had already when the last digest was made."""
+        running = [record.pace for record in self.ranks.values() if record.ended is None]
+        return still_in(running, limit_s, self.clock.monotonic())
+
     def digest(self) -> tuple[RankDigest, ...]:
+        """What there is to say now; of steps, what came since the last one."""
         now = self.clock.monotonic()
         return tuple(
             RankDigest(
@@ -149,11 +164,12 @@ class Attempt:
                 step=record.step,
                 phase=record.phase,
                 age_s=now - record.heard,
-                still_s=now - record.moved,
+                still_s=record.pace.still(now, waited_for_cpu(record.pid)),
                 loss=record.loss,
                 tokens_per_second=record.tokens_per_second,
                 memory_bytes=record.memory_bytes,
                 ended=record.ended is not None,
+                steps=record.pace.take(),
             )
             for rank, record in sorted(self.ranks.items())
         )

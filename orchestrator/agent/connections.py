@@ -47,6 +47,8 @@ class Connections:
         self.begun = clock.monotonic()
         self.last_heard: dict[str, float] = {}
         """Of hosts whose agents were dropped."""
+        self.still_s: float | None = None
+        """Said with each pulse: agents tell at once of ranks that stand still for so long."""
 
     def admit(self, register: Register, ws: web.WebSocketResponse) -> tuple[Connection, bool]:
         """The connection of an agent, and whether the agent is a new one."""
@@ -76,7 +78,7 @@ class Connections:
         orders = connection.orders  # a later `ws` of the same agent has a queue of its own
         with contextlib.suppress(ConnectionError):
             while True:
-                order: Order = Pulse(launch=self.launch)
+                order: Order = Pulse(launch=self.launch, still_s=self.still_s)
                 with contextlib.suppress(TimeoutError):
                     order = await asyncio.wait_for(orders.get(), PULSE_S)
                 await ws.send_str(json.dumps(encode_tagged(order)))

@@ -24,6 +24,15 @@ def process_state(pid: int) -> str:
     return stat[stat.rindex(")") + 2]
 
 
+def waited_for_cpu(pid: int) -> float:
+    """Seconds that the main thread of `pid` was ready to run and had no processor; 0 where the
+    kernel does not count them."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def send_signal(pid: int, number: int) -> None:
     """To a process that may have ended by itself."""
     with contextlib.suppress(ProcessLookupError):

@@ -26,6 +26,7 @@ from orchestrator.agent.translate import (
     health_changed,
     registered,
     step_reached,
+    straggler,
     without_stacks,
 )
 from orchestrator.agent.whereabouts import Term, announce, announce_end
@@ -77,6 +78,7 @@ from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.roster import hosts_given
 from orchestrator.supervise.state import Incident
+from orchestrator.supervise.stragglers import Stragglers, roles_of
 from orchestrator.supervise.watch import Limits, Watch
 
 log = logging.getLogger(__name__)
@@ -150,6 +152,7 @@ class Leader:
         launch = job.launch
         self.connections = Connections(launch.launch, launch.agent_timeout, clock)
         self.watch: Watch | None = None
+        self.stragglers = Stragglers((), 0.0)
         self.watched = 0
         """The attempt that `watch` is of."""
         self.hung = False
@@ -319,6 +322,7 @@ class Leader:
         if self.watch is None or digest.attempt != self.watched:
             return
         progress = self.watch.observe(digest.ranks, self.clock.monotonic())
+        self.stragglers.observe(digest.ranks)
         if progress is not None:
             self._happened(step_reached(progress, digest.attempt, self.steady.now()))
 
@@ -357,8 +361,12 @@ class Leader:
 
     def _detect(self, watch: Watch, at: float) -> None:
         now, attempt, run = self.clock.monotonic(), self.watched, self.supervisor.run
+        self.connections.still_s = watch.limit("train")
         for change in watch.health_changes(now):
             self._happened(health_changed(change, attempt, at))
+        each = run.plan.ranks_per_host
+        for slow in self.stragglers.changes(now):
+            self._happened(straggler(slow, run.placement[slow.rank // each], attempt, at))
         hang = watch.hang(now)
         # A host that is not heard explains a stall better: its silence is judged first.
         if hang is not None and not self.hung and self.connections.hears(run.placement):
@@ -433,7 +441,7 @@ class Leader:
                 log.error("the journal cannot be written, trying again: %s", exc)
                 await asyncio.sleep(JOURNAL_RETRY_S)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Action) -> None:  # noqa: C901 - a case a kind
         match action:
             case StartAttempt():
                 self._start_attempt(action)
@@ -478,7 +486,9 @@ class Leader:
         """Watch from the order on: whatever of it is lost ends as a hang of the start."""
         limits = Limits(hang=self.job.hang_timeout, init=self.job.init_timeout)
         ranks = range(self.supervisor.run.plan.world_size)
-        self.watch = Watch(ranks, limits, self.clock.monotonic())
+        now = self.clock.monotonic()
+        self.watch = Watch(ranks, limits, now)
+        self.stragglers = Stragglers(roles_of(self.supervisor.run.plan.mesh), now)
         self.watched, self.hung, self.pending = action.attempt, False, action
         self.connections.order(action.hosts[0], OfferPort(attempt=action.attempt))
 

@@ -15,10 +15,13 @@ from orchestrator.contract.events import (
     HostStopped,
     RankExited,
     StepReached,
+    StragglerFound,
+    StragglerGone,
     TrainingResumed,
 )
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.protocol import Evidence, Exited, Register, Stopped, Told
+from orchestrator.supervise.stragglers import Straggler
 from orchestrator.supervise.watch import Hang, HealthChange, Progress
 
 
@@ -106,6 +109,31 @@ def step_reached(progress: Progress, attempt: int, at: float) -> StepReached:
         step=progress.step,
         loss=progress.loss,
         tokens_per_second=progress.tokens_per_second,
+    )
+
+
+def straggler(
+    change: Straggler, host: str, attempt: int, at: float
+) -> StragglerFound | StragglerGone:
+    if not change.slow:
+        return StragglerGone(
+            at=at,
+            attempt=attempt,
+            rank=change.rank,
+            host=host,
+            own_s=change.own_s,
+            peers_s=change.peers_s,
+        )
+    return StragglerFound(
+        at=at,
+        attempt=attempt,
+        rank=change.rank,
+        host=host,
+        own_s=change.own_s,
+        peers_s=change.peers_s,
+        step_s=change.step_s,
+        steps=change.steps,
+        lost_tokens_per_second=change.lost,
     )
 
 

@@ -279,6 +279,7 @@ def submitted_event(
         plan_number=plans,
         launch=launch_of(submission, number, exclude),
         max_restarts=resilience.max_restarts,
+        replace_stragglers=resilience.replace_stragglers,
         hang_timeout=None if resilience.hang_timeout == "auto" else resilience.hang_timeout,
         init_timeout=INIT_TIMEOUT_S
         if resilience.init_timeout == "auto"

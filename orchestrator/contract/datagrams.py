@@ -40,6 +40,8 @@ class Beat:
     """Of the whole job."""
     memory_bytes: int | None = None
     """Peak device memory; on CPU, the resident set."""
+    own_s: float | None = None
+    """What this rank itself took in the step before it entered its first collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

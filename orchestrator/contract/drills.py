@@ -8,9 +8,21 @@ from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.limits import AtLeast
 
 Fault = Literal[
-    "kill", "stop", "raise", "exit", "oom", "nan", "busy", "skip", "shape", "order", "data"
+    "kill",
+    "stop",
+    "slow",
+    "raise",
+    "exit",
+    "oom",
+    "nan",
+    "busy",
+    "skip",
+    "shape",
+    "order",
+    "data",
 ]
-"""SIGKILL, SIGSTOP, a Python exception, or leaving with exit code 1; asking the device for more
+"""SIGKILL, SIGSTOP; waiting at the beginning of this step and all later ones as long as a step
+takes (at least 0.25 s); a Python exception, or leaving with exit code 1; asking the device for more
 memory than there is, or a weight that is no number any more; a loop in C that holds the GIL; the
 step's all-reduce left out, called with another size, or called after an operation that no other
 rank calls; a data loader that gives nothing any more."""

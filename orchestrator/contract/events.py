@@ -46,6 +46,7 @@ class JobSubmitted:
     """The user's, which go before ndctl's."""
     on_oom: Literal["stop", "replan"] = "stop"
     on_nan: Literal["stop", "rollback"] = "stop"
+    replace_stragglers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,37 @@ class HealthChanged:
     rank: int
     health: Health
     age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerFound:
+    """A rank's own work, not its waiting, has kept its peers waiting for some time."""
+
+    at: float
+    attempt: int
+    rank: int
+    host: str
+    own_s: float
+    """What it took in a step before it entered its first collective."""
+    peers_s: float
+    """The median of those that do the same work."""
+    step_s: float
+    steps: int
+    """So many were looked at."""
+    lost_tokens_per_second: float | None
+    """What the whole job would do more without it; None where the job's rate is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerGone:
+    """The rank keeps up with its peers again."""
+
+    at: float
+    attempt: int
+    rank: int
+    host: str
+    own_s: float
+    peers_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,6 +395,8 @@ Event = (
     | CheckpointSaved
     | CheckpointFailed
     | HealthChanged
+    | StragglerFound
+    | StragglerGone
     | DrillHappened
     | RankExited
     | HangDetected

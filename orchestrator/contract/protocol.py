@@ -69,6 +69,18 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Of a rank's training steps since the digest before; what has a phase of its own between two
+    steps is not in them."""
+
+    count: int
+    total_s: float
+    longest_s: float
+    own_s: float | None = None
+    """Of `total_s`, the rank's own work before each step's first collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankDigest:
     """The last word of one rank."""
 
@@ -79,16 +91,19 @@ class RankDigest:
     age_s: float
     """Since its last datagram."""
     still_s: float
-    """Since its step or phase last changed."""
+    """Since its step or phase last changed, less what it or its agent waited for a processor."""
     loss: float | None
     tokens_per_second: float | None
     memory_bytes: int | None
     ended: bool = False
+    steps: StepTimes | None = None
+    """None where it did none since the digest before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """Sent each second, and at once when a rank's first step of an attempt is done."""
+    """Sent each second, and at once when a rank's first step of an attempt is done, or when the
+    host's ranks have stood still for as long as the leader's pulse says."""
 
     attempt: int
     ranks: tuple[RankDigest, ...]
@@ -166,6 +181,8 @@ class Pulse:
     """The leader lives."""
 
     launch: int
+    still_s: float | None = None
+    """Ranks that stand still for so long are to be told of at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

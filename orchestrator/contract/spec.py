@@ -64,6 +64,9 @@ class ResilienceSpec:
     """With hosts gone and no spare left, go on with fewer, at the same global batch."""
     min_hosts: Count = 1
     """Fewer than these are not worth it: the job goes back to the queue, or fails."""
+    replace_stragglers: bool = False
+    """Move the ranks of a host that keeps its peers waiting to a spare, after the next checkpoint;
+    without a spare it is only reported."""
     preflight: bool | Auto = "auto"
     """Check the hosts together (one small all-reduce) before ranks start on them; `auto`: wherever
     a scheduler hands out the hosts."""

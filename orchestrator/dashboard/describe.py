@@ -14,6 +14,7 @@ from orchestrator.dashboard.status import (
     status_text,
     times,
 )
+from orchestrator.supervise.replacing import why_slow
 from orchestrator.supervise.state import Incident, Run, State
 
 MOST_STACK_LINES = 12
@@ -31,6 +32,7 @@ def describe_text(
         ("Hosts", _hosts(snapshot)),
         ("Training", _training(snapshot)),
         ("Checkpoints", _checkpoints(snapshot, zone, passed_over)),
+        ("Stragglers", _stragglers(snapshot, zone)),
         ("Drills", _drills(snapshot)),
         ("Incidents", _incidents(snapshot, zone)),
         ("Files", _files(snapshot)),
@@ -101,6 +103,27 @@ def _checkpoints(
         yield row("", words.one_line(found.failed.why))
     for passed in passed_over:
         yield row("passed over", f"{passed.name}: {passed.why}")
+
+
+def _stragglers(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
+    """Who keeps the peers waiting, since when, how it is known, what comes of it."""
+    run = snapshot.seen.run
+    assert run.job is not None
+    for found in snapshot.view.stragglers[:MOST_STACKS]:
+        yield row(found.host, why_slow(found))
+        seen = f"over {words.count(found.steps, 'step')} of {words.duration(found.step_s)} each"
+        yield row("", f"since {words.moment(found.at, zone)}, seen {seen}")
+        yield row("", _what_then(run.job.replace_stragglers, snapshot.view.spares))
+    if len(snapshot.view.stragglers) > MOST_STACKS:
+        yield row("…", f"{len(snapshot.view.stragglers) - MOST_STACKS:,} more: ndctl status --json")
+
+
+def _what_then(replaces: bool, spares: tuple[str, ...]) -> str:
+    if not replaces:
+        return "stays; resilience.replace_stragglers: true would move its ranks to a spare"
+    if not spares:
+        return "stays, for there is no spare; cluster.spare_hosts asks for some"
+    return "its ranks move to a spare after the next checkpoint"
 
 
 def _drills(snapshot: Snapshot) -> Iterator[str]:

@@ -27,6 +27,7 @@ from orchestrator.dashboard.look import (
 )
 from orchestrator.dashboard.status import checkpoint_words
 from orchestrator.dashboard.view import View
+from orchestrator.supervise.replacing import why_slow
 from orchestrator.supervise.state import ENDED, Incident
 
 TWO_COLUMNS = (116, 22)
@@ -274,6 +275,9 @@ def _wrapped(text: str, width: int) -> list[Text]:
 
 def _facts(view: View, width: int) -> _Part:
     facts = [title("checkpoint", Text(checkpoint_words(view.checkpoint, view), QUIET), width)]
+    for found in view.stragglers[:2]:
+        told = f"{found.host}: {why_slow(found)}"
+        facts.append(title("straggler", Text(told, STRONG), width))
     if view.drills:
         told = ", ".join(
             f"{text} {'happened' if fired else 'armed'}" for text, fired in view.drills

@@ -19,6 +19,8 @@ from orchestrator.contract.events import (
     CheckpointFailed,
     CheckpointSaved,
     DrillHappened,
+    StragglerFound,
+    StragglerGone,
     TrainingResumed,
 )
 from orchestrator.dashboard import words
@@ -33,7 +35,14 @@ TOLD_PARTS = 10
 """A progress line for each tenth of the steps …"""
 TOLD_EVERY_S = 60.0
 """… and for each minute."""
-TOLD_EVENTS = (TrainingResumed, CheckpointSaved, CheckpointFailed, DrillHappened)
+TOLD_EVENTS = (
+    TrainingResumed,
+    CheckpointSaved,
+    CheckpointFailed,
+    DrillHappened,
+    StragglerFound,
+    StragglerGone,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,11 +40,14 @@ from orchestrator.contract.events import (
     Replanned,
     ReplanRefused,
     StepReached,
+    StragglerFound,
+    StragglerGone,
     Tick,
     TrainingResumed,
 )
 from orchestrator.dashboard import words
 from orchestrator.supervise.log import Entry
+from orchestrator.supervise.replacing import why_slow
 
 
 def event_line(entry: Entry, zone: tzinfo | None) -> str:
@@ -54,7 +57,7 @@ def event_line(entry: Entry, zone: tzinfo | None) -> str:
     return f"{words.time_of_day(entry.event.at, zone)}  {words.one_line(line)}"
 
 
-def action_words(action: Action) -> str:
+def action_words(action: Action) -> str:  # noqa: C901 - a case a kind
     match action:
         case StartAttempt():
             return _start(action)
@@ -128,6 +131,13 @@ def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
             return f"warning: the checkpoint of step {step} failed: {words.shortened(why)}"
         case HealthChanged(rank=rank, health=health, age_s=age):
             return f"rank {rank} is {health} (last heard {words.duration(age)} ago)"
+        case StragglerFound():
+            return f"straggler on {event.host}: {why_slow(event)}"
+        case StragglerGone(rank=rank, host=host, own_s=own, peers_s=peers):
+            return (
+                f"rank {rank} on {host} keeps up again: {own:.3f} s of its own a step,"
+                f" its peers {peers:.3f} s"
+            )
         case DrillHappened(drill=drill, rank=rank, step=step):
             return f"drill {drill} happened to rank {rank} at step {step}"
         case RankExited():

@@ -22,6 +22,7 @@ from orchestrator.dashboard.view import (
     view,
 )
 from orchestrator.supervise import log
+from orchestrator.supervise.replacing import why_slow
 from orchestrator.supervise.state import ENDED, Incident, Stage, State
 
 
@@ -115,6 +116,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "hosts": list(run.placement or run.plan.hosts),
         "world_size": run.plan.world_size,
         "mesh": dict(zip(AXES, run.plan.mesh.degrees, strict=True)),
+        "stragglers": [encode(found) for found in shown.stragglers],
         "incidents": [incident_json(incident) for incident in run.incidents],
         "checkpoint": _checkpoint_json(snapshot),
         "drills": [{"drill": text, "fired": fired} for text, fired in shown.drills],
@@ -164,6 +166,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         row("restarts", restarts(snapshot)),
         row("checkpoint", checkpoint_words(shown.checkpoint, shown)),
         *(row("trouble", line) for line in _trouble(shown)),
+        *(row("straggler", line) for line in _slowest(shown)),
         *_last_incident(shown, zone),
         row("run dir", str(snapshot.run_dir.path)),
         row("next", next_step(snapshot)),
@@ -236,6 +239,14 @@ def _trouble(shown: View) -> Iterator[str]:
     if bad:
         named = ", ".join(f"{host.name} {host.worst}" for host in bad[:4])
         yield named + (f" and {len(bad) - 4:,} more hosts" if len(bad) > 4 else "")
+
+
+def _slowest(shown: View) -> Iterator[str]:
+    """The dearest of the ranks that keep their peers waiting."""
+    if shown.stragglers:
+        first, others = shown.stragglers[0], len(shown.stragglers) - 1
+        rest = f" (and {words.count(others, 'more rank')})" if others else ""
+        yield f"{first.host}: {why_slow(first)}{rest}"
 
 
 def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:

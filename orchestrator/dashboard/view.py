@@ -19,6 +19,7 @@ from orchestrator.contract.events import (
     JobSubmitted,
     RankExited,
     StepReached,
+    StragglerFound,
     TrainingResumed,
 )
 from orchestrator.contract.mesh import Mesh
@@ -213,6 +214,8 @@ class View:
     """In node-rank order."""
     spares: tuple[str, ...]
     """Hosts that are there and wait."""
+    stragglers: tuple[StragglerFound, ...]
+    """Ranks that keep their peers waiting now, the dearest first."""
     incidents: tuple[Incident, ...]
     losses: tuple[tuple[int, float], ...]
     """(step, loss), a few hundred at most."""
@@ -256,12 +259,17 @@ def view(
         mesh=run.plan.mesh,
         hosts=tuple(_rows(seen, standing.state)),
         spares=_spares(run),
+        stragglers=() if over else _stragglers(run),
         incidents=run.incidents,
         losses=progress.points,
         checkpoint=seen.checkpoint,
         drills=tuple((str(drill), drill.id in run.fired) for drill in run.job.drills),
         now=now,
     )
+
+
+def _stragglers(run: Run) -> tuple[StragglerFound, ...]:
+    return tuple(sorted(run.stragglers.values(), key=lambda found: found.peers_s - found.own_s))
 
 
 def _backend(run: Run, name: str) -> str:

@@ -351,7 +351,7 @@ class Leader:
             storage.fence = Fence(leader=self.name, attempt=attempt)
         return True
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Action) -> None:  # noqa: C901 - a case a kind
         run = self.supervisor.run
         match action:
             case StartAttempt():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.contract.datagrams import RankEnded, Resumed, Saved, SaveFailed
 from orchestrator.contract.events import RankError, RankEvidence
-from orchestrator.contract.protocol import Exited, RankDigest, Start, Stopped
+from orchestrator.contract.protocol import Exited, RankDigest, Start, StepTimes, Stopped
 from orchestrator.simulation.training import Training
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class HostRanks:
     numbers: range
     begun_at: float
     hung: bool = False
+    told: int | None = None
+    """Steps done when the last digest was made; None before the first of the attempt."""
     stopping: bool = False
     ended: dict[int, RankEnded] = field(default_factory=dict)
     reports: list[Exited] = field(default_factory=list)
@@ -153,6 +155,7 @@ class HostRanks:
     def digest(self) -> tuple[RankDigest, ...]:
         now, training = self.agent.world.timeline.now, self.training
         still = now - max(training.moved, self.begun_at)
+        steps = self._steps()
         return tuple(
             RankDigest(
                 rank=number,
@@ -165,9 +168,20 @@ class HostRanks:
                 tokens_per_second=None,
                 memory_bytes=None,
                 ended=number in self.ended,
+                steps=steps,
             )
             for number in self.numbers
         )
+
+    def _steps(self) -> StepTimes | None:
+        """All as long as planned: what lies between two steps has a phase of its own."""
+        training = self.training
+        if not training.trained:
+            return None
+        new = training.step - (training.step if self.told is None else self.told)
+        self.told = training.step
+        length = training.work.step_s
+        return StepTimes(count=new, total_s=new * length, longest_s=length) if new else None
 
     def evidence(self) -> tuple[RankEvidence, ...]:
         first = self.numbers[0]

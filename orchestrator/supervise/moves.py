@@ -113,6 +113,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         placement=placement,
         done={},
         fired_now=(),
+        stragglers={},
         findings=None,
         leaving=None,
     )

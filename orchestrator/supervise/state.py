@@ -14,6 +14,7 @@ from orchestrator.contract.events import (
     HostStopped,
     JobSubmitted,
     RankExited,
+    StragglerFound,
 )
 from orchestrator.contract.failures import Remedy, Scope
 from orchestrator.contract.launch import Allocation, Cause
@@ -305,6 +306,8 @@ class Run:
     """Drills that have happened."""
     fired_now: tuple[int, ...] = ()
     """Those of the present attempt."""
+    stragglers: Mapping[int, StragglerFound] = field(default_factory=dict)
+    """Ranks of the present attempt that keep their peers waiting."""
     findings: Findings | None = None
     incidents: tuple[Incident, ...] = ()
     forgiven: int = 0

@@ -42,6 +42,8 @@ from orchestrator.contract.events import (
     Replanned,
     ReplanRefused,
     StepReached,
+    StragglerFound,
+    StragglerGone,
     Tick,
     TrainingResumed,
 )
@@ -72,6 +74,11 @@ from orchestrator.supervise.moves import (
     wait,
 )
 from orchestrator.supervise.policy import repeated_culprits
+from orchestrator.supervise.replacing import (
+    replace_straggler,
+    straggler_found,
+    straggler_gone,
+)
 from orchestrator.supervise.scheduler import (
     host_flagged,
     host_leaving,
@@ -166,6 +173,10 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return replanned(run, event)
         case ReplanRefused():
             return replan_refused(run, event)
+        case StragglerFound():
+            return straggler_found(run, event), ()
+        case StragglerGone():
+            return straggler_gone(run, event), ()
         case CheckpointFailed() | HealthChanged():
             return run, ()
         case Tick():
@@ -306,7 +317,7 @@ def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
         run = replace(run, saved=event.step, saves=saves, fruitless=0)
     wish = growing.wish(run, event.at)
     if wish is None:
-        return run, ()
+        return replace_straggler(run, event.at)
     assert run.job is not None
     run = replace(run, leaving=wish, grown_at=event.at)
     return stop(run, event.at, wish.words, run.job.stop_grace)

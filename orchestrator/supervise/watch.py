@@ -3,8 +3,13 @@
 A `Watch` lives as long as an attempt and holds what the journal need not: the last word of every
 rank. Its clock is the leader's monotonic one, passed in; ages are measured by each agent on its own
 host, so clocks that differ between hosts do no harm.
+
+A standstill is judged as of when every host has told of its ranks, never by silence: digests that
+are late, or a leader that does not get to read them, make no hang. Agents tell at once when their
+ranks have stood still for as long as `still_s`, so that this costs no second.
 """
 
+import heapq
 import statistics
 from collections import deque
 from collections.abc import Iterable
@@ -13,21 +18,38 @@ from typing import get_args
 
 from orchestrator.contract.events import Health
 from orchestrator.contract.phases import Phase
-from orchestrator.contract.protocol import RankDigest
+from orchestrator.contract.protocol import RankDigest, StepTimes
 
-HANG_STEPS = 10.0
+HANG_STEPS = 5.0
 """A hang is this many median steps without progress …"""
-HANG_FLOOR_S = 10.0
-"""… but at least this long."""
+HANG_SPREAD = 3.0
+"""… and so many times the longest of the last steps: where they vary it takes more …"""
+OUTLIERS = 64
+"""… though of so many the longest does not count: ranks that wait while a single one saves or
+compiles take that for a step …"""
+HANG_SLACK_S = 0.5
+"""… and this for what interrupts any process now and then. The digest that tells of it, and the
+leader's look, take less than another half second."""
+FEW_STEPS = 8
+"""With fewer than these known a hang is …"""
+FIRST_STEPS = 10.0
+FIRST_FLOOR_S = 10.0
+"""… so many times the longest of them, and at least this."""
+UNHEARD_S = 10.0
+"""Nobody's word is waited for longer than this."""
 CHECKPOINT_LIMIT_S = 900.0
-"""The blocking part of a save, and evaluation, on a slow file system."""
+"""The blocking part of a save, evaluation, and what else is written, on a slow file system; and
+steps under the profiler."""
 EXIT_LIMIT_S = 120.0
 """From the last step to the process's end: torch waits for the other ranks on its way out."""
+SILENT_FLOOR_S = 5.0
 SLOW_STEPS = 3.0
 SLOW_FLOOR_S = 2.0
+ALIVE_BY_WORDS: tuple[Phase, ...] = ("init", "eval")
+"""In these a rank speaks only when it gets on: it has packed more data, or begins a batch."""
 RECORD_EVERY_S = 30.0
 """Between two `StepReached` of one attempt."""
-STEPS_KEPT = 64
+STEPS_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +87,10 @@ class _RankWatch:
     step: int = -1
     phase: Phase = "init"
     heard: float = 0.0
-    moved: float = 0.0
-    """When step or phase last changed."""
+    told: float = 0.0
+    """When a digest last told of it …"""
+    still: float = 0.0
+    """… and how long it had stood still by then."""
     health: Health = "ok"
     ended: bool = False
 
@@ -74,12 +98,14 @@ class _RankWatch:
 class Watch:
     def __init__(self, ranks: Iterable[int], limits: Limits, now: float) -> None:
         self.limits = limits
-        self.ranks = {rank: _RankWatch(heard=now, moved=now) for rank in ranks}
+        self.ranks = {rank: _RankWatch(heard=now, told=now) for rank in ranks}
         self.durations: deque[float] = deque(maxlen=STEPS_KEPT)
+        """Of the last steps, less what has a phase of its own."""
+        self.adapted = limits.init
+        """Of a training step; until one is known, that of the start."""
         self.step = -1
-        self.stepped: float | None = None
-        """When the job's newest step was first reported."""
-        self.moved = now
+        self.trained = False
+        """A step of the attempt was reported before the newest."""
         self.recorded = float("-inf")
 
     def observe(self, digests: Iterable[RankDigest], now: float) -> Progress | None:
@@ -90,28 +116,21 @@ class Watch:
             rank = self.ranks.get(digest.rank)
             if rank is None:
                 continue
-            rank.heard, rank.ended = max(rank.heard, now - digest.age_s), digest.ended
-            if (digest.step, digest.phase) != (rank.step, rank.phase):
-                rank.step, rank.phase = digest.step, digest.phase
-                rank.moved = now - digest.still_s
-                self.moved = max(self.moved, rank.moved)
-            elif digest.phase == "init":
-                # Before the first step a rank says something only when it gets on: packing data.
-                self.moved = max(self.moved, rank.heard)
+            rank.heard = max(rank.heard, now - digest.age_s)
+            rank.step, rank.phase, rank.ended = digest.step, digest.phase, digest.ended
+            by_words = digest.phase in ALIVE_BY_WORDS
+            rank.told, rank.still = now, digest.age_s if by_words else digest.still_s
             if digest.phase != "init" and digest.step > first:
                 newest, first = digest, digest.step
         return self._stepped(newest, now) if newest is not None else None
 
     def _stepped(self, digest: RankDigest, now: float) -> Progress | None:
-        """Steps between two digests share their time evenly."""
-        at = now - digest.still_s
+        if digest.steps is not None:
+            self.durations.extend(_lengths(digest.steps))
+            self.adapted = self._adapt()
         # A loss that is not finite is told as none; a second step is progress all the same.
-        done = digest.loss is not None or self.stepped is not None
-        if self.stepped is not None:
-            steps = digest.step - self.step
-            each = max(0.0, at - self.stepped) / steps  # two hosts' ages may differ a little
-            self.durations.extend([each] * min(steps, STEPS_KEPT))
-        self.step, self.stepped = digest.step, at
+        done = digest.loss is not None or self.trained
+        self.step, self.trained = digest.step, True
         if not done or now - self.recorded < RECORD_EVERY_S:
             return None
         self.recorded = now
@@ -127,26 +146,35 @@ class Watch:
         match phase:
             case "init" | "compile":
                 return self.limits.init
-            case "checkpoint" | "eval":
+            case "checkpoint" | "eval" | "write" | "profile":
                 return max(CHECKPOINT_LIMIT_S, self.limits.hang or 0.0)
             case "exit":
                 return EXIT_LIMIT_S
             case "train":
                 if self.limits.hang is not None:
                     return self.limits.hang
-                if self.step_s is None:
-                    return self.limits.init
-                return max(HANG_FLOOR_S, HANG_STEPS * self.step_s)
+                return self.adapted
+
+    def _adapt(self) -> float:
+        """The limit within a training step, by the steps before it."""
+        number = len(self.durations)
+        longest = heapq.nlargest(1 + number // OUTLIERS, self.durations)[-1]
+        if number < FEW_STEPS:
+            return max(FIRST_FLOOR_S, FIRST_STEPS * longest)
+        steps = max(HANG_STEPS * statistics.median(self.durations), HANG_SPREAD * longest)
+        return steps + HANG_SLACK_S
 
     def hang(self, now: float) -> Hang | None:
         """Whether nobody has moved for longer than the most patient phase allows."""
-        phases: set[Phase] = {rank.phase for rank in self.ranks.values() if not rank.ended}
-        if not phases:
+        ranks = [rank for rank in self.ranks.values() if not rank.ended]
+        shortest = min(self.limit("train"), self.limit("exit"), self.limit("init"))
+        if not ranks or any(_standstill(rank, now) <= shortest for rank in ranks):
             return None
-        phase = max(sorted(phases), key=self.limit)
-        stalled, limit = now - self.moved, self.limit(phase)
-        if stalled <= limit:
+        phase = max(sorted({rank.phase for rank in ranks}), key=self.limit)
+        limit = self.limit(phase)
+        if min(_standstill(rank, now) for rank in ranks) <= limit:
             return None
+        stalled = min(rank.still + now - rank.told for rank in ranks)
         first = max(rank.step for rank in self.ranks.values())
         behind = tuple(
             number
@@ -166,7 +194,7 @@ class Watch:
                 continue
             age, limit = now - rank.heard, limits[rank.phase]
             health: Health = "ok"
-            if age > limit / 2:
+            if age > max(SILENT_FLOOR_S, limit if rank.phase == "train" else limit / 2):
                 health = "silent"
             elif rank.phase == "train" and step_s is not None and age > slow:
                 health = "slow"
@@ -174,3 +202,17 @@ class Watch:
                 rank.health = health
                 changes.append(HealthChange(number, health, age))
         return tuple(changes)
+
+
+def _standstill(rank: _RankWatch, now: float) -> float:
+    """How long it is known to have stood still; of one that never came up, since the start."""
+    since = now - rank.told
+    heard = rank.step >= 0 and since <= UNHEARD_S
+    return rank.still if heard else rank.still + since
+
+
+def _lengths(steps: StepTimes) -> list[float]:
+    """Of the steps between two digests, of which the longest is known and the mean."""
+    rest = min(steps.count, STEPS_KEPT) - 1
+    others = (steps.total_s - steps.longest_s) / (steps.count - 1) if steps.count > 1 else 0.0
+    return [*[max(0.0, others)] * rest, steps.longest_s]

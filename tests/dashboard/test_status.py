@@ -40,6 +40,8 @@ from orchestrator.contract.events import (
     RankExited,
     Replanned,
     ReplanRefused,
+    StragglerFound,
+    StragglerGone,
     Tick,
     TrainingResumed,
 )
@@ -232,6 +234,33 @@ def test_status_names_hosts_in_trouble() -> None:
     assert "host-1 slow" in status_text(snapshot([*started(), slow]), UTC)
 
 
+SLOW = StragglerFound(
+    at=START + 20,
+    attempt=1,
+    rank=3,
+    host="host-1",
+    own_s=0.35,
+    peers_s=0.1,
+    step_s=1.0,
+    steps=15,
+    lost_tokens_per_second=300.0,
+)
+SLOW_WORDS = "rank 3 takes 0.350 s of its own a step, its peers 0.100 s, which costs 300 tokens/s"
+
+
+def test_a_straggler_is_named_with_what_it_costs() -> None:
+    seen = snapshot([*started(), SLOW])
+    assert f"straggler   host-1: {SLOW_WORDS}" in status_text(seen, UTC)
+    assert status_json(seen)["stragglers"][0]["rank"] == 3
+    text = describe_text(seen, UTC)
+    assert SLOW_WORDS in text
+    assert "over 15 steps of" in text
+    assert "resilience.replace_stragglers: true would move" in text
+    gone = StragglerGone(at=START + 30, attempt=1, rank=3, host="host-1", own_s=0.1, peers_s=0.1)
+    assert "straggler" not in status_text(snapshot([*started(), SLOW, gone]), UTC)
+    assert "Stragglers" not in describe_text(snapshot([*started(), SLOW, gone]), UTC)
+
+
 def evidence() -> EvidenceGathered:
     ranks = tuple(
         RankEvidence(
@@ -373,6 +402,8 @@ def all_events() -> list[Event]:
         TrainingResumed(at=START, attempt=2, step=20, passed_over=passed),
         SAVE_FAILED,
         HealthChanged(at=START, attempt=1, rank=3, health="silent", age_s=7.0),
+        SLOW,
+        StragglerGone(at=START, attempt=1, rank=3, host="host-1", own_s=0.1, peers_s=0.1),
         AgentLost(at=START, host="host-1", why="its connection closed", silent_s=1.0),
         CancelRequested(at=START, by="ada"),
         Tick(at=START),

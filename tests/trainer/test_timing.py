@@ -64,3 +64,35 @@ def test_a_part_that_fails_is_not_counted() -> None:
     with pytest.raises(ValueError, match="no"), watch.part("forward"):
         raise ValueError("no")
     assert watch.take() == {}
+
+
+def test_a_rank_works_alone_between_two_collectives() -> None:
+    queue = Queue()
+    watch = Stopwatch(queue.event)
+    watch.enters()
+    assert watch.take() == {}, "nobody says when that began"
+    watch.leaves()
+    watch.enters()
+    watch.enters()
+    queue.now = 2.0
+    assert watch.take() == {"own": 1.0}
+
+
+def test_what_is_excused_is_not_its_own_work() -> None:
+    queue = Queue()
+    watch = Stopwatch(queue.event)
+    watch.leaves()
+    with watch.excused():
+        queue.marks += 100
+    watch.enters()
+    queue.now = 200.0
+    assert watch.take() == {"own": 2.0}, "a second before, and one after"
+
+
+def test_on_the_host_the_time_is_the_clocks() -> None:
+    watch = Stopwatch()
+    watch.leaves()
+    sum(range(10_000))
+    watch.enters()
+    seconds = watch.take()
+    assert 0 < seconds["own"] < 5

@@ -97,8 +97,11 @@ class Checkpoints:
         writing = self._pending is not None and not self._pending.done()
         (self._meanwhile if writing else self._before).append(step_s)
         if some_failed:
+            # Ranks whose own write is not over yet wait for it here, which is no hang.
+            self._reporter.beat("checkpoint")
             self.wait()
             self._try_again(step)
+            self._reporter.beat("train")
 
     def save(self, step: int) -> None:
         """A periodic save; a failure is a warning, for the ones before it are still there."""

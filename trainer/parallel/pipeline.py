@@ -29,6 +29,7 @@ from trainer.parallel.data import finish_reducing_gradients, reduce_gradients_in
 from trainer.parallel.tied import TiedWeight
 from trainer.passes import free_gathered, loss_context
 from trainer.ranks import Ranks
+from trainer.timing import Stopwatch
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -78,7 +79,7 @@ def make_line(config: TrainingConfig, features: int, tokens: int, ranks: Ranks) 
 class Pipeline:
     """`Passes` through the stages of this rank, which are in the order of the model."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a rank's part of a line is made of
         self,
         stages: Sequence[Decoder],
         line: Line,
@@ -86,7 +87,9 @@ class Pipeline:
         tied: TiedWeight,
         micro_batches: int,
         tensor_parallel: bool,
+        watch: Stopwatch,
     ) -> None:
+        self._watch = watch
         self._stages = dict(zip(line.mine, stages, strict=True))
         self._line = line
         self._loss = loss
@@ -107,6 +110,7 @@ class Pipeline:
         labels = torch.cat([batch.labels_BT for batch in batches]) if self._has_last else None
         for decoder in self._stages.values():
             reduce_gradients_in_backward(decoder, last=False)
+        self._watch.enters()
         with loss_context(self._tensor_parallel):
             # Gradients that FSDP shards it reduces itself, after each stage's last backward pass.
             self._schedule.step(*inputs, target=labels, return_outputs=False)

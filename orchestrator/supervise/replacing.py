@@ -1,0 +1,46 @@
+"""A host that keeps its peers waiting: known while its attempt lasts, and replaced by a spare after
+the next checkpoint, where the job asks for that. Nobody broke anything: it spends no restart, and
+is no strike against the host, which this job uses no more."""
+
+from dataclasses import replace
+
+from orchestrator.contract.events import StragglerFound, StragglerGone
+from orchestrator.plan.placement.place import room_for
+from orchestrator.supervise.moves import Result, stop
+from orchestrator.supervise.roster import switches_of, usable
+from orchestrator.supervise.state import Leaving, Run, Stage
+
+
+def straggler_found(run: Run, event: StragglerFound) -> Run:
+    return replace(run, stragglers={**run.stragglers, event.rank: event})
+
+
+def straggler_gone(run: Run, event: StragglerGone) -> Run:
+    left = {rank: found for rank, found in run.stragglers.items() if rank != event.rank}
+    return replace(run, stragglers=left)
+
+
+def replace_straggler(run: Run, at: float) -> Result:
+    """A checkpoint is complete: move away from the host that costs most, if there is a spare."""
+    job = run.job
+    assert job is not None
+    if not (job.replace_stragglers and run.stragglers):
+        return run, ()
+    if run.stage is not Stage.RUNNING or run.leaving is not None or run.cancelled_by is not None:
+        return run, ()
+    worst = max(run.stragglers.values(), key=lambda found: found.own_s - found.peers_s)
+    words = f"{worst.host} keeps its peers waiting: {why_slow(worst)}"
+    without = replace(run, exclude={**run.exclude, worst.host: words})
+    if room_for(run.plan, usable(without), switches_of(run)) < len(run.plan.hosts):
+        return run, ()
+    leaving = Leaving(cause="drained", words=words, requeue=False)
+    return stop(replace(without, leaving=leaving), at, words, job.stop_grace)
+
+
+def why_slow(found: StragglerFound) -> str:
+    lost = found.lost_tokens_per_second
+    price = "" if lost is None else f", which costs {lost:,.0f} tokens/s"
+    return (
+        f"rank {found.rank} takes {found.own_s:.3f} s of its own a step, its peers"
+        f" {found.peers_s:.3f} s{price}"
+    )
