@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from orchestrator.cli import controlling, jobs, launch, machines, plans, simulating
+from orchestrator.cli import controlling, forecasting, jobs, launch, machines, plans, simulating
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state,"
@@ -43,6 +43,7 @@ for _command in (
     machines.doctor,
     machines.hosts,
     simulating.simulate,
+    forecasting.forecast,
     controlling.controller,
 ):
     cli.add_command(_command)
