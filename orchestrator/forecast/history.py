@@ -6,9 +6,8 @@ the one that left, whichever comes first; these times are drawn from exponential
 from failure to failure: what lies between has a formula.
 """
 
-import heapq
 import math
-from bisect import bisect
+from bisect import bisect, insort
 from dataclasses import dataclass, field
 from itertools import accumulate
 from random import Random
@@ -105,9 +104,9 @@ class _Hosts:
         self.random = random
         self.reserve = setting.reserve
         self.filled_at: list[float] = []
-        """When each host that is missing will have been replaced; a heap."""
+        """When each host that is missing will have been replaced, the next first."""
         self.repaired_at: list[float] = []
-        """When each that the reserve has lent a host for comes back to the reserve; a heap."""
+        """When each that the reserve has lent a host for comes back to the reserve, the next first."""
 
     def replace(self, now: float) -> float:
         """When the job has enough hosts again, after one left at `now`."""
@@ -117,17 +116,15 @@ class _Hosts:
         granted_at = now + self.random.expovariate(1 / self.setting.queue_s)
         if self.reserve and granted_at < filled_at:
             self.reserve -= 1
-            heapq.heappush(self.repaired_at, filled_at)
+            insort(self.repaired_at, filled_at)
             filled_at = granted_at
-        heapq.heappush(self.filled_at, filled_at)
+        insort(self.filled_at, filled_at)
         short = len(self.filled_at) - self.setting.spares
-        return heapq.nsmallest(short, self.filled_at)[-1] if short > 0 else now
+        return self.filled_at[short - 1] if short > 0 else now
 
 
 def _drop_until(times: list[float], now: float) -> int:
-    """Take what is not after `now` from the heap; how many that were."""
-    dropped = 0
-    while times and times[0] <= now:
-        heapq.heappop(times)
-        dropped += 1
+    """Take what is not after `now` from the front; how many that were."""
+    dropped = bisect(times, now)
+    del times[:dropped]
     return dropped
