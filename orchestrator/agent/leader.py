@@ -72,7 +72,7 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.roster import hosts_given
-from orchestrator.supervise.state import Incident
+from orchestrator.supervise.state import Incident, pace_of
 from orchestrator.supervise.watch import Limits, Watch
 
 log = logging.getLogger(__name__)
@@ -483,6 +483,7 @@ class Leader:
                     master_port=offer.port,
                     config=str(self.run_dir.trainer_config(current.number)),
                     drills=action.drills,
+                    pace=pace_of(self.supervisor.run),
                 ),
             )
 

@@ -65,4 +65,5 @@ def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> M
         env.HEARTBEAT_SOCKET: str(place.socket),
         env.TRACE_DIR: str(place.run_dir.traces(start.attempt)),
         env.DRILLS: json.dumps(encode(start.drills)),
+        env.PACE: json.dumps(encode(start.pace)),
     }

@@ -14,6 +14,8 @@ DRILLS = "NDCTL_DRILLS"
 """JSON list of the drills that are still to happen."""
 HOST = "NDCTL_HOST"
 """Name of the host that the rank runs on."""
+PACE = "NDCTL_PACE"
+"""JSON of a `SavePace`: what is known of how often the job breaks and how often it saves."""
 TORCHRUN_PID = "NDCTL_TORCHRUN_PID"
 """torchrun's process: a keeper with another parent is an orphan."""
 RUN_ROOT = "NDCTL_RUN_ROOT"
@@ -41,6 +43,7 @@ class RankEnv:
     heartbeat_socket: str = ""
     trace_dir: str = ""
     drills: str = "[]"
+    pace: str = "{}"
 
     @classmethod
     def from_mapping(cls, environ: Mapping[str, str]) -> Self:
@@ -56,4 +59,5 @@ class RankEnv:
             heartbeat_socket=environ.get(HEARTBEAT_SOCKET, ""),
             trace_dir=environ.get(TRACE_DIR, ""),
             drills=environ.get(DRILLS, "[]"),
+            pace=environ.get(PACE, "{}"),
         )

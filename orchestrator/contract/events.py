@@ -112,6 +112,18 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointIntervalChanged:
+    """From `step` on checkpoints are written after another number of steps."""
+
+    at: float
+    attempt: int
+    step: int
+    old: int
+    new: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HealthChanged:
     """How long ago a rank was heard, in words; told when the word changes."""
 
@@ -301,6 +313,7 @@ Event = (
     | StepReached
     | CheckpointSaved
     | CheckpointFailed
+    | CheckpointIntervalChanged
     | HealthChanged
     | DrillHappened
     | RankExited

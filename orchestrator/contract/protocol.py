@@ -5,14 +5,22 @@ says `Register` first, then reports; the leader answers with orders and a `Pulse
 that either side knows silence from rest. `POST /v1/cancel` with the same header cancels the job.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.contract.datagrams import DrillFired, RankEnded, Resumed, Saved, SaveFailed
+from orchestrator.contract.datagrams import (
+    DrillFired,
+    IntervalChanged,
+    RankEnded,
+    Resumed,
+    Saved,
+    SaveFailed,
+)
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import RankError, RankEvidence
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.phases import Phase
+from orchestrator.contract.reliability import SavePace
 
 AGENT_PATH = "/v1/agent"
 CANCEL_PATH = "/v1/cancel"
@@ -95,7 +103,7 @@ class Told:
     """A rank's own words that the leader is to have at once."""
 
     host: str
-    datagram: Resumed | Saved | SaveFailed | DrillFired
+    datagram: Resumed | Saved | SaveFailed | IntervalChanged | DrillFired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +194,7 @@ class Start:
     config: str
     """The trainer's CONFIG."""
     drills: tuple[Drill, ...]
+    pace: SavePace = field(default_factory=SavePace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

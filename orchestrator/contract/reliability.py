@@ -33,6 +33,15 @@ class Exposure:
         return (expected_s + seen_s) / (PRIOR_FAILURES + self.failures)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavePace:
+    """What an attempt is to know for `checkpoint.every: auto`."""
+
+    exposure: Exposure = Exposure()
+    every_steps: int | None = None
+    """What an earlier attempt had come to."""
+
+
 def daly_s(cost_s: float, mtbf_s: float) -> float:
     """Training between two saves that wastes least, each of which costs `cost_s` (Daly 2006, A
     higher order estimate of the optimum checkpoint interval, equation 37)."""

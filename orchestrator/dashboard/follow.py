@@ -17,6 +17,7 @@ from rich.progress import Progress as Bars
 
 from orchestrator.contract.events import (
     CheckpointFailed,
+    CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
     TrainingResumed,
@@ -33,7 +34,13 @@ TOLD_PARTS = 10
 """A progress line for each tenth of the steps …"""
 TOLD_EVERY_S = 60.0
 """… and for each minute."""
-TOLD_EVENTS = (TrainingResumed, CheckpointSaved, CheckpointFailed, DrillHappened)
+TOLD_EVENTS = (
+    TrainingResumed,
+    CheckpointSaved,
+    CheckpointFailed,
+    CheckpointIntervalChanged,
+    DrillHappened,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ class _Hosts:
         self.filled_at: list[float] = []
         """When each host that is missing will have been replaced, the next first."""
         self.repaired_at: list[float] = []
-        """When each that the reserve has lent a host for comes back to the reserve, the next first."""
+        """When each that the reserve lent a host for is in the reserve itself, the next first."""
 
     def replace(self, now: float) -> float:
         """When the job has enough hosts again, after one left at `now`."""

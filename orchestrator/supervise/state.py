@@ -16,6 +16,7 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.contract.plan import Plan
+from orchestrator.contract.reliability import Exposure, SavePace
 
 State = Literal[
     "SUBMITTED",
@@ -219,6 +220,12 @@ class Run:
     """Last step reported by the present attempt."""
     saved: int = 0
     """Newest complete checkpoint's step; 0 for none."""
+    save_every: int | None = None
+    """Steps between two checkpoints, where the ranks have found that out (`checkpoint.every`)."""
+    trained_s: float = 0.0
+    """Of all attempts, as far as steps were reported."""
+    stepped_at: float = 0.0
+    """When one last was."""
     fired: tuple[int, ...] = ()
     """Drills that have happened."""
     fired_now: tuple[int, ...] = ()
@@ -262,3 +269,10 @@ class Run:
         if self.findings is not None:
             return True
         return bool(self.incidents) and self.incidents[-1].recovered_after_s is None
+
+
+def pace_of(run: Run) -> SavePace:
+    """What the next attempt is to know of how often the job broke; what was rehearsed is none."""
+    failures = sum(incident.drill is None for incident in run.incidents)
+    exposure = Exposure(failures=failures, observed_s=run.trained_s)
+    return SavePace(exposure=exposure, every_steps=run.save_every)

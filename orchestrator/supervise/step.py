@@ -22,6 +22,7 @@ from orchestrator.contract.events import (
     AgentRegistered,
     CancelRequested,
     CheckpointFailed,
+    CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
     Event,
@@ -146,6 +147,8 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return replanned(run, event)
         case ReplanRefused():
             return replan_refused(run, event)
+        case CheckpointIntervalChanged(new=new):
+            return replace(run, save_every=new), ()
         case CheckpointFailed() | HealthChanged():
             return run, ()
         case Tick():
@@ -177,6 +180,7 @@ def _submitted(run: Run, event: JobSubmitted) -> Result:
         placement=(),
         done={},
         fruitless=0,
+        save_every=None,
         forgiven=len(kept.incidents),
         findings=None,
     )
@@ -247,7 +251,9 @@ def _resumed(run: Run, event: TrainingResumed) -> Run:
 
 
 def _step_reached(run: Run, event: StepReached) -> Result:
-    run = replace(run, step=event.step)
+    since = run.stepped_at if run.stage is Stage.RUNNING else event.at
+    trained_s = run.trained_s + max(0.0, event.at - since)
+    run = replace(run, step=event.step, stepped_at=event.at, trained_s=trained_s)
     if run.stage is not Stage.STARTING:
         return run, ()
     incidents = tuple(
