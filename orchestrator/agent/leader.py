@@ -72,7 +72,7 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.roster import hosts_given
-from orchestrator.supervise.state import Incident, pace_of
+from orchestrator.supervise.state import Incident, evidence_lines, pace_of
 from orchestrator.supervise.watch import Limits, Watch
 
 log = logging.getLogger(__name__)
@@ -109,6 +109,8 @@ class Granted:
     allocation: Allocation | None = None
     exclude: Mapping[str, str] = field(default_factory=dict)
     """Hosts that broke jobs before -> why they are not to be used."""
+    always: tuple[str, ...] = ()
+    """Hosts that are pinned to be used."""
     strikes: Path | None = None
     """Where strikes against the cluster's hosts are kept; None: nowhere."""
 
@@ -191,6 +193,7 @@ class Leader:
                 pid=pid,
                 allocation=self.granted.allocation,
                 exclude=self.granted.exclude,
+                always=self.granted.always,
             )
         )
         deciding = asyncio.create_task(self._consume())
@@ -383,6 +386,7 @@ class Leader:
             attempt=incident.attempt,
             kind=incident.kind,
             cause=incident.cause,
+            evidence=evidence_lines(incident),
         )
         try:
             strikes.record(path, strike)

@@ -49,6 +49,8 @@ class LeaderStarted:
     """What the scheduler granted; None where hosts are those of the launch."""
     exclude: Mapping[str, str] = field(default_factory=dict)
     """Hosts that broke jobs before -> why they are not to be used."""
+    always: tuple[str, ...] = ()
+    """Hosts that a person wants to be used whatever happens on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

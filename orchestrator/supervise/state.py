@@ -17,6 +17,7 @@ from orchestrator.contract.events import (
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.reliability import Exposure, SavePace
+from orchestrator.strikes import MOST_EVIDENCE
 
 State = Literal[
     "SUBMITTED",
@@ -206,6 +207,8 @@ class Run:
     """For how many hosts a plan is being looked for."""
     refused: int | None = None
     """The fewest hosts for which there is none, since the number of hosts last changed."""
+    always: tuple[str, ...] = ()
+    """Hosts that no incident excludes: they are pinned."""
     checks: int = 0
     """How often hosts were tried together."""
     checking: tuple[str, ...] = ()
@@ -276,3 +279,11 @@ def pace_of(run: Run) -> SavePace:
     failures = sum(incident.drill is None for incident in run.incidents)
     exposure = Exposure(failures=failures, observed_s=run.trained_s)
     return SavePace(exposure=exposure, every_steps=run.save_every)
+
+
+def evidence_lines(incident: Incident) -> tuple[str, ...]:
+    """What shows it, in a few lines: how it is known, and the end of the log."""
+    found = incident.evidence
+    left = MOST_EVIDENCE - len(found.notes[:MOST_EVIDENCE])
+    tail = found.log_tail[-left:] if left else ()
+    return (*found.notes[:MOST_EVIDENCE], *tail)

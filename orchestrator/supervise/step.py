@@ -230,6 +230,7 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
         leader=event.host,
         allocation=event.allocation,
         exclude=event.exclude,
+        always=event.always,
         replanned=None,
         replanning=None,
         refused=None,
