@@ -27,7 +27,7 @@ class Proposal:
 
 class Pace:
     def __init__(self, env: RankEnv) -> None:
-        given = decode(SavePace, json.loads(env.pace))
+        given: SavePace = decode(SavePace, json.loads(env.pace))
         self.every = given.every_steps
         """What an earlier attempt had come to."""
         self._exposure = given.exposure
