@@ -1,4 +1,9 @@
-"""Hosts that broke jobs: two strikes within a day, and a host is left out for a day.
+"""Hosts that broke jobs: strikes that fade with time, and what a person says about a host.
+
+A strike counts half as much with each day. A host whose strikes count 1.5 together, as two do that
+are a day apart, is left out until they count half of that: a day for these two, longer for a host
+that breaks again and again, also where its strikes are further apart. Whoever pins a host overrules
+that, until it is unpinned.
 
 One file per cluster under the run root, to which the leaders of many jobs append whole lines. A
 line that cannot be read, as the torn one of a crash, is passed over. (On NFS two appends from two
@@ -7,21 +12,29 @@ hosts in the same moment may cost one of them; the next incident of a bad host i
 
 import errno
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.contract.codec import Invalid, decode, encode
 
 FOLDER = ".hosts"
 LOCAL = "local"
 """The cluster of jobs that play their hosts on one machine: these are names, none is left out."""
+HALF_LIFE_S = 24 * 3600.0
+"""After which a strike counts half."""
+EXCLUDED_FROM = 1.5
+UNTIL = EXCLUDED_FROM / 2
 WINDOW_S = 24 * 3600.0
-"""Two strikes no further apart exclude a host, for as long after the later one."""
+"""Within one job: as many incidents …"""
 LIMIT = 2
+"""… no further apart are enough."""
+MOST_EVIDENCE = 5
+"""Lines that a strike keeps."""
 HOST_KINDS = frozenset({"host-lost", "leader-lost", "hang", "preflight"})
 """Kinds of incidents whose culprit is the machine, where they name one."""
 HOST_SIGNALS = frozenset({"SIGKILL", "SIGBUS"})
@@ -39,6 +52,8 @@ class Strike:
     """0 before the first."""
     kind: str
     cause: str
+    evidence: tuple[str, ...] = ()
+    """What shows it, in lines: the end of a log, a signal, a stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +65,27 @@ class Cleared:
     by: str
 
 
-Line = Strike | Cleared
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """A person said that the host is to be used never, or always, whatever its strikes."""
+
+    at: float
+    host: str
+    use: Literal["never", "always"]
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpinned:
+    """Its strikes count again."""
+
+    at: float
+    host: str
+    by: str
+
+
+Line = Strike | Cleared | Pinned | Unpinned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +94,8 @@ class OneLine:
 
     strike: Strike | None = None
     cleared: Cleared | None = None
+    pinned: Pinned | None = None
+    unpinned: Unpinned | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +106,17 @@ class Record:
     strikes: tuple[Strike, ...]
     """Since it was last cleared, oldest first."""
     excluded_until: float | None
-    """Unix seconds; None where it may be used."""
+    """Unix seconds, by its strikes; None where they leave it in use."""
+    score: float = 0.0
+    """What its strikes count by now."""
+    pin: Pinned | None = None
+
+    @property
+    def is_excluded(self) -> bool:
+        """It is not to be used, by its strikes or by a person's word."""
+        if self.pin is not None:
+            return self.pin.use == "never"
+        return self.excluded_until is not None
 
 
 def path_of(run_root: Path, cluster: str) -> Path:
@@ -119,7 +166,8 @@ def _lines(data: bytes) -> Iterator[Line]:
             found: OneLine = decode(OneLine, json.loads(text))
         except (ValueError, Invalid):
             continue
-        yield from (line for line in (found.strike, found.cleared) if line is not None)
+        said = (found.strike, found.cleared, found.pinned, found.unpinned)
+        yield from (line for line in said if line is not None)
 
 
 def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:
@@ -128,6 +176,7 @@ def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:
     An incident that is told twice, as by a leader that performs an action again, counts once.
     """
     held: dict[str, dict[tuple[str, int, str], Strike]] = {}
+    pins: dict[str, Pinned] = {}
     for line in sorted(lines, key=lambda line: line.at):
         match line:
             case Strike():
@@ -135,47 +184,71 @@ def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:
                 held.setdefault(line.host, {}).setdefault(key, line)
             case Cleared():
                 held.pop(line.host, None)
+            case Pinned():
+                pins[line.host] = line
+            case Unpinned():
+                pins.pop(line.host, None)
     return tuple(
-        Record(
-            host=host,
-            strikes=tuple(strikes.values()),
-            excluded_until=_until(tuple(strikes.values()), now),
-        )
-        for host, strikes in sorted(held.items())
+        _record(host, tuple(held.get(host, {}).values()), pins.get(host), now)
+        for host in sorted({*held, *pins})
     )
 
 
-def _until(strikes: tuple[Strike, ...], now: float) -> float | None:
-    """The end of the last exclusion, if that is still to come."""
-    ends = [
-        later.at + WINDOW_S
-        for earlier, later in zip(strikes, strikes[LIMIT - 1 :], strict=False)
-        if later.at - earlier.at <= WINDOW_S
-    ]
-    return ends[-1] if ends and ends[-1] > now else None
+def _record(host: str, strikes: tuple[Strike, ...], pin: Pinned | None, now: float) -> Record:
+    """Left out from the strike that brings the score to EXCLUDED_FROM until it falls to UNTIL."""
+    score, last, until = 0.0, now, None
+    for strike in strikes:
+        score = 1 + _faded(score, strike.at - last)
+        last = strike.at
+        still = until is not None and strike.at < until
+        if score >= EXCLUDED_FROM or still:
+            until = strike.at + HALF_LIFE_S * math.log2(score / UNTIL)
+    return Record(
+        host=host,
+        strikes=strikes,
+        excluded_until=until if until is not None and until > now else None,
+        score=_faded(score, now - last),
+        pin=pin,
+    )
+
+
+def _faded(score: float, seconds: float) -> float:
+    return score * 0.5 ** (max(0.0, seconds) / HALF_LIFE_S) if score else 0.0
 
 
 def excluded(path: Path, now: float) -> Mapping[str, str]:
     """Host to why it is left out, in words; nobody where hosts are only names."""
     if path.stem == LOCAL:
         return {}
-    return {
-        found.host: describe(found)
-        for found in fold(recall(path), now)
-        if found.excluded_until is not None
-    }
+    return {found.host: describe(found) for found in fold(recall(path), now) if found.is_excluded}
+
+
+def always(path: Path, now: float) -> tuple[str, ...]:
+    """Hosts that are to be used whatever happens on them."""
+    if path.stem == LOCAL:
+        return ()
+    records = fold(recall(path), now)
+    return tuple(found.host for found in records if found.pin and found.pin.use == "always")
 
 
 def describe(found: Record) -> str:
-    """Why and until when, or what there is against it."""
-    last = found.strikes[-1]
-    count = len(found.strikes)
-    words = (
-        f"{count} strike{'s' if count > 1 else ''}, last {last.kind} in {last.job}: {last.cause}"
-    )
+    """Why and until when it is left out, or what there is against it; why it is pinned."""
+    words = _against(found)
+    if found.pin is not None:
+        pin = found.pin
+        said = f"pinned: {pin.use} used, by {pin.by} since {stamp(pin.at)}: {pin.reason}"
+        return f"{said}; {words}" if words else said
     if found.excluded_until is None:
         return words
     return f"excluded until {stamp(found.excluded_until)}: {words}"
+
+
+def _against(found: Record) -> str:
+    if not found.strikes:
+        return ""
+    last, count = found.strikes[-1], len(found.strikes)
+    many = f"{count} strike{'s' if count > 1 else ''}"
+    return f"{many}, last {last.kind} in {last.job}: {last.cause}"
 
 
 def stamp(at: float) -> str:
@@ -197,23 +270,33 @@ def hosts_json(found: Mapping[str, tuple[Record, ...]]) -> list[dict[str, Any]]:
 
 
 def hosts_text(found: Mapping[str, tuple[Record, ...]]) -> str:
-    """A line for each host, its strikes below it."""
+    """A line for each host, its strikes with their evidence below it."""
     lines = []
     for cluster, held in found.items():
         for record in held:
-            state = "may be used"
-            if record.excluded_until is not None:
-                state = f"excluded until {stamp(record.excluded_until)}"
-            if record.excluded_until is not None and cluster == LOCAL:
-                state = "may be used: the hosts of local jobs are only names"
-            lines.append(f"{cluster}/{record.host}  {len(record.strikes)} strikes, {state}")
-            lines += [
-                f"  {stamp(strike.at)}  {strike.kind} in {strike.job}, attempt {strike.attempt}:"
-                f" {strike.cause}"
-                for strike in record.strikes
-            ]
+            count = len(record.strikes)
+            many = f"{count} strike{'' if count == 1 else 's'} that count {record.score:.2f}"
+            lines.append(f"{cluster}/{record.host}  {many}, {_standing(cluster, record)}")
+            for strike in record.strikes:
+                lines.append(
+                    f"  {stamp(strike.at)}  {strike.kind} in {strike.job},"
+                    f" attempt {strike.attempt}: {strike.cause}"
+                )
+                lines += [f"    {line}" for line in strike.evidence]
     return "\n".join(lines)
 
 
+def _standing(cluster: str, record: Record) -> str:
+    pin = record.pin
+    if cluster == LOCAL and (pin is not None or record.excluded_until is not None):
+        return "may be used: the hosts of local jobs are only names"
+    if pin is not None:
+        said = f"by {pin.by} since {stamp(pin.at)}: {pin.reason}"
+        return f"pinned: {pin.use} used until `ndctl hosts unpin {record.host}`, {said}"
+    if record.excluded_until is None:
+        return "may be used"
+    return f"excluded until {stamp(record.excluded_until)}"
+
+
 def _is_excluded(cluster: str, record: Record) -> bool:
-    return record.excluded_until is not None and cluster != LOCAL
+    return record.is_excluded and cluster != LOCAL

@@ -1,4 +1,4 @@
-"""The outputs in docs/planning.md: what its commands print.
+"""The outputs in docs/planning.md and docs/reliability.md: what their commands print.
 
     python -m tests.planning_docs
 
@@ -16,6 +16,7 @@ from orchestrator.errors import NdctlError
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "planning.md"
+RELIABILITY = ROOT / "docs" / "reliability.md"
 BLOCK = re.compile(r"```console\n\$ ndctl (.+)\n(?:[^`]*\n)??```")
 
 
@@ -40,5 +41,7 @@ def with_outputs(text: str) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(with_outputs(DOCUMENT.read_text()))
-    sys.stdout.write(f"{len(commands(DOCUMENT.read_text()))} outputs written\n")
+    for document in (DOCUMENT, RELIABILITY):
+        document.write_text(with_outputs(document.read_text()))
+        written = len(commands(document.read_text()))
+        sys.stdout.write(f"{document.name}: {written} outputs written\n")

@@ -109,3 +109,20 @@ def test_the_outputs_in_planning_are_what_its_commands_print(
     """`python -m tests.planning_docs` writes them anew."""
     monkeypatch.chdir(ROOT)
     assert f"$ ndctl {command}\n{planning_docs.printed(command)}\n```" in PLANNING
+
+
+@pytest.mark.parametrize("command", planning_docs.commands(planning_docs.RELIABILITY.read_text()))
+def test_the_outputs_in_reliability_are_what_its_commands_print(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m tests.planning_docs` writes them anew."""
+    monkeypatch.chdir(ROOT)
+    text = planning_docs.RELIABILITY.read_text()
+    assert f"$ ndctl {command}\n{planning_docs.printed(command)}\n```" in text
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    named = re.findall(r"`((?:tests|orchestrator)/[^`]+)`", planning_docs.RELIABILITY.read_text())
+    assert len(named) > 15
+    for path in named:
+        assert (ROOT / path).exists(), path

@@ -1,6 +1,9 @@
 import json
+import math
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from click.testing import CliRunner
@@ -9,11 +12,14 @@ from hypothesis import strategies as st
 
 from orchestrator.cli import cli
 from orchestrator.strikes import (
+    HALF_LIFE_S,
     LOCAL,
-    WINDOW_S,
     Cleared,
     Line,
+    Pinned,
     Strike,
+    Unpinned,
+    always,
     counts,
     excluded,
     fold,
@@ -31,23 +37,70 @@ def strike(host: str = "node1", at: float = NOW, attempt: int = 1, job: str = "l
     )
 
 
-def test_a_host_that_was_culprit_twice_in_a_day_is_left_out_for_a_day(tmp_path: Path) -> None:
+def test_two_strikes_within_a_day_leave_a_host_out_for_a_day(tmp_path: Path) -> None:
     path = path_of(tmp_path, "tb")
-    record(path, strike(at=NOW - 3600))
+    record(path, strike(at=NOW - HALF_LIFE_S))
     assert excluded(path, NOW) == {}
     record(path, strike(at=NOW, attempt=2))
     why = excluded(path, NOW + 1)
     assert list(why) == ["node1"]
     assert why["node1"].startswith("excluded until 2027-01-16 08:00:00 UTC: 2 strikes, last host")
     assert "in llama: it said nothing" in why["node1"]
-    assert excluded(path, NOW + WINDOW_S) == {}
+    assert "node1" in excluded(path, NOW + HALF_LIFE_S - 1)
+    assert excluded(path, NOW + HALF_LIFE_S) == {}
 
 
 def test_two_strikes_further_apart_than_a_day_exclude_nobody(tmp_path: Path) -> None:
     path = path_of(tmp_path, "tb")
-    record(path, strike(at=NOW - WINDOW_S - 1))
+    record(path, strike(at=NOW - HALF_LIFE_S - 60))
     record(path, strike(at=NOW, attempt=2))
     assert excluded(path, NOW) == {}
+
+
+def test_a_host_that_breaks_a_little_less_than_daily_is_left_out_in_the_end() -> None:
+    """Strikes 25 hours apart never come twice in a day, and add up all the same."""
+    lemon = [strike(at=NOW + 25 * 3600 * i, attempt=i) for i in range(4)]
+    until = [fold(lemon[:n], lemon[n - 1].at + 1)[0].excluded_until for n in range(1, 5)]
+    assert until[:2] == [None, None]
+    assert until[2] is not None
+    assert until[3] is not None
+    assert until[3] - lemon[3].at > until[2] - lemon[2].at, "the longer, the more often it broke"
+
+
+def test_strikes_fade() -> None:
+    (found,) = fold([strike(), strike(attempt=2)], NOW + 2 * HALF_LIFE_S)
+    assert found.score == pytest.approx(0.5)
+    assert len(found.strikes) == 2
+    assert not found.is_excluded
+
+
+def pinned(use: Literal["never", "always"], at: float = NOW, host: str = "node1") -> Pinned:
+    return Pinned(at=at, host=host, use=use, by="ada", reason="burnt connector")
+
+
+def test_a_pinned_host_is_never_used_until_it_is_unpinned(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, pinned("never"))
+    why = excluded(path, NOW + 1000 * HALF_LIFE_S)["node1"]
+    assert "pinned: never used, by ada since 2027-01-15" in why
+    assert why.endswith("burnt connector")
+    record(path, Cleared(at=NOW + 1, host="node1", by="bob"))
+    assert "node1" in excluded(path, NOW + 2), "clearing strikes does not unpin"
+    record(path, Unpinned(at=NOW + 3, host="node1", by="ada"))
+    assert excluded(path, NOW + 4) == {}
+    assert fold(recall(path), NOW + 4) == ()
+
+
+def test_a_host_can_be_pinned_to_be_used_whatever_its_strikes(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "tb")
+    for attempt in range(4):
+        record(path, strike(at=NOW + attempt, attempt=attempt))
+    record(path, pinned("always", NOW + 5))
+    assert excluded(path, NOW + 6) == {}
+    assert always(path, NOW + 6) == ("node1",)
+    record(path, Unpinned(at=NOW + 7, host="node1", by="ada"))
+    assert list(excluded(path, NOW + 8)) == ["node1"]
+    assert always(path, NOW + 8) == ()
 
 
 def test_a_strike_that_is_told_twice_counts_once() -> None:
@@ -55,7 +108,7 @@ def test_a_strike_that_is_told_twice_counts_once() -> None:
     assert found.strikes == (strike(),)
     assert found.excluded_until is None
     (found,) = fold([strike(), strike(job="other")], NOW)
-    assert found.excluded_until == NOW + WINDOW_S
+    assert found.excluded_until == pytest.approx(NOW + HALF_LIFE_S * math.log2(2 / 0.75))
 
 
 def test_a_host_that_was_cleared_begins_anew() -> None:
@@ -153,8 +206,10 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
     code, said = ndctl("hosts", *root)
     assert code == 0
     first, _, _, local, *strikes = said.splitlines()
-    assert first.startswith("local/host-0  2 strikes, may be used: the hosts of local jobs")
-    assert local.startswith("tb/node1  2 strikes, excluded until 20")
+    assert first.startswith(
+        "local/host-0  2 strikes that count 2.00, may be used: the hosts of local jobs"
+    )
+    assert local.startswith("tb/node1  2 strikes that count 2.00, excluded until 20")
     assert strikes[0].endswith("host-lost in llama, attempt 1: it said nothing")
     body = json.loads(ndctl("hosts", *root, "--json")[1])
     assert [(row["cluster"], row["host"], row["excluded"]) for row in body] == [
@@ -177,3 +232,40 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="exists"):
         record(path_of(tmp_path, "tb"), strike())
     assert list(tmp_path.iterdir()) == [tmp_path / ".hosts"]
+
+
+def test_a_host_is_pinned_and_unpinned_by_name(tmp_path: Path) -> None:
+    root = ["--run-root", str(tmp_path)]
+    pin = ("pin", "node9", "--never", "--reason", "burnt connector")
+    code, said = ndctl("hosts", *root, *pin)
+    assert code == 1
+    assert "node9 of which cluster?" in said
+    code, said = ndctl("hosts", *root, *pin, "--cluster", "tb")
+    assert code == 0
+    assert said.startswith("node9 of tb is never used from the next start on, until `ndctl hosts")
+    code, said = ndctl("hosts", *root)
+    assert said.startswith("tb/node9  0 strikes that count 0.00, pinned: never used until")
+    assert "burnt connector" in said
+    (row,) = json.loads(ndctl("hosts", *root, "--json")[1])
+    assert (row["excluded"], row["pin"]["use"], row["pin"]["reason"]) == (
+        True,
+        "never",
+        "burnt connector",
+    )
+    code, said = ndctl("hosts", *root, "pin", "node9", "--always", "--reason", "mended")
+    assert said.startswith("node9 of tb is always used")
+    assert ndctl("hosts", *root, "unpin", "node9") == (0, "node9 is not pinned any more in tb\n")
+    code, said = ndctl("hosts", *root, "unpin", "node9")
+    assert code == 1
+    assert "node9 is not pinned" in said
+    code, said = ndctl("hosts", *root, *pin, "--cluster", LOCAL)
+    assert code == 1
+    assert "only names" in said
+
+
+def test_a_strike_shows_its_evidence(tmp_path: Path) -> None:
+    found = replace(strike(), evidence=("NVRM: Xid 79", "rank 3: killed by SIGKILL"))
+    record(path_of(tmp_path, "tb"), found)
+    assert recall(path_of(tmp_path, "tb")) == (found,)
+    said = ndctl("hosts", "--run-root", str(tmp_path))[1]
+    assert "    NVRM: Xid 79\n    rank 3: killed by SIGKILL\n" in said

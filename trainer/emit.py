@@ -18,6 +18,7 @@ from orchestrator.contract.datagrams import (
     Beat,
     Datagram,
     DrillFired,
+    IntervalChanged,
     Raised,
     Resumed,
     Saved,
@@ -85,6 +86,11 @@ class Reporter:
         attempt, rank = self.env.attempt, self.env.rank
         why = why[:MAX_MESSAGE]
         self._send(SaveFailed(attempt=attempt, rank=rank, step=step, why=why), self._patient)
+
+    def interval_changed(self, step: int, old: int, new: int, why: str) -> None:
+        attempt, rank = self.env.attempt, self.env.rank
+        word = IntervalChanged(attempt=attempt, rank=rank, step=step, old=old, new=new, why=why)
+        self._send(word, self._patient)
 
     def drill_fired(self, drill: Drill) -> None:
         attempt, rank = self.env.attempt, self.env.rank

@@ -94,9 +94,10 @@ def _timed_step(job: Training, step: int) -> tuple[Totals, float]:
         job.profiling.before(step)
     begun = time.perf_counter()
     lr, failed = lr_at(step, job.config.train), job.checkpoints.failed
-    totals = job.stepper.run(step, lr, job.outside.stop, failed)
+    every = job.checkpoints.proposed_every
+    totals = job.stepper.run(step, lr, job.outside.stop, failed, every)
     step_s = time.perf_counter() - begun
-    job.checkpoints.after_step(step, step_s, totals.save_failed)
+    job.checkpoints.after_step(step, step_s, totals.save_failed, totals.every)
     if job.profiling is not None:
         job.profiling.after(step)
     return totals, step_s

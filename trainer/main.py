@@ -99,7 +99,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
         stepper=stepper,
         skips=state.skips,
         spikes=state.spikes,
-        checkpoints=Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter),
+        checkpoints=Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter, done),
         evaluator=evaluator_of(config, batches, passes, stages, outside),
         profiling=profiling_of(config, ranks, outside),
         # One writer: the totals are the same on every rank.

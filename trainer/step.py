@@ -34,6 +34,8 @@ class Totals:
     """Some rank was asked to leave."""
     save_failed: bool
     """Some rank knows that the checkpoint being written has failed."""
+    every: int
+    """Steps between two checkpoints from now on, as the first rank proposed; 0: as before."""
     read: Sums
     """Which samples all ranks together have read."""
     bad_gradients: Sequence[str] = ()
@@ -60,7 +62,9 @@ class Stepper:
     ledger: SampleLedger | None = None
     """On rank 0."""
 
-    def run(self, step: int, lr: float, stop: StopRequest, save_failed: bool = False) -> Totals:
+    def run(
+        self, step: int, lr: float, stop: StopRequest, save_failed: bool = False, every: int = 0
+    ) -> Totals:
         """Do `step`, counted from 1. An update that would spoil the model is left out, and then
         weights and optimizer are as they were, bit by bit, on every rank.
 
@@ -72,7 +76,7 @@ class Stepper:
             sums = self.passes.train(batches)
         parts = local_gradients((p for _, p in self.parameters), self.ranks.stage_ranks, self.tied)
         norm2 = squared_norm(parts, self.ranks.device)
-        totals = self._total(sums, norm2, stop.asked, save_failed)
+        totals = self._total(sums, norm2, stop.asked, save_failed, every)
         self.watch.leaves()
         with self.watch.part("optimizer"):
             if totals.finite:
@@ -87,16 +91,20 @@ class Stepper:
             self.ledger.append(step, totals.read)
         return totals
 
-    def _total(self, sums: LossSums, norm2: torch.Tensor, stop: bool, save_failed: bool) -> Totals:
+    def _total(
+        self, sums: LossSums, norm2: torch.Tensor, stop: bool, save_failed: bool, every: int
+    ) -> Totals:
         """One collective for all that the ranks must agree on at the end of a step."""
         counts = torch.stack([sums.loss, sums.z_loss, sums.tokens, norm2])
         # Filled in place: a tensor made of Python numbers would make the host wait for its copy.
-        told = torch.zeros(2 + len(Sums._fields), dtype=torch.float64, device=norm2.device)
-        for place, number in enumerate((float(stop), float(save_failed), *self.batches.read)):
+        told = torch.zeros(3 + len(Sums._fields), dtype=torch.float64, device=norm2.device)
+        for place, number in enumerate(
+            (float(stop), float(save_failed), float(every), *self.batches.read)
+        ):
             told[place] = number
         vector = torch.cat([counts, told])
         dist.all_reduce(vector)
-        loss, z_loss, tokens, norm2_sum, stops, failures, *read = vector.tolist()
+        loss, z_loss, tokens, norm2_sum, stops, failures, wanted, *read = vector.tolist()
         # Ranks that differ in tp alone have counted the same tokens.
         loss, z_loss, tokens = (value / self.ranks.tp for value in (loss, z_loss, tokens))
         return Totals(
@@ -105,6 +113,7 @@ class Stepper:
             tokens=tokens,
             grad_norm=norm2_sum**0.5 * self._learned(tokens),
             stop=stops > 0,
+            every=int(wanted),
             read=Sums(*read),
             save_failed=failures > 0,
         )

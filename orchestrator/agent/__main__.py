@@ -225,6 +225,7 @@ def _granted(config: AgentConfig, backend: Backend, launch: LaunchPlan, clock: C
         term=config.term,
         allocation=allocation,
         exclude=strikes.excluded(path, clock.now()),
+        always=strikes.always(path, clock.now()),
         strikes=path,
     )
 

@@ -33,6 +33,7 @@ from orchestrator.contract.datagrams import (
     Beat,
     Datagram,
     DrillFired,
+    IntervalChanged,
     Resumed,
     Saved,
     SaveFailed,
@@ -412,7 +413,7 @@ class Agent:
         match datagram:
             case Beat() if before is None and datagram.loss is not None:
                 self.wake.set()  # the first step of the attempt: the leader waits for it
-            case Resumed() | Saved() | SaveFailed():
+            case Resumed() | Saved() | SaveFailed() | IntervalChanged():
                 self._report(Told(host=self.config.place.host, datagram=datagram))
             case DrillFired():
                 self._report(Told(host=self.config.place.host, datagram=datagram))

@@ -77,7 +77,7 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.roster import hosts_given
-from orchestrator.supervise.state import Incident
+from orchestrator.supervise.state import Incident, evidence_lines, pace_of
 from orchestrator.supervise.stragglers import Stragglers, roles_of
 from orchestrator.supervise.watch import Limits, Watch
 
@@ -117,6 +117,8 @@ class Granted:
     allocation: Allocation | None = None
     exclude: Mapping[str, str] = field(default_factory=dict)
     """Hosts that broke jobs before -> why they are not to be used."""
+    always: tuple[str, ...] = ()
+    """Hosts that are pinned to be used."""
     strikes: Path | None = None
     """Where strikes against the cluster's hosts are kept; None: nowhere."""
 
@@ -201,6 +203,7 @@ class Leader:
                 pid=pid,
                 allocation=self.granted.allocation,
                 exclude=self.granted.exclude,
+                always=self.granted.always,
             )
         )
         deciding = asyncio.create_task(self._consume())
@@ -406,6 +409,7 @@ class Leader:
             attempt=incident.attempt,
             kind=incident.kind,
             cause=incident.cause,
+            evidence=evidence_lines(incident),
         )
         try:
             strikes.record(path, strike)
@@ -513,6 +517,7 @@ class Leader:
                     config=str(self.run_dir.trainer_config(current.number)),
                     drills=action.drills,
                     skip=action.skip,
+                    pace=pace_of(self.supervisor.run),
                 ),
             )
 

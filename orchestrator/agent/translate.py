@@ -2,10 +2,17 @@
 
 from dataclasses import replace
 
-from orchestrator.contract.datagrams import DrillFired, Resumed, Saved, SaveFailed
+from orchestrator.contract.datagrams import (
+    DrillFired,
+    IntervalChanged,
+    Resumed,
+    Saved,
+    SaveFailed,
+)
 from orchestrator.contract.events import (
     AgentRegistered,
     CheckpointFailed,
+    CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
     Event,
@@ -65,6 +72,10 @@ def _told(told: Told, at: float) -> Event:
             return CheckpointSaved(at=at, attempt=attempt, step=step)
         case SaveFailed(attempt=attempt, step=step, why=why):
             return CheckpointFailed(at=at, attempt=attempt, step=step, why=why)
+        case IntervalChanged(attempt=attempt, step=step, old=old, new=new, why=why):
+            return CheckpointIntervalChanged(
+                at=at, attempt=attempt, step=step, old=old, new=new, why=why
+            )
         case DrillFired(attempt=attempt, rank=rank, drill=drill, step=step):
             return DrillHappened(at=at, attempt=attempt, drill=drill, rank=rank, step=step)
 

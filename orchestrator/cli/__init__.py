@@ -8,7 +8,16 @@ import sys
 
 import click
 
-from orchestrator.cli import controlling, jobs, launch, machines, plans, policies, simulating
+from orchestrator.cli import (
+    controlling,
+    forecasting,
+    jobs,
+    launch,
+    machines,
+    plans,
+    policies,
+    simulating,
+)
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state,"
@@ -44,6 +53,7 @@ for _command in (
     machines.hosts,
     policies.policy,
     simulating.simulate,
+    forecasting.forecast,
     controlling.controller,
 ):
     cli.add_command(_command)

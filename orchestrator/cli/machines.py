@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -96,7 +96,8 @@ def doctor(
 @json_option
 @click.pass_context
 def hosts(ctx: click.Context, run_root: str | None, as_json: bool) -> None:
-    """Show the hosts that broke jobs, per cluster, and which are left out until when."""
+    """Show the hosts that broke jobs, per cluster, with what their strikes count by now, and which
+    are left out until when; clear them, or pin a host."""
     from orchestrator.jobs import run_root_of
     from orchestrator.strikes import hosts_json, hosts_text, records
     from orchestrator.system import SystemClock
@@ -122,3 +123,30 @@ def clear_host(root: "Path", host: str, cluster: str | None) -> None:
     from orchestrator.system import SystemClock
 
     click.echo(hosts.clear_host(root, host, cluster, SystemClock()))
+
+
+@hosts.command("pin", epilog='Example: ndctl hosts pin node7 --never --reason "burnt connector"')
+@click.argument("host")
+@click.option("--never/--always", "never", default=None, required=True, help="How it is used.")
+@click.option("--reason", required=True, metavar="TEXT", help="For whoever finds it pinned.")
+@click.option("--cluster", metavar="NAME", help="Whose host it is. [the only one known]")
+@click.pass_obj
+def pin_host(root: "Path", host: str, never: bool, reason: str, cluster: str | None) -> None:
+    """Use a host never, or always, whatever its strikes, until it is unpinned."""
+    from orchestrator.app import hosts
+    from orchestrator.system import SystemClock
+
+    use: Literal["never", "always"] = "never" if never else "always"
+    click.echo(hosts.pin_host(root, host, cluster, use, reason, SystemClock()))
+
+
+@hosts.command("unpin", epilog="Example: ndctl hosts unpin node7")
+@click.argument("host")
+@click.option("--cluster", metavar="NAME", help="Of this cluster alone. [every one]")
+@click.pass_obj
+def unpin_host(root: "Path", host: str, cluster: str | None) -> None:
+    """Let a host's strikes decide again."""
+    from orchestrator.app import hosts
+    from orchestrator.system import SystemClock
+
+    click.echo(hosts.unpin_host(root, host, cluster, SystemClock()))

@@ -74,6 +74,18 @@ class SaveFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalChanged:
+    """From `step` on all ranks save after another number of steps (`checkpoint.every: auto`)."""
+
+    attempt: int
+    rank: int
+    step: int
+    old: int
+    new: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
     """The rank is about to die of a Python exception."""
 
@@ -110,7 +122,17 @@ class RankEnded:
     signal: int | None
 
 
-Datagram = RankStarted | Beat | Resumed | Saved | SaveFailed | Raised | DrillFired | RankEnded
+Datagram = (
+    RankStarted
+    | Beat
+    | Resumed
+    | Saved
+    | SaveFailed
+    | IntervalChanged
+    | Raised
+    | DrillFired
+    | RankEnded
+)
 
 
 def to_bytes(datagram: Datagram) -> bytes:

@@ -20,6 +20,8 @@ SKIP = "NDCTL_SKIP"
 """JSON list of the windows of data that the job leaves out on purpose."""
 HOST = "NDCTL_HOST"
 """Name of the host that the rank runs on."""
+PACE = "NDCTL_PACE"
+"""JSON of a `SavePace`: what is known of how often the job breaks and how often it saves."""
 TORCHRUN_PID = "NDCTL_TORCHRUN_PID"
 """torchrun's process: a keeper with another parent is an orphan."""
 RUN_ROOT = "NDCTL_RUN_ROOT"
@@ -48,6 +50,7 @@ class RankEnv:
     trace_dir: str = ""
     drills: str = "[]"
     skip: str = "[]"
+    pace: str = "{}"
 
     @classmethod
     def from_mapping(cls, environ: Mapping[str, str]) -> Self:
@@ -64,6 +67,7 @@ class RankEnv:
             trace_dir=environ.get(TRACE_DIR, ""),
             drills=environ.get(DRILLS, "[]"),
             skip=environ.get(SKIP, "[]"),
+            pace=environ.get(PACE, "{}"),
         )
 
 

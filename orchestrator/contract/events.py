@@ -58,6 +58,8 @@ class LeaderStarted:
     """What the scheduler granted; None where hosts are those of the launch."""
     exclude: Mapping[str, str] = field(default_factory=dict)
     """Hosts that broke jobs before -> why they are not to be used."""
+    always: tuple[str, ...] = ()
+    """Hosts that a person wants to be used whatever happens on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,18 @@ class CheckpointFailed:
     at: float
     attempt: int
     step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointIntervalChanged:
+    """From `step` on checkpoints are written after another number of steps."""
+
+    at: float
+    attempt: int
+    step: int
+    old: int
+    new: int
     why: str
 
 
@@ -394,6 +408,7 @@ Event = (
     | StepReached
     | CheckpointSaved
     | CheckpointFailed
+    | CheckpointIntervalChanged
     | HealthChanged
     | StragglerFound
     | StragglerGone

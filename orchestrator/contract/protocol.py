@@ -9,11 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.contract.datagrams import DrillFired, RankEnded, Resumed, Saved, SaveFailed
+from orchestrator.contract.datagrams import (
+    DrillFired,
+    IntervalChanged,
+    RankEnded,
+    Resumed,
+    Saved,
+    SaveFailed,
+)
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import RankError, RankEvidence
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.phases import Phase
+from orchestrator.contract.reliability import SavePace
 from orchestrator.contract.skipping import Window
 
 AGENT_PATH = "/v1/agent"
@@ -114,7 +122,7 @@ class Told:
     """A rank's own words that the leader is to have at once."""
 
     host: str
-    datagram: Resumed | Saved | SaveFailed | DrillFired
+    datagram: Resumed | Saved | SaveFailed | IntervalChanged | DrillFired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +227,7 @@ class Start:
     drills: tuple[Drill, ...]
     skip: tuple[Window, ...] = ()
     """Data that is left out on purpose."""
+    pace: SavePace = field(default_factory=SavePace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,9 @@ class ClusterSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     every_steps: Count = 100
+    every: Auto | None = None
+    """`auto`: `every_steps` is where the job begins; from the first save on the interval follows
+    from how long training truly stands still for one and how often the job breaks (Young, Daly)."""
     keep: Count = 2
     """How many complete checkpoints stay; older ones are deleted."""
     keep_every: Count | None = None

@@ -17,6 +17,7 @@ from rich.progress import Progress as Bars
 
 from orchestrator.contract.events import (
     CheckpointFailed,
+    CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
     StragglerFound,
@@ -39,6 +40,7 @@ TOLD_EVENTS = (
     TrainingResumed,
     CheckpointSaved,
     CheckpointFailed,
+    CheckpointIntervalChanged,
     DrillHappened,
     StragglerFound,
     StragglerGone,

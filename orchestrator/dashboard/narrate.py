@@ -21,6 +21,7 @@ from orchestrator.contract.events import (
     AgentRegistered,
     CancelRequested,
     CheckpointFailed,
+    CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
     Event,
@@ -129,6 +130,9 @@ def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
             return f"checkpoint step-{step} is complete"
         case CheckpointFailed(step=step, why=why):
             return f"warning: the checkpoint of step {step} failed: {words.shortened(why)}"
+        case CheckpointIntervalChanged(old=old, new=new, why=why):
+            many = words.count(new, "step")
+            return f"a checkpoint every {many} from now on, before every {old}: {why}"
         case HealthChanged(rank=rank, health=health, age_s=age):
             return f"rank {rank} is {health} (last heard {words.duration(age)} ago)"
         case StragglerFound():

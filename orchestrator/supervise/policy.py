@@ -249,5 +249,5 @@ def repeated_culprits(run: Run, at: float) -> dict[str, str]:
     return {
         host: f"it was the culprit of {times} incidents"
         for host, times in blamed.items()
-        if host is not None and times >= strikes.LIMIT
+        if host is not None and host not in run.always and times >= strikes.LIMIT
     }

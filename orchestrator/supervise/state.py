@@ -20,7 +20,9 @@ from orchestrator.contract.failures import Remedy, Scope
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.plan import Plan
+from orchestrator.contract.reliability import Exposure, SavePace
 from orchestrator.contract.skipping import Window
+from orchestrator.strikes import MOST_EVIDENCE
 
 State = Literal[
     "SUBMITTED",
@@ -282,6 +284,8 @@ class Run:
     """For how many hosts a plan is being looked for."""
     refused: int | None = None
     """The fewest hosts for which there is none, since the number of hosts last changed."""
+    always: tuple[str, ...] = ()
+    """Hosts that no incident excludes: they are pinned."""
     checks: int = 0
     """How often hosts were tried together."""
     checking: tuple[str, ...] = ()
@@ -302,6 +306,12 @@ class Run:
     """Data that is left out on purpose."""
     rollbacks: tuple[Rollback, ...] = ()
     """Since a person last submitted the job."""
+    save_every: int | None = None
+    """Steps between two checkpoints, where the ranks have found that out (`checkpoint.every`)."""
+    trained_s: float = 0.0
+    """Of all attempts, as far as steps were reported."""
+    stepped_at: float = 0.0
+    """When one last was."""
     fired: tuple[int, ...] = ()
     """Drills that have happened."""
     fired_now: tuple[int, ...] = ()
@@ -352,3 +362,18 @@ class Run:
         if self.findings is not None:
             return True
         return bool(self.incidents) and self.incidents[-1].recovered_after_s is None
+
+
+def pace_of(run: Run) -> SavePace:
+    """What the next attempt is to know of how often the job broke; what was rehearsed is none."""
+    failures = sum(incident.drill is None for incident in run.incidents)
+    exposure = Exposure(failures=failures, observed_s=run.trained_s)
+    return SavePace(exposure=exposure, every_steps=run.save_every)
+
+
+def evidence_lines(incident: Incident) -> tuple[str, ...]:
+    """What shows it, in a few lines: how it is known, and the end of the log."""
+    found = incident.evidence
+    left = MOST_EVIDENCE - len(found.notes[:MOST_EVIDENCE])
+    tail = found.log_tail[-left:] if left else ()
+    return (*found.notes[:MOST_EVIDENCE], *tail)

@@ -23,6 +23,7 @@ from orchestrator.contract.events import (
     AgentRegistered,
     CancelRequested,
     CheckpointFailed,
+    CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
     Event,
@@ -177,6 +178,8 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return straggler_found(run, event), ()
         case StragglerGone():
             return straggler_gone(run, event), ()
+        case CheckpointIntervalChanged(new=new):
+            return replace(run, save_every=new), ()
         case CheckpointFailed() | HealthChanged():
             return run, ()
         case Tick():
@@ -215,6 +218,7 @@ def _submitted(run: Run, event: JobSubmitted) -> Result:
         placement=(),
         done={},
         fruitless=0,
+        save_every=None,
         forgiven=len(kept.incidents),
         findings=None,
     )
@@ -265,6 +269,7 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
         leader=event.host,
         allocation=event.allocation,
         exclude=event.exclude,
+        always=event.always,
         replanned=None,
         larger=(),
         replanning=None,
@@ -298,7 +303,9 @@ def _resumed(run: Run, event: TrainingResumed) -> Run:
 
 
 def _step_reached(run: Run, event: StepReached) -> Result:
-    run = replace(run, step=event.step)
+    since = run.stepped_at if run.stage is Stage.RUNNING else event.at
+    trained_s = run.trained_s + max(0.0, event.at - since)
+    run = replace(run, step=event.step, stepped_at=event.at, trained_s=trained_s)
     if run.stage is not Stage.STARTING:
         return run, ()
     incidents = tuple(

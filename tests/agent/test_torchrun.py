@@ -46,6 +46,7 @@ def test_ranks_are_told_who_they_are_and_whom_to_report_to() -> None:
     told = dict(environment(START, PLACE, {}))
     drills = json.loads(told.pop("NDCTL_DRILLS"))
     assert drills == [{"id": 1, "fault": "kill", "target": "rank", "index": 9, "step": 5}]
+    assert json.loads(told.pop("NDCTL_PACE"))["exposure"]["failures"] == 0
     assert told == {
         "OMP_NUM_THREADS": "1",
         "NDCTL_ATTEMPT": "2",

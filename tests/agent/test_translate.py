@@ -8,10 +8,18 @@ from orchestrator.agent.translate import (
     step_reached,
 )
 from orchestrator.contract.checkpoints import PassedOver
-from orchestrator.contract.datagrams import DrillFired, RankEnded, Resumed, Saved, SaveFailed
+from orchestrator.contract.datagrams import (
+    DrillFired,
+    IntervalChanged,
+    RankEnded,
+    Resumed,
+    Saved,
+    SaveFailed,
+)
 from orchestrator.contract.events import (
     AgentRegistered,
     CheckpointFailed,
+    CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
     Event,
@@ -50,6 +58,13 @@ FROZEN = RankEvidence(
         (
             Told(host="h", datagram=SaveFailed(attempt=2, rank=0, step=8, why="disk full")),
             CheckpointFailed(at=AT, attempt=2, step=8, why="disk full"),
+        ),
+        (
+            Told(
+                host="h",
+                datagram=IntervalChanged(attempt=2, rank=0, step=8, old=10, new=4, why="dear"),
+            ),
+            CheckpointIntervalChanged(at=AT, attempt=2, step=8, old=10, new=4, why="dear"),
         ),
         (
             Told(host="h", datagram=DrillFired(attempt=2, rank=3, drill=1, step=5)),

@@ -14,6 +14,7 @@ from orchestrator.contract.events import (
     AgentRegistered,
     CancelRequested,
     CheckpointFailed,
+    CheckpointIntervalChanged,
     Event,
     HealthChanged,
     LeaderStarted,
@@ -22,7 +23,8 @@ from orchestrator.contract.events import (
     Tick,
 )
 from orchestrator.contract.mesh import Mesh
-from orchestrator.supervise.state import Run, Stage
+from orchestrator.contract.reliability import Exposure, SavePace
+from orchestrator.supervise.state import Run, Stage, pace_of
 from orchestrator.supervise.step import fold, step
 from tests.supervise.supervise_stage import START, Job, exited, plan, raised, submitted
 
@@ -138,6 +140,25 @@ def test_a_failed_save_decides_nothing_and_brings_no_new_restarts() -> None:
     event = CheckpointFailed(at=job.now(), attempt=1, step=8, why="disk full")
     assert job.tell(event) == ()
     assert job.run is before
+
+
+def test_the_next_attempt_is_told_how_often_the_job_broke_and_saved() -> None:
+    job = Job().running()
+    assert pace_of(job.run) == SavePace()
+    begun = job.run.stepped_at
+    for done, after_s in ((5, 40.0), (9, 100.0)):
+        at = begun + after_s
+        word = StepReached(at=at, attempt=1, step=done, loss=1.0, tokens_per_second=1.0)
+        assert job.tell(word) == ()
+    changed = CheckpointIntervalChanged(
+        at=begun + 101.0, attempt=1, step=9, old=100, new=7, why="a save costs little"
+    )
+    assert job.tell(changed) == ()
+    job.exits(1)
+    job.stops("host-0")
+    job.stops("host-1")
+    exposure = Exposure(failures=1, observed_s=100.0)
+    assert pace_of(job.run) == SavePace(exposure=exposure, every_steps=7)
 
 
 def test_a_killed_rank_stops_all_and_the_next_attempt_starts_from_the_checkpoint() -> None:

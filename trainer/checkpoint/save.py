@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from orchestrator.contract.spec import CheckpointSpec
 from trainer.checkpoint.collective import Outcome, write_together
 from trainer.checkpoint.commit import remove_old
+from trainer.checkpoint.pace import Pace, Proposal
 from trainer.checkpoint.schedule import Schedule
 from trainer.checkpoint.state import TrainingState
 from trainer.emit import Reporter
@@ -61,8 +62,14 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: Path, state: TrainingState, spec: CheckpointSpec, reporter: Reporter
+        self,
+        folder: Path,
+        state: TrainingState,
+        spec: CheckpointSpec,
+        reporter: Reporter,
+        done: int = 0,
     ) -> None:
+        """`done` steps were made before."""
         self.last: SaveReport | None = None
         """The last one that was complete."""
         self._folder = folder
@@ -70,7 +77,13 @@ class Checkpoints:
         self._spec = spec
         self._reporter = reporter
         self._env = state.ranks.env
+        self._pace: Pace | None = None
         self._schedule = Schedule(spec.every_steps)
+        if spec.every == "auto":
+            self._pace = Pace(self._env)
+            self._schedule = Schedule(self._pace.every or spec.every_steps, since=done)
+        self._proposed: Proposal | None = None
+        self._weighed: SaveReport | None = None
         # A save in the background talks while training does: it needs a group of its own.
         self._group = dist.new_group(backend="gloo")
         self._stager = DefaultStager(_staging(state.ranks.device))
@@ -78,6 +91,8 @@ class Checkpoints:
         self._pending: Future[Outcome] | None = None
         self._before: deque[float] = deque(maxlen=MOST_STEP_TIMES)
         self._meanwhile: list[float] = []
+        self._writing = False
+        """A save was being written when the present step began."""
 
     def due(self, step: int) -> bool:
         """Whether a periodic save is to be made after `step`."""
@@ -92,16 +107,44 @@ class Checkpoints:
             return False
         return pending.exception() is not None or bool(pending.result().why)
 
-    def after_step(self, step: int, step_s: float, some_failed: bool) -> None:
-        """`step` took `step_s` seconds, and in it some rank may have told of a failed save."""
-        writing = self._pending is not None and not self._pending.done()
-        (self._meanwhile if writing else self._before).append(step_s)
+    @property
+    def proposed_every(self) -> int:
+        """What this rank wants to be the interval from the next step on, in steps; 0 for as it is.
+        The first rank alone wants anything, and the totals of a step make it known to all."""
+        return 0 if self._proposed is None else self._proposed.every
+
+    def after_step(self, step: int, step_s: float, some_failed: bool, every: int = 0) -> None:
+        """`step` took `step_s` seconds, and in it some rank may have told of a failed save, and the
+        first one of another interval."""
+        (self._meanwhile if self._writing else self._before).append(step_s)
+        self._writing = self._pending is not None and not self._pending.done()
+        if every:
+            self._change(step, every)
         if some_failed:
             # Ranks whose own write is not over yet wait for it here, which is no hang.
             self._reporter.beat("checkpoint")
             self.wait()
             self._try_again(step)
             self._reporter.beat("train")
+        if self._pace is not None and self._env.rank == 0 and not self._writing:
+            self._weigh(self._pace)
+
+    def _weigh(self, pace: Pace) -> None:
+        """What the last complete save cost, once nothing is being written."""
+        last = self.last
+        if last is None or last is self._weighed:
+            return
+        self._weighed = last
+        self._proposed = pace.propose(
+            self._schedule.every, last.block_s, last.write_s, self._meanwhile, self._before
+        )
+
+    def _change(self, step: int, every: int) -> None:
+        old, self._schedule = self._schedule.every, replace(self._schedule, every=every)
+        if self._proposed is not None:
+            why, self._proposed = self._proposed.why, None
+            self._reporter.interval_changed(step, old, every, why)
+            LOG.info("a checkpoint every %d steps from now on, before %d: %s", every, old, why)
 
     def save(self, step: int) -> None:
         """A periodic save; a failure is a warning, for the ones before it are still there."""
@@ -114,7 +157,7 @@ class Checkpoints:
             staged = self._stager.stage(self._state.snapshot(step))
             assert isinstance(staged, dict)  # and no Future: it is not staged in the background
             block_s = time.perf_counter() - begun
-            self._meanwhile = []
+            self._meanwhile, self._writing = [], True
             self._pending = self._thread.submit(self._write, staged, step, begun, block_s)
             return
         outcome = self._write(self._state.snapshot(step), step, begun)
@@ -186,9 +229,7 @@ class Checkpoints:
 
     def next_due(self, step: int) -> int:
         """The first step after `step` at which a periodic save is due."""
-        regular = step - step % self._spec.every_steps + self._spec.every_steps
-        retry = self._schedule.retry_at
-        return min(regular, retry) if retry is not None else regular
+        return self._schedule.next_due(step)
 
 
 def _staging(device: torch.device) -> StagingOptions:

@@ -119,8 +119,8 @@ def troubled(case: dict[str, Any], made: list[Checkpoints]) -> type[Checkpoints]
             super().__init__(*arguments)
             made.append(self)
 
-        def after_step(self, step: int, step_s: float, some_failed: bool) -> None:
-            super().after_step(step, step_s, some_failed)
+        def after_step(self, step: int, step_s: float, some_failed: bool, every: int = 0) -> None:
+            super().after_step(step, step_s, some_failed, every)
             if step == case["from"]:
                 dist.barrier()
                 trouble.enter_context(TROUBLES[case["trouble"]](folder, self._env.rank))

@@ -1,4 +1,5 @@
 from collections.abc import Container
+from dataclasses import replace
 
 from trainer.checkpoint.schedule import Schedule
 
@@ -38,3 +39,20 @@ def test_a_save_of_every_step_needs_no_retry() -> None:
 def test_a_failure_known_late_is_tried_again_from_then_on() -> None:
     schedule = Schedule(10).begun(10).failed(13)
     assert [step for step in range(13, 20) if schedule.due(step)] == [14]
+
+
+def test_an_interval_that_may_change_counts_from_the_last_regular_save() -> None:
+    schedule = Schedule(10, since=7)  # went on from the checkpoint of step 7
+    assert not schedule.due(10)
+    assert schedule.due(17)
+    schedule = replace(schedule.begun(17), every=4)
+    assert next(step for step in range(18, 26) if schedule.due(step)) == 21
+    assert schedule.next_due(18) == 21
+    assert replace(schedule, every=2).due(20), "a save that is overdue by the new interval is made"
+
+
+def test_a_retry_does_not_move_the_regular_saves() -> None:
+    schedule = Schedule(10, since=0).begun(10).failed(10)
+    assert schedule.next_due(10) == 11
+    schedule = schedule.begun(11)
+    assert schedule.next_due(11) == 20

@@ -1,0 +1,130 @@
+"""One possible course of a job, drawn from a seed: each failure, what it costs, who steps in.
+
+Failures come as a Poisson process, also while the job recovers from one before: then the recovery
+begins anew. What a job holds is filled up again, one host at a time, by one of the reserve or by
+the one that left, whichever comes first; these times are drawn from exponential distributions. Goes
+from failure to failure: what lies between has a formula.
+"""
+
+import math
+from bisect import bisect, insort
+from dataclasses import dataclass, field
+from itertools import accumulate
+from random import Random
+
+from orchestrator.forecast.setting import PARTS, Hazard, Setting
+
+
+@dataclass(slots=True)
+class Account:
+    """Where the seconds of one history went."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    failures: int = 0
+    """That nobody planned."""
+    waits: int = 0
+    """How often no spare was there."""
+
+
+def history(setting: Setting, seed: int) -> Account:
+    """The same for the same seed."""
+    return _History(setting, Random(seed)).run()
+
+
+class _History:
+    def __init__(self, setting: Setting, random: Random) -> None:
+        self.setting = setting
+        self.random = random
+        self.account = Account()
+        self.now = 0.0
+        self.up_to = list(accumulate(hazard.per_s for hazard in setting.hazards))
+        self.per_s = self.up_to[-1]
+        self.stall_s = setting.stalled_s
+        self.failure_at = random.expovariate(self.per_s)
+        self.hosts = _Hosts(setting, random)
+        self.whole_at = 0.0
+        """When there are as many hosts as the job needs."""
+
+    def run(self) -> Account:
+        horizon = self.setting.horizon_s
+        while self.now < horizon:
+            ends = min(self.failure_at, horizon)
+            broken = self.failure_at < horizon
+            hazard = self._hazard() if broken else None
+            self._train(ends - self.now, keeps=hazard is None or hazard.planned)
+            self.now = ends
+            while hazard is not None:
+                hazard = self._recover(hazard)
+        return self.account
+
+    def _hazard(self) -> Hazard:
+        drawn = bisect(self.up_to, self.random.random() * self.per_s)
+        return self.setting.hazards[min(drawn, len(self.up_to) - 1)]
+
+    def _train(self, span_s: float, *, keeps: bool) -> None:
+        """Train and save for `span_s`; without `keeps` all since the last complete save is lost."""
+        setting, seconds = self.setting, self.account.seconds
+        stall_s, cycle_s = self.stall_s, setting.interval_s + self.stall_s
+        cycles, rest_s = divmod(span_s, cycle_s)
+        stalled_s = cycles * stall_s + max(0.0, rest_s - setting.interval_s)
+        trained_s = span_s - stalled_s
+        complete = math.floor((span_s - setting.interval_s - setting.write_s) / cycle_s) + 1
+        kept_s = trained_s if keeps else max(0, complete) * setting.interval_s
+        seconds["training"] += kept_s
+        seconds["lost work"] += trained_s - kept_s
+        seconds["checkpoint stalls"] += stalled_s
+
+    def _recover(self, hazard: Hazard) -> Hazard | None:
+        """From a failure to the first step; the failure that came between, or None."""
+        self.failure_at = self.now + self.random.expovariate(self.per_s)
+        self.account.failures += not hazard.planned
+        if hazard.takes_host:
+            ready_at = self.hosts.replace(self.now)
+            self.account.waits += ready_at > self.now
+            self.whole_at = max(self.whole_at, ready_at)
+        if hazard.planned:
+            first = ("checkpoint stalls", self.setting.write_s)
+        else:
+            first = ("detection", hazard.detection_s)
+        for part, length_s in (first, ("queue", None), ("restart", self.setting.restart_s)):
+            until = self.now + length_s if length_s is not None else max(self.now, self.whole_at)
+            ends = min(until, self.failure_at, self.setting.horizon_s)
+            self.account.seconds[part] += ends - self.now
+            self.now = ends
+            if ends < until:
+                return self._hazard() if ends < self.setting.horizon_s else None
+        return None
+
+
+class _Hosts:
+    """Who steps in for a host that leaves, and when."""
+
+    def __init__(self, setting: Setting, random: Random) -> None:
+        self.setting = setting
+        self.random = random
+        self.reserve = setting.reserve
+        self.filled_at: list[float] = []
+        """When each host that is missing will have been replaced, the next first."""
+        self.repaired_at: list[float] = []
+        """When each that the reserve lent a host for is in the reserve itself, the next first."""
+
+    def replace(self, now: float) -> float:
+        """When the job has enough hosts again, after one left at `now`."""
+        _drop_until(self.filled_at, now)
+        self.reserve += _drop_until(self.repaired_at, now)
+        filled_at = now + self.random.expovariate(1 / self.setting.repair_s)
+        granted_at = now + self.random.expovariate(1 / self.setting.queue_s)
+        if self.reserve and granted_at < filled_at:
+            self.reserve -= 1
+            insort(self.repaired_at, filled_at)
+            filled_at = granted_at
+        insort(self.filled_at, filled_at)
+        short = len(self.filled_at) - self.setting.spares
+        return self.filled_at[short - 1] if short > 0 else now
+
+
+def _drop_until(times: list[float], now: float) -> int:
+    """Take what is not after `now` from the front; how many that were."""
+    dropped = bisect(times, now)
+    del times[:dropped]
+    return dropped

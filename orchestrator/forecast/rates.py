@@ -1,0 +1,106 @@
+"""How often a host breaks a job, by what for: tables with their sources, ours or a site's own."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from orchestrator.contract.codec import nearest
+from orchestrator.contract.limits import Above, AtLeast
+from orchestrator.document import decode_document, parse, read_text
+from orchestrator.errors import SpecError
+
+TABLE = Path(__file__).with_name("rates.yaml")
+DEFAULT = "llama3"
+DAY_S = 86400.0
+
+Detected = Literal["exit", "host", "hang", "planned"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureClass:
+    name: str
+    count: Annotated[float, Above(0)]
+    """Seen on all hosts of the table in all its days."""
+    detected: Detected = "exit"
+    host: Literal["leaves", "stays"] = "leaves"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    name: str
+    source: str
+    hosts: Annotated[float, Above(0)]
+    days: Annotated[float, Above(0)]
+    devices_per_host: Annotated[int, AtLeast(1)]
+    classes: tuple[FailureClass, ...]
+
+    def per_host_s(self, one: FailureClass) -> float:
+        """How often a second `one` befalls a host."""
+        return one.count / (self.hosts * self.days * DAY_S)
+
+    @property
+    def unplanned_per_host_s(self) -> float:
+        return sum(self.per_host_s(one) for one in self.classes if one.detected != "planned")
+
+    @property
+    def per_1000_host_days(self) -> float:
+        return self.unplanned_per_host_s * 1000 * DAY_S
+
+    def with_mtbf(self, hours: float) -> "Rates":
+        """A host that breaks a job once in so many hours; each class keeps its share, and what is
+        planned stays as it is."""
+        factor = 1 / (hours * 3600 * self.unplanned_per_host_s)
+        classes = tuple(
+            one if one.detected == "planned" else replace(one, count=one.count * factor)
+            for one in self.classes
+        )
+        source = (
+            f"a host's mean time between failures was given as {hours:g} h; shares: {self.name}"
+        )
+        return replace(self, classes=classes, source=source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tables:
+    tables: tuple[Rates, ...]
+
+
+def rates_of(name: str) -> Rates:
+    """One of our tables by its name, or the only one of a site's own file.
+
+    Raises:
+        SpecError: there is no such table, or the file is not one, with all that is wrong in it.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return _one_of(Path(name))
+    for table in _ours():
+        if table.name == name:
+            return table
+    names = [table.name for table in _ours()]
+    near = nearest(name, names)
+    hint = f"did you mean {near}? " if near else ""
+    raise SpecError(
+        f"there are no failure rates called {name}; there are {', '.join(names)}",
+        fix=f"{hint}a file of your own ends in .yaml; {TABLE.name} of ndctl shows its form",
+    )
+
+
+def _one_of(path: Path) -> Rates:
+    tables = _read(path)
+    if len(tables) != 1 or all(one.detected == "planned" for one in tables[0].classes):
+        raise SpecError(
+            f"{path} must have one table with a class that is not planned",
+            fix="one list entry below `tables`, with hosts, days, and classes with their counts",
+        )
+    return tables[0]
+
+
+@cache
+def _ours() -> tuple[Rates, ...]:
+    return _read(TABLE)
+
+
+def _read(path: Path) -> tuple[Rates, ...]:
+    text = read_text(path, "orchestrator/forecast/rates.yaml shows the form")
+    return decode_document(_Tables, parse(text, str(path))).tables

@@ -1,0 +1,128 @@
+"""From a spec and its plan to what its forecast is reckoned from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from orchestrator.contract.limits import Above, AtLeast
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.spec import JobSpec
+from orchestrator.forecast.rates import DAY_S, Detected, Rates
+from orchestrator.forecast.setting import Hazard, Setting
+from orchestrator.supervise.watch import HANG_FLOOR_S, HANG_STEPS
+
+STORAGE_PER_HOST = 1e9
+"""Bytes a second that storage takes of each host where nobody says: assumed."""
+COPY_BYTES_PER_S = 20e9
+"""From a device to its host's memory: of the 25 GB/s that PCIe 4 x16 has left after its headers."""
+START_S = 120.0
+"""Stopping ranks, processes, imports, rendezvous and the first step of many hosts: assumed."""
+REPAIR_H = 24.0
+"""For which a host is gone: assumed."""
+QUEUE_S = 600.0
+"""Until a scheduler gives a host that it has: assumed."""
+EXIT_S = 2.0
+"""Until ndctl knows of a rank that ended (docs/measurements.md has what was measured)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What neither spec nor plan nor inventory tells; None: reckoned or assumed, as said above."""
+
+    rates: Rates
+    days: Annotated[float, Above(0)] = 90.0
+    storage_bytes_per_s: float | None = None
+    stall_s: float | None = None
+    restart_s: float | None = None
+    repair_h: float = REPAIR_H
+    queue_s: float = QUEUE_S
+    hosts_there: Annotated[int, AtLeast(1)]
+    """Of the inventory, that the job can use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """A setting, and where its numbers are from."""
+
+    setting: Setting
+    step_s: float
+    checkpoint_bytes: int
+    notes: Mapping[str, str]
+    """What was taken for what, in words."""
+
+
+def basis_of(spec: JobSpec, plan: Plan, around: Circumstances) -> Basis:
+    """For a plan whose time is predicted."""
+    assert plan.time is not None
+    hosts, step_s = len(plan.hosts), plan.time.step_s
+    total, fullest = checkpoint_bytes(plan)
+    given = around.storage_bytes_per_s
+    storage = given or STORAGE_PER_HOST * hosts
+    write_s = total / storage
+    copy_s = fullest / COPY_BYTES_PER_S if spec.checkpoint.async_ else write_s
+    stall_s = min(around.stall_s if around.stall_s is not None else copy_s, write_s)
+    loaded_s = total * plan.mesh.dp_replicate / storage
+    restart_s = around.restart_s if around.restart_s is not None else START_S + loaded_s
+    spares = spec.cluster.spare_hosts
+    setting = Setting(
+        hosts=hosts,
+        spares=spares,
+        reserve=max(0, around.hosts_there - hosts - spares),
+        horizon_s=around.days * DAY_S,
+        hazards=_hazards(spec, around.rates, hosts, step_s),
+        interval_s=spec.checkpoint.every_steps * step_s,
+        stall_s=stall_s,
+        write_s=write_s,
+        restart_s=restart_s,
+        repair_s=around.repair_h * 3600,
+        queue_s=around.queue_s,
+    )
+    notes = {
+        "storage": f"{storage / 1e9:,.4g} GB/s" + ("" if given else ", assumed (--storage GB/S)"),
+        "stall": _stall_words(spec, around),
+        "restart": "given"
+        if around.restart_s is not None
+        else f"{START_S:.0f} s assumed and the loading of a checkpoint (--restart SECONDS)",
+        "repair": f"{around.repair_h:g} h on average (--repair HOURS)",
+        "queue": f"{around.queue_s:g} s on average (--queue SECONDS)",
+    }
+    return Basis(setting=setting, step_s=step_s, checkpoint_bytes=total, notes=notes)
+
+
+def _stall_words(spec: JobSpec, around: Circumstances) -> str:
+    if around.stall_s is not None:
+        return "given"
+    if not spec.checkpoint.async_:
+        return "as long as the save (checkpoint.async is false)"
+    return f"a copy to the host at {COPY_BYTES_PER_S / 1e9:g} GB/s, assumed (--stall SECONDS)"
+
+
+def checkpoint_bytes(plan: Plan) -> tuple[int, int]:
+    """Of all files of one checkpoint, and of the rank that writes most.
+
+    Replicas hold the same, which is written once; a stage of the pipeline is a part of it.
+    """
+    stages = plan.memory_along_pp or (plan.memory,)
+    each = [memory.host.get("checkpoint", 0) for memory in stages]
+    per_stage = plan.world_size // plan.mesh.dp_replicate // len(each)
+    return sum(each) * per_stage, max(each)
+
+
+def _hazards(spec: JobSpec, rates: Rates, hosts: int, step_s: float) -> tuple[Hazard, ...]:
+    hang = spec.resilience.hang_timeout
+    seconds: Mapping[Detected, float] = {
+        "exit": EXIT_S,
+        "host": spec.resilience.agent_timeout,
+        "hang": max(HANG_STEPS * step_s, HANG_FLOOR_S) if hang == "auto" else hang,
+        "planned": 0.0,
+    }
+    return tuple(
+        Hazard(
+            name=one.name,
+            per_s=hosts * rates.per_host_s(one),
+            detection_s=seconds[one.detected],
+            takes_host=one.host == "leaves",
+            planned=one.detected == "planned",
+        )
+        for one in rates.classes
+    )

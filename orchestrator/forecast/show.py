@@ -1,0 +1,131 @@
+"""A forecast, for people and as JSON."""
+
+from typing import Any
+
+from orchestrator.contract.codec import encode
+from orchestrator.forecast.many import Expected, Forecast
+from orchestrator.forecast.rates import Rates
+from orchestrator.forecast.setting import PARTS
+from orchestrator.forecast.settings import Basis
+from orchestrator.plan.figures import show_bytes, show_seconds
+from orchestrator.plan.show.tables import table, wrapped
+
+INDENT = " " * 11
+
+
+def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
+    said, setting = found.expected, basis.setting
+    days = setting.horizon_s / 86400
+    devices = f"{setting.hosts:,} hosts, {setting.spares} spare, {setting.reserve:,} more there"
+    lines = [
+        f"job        {devices}; {days:g} days",
+        f"breaks     every {_time(setting.mtbf_s)} on average:"
+        f" {rates.per_1000_host_days:.3g} failures per 1,000 host-days",
+        *wrapped(rates.source, INDENT, INDENT),
+        f"checkpoint {show_bytes(basis.checkpoint_bytes)} in {show_seconds(setting.write_s)},"
+        f" training stands still for {show_seconds(setting.stalled_s)}",
+        "",
+        f"effective  {said.effective:.1%} of the time as the spec says it, with a checkpoint every"
+        f" {_steps(said, basis)}",
+        f"{INDENT}{said.low:.1%} to {said.high:.1%} in nine of ten histories; closed form"
+        f" {said.closed:.1%}",
+        f"{INDENT}{said.failures:,.0f} failures ({said.fewest:,} to {said.most:,}); no spare was"
+        f" there {said.waits:,.3g} times",
+        f"best       {found.best.effective:.1%} with a checkpoint every"
+        f" {_steps(found.best, basis)} and {found.best.setting.spares} spare"
+        f" host{'' if found.best.setting.spares == 1 else 's'}",
+        *_too_few(basis),
+        "",
+        *_parts(found),
+        "",
+        *_around(found, basis),
+        "",
+        "taken for granted",
+        *(
+            line
+            for name, words in basis.notes.items()
+            for line in wrapped(words, f"  {name:9}", INDENT)
+        ),
+        *wrapped(
+            f"{found.histories} histories from seed {found.seed} on; failures come independently of"
+            " each other",
+            "  ",
+            "  ",
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _too_few(basis: Basis) -> list[str]:
+    setting = basis.setting
+    gone = setting.leaving_per_s * setting.repair_s
+    beside = setting.spares + setting.reserve
+    if gone <= beside:
+        return []
+    words = (
+        f"{gone:.3g} hosts are being repaired on average, and there are {beside} beside the job's"
+        " own: plan for fewer (--set cluster.hosts=N), or have more"
+    )
+    return wrapped(words, "too few    ", INDENT)
+
+
+def _parts(found: Forecast) -> list[str]:
+    said, best = found.expected, found.best
+    rows = [(part, f"{said.parts[part]:.2%}", f"{best.parts[part]:.2%}") for part in PARTS]
+    return table(("where the time goes", "as it is", "at best"), rows)
+
+
+def _around(found: Forecast, basis: Basis) -> list[str]:
+    rows = [
+        (
+            _steps(one, basis) + ("  best" if one.setting == found.best.setting else ""),
+            f"{one.effective:.2%}",
+            f"{one.closed:.2%}",
+        )
+        for one in found.around
+    ]
+    spares = found.best.setting.spares
+    head = (f"checkpoint every ({spares} spares)", "histories", "closed form")
+    return table(head, rows)
+
+
+def _steps(one: Expected, basis: Basis) -> str:
+    steps = round(one.setting.interval_s / basis.step_s)
+    return f"{steps:,} step{'' if steps == 1 else 's'} ({_time(one.setting.interval_s)})"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return show_seconds(seconds)
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
+
+
+def forecast_json(found: Forecast, basis: Basis, rates: Rates) -> dict[str, Any]:
+    def expected(one: Expected) -> dict[str, Any]:
+        return {
+            "every_steps": round(one.setting.interval_s / basis.step_s),
+            "interval_s": one.setting.interval_s,
+            "spares": one.setting.spares,
+            "effective": one.effective,
+            "low": one.low,
+            "high": one.high,
+            "closed_form": one.closed,
+            "parts": one.parts,
+            "failures": one.failures,
+            "waits": one.waits,
+        }
+
+    return {
+        "setting": encode(basis.setting),
+        "mtbf_s": basis.setting.mtbf_s,
+        "per_1000_host_days": rates.per_1000_host_days,
+        "source": rates.source,
+        "step_s": basis.step_s,
+        "checkpoint_bytes": basis.checkpoint_bytes,
+        "expected": expected(found.expected),
+        "best": expected(found.best),
+        "around": [expected(one) for one in found.around],
+        "taken_for_granted": dict(basis.notes),
+        "histories": found.histories,
+        "seed": found.seed,
+    }

@@ -1,0 +1,57 @@
+"""`checkpoint.every: auto` in a training: ranks agree, and what changes is told once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.contract.codec import encode
+from orchestrator.contract.datagrams import IntervalChanged, Saved
+from orchestrator.contract.reliability import Exposure, SavePace
+from tests.trainer.checkpoint.checkpoint_launch import listening
+from tests.trainer.trainer_launch import tiny, work
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves"), pytest.mark.timeout(300)]
+
+SELDOM = SavePace()
+"""One host, which has not broken yet: an hour is the longest that a failure may cost."""
+
+
+def trained(tmp_path: Path, pace: SavePace, **checkpoint: Any) -> list[Any]:
+    """What two ranks told their agent in 16 steps."""
+    saving = {"every": "auto", "every_steps": 3, "keep": 20, **checkpoint}
+    config = tiny(tmp_path / "run", steps=16, parallel={"dp_shard": 2}, checkpoint=saving)
+    env = {
+        "NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent"),
+        "NDCTL_PACE": json.dumps(encode(pace)),
+    }
+    with listening(tmp_path / "agent") as heard:
+        (answer,) = work(tmp_path, 2, [{"config": config}], env=env)
+        assert answer["code"] == 0
+        found = []
+        for datagram in heard:
+            found.append(datagram)
+            if isinstance(datagram, Saved) and datagram.step == 16:
+                break
+    return found
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_the_first_save_tells_what_the_next_ones_cost(tmp_path: Path, in_background: bool) -> None:
+    told = trained(tmp_path, SELDOM, **{"async": in_background})
+    (changed,) = [one for one in told if isinstance(one, IntervalChanged)]
+    saved = [one.step for one in told if isinstance(one, Saved)]
+    assert saved[0] == 3
+    assert (changed.rank, changed.old) == (0, 3)
+    assert changed.new > 100
+    assert "a failure may cost 3600 s of work" in changed.why
+    # those that were due by the old interval before the change, and the last step
+    assert saved[1:-1] == [step for step in (6, 9, 12, 15) if step < changed.step]
+
+
+def test_an_attempt_goes_on_with_the_interval_of_the_one_before(tmp_path: Path) -> None:
+    pace = SavePace(exposure=Exposure(observed_s=1e5), every_steps=7)
+    told = trained(tmp_path, pace)
+    assert next(one.step for one in told if isinstance(one, Saved)) == 7
+    assert next(one.old for one in told if isinstance(one, IntervalChanged)) == 7

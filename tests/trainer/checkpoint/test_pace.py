@@ -1,0 +1,68 @@
+"""How rank 0 reckons the interval between saves of `checkpoint.every: auto`."""
+
+import json
+
+import pytest
+
+from orchestrator.contract.codec import encode
+from orchestrator.contract.env import RankEnv
+from orchestrator.contract.reliability import Exposure, SavePace
+from trainer.checkpoint.pace import Pace
+
+
+def pace(hosts: int = 2048, **exposure: float) -> Pace:
+    given = SavePace(exposure=Exposure(**exposure), every_steps=7)  # type: ignore[arg-type]
+    text = json.dumps(encode(given))
+    return Pace(RankEnv(world_size=8 * hosts, local_world_size=8, pace=text))
+
+
+def test_the_interval_follows_from_what_training_stood_still() -> None:
+    """16,384 ranks break every 1.8 h: with 10 s for a save, about sqrt(2 x 10 x 6,490) = 360 s."""
+    proposal = pace().propose(100, 10.0, 20.0, [], [5.0, 5.0, 5.1])
+    assert proposal is not None
+    assert proposal.every == pytest.approx(360 / 5, rel=0.05)
+    assert "a save costs 10 s, a step takes 5 s" in proposal.why
+    assert "a failure is expected every 1.8 h after 0 so far" in proposal.why
+
+
+def test_steps_that_are_slower_beside_a_save_are_part_of_its_cost() -> None:
+    fast = pace().propose(1, 1.0, 20.0, [5.0, 5.0], [5.0])
+    slow = pace().propose(1, 1.0, 20.0, [9.0, 10.0], [5.0])
+    assert fast is not None
+    assert slow is not None
+    assert slow.every == pytest.approx(fast.every * 10**0.5, rel=0.05)
+
+
+def test_a_job_that_broke_often_saves_more_often_than_one_that_did_not() -> None:
+    often = pace(failures=15, observed_s=36_000.0).propose(1, 10.0, 20.0, [], [1.0])
+    seldom = pace(failures=0, observed_s=36_000.0).propose(1, 10.0, 20.0, [], [1.0])
+    assert often is not None
+    assert seldom is not None
+    assert 2 * often.every < seldom.every
+
+
+def test_it_stays_within_its_bounds_and_says_which() -> None:
+    dear = pace().propose(1, 600.0, 700.0, [], [1.0])
+    assert dear is not None
+    assert dear.every == 5400
+    assert "bounded: saves may take 10% of the time" in dear.why
+    rare = pace(hosts=1).propose(1, 10.0, 20.0, [], [1.0])
+    assert rare is not None
+    assert rare.every == 3600
+    assert "bounded: a failure may cost 3600 s of work" in rare.why
+    long = pace().propose(1, 0.01, 500.0, [], [1.0])
+    assert long is not None
+    assert long.every == 500
+    assert "bounded: a save takes as long" in long.why
+
+
+def test_small_changes_are_left_out() -> None:
+    first = pace().propose(100, 10.0, 20.0, [], [5.0])
+    assert first is not None
+    assert pace().propose(first.every + 5, 10.0, 20.0, [], [5.0]) is None
+    assert pace().propose(100, 10.0, 20.0, [], []) is None
+
+
+def test_an_attempt_begins_with_the_interval_of_the_one_before() -> None:
+    assert pace().every == 7
+    assert Pace(RankEnv()).every is None
