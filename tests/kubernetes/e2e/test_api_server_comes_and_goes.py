@@ -57,9 +57,10 @@ class Seen:
         wait_for(lambda: self.names[-1:] == [names], f"{names} in {self.names}", LIMIT_S)
 
 
-def ends(seen: Seen, kube: KubeTestbed) -> None:
+def ends(seen: Seen, kube: KubeTestbed, last: str) -> None:
+    """At the next change, `last`, which comes to be for it."""
     seen.over.set()
-    create(kube, "last")
+    create(kube, last)
     seen.thread.join(60)
     assert not seen.thread.is_alive()
 
@@ -114,8 +115,8 @@ def test_watches_and_followers_outlive_a_restart_and_a_compaction(
     relisted = Seen(late)
     relisted.until({"a", "c"})
     assert {"a", "b", "c"} not in relisted.names, "what went meanwhile is gone"
-    for one in (seen, relisted):
-        ends(one, kube)
+    ends(seen, kube, "last")
+    ends(relisted, kube, "very-last")
     assert dashboard.poll() is None, dashboard.communicate()
     cancelled = follower("cancel", "e2e")
     assert cancelled.code == 0, cancelled.err

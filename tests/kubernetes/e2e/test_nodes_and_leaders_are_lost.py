@@ -33,17 +33,19 @@ def others(job: KubeNdctl) -> str:
 def test_a_node_is_lost_and_then_that_of_the_leader(
     job: KubeNdctl, reference: dict[int, float]
 ) -> None:
-    """Both their pods are Terminating for ever; who is left waits in place."""
+    """Both their pods are Terminating for ever; who is left waits in place.
+
+    What starts a command comes after the last loss: the job trains on meanwhile.
+    """
     job.submitted(**FORCED)
     job.until_step(10)
     leader, gone, before = job.leader(), others(job), uids(job)
     job.testbed.lose_node(gone)
-    job.until_step(10, attempt=2)
+    job.until_step(9, attempt=2)
     between = uids(job)
     assert {name for name in before if before[name] == between[name]} == {"e2e-master-0"}
     assert job.leader() == leader
     assert gone not in job.hosts()
-    assert job.incidents() == [("host-lost", gone, None)]
 
     job.testbed.lose_node(leader)
     job.until_step(10, attempt=3)
