@@ -49,6 +49,8 @@ class LeaderStarted:
     """What the scheduler granted; None where hosts are those of the launch."""
     exclude: Mapping[str, str] = field(default_factory=dict)
     """Hosts that broke jobs before -> why they are not to be used."""
+    taken: str = ""
+    """Why the scheduler itself ended the leader before this one; empty: it says nothing of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,8 @@ class AgentLost:
     why: str
     silent_s: float
     """Seconds since its last word."""
+    taken: str = ""
+    """Why the scheduler itself ended it; empty: it says nothing of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,8 @@ def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
             many = words.count(devices, "device")
             but = "".join(f"; {finding.verdict}: {finding.found}" for finding in found)
             return f"agent of {host} registered from {address} with {many} (pid {pid}){but}"
+        case AgentLost(host=host, taken=taken) if taken:
+            return f"the scheduler took {host}: {taken}"
         case AgentLost(host=host, why=why, silent_s=silent):
             return f"agent of {host} lost: {why} (last heard {words.duration(silent)} before)"
         case TrainingResumed():

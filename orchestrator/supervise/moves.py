@@ -307,6 +307,9 @@ def _leave(run: Run, leaving: Leaving, at: float) -> Result:
 def recover(run: Run, findings: Findings, at: float) -> Result:
     """Record the incident; start again or give up."""
     verdict = diagnose(findings)
+    if taken := _taken(findings, verdict):
+        run = replace(run, findings=None)
+        return _leave(run, run.leaving or Leaving(cause="drained", words=taken, requeue=False), at)
     decision = decide(run, verdict)
     incident = incident_of(run, findings, verdict, decision.reason)
     run = replace(run, incidents=(*run.incidents, incident), findings=None)
@@ -326,6 +329,14 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
     )
     run, actions = start_if_ready(run, at)
     return run, (*missing, *actions)
+
+
+def _taken(findings: Findings, verdict: Verdict) -> str:
+    """In words, where the first cause is that the scheduler took a host: that is nobody's fault."""
+    for lost in findings.lost:
+        if verdict.kind == "host-lost" and lost.host == verdict.culprit.host and lost.taken:
+            return f"the scheduler took {lost.host} ({lost.taken})"
+    return ""
 
 
 def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> Incident:

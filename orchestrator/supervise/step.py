@@ -233,7 +233,7 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
     )
     repeated = repeated_culprits(waiting, event.at)
     waiting = replace(waiting, exclude={**known, **event.exclude, **repeated})
-    if findings is None:
+    if findings is None or (event.taken and diagnose(findings).kind == "leader-lost"):
         return waiting, ()
     return recover(waiting, findings, event.at)
 

@@ -290,7 +290,9 @@ async def post_event(api: Api, thing: Object, kind: str, reason: str, message: s
         "count": 1,
         "firstTimestamp": now(),
         "lastTimestamp": now(),
-        "source": {"component": "testbed"},
+        "source": {"component": "kubelet", "host": thing["spec"]["nodeName"]}
+        if thing.get("kind", "Pod") == "Pod"
+        else {"component": "testbed"},
     }
     with contextlib.suppress(ApiError):  # its namespace may be going away
         await api.create(path("events", namespace), event)

@@ -420,6 +420,28 @@ def _gravity(trouble: Trouble) -> tuple[int, str]:
     return (0 if grave else 1, trouble.pod)
 
 
+TAKEN = ("Evicted", "Preempted")
+"""What no pod can do anything about; that a node is lost may be the job's own fault."""
+
+
+def taken(
+    job: str, host: str, pods: Sequence[Object], events: Sequence[Object], since: float
+) -> str:
+    """Why Kubernetes itself ended the pod of `job` on `host` after `since`; empty: it did not."""
+    there = [pod for pod in pods if node_of(pod) == host]
+    newest = max(there, key=begun_at, default={})
+    trouble = pod_trouble(newest) if newest else None
+    if trouble is not None and trouble.what in TAKEN and phase_of(newest) == "Failed":
+        return f"{trouble.what}: {trouble.why}" if trouble.why else trouble.what
+    for event in _newest(events):
+        at, name = event_time(event), str(lookup(event, ("involvedObject", "name"), ""))
+        node = lookup(event, ("source", "host")) or event.get("reportingInstance")
+        theirs = name.startswith(f"{job}-") and node == host and event.get("reason") == "Evicted"
+        if theirs and at and seconds_of(at) >= since:
+            return f"Evicted: {one_line(str(event.get('message', '')))}"
+    return ""
+
+
 def cause(kind: JobKind, job: Object | None, pod: Object | None, launch: int) -> Cause:
     """Why the leader's `pod` is being ended."""
     if job is None or is_leaving(job) or launch_of(job) not in (None, launch):
