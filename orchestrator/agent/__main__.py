@@ -18,7 +18,7 @@ from orchestrator import strikes
 from orchestrator.agent.agent import Agent, AgentConfig
 from orchestrator.agent.evidence import holders, send_signal
 from orchestrator.agent.leader import Granted, Leader, take_over
-from orchestrator.agent.leaderless import queue_again, see_to_the_leader
+from orchestrator.agent.leaderless import RETRY_S, queue_again, see_to_the_leader
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term
 from orchestrator.app.replanning import replan
@@ -28,7 +28,7 @@ from orchestrator.contract.actions import EndJob, Requeue
 from orchestrator.contract.fence import GivenUp, check_leader
 from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError
+from orchestrator.errors import BackendError, Unanswered
 from orchestrator.locks import is_free, try_lock
 from orchestrator.preflight.host import Wanted, examine_host, sight
 from orchestrator.seams import Backend, Clock
@@ -177,7 +177,7 @@ async def _lead(
         job = supervisor.run.job
         assert job is not None
         backend = backend_named(job.backend, environ, clock, run_command)
-        granted = _granted(config, backend, supervisor.run, clock)
+        granted = _granted_at_last(config, backend, supervisor.run, clock)
         planner = partial(replan, place.run_dir, environ=environ)
         leader = Leader(
             supervisor, place.run_dir, config.token, backend, clock, granted, planner, name
@@ -206,6 +206,16 @@ async def _lead(
             leading.cancel()
             agent.leave(exits.LEADER_LOST)
             await asyncio.gather(leading, following, return_exceptions=True)
+
+
+def _granted_at_last(config: AgentConfig, backend: Backend, run: Run, clock: Clock) -> Granted:
+    """A scheduler that is away comes back; until then nothing can begin, and nothing is lost."""
+    while True:
+        try:
+            return _granted(config, backend, run, clock)
+        except Unanswered as exc:
+            log.error("what was granted is not known yet, asking again: %s", exc)
+            clock.sleep(RETRY_S)
 
 
 def _granted(config: AgentConfig, backend: Backend, run: Run, clock: Clock) -> Granted:

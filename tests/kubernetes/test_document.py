@@ -50,6 +50,8 @@ ALONE: Mapping[str, str] = {
     "ndctl render examples/kubernetes-rdma.yaml"
     " --inventory examples/inventories/kubernetes.yaml": r"rdma/hca_shared_devices_a: '1'",
     "ndctl hosts": r"no strikes",
+    "kubectl apply -k manifests/controller": r"deployment.apps/ndctl-controller created",
+    "ndctl controller -n ndctl --once": r"\d+ requests were sent",
 }
 """Each command of the document that needs no job -> what it prints here."""
 WITH_A_JOB: Mapping[str, str] = {
@@ -125,7 +127,7 @@ class Told:
             check=False,
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done.stdout
+        return done.stdout + done.stderr
 
     def check(self, command: str) -> None:
         said = self(command)

@@ -159,7 +159,11 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
     ]
     rest = {name: value for name, value in environ.items() if not name.startswith(OPERATORS)}
     with Echo(run_dir, pod.host, sys.stdout):
-        code = agent(argv, rest)
+        try:
+            code = agent(argv, rest)
+        except BackendError as exc:  # a right that is missing now is missing in the next pod, too
+            log.critical("the leader cannot begin: %s", exc)
+            return exits.REFUSED
     if pod.leads:
         _tell_journal(run_dir)
     log.info("leaving with %s", code)

@@ -384,8 +384,15 @@ def _container_trouble(pod: str, status: Object, events: Sequence[Object]) -> Tr
 
 def _ended(terminated: Object) -> str:
     code = terminated.get("exitCode")
-    message = one_line(str(terminated.get("message") or ""))
+    message = _last_words(str(terminated.get("message") or ""))
     return ": ".join(filter(None, (f"exit code {code}" if code is not None else "", message)))
+
+
+def _last_words(log: str) -> str:
+    """What a pod of ours died of, of the end of its log; of others the last line."""
+    _, found, said = log.rpartition(" CRITICAL ")
+    lines = [line for line in log.splitlines() if line.strip() and not line.startswith("ndctl-")]
+    return one_line(said) if found else one_line(lines[-1]) if lines else ""
 
 
 def _image_said(pod: str, events: Sequence[Object]) -> str:

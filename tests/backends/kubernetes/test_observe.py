@@ -309,3 +309,19 @@ def test_an_eviction_of_another_day_excuses_nobody() -> None:
     later = {**pod("run-1-worker-0-b", phase="Failed"), "metadata": {"name": "run-1-worker-0-b"}}
     later["metadata"]["creationTimestamp"] = "2026-11-22T06:00:00Z"
     assert taken("run-1", "node-7", [GONE, later], [], AT) == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("12:00 INFO leading\n12:01 CRITICAL no right\n  fix: ask\n", "no right fix: ask"),
+        ("rank 0 began\nTraceback:\nValueError: x\n\n", "ValueError: x"),
+        ('leaving with 1\nndctl-journal: {"v":1}\nndctl-metrics: {}\n', "leaving with 1"),
+        ("", ""),
+    ],
+)
+def test_of_the_end_of_a_pods_log_what_it_died_of_is_told(log: str, said: str) -> None:
+    ended = [{"state": {"terminated": {"reason": "Error", "exitCode": 78, "message": log}}}]
+    trouble = pod_trouble(pod(phase="Failed", containerStatuses=ended))
+    assert trouble is not None
+    assert trouble.why == ("exit code 78" + (f": {said}" if said else ""))
