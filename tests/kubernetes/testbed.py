@@ -198,11 +198,11 @@ class KubeTestbed:
     def evict(self, pod: str, namespace: str = "default") -> None:
         self.order("evict", pod=f"{namespace}/{pod}")
 
-    def __call__(self, argv: Sequence[str], /, *, timeout: float = 60) -> Completed:
+    def __call__(self, argv: Sequence[str], /, *, timeout: float = 120) -> Completed:
         """A command as this cluster's admin, as the `Shell` of our own code."""
         return run_within(argv, self.environ, timeout)
 
-    def kubectl(self, *argv: str, timeout: float = 60) -> str:
+    def kubectl(self, *argv: str, timeout: float = 120) -> str:
         """What it printed. Raises TestbedError when it fails."""
         cache = ("--cache-dir", str(self.folder / "run" / "kubectl-cache"))
         done = self([str(self.binaries / "kubectl"), *cache, *argv], timeout=timeout)
@@ -291,7 +291,7 @@ class KubeTestbed:
         self.wait_for("its account", lambda: self.get("serviceaccounts", "default", name))
         return name
 
-    def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 60) -> None:
+    def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 200) -> None:
         wait_until(what, holds, timeout)
 
     def restore(self) -> None:

@@ -15,7 +15,7 @@ from trainer.data.proof import first_mistake, fold
 JOB = "e2e"
 NAMESPACE = "ndctl"
 """As manifests/base has it."""
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 """For what takes seconds on a quiet machine."""
 TAIL = 60
 """Lines of each pod's log, in the story of a failure."""
@@ -96,7 +96,7 @@ class KubeNdctl(Ndctl):
 
     # What Kubernetes has of it
 
-    def kubectl(self, *words: str, timeout: float = 60) -> str:
+    def kubectl(self, *words: str, timeout: float = 120) -> str:
         return self.testbed.kubectl("-n", self.namespace, *words, timeout=timeout)
 
     def pods(self) -> dict[str, Object]:

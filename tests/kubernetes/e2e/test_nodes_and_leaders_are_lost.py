@@ -13,7 +13,7 @@ from tests.kubernetes.testbed import KubeTestbed
 pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.process,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.slow,
 ]
 FORCED = {"cluster__kubernetes__force_delete_after": "3"}
@@ -75,7 +75,7 @@ def test_the_leaders_pod_is_killed_and_the_api_server_restarts(
     after = uids(job)
     assert {name for name in before if before[name] == after[name]} == {"e2e-worker-0"}
     assert len(job.events("LeaderStarted")) == 2
-    out, err = follows.communicate(timeout=120)
+    out, err = follows.communicate(timeout=600)
     assert follows.returncode == 0, out + err
     assert "step 24" in out
 

@@ -8,7 +8,7 @@ from tests.kubernetes.e2e.kube_job import KubeNdctl, identity
 pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.process,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(1800),
     pytest.mark.slow,
 ]
 
