@@ -1,6 +1,6 @@
 """Where the world comes in: Protocols that `system.py` and backends implement, and tests play."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -90,6 +90,10 @@ class Backend(Protocol):
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
         """Why the leader was signalled."""
+
+    def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
+        """Of hosts, and for how many seconds their agents have been silent, those that the
+        scheduler itself ended without a warning -> why; asked where hosts have successors."""
 
     def replace(
         self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0

@@ -19,7 +19,7 @@ from orchestrator.agent.agent import Agent, AgentConfig
 from orchestrator.agent.errands import Planners
 from orchestrator.agent.evidence import holders, send_signal
 from orchestrator.agent.leader import Granted, Leader, take_over
-from orchestrator.agent.leaderless import queue_again, see_to_the_leader
+from orchestrator.agent.leaderless import RETRY_S, queue_again, see_to_the_leader
 from orchestrator.agent.probes import prober
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term
@@ -29,13 +29,14 @@ from orchestrator.contract import env, exits
 from orchestrator.contract.actions import EndJob, Requeue
 from orchestrator.contract.fence import GivenUp, check_leader
 from orchestrator.contract.findings import Finding, troubles
-from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import BackendError, Unanswered
 from orchestrator.locks import is_free, try_lock
 from orchestrator.preflight.host import Wanted, examine_host, sight
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal
 from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.state import Run
 from orchestrator.system import SystemClock, run_command
 
 log = logging.getLogger("orchestrator.agent")
@@ -182,7 +183,7 @@ async def _lead(
         job = supervisor.run.job
         assert job is not None
         backend = backend_named(job.backend, environ, clock, run_command)
-        granted = _granted(config, backend, job.launch, clock)
+        granted = _granted_at_last(config, backend, supervisor.run, clock)
         planners = Planners(
             fewer=partial(replan, place.run_dir, environ=environ),
             less=partial(refit, place.run_dir, environ=environ),
@@ -216,16 +217,36 @@ async def _lead(
             await asyncio.gather(leading, following, return_exceptions=True)
 
 
-def _granted(config: AgentConfig, backend: Backend, launch: LaunchPlan, clock: Clock) -> Granted:
+def _granted_at_last(config: AgentConfig, backend: Backend, run: Run, clock: Clock) -> Granted:
+    """A scheduler that is away comes back; until then nothing can begin, and nothing is lost."""
+    while True:
+        try:
+            return _granted(config, backend, run, clock)
+        except Unanswered as exc:
+            log.error("what was granted is not known yet, asking again: %s", exc)
+            clock.sleep(RETRY_S)
+
+
+def _granted(config: AgentConfig, backend: Backend, run: Run, clock: Clock) -> Granted:
+    assert run.job is not None
+    launch = run.job.launch
     allocation = backend.allocation(launch)
     if allocation is None:
         return Granted(term=config.term)
+    silent_s = {run.leader: max(0.0, clock.now() - run.last_at)} if run.leader else {}
+    taken: Mapping[str, str] = {}
+    if silent_s and allocation.successor_s is not None:
+        try:
+            taken = backend.taken(launch, silent_s)
+        except BackendError as exc:
+            log.warning("why the leader before went is not known: %s", exc)
     path = strikes.path_of(config.place.run_dir.path.parent, backend.cluster())
     return Granted(
         term=config.term,
         allocation=allocation,
         exclude=strikes.excluded(path, clock.now()),
         always=strikes.always(path, clock.now()),
+        taken=taken.get(run.leader, ""),
         strikes=path,
     )
 

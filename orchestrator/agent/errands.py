@@ -5,7 +5,7 @@ hosts try each other, or looks for a smaller plan. What comes of an errand is an
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from orchestrator.agent.connections import Connections
@@ -30,7 +30,7 @@ from orchestrator.errors import BackendError, NdctlError, Unanswered
 from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
-from orchestrator.supervise.roster import hosts_given, switches_of, usable
+from orchestrator.supervise.roster import has_successors, hosts_given, switches_of, usable
 from orchestrator.supervise.state import JobPlan, Refit, Run, Shortage
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ CHECK_SLACK_S = 5.0
 """For reports of a check to come in after its time is over."""
 REQUEUE_RETRY_S = 5.0
 NAME_S = 5.0
+TAKEN_S = 5.0
+"""For the scheduler to say whether it took a host: its loss waits for that."""
 CUT_OFF_S = 300.0
 """For a leader in another place to take over from one that hears nobody: Slurm's own default of
 SlurmdTimeout, after which it gives up a node."""
@@ -90,11 +92,30 @@ class Errands:
         """What hosts have said of the check that is going on."""
 
     async def lose(self, lost: Sequence[AgentLost], hosts: Sequence[str]) -> None:
-        """All others fell silent at once: did they, or was this host cut off from all?
+        """Agents fell silent; with `hosts`, all others did at once. Those that are heard again
+        meanwhile were not lost."""
+        if hosts:
+            await self._outlast_silence(hosts)
+        taken = await self._taken(lost) if has_successors(self.run()) else {}
+        for event in lost:
+            if event.host not in self.connections.by_host:
+                self.happened(replace(event, taken=taken.get(event.host, "")))
 
-        While the scheduler cannot be heard either, the latter is more likely: then nobody is
-        blamed, and whoever takes over in another place ends this leader by the fence. Agents that
-        are heard again meanwhile were not lost.
+    async def _taken(self, lost: Sequence[AgentLost]) -> Mapping[str, str]:
+        """Did the scheduler take them without a warning? Not known is as good as no."""
+        silent_s = {event.host: event.silent_s for event in lost}
+        asking = asyncio.to_thread(self.backend.taken, self.job.launch, silent_s)
+        try:
+            return await asyncio.wait_for(asking, TAKEN_S)
+        except (BackendError, TimeoutError) as exc:
+            log.warning("whether %s were taken is not known: %s", ", ".join(silent_s), exc)
+            return {}
+
+    async def _outlast_silence(self, hosts: Sequence[str]) -> None:
+        """Is this host the one that was cut off from all?
+
+        While the scheduler cannot be heard either, that is more likely: then nobody is blamed, and
+        whoever takes over in another place ends this leader by the fence.
         """
         deadline = self.clock.monotonic() + CUT_OFF_S
         while self.clock.monotonic() < deadline:
@@ -106,9 +127,6 @@ class Errands:
                 await asyncio.sleep(CUT_OFF_POLL_S)
             except BackendError:
                 break
-        for event in lost:
-            if event.host not in self.connections.by_host:
-                self.happened(event)
 
     async def look_at(self, register: Register) -> tuple[Finding, ...]:
         """What only two hosts can see of one: is its clock right, does its name lead to it?"""

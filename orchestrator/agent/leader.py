@@ -76,7 +76,7 @@ from orchestrator.contract.protocol import (
 from orchestrator.contract.rundir import RunDir
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.supervise.roster import hosts_given
+from orchestrator.supervise.roster import has_successors, hosts_given
 from orchestrator.supervise.state import Incident, evidence_lines, pace_of
 from orchestrator.supervise.stragglers import Stragglers, roles_of
 from orchestrator.supervise.watch import Limits, Watch
@@ -119,6 +119,8 @@ class Granted:
     """Hosts that broke jobs before -> why they are not to be used."""
     always: tuple[str, ...] = ()
     """Hosts that are pinned to be used."""
+    taken: str = ""
+    """Why the scheduler itself ended the former leader."""
     strikes: Path | None = None
     """Where strikes against the cluster's hosts are kept; None: nowhere."""
 
@@ -204,6 +206,7 @@ class Leader:
                 allocation=self.granted.allocation,
                 exclude=self.granted.exclude,
                 always=self.granted.always,
+                taken=self.granted.taken,
             )
         )
         deciding = asyncio.create_task(self._consume())
@@ -356,8 +359,10 @@ class Leader:
             for silence in silences
         ]
         others = set(self.connections.by_host) - {self.errands.host}
-        if self.granted.allocation is not None and lost and not others:
-            self._beside(self.errands.lose(lost, hosts_given(self.supervisor.run)))
+        run = self.supervisor.run
+        alone = self.granted.allocation is not None and not others
+        if lost and (alone or has_successors(run)):
+            self._beside(self.errands.lose(lost, hosts_given(run) if alone else ()))
             return
         for event in lost:
             self._happened(event)

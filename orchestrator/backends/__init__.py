@@ -1,12 +1,18 @@
-"""How a launch becomes agents on hosts; one module for each kind of cluster."""
+"""How a launch becomes agents on hosts; one module for each kind of cluster.
+
+Imports nothing by itself: the first process of a pod comes through here (`kubernetes/task.py`).
+"""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from orchestrator.errors import BackendError
-from orchestrator.seams import Backend, Clock, Shell
+if TYPE_CHECKING:
+    from orchestrator.seams import Backend, Clock, Shell
 
 
-def backend_named(name: str, environ: Mapping[str, str], clock: Clock, shell: Shell) -> Backend:
+def backend_named(
+    name: str, environ: Mapping[str, str], clock: "Clock", shell: "Shell"
+) -> "Backend":
     """Raises BackendError for a name that has no backend."""
     if name == "local":
         from orchestrator.backends.local import LocalBackend
@@ -20,4 +26,6 @@ def backend_named(name: str, environ: Mapping[str, str], clock: Clock, shell: Sh
         from orchestrator.backends.kubernetes.backend import KubernetesBackend
 
         return KubernetesBackend(environ, clock)
+    from orchestrator.errors import BackendError
+
     raise BackendError(f"backend {name!r} is not known", fix="use local, slurm or kubernetes")

@@ -118,6 +118,9 @@ class LocalBackend:
     def why_ending(self, launch: LaunchPlan) -> Cause:
         return "cancelled"
 
+    def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
+        return {}
+
     def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
         raise BackendError("this machine has no queue to go back to", fix="submit it with --resume")
 

@@ -60,6 +60,8 @@ class LeaderStarted:
     """Hosts that broke jobs before -> why they are not to be used."""
     always: tuple[str, ...] = ()
     """Hosts that a person wants to be used whatever happens on them."""
+    taken: str = ""
+    """Why the scheduler itself ended the leader before this one; empty: it says nothing of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,8 @@ class AgentLost:
     why: str
     silent_s: float
     """Seconds since its last word."""
+    taken: str = ""
+    """Why the scheduler itself ended it; empty: it says nothing of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ def _look_for_plan(action: Replan) -> str:
     return f"look for {what} within {room} a device ({action.reason})"
 
 
-def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
+def event_words(event: Event) -> str:  # noqa: C901, PLR0915 - one line for each event
     match event:
         case JobSubmitted():
             return _submitted(event)
@@ -120,6 +120,8 @@ def event_words(event: Event) -> str:  # noqa: C901 - one line for each event
             many = words.count(devices, "device")
             but = "".join(f"; {finding.verdict}: {finding.found}" for finding in found)
             return f"agent of {host} registered from {address} with {many} (pid {pid}){but}"
+        case AgentLost(host=host, taken=taken) if taken:
+            return f"the scheduler took {host}: {taken}"
         case AgentLost(host=host, why=why, silent_s=silent):
             return f"agent of {host} lost: {why} (last heard {words.duration(silent)} before)"
         case TrainingResumed():

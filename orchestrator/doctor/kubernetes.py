@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from orchestrator.backends.kubernetes.api import Listed
+from orchestrator.backends.kubernetes.checks import base_for
 from orchestrator.backends.kubernetes.inventory import KUEUE, kueue_levels
 from orchestrator.backends.kubernetes.refusals import Forbidden, Missing
 from orchestrator.backends.kubernetes.resources import (
@@ -229,7 +230,7 @@ def _named(api: Asks, spec: KubernetesSpec, namespace: str, hosts: int | None) -
     """What the spec names has to be there."""
     yield _there(
         api, ACCOUNTS, namespace, spec.service_account, "service account",
-        "kubectl apply -k manifests/base, or set cluster.kubernetes.service_account",
+        f"{base_for(namespace)}\n  or set cluster.kubernetes.service_account",
     )  # fmt: skip
     if hosts is None:
         return

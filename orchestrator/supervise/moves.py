@@ -324,6 +324,9 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
     """Record the incident; start again or give up."""
     assert run.job is not None
     verdict = diagnose(findings, run.job.failure_classes)
+    if taken := _taken(findings, verdict):
+        run = replace(run, findings=None)
+        return _leave(run, run.leaving or Leaving(cause="drained", words=taken, requeue=False), at)
     decision = decide(run, verdict)
     if decision.action == "replan" and not shortage.is_of_the_plan(run, verdict):
         why = "no plan for the devices helps the hosts' memory"
@@ -364,6 +367,14 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
     )
     run, actions = hold(run, at, decision) if decision.wait_s else start_if_ready(run, at)
     return run, (*missing, *actions)
+
+
+def _taken(findings: Findings, verdict: Verdict) -> str:
+    """In words, where the first cause is that the scheduler took a host: that is nobody's fault."""
+    for lost in findings.lost:
+        if verdict.kind == "host-lost" and lost.host == verdict.culprit.host and lost.taken:
+            return f"the scheduler took {lost.host} ({lost.taken})"
+    return ""
 
 
 def _give_up(run: Run, at: float, verdict: Verdict, decision: Decision) -> Result:

@@ -288,7 +288,9 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
         )
     if findings is None and waiting.shortage is not None:
         return shortage.look(waiting, event.at, waiting.shortage)  # nobody heard the answer
-    if findings is None:
+    if findings is None or (
+        event.taken and diagnose(findings, run.job.failure_classes).kind == "leader-lost"
+    ):
         return waiting, ()
     return recover(waiting, findings, event.at)
 

@@ -83,6 +83,20 @@ def test_what_the_scheduler_holds_against_a_host_is_told_once(tmp_path: Path) ->
     play(tmp_path, script, allocation=GRANTED)
 
 
+def test_a_host_that_the_scheduler_took_is_nobodys_fault(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        job.backend.evicted = {"host-1": "Evicted"}
+        zero, one = await job.started()
+        await one.ws.close()
+        await zero.hear(Stop)
+        await zero.say(stopped("host-0"))
+        lost = await job.happens(AgentLost)
+        assert (lost.host, lost.taken) == ("host-1", "Evicted")
+        assert job.leader.supervisor.run.incidents == ()
+
+    play(tmp_path, script, allocation=replace(GRANTED, successor_s=300.0))
+
+
 def test_a_host_where_no_agent_can_be_had_makes_the_job_smaller(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         job.backend.broken = True

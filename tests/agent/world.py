@@ -120,6 +120,8 @@ class FakeBackend:
     broken: bool = False
     flagged: tuple[HostNotice, ...] = ()
     cause: Cause = "unknown"
+    evicted: Mapping[str, str] = field(default_factory=dict)
+    """Hosts that the scheduler took without a warning -> why."""
     requeued: list[tuple[str, ...]] = field(default_factory=list)
     busy: int = 0
     """How often a scheduler does not answer before it does."""
@@ -164,6 +166,9 @@ class FakeBackend:
         if self.broken:
             raise BackendError("the scheduler does not answer")
         return self.cause
+
+    def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
+        return {host: why for host, why in self.evicted.items() if host in hosts}
 
     def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
         self.requeued.append(tuple(exclude))

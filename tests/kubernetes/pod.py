@@ -106,7 +106,14 @@ class PodRun:
         oom = spec["name"] in self.oom
         self.oom.discard(spec["name"])
         reason = "OOMKilled" if oom else "Completed" if code == 0 else "Error"
-        return await self._terminated(spec, code, reason, "", began)
+        return await self._terminated(spec, code, reason, self._message(spec, code), began)
+
+    def _message(self, spec: Object, code: int) -> str:
+        """The end of its log, where it asks for that."""
+        if code == 0 or spec.get("terminationMessagePolicy") != "FallbackToLogsOnError":
+            return ""
+        lines = self.log(spec["name"]).read_bytes().splitlines(keepends=True)[-80:]
+        return b"".join(lines)[-2048:].decode(errors="replace")
 
     async def _terminated(
         self, spec: Object, code: int, reason: str, message: str, began: str
@@ -290,7 +297,9 @@ async def post_event(api: Api, thing: Object, kind: str, reason: str, message: s
         "count": 1,
         "firstTimestamp": now(),
         "lastTimestamp": now(),
-        "source": {"component": "testbed"},
+        "source": {"component": "kubelet", "host": thing["spec"]["nodeName"]}
+        if thing.get("kind", "Pod") == "Pod"
+        else {"component": "testbed"},
     }
     with contextlib.suppress(ApiError):  # its namespace may be going away
         await api.create(path("events", namespace), event)

@@ -50,7 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if item.get_closest_marker("kubernetes") is not None]
     for item in ours:
         item.add_marker(pytest.mark.xdist_group("kubernetes"))
-        item.add_marker(pytest.mark.timeout(PATIENCE_S))
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PATIENCE_S))
     items.sort(key=lambda item: item.get_closest_marker("kubernetes") is not None)
 
 
@@ -59,7 +60,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not ours or session.config.option.collectonly or _where().code == 0:
         return
     for item in ours:
-        item.add_marker(pytest.mark.timeout(BUILD_S + 300))  # the first one awaits the build
+        # The first one awaits the build.
+        longest = BUILD_S + item.get_closest_marker("timeout").args[0]
+        item.add_marker(pytest.mark.timeout(longest), append=False)
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
         _build.append(
             subprocess.Popen(

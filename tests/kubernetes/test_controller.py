@@ -67,7 +67,7 @@ def where(kube: KubeTestbed, namespace: str) -> dict[str, str]:
 
 
 def running(kube: KubeTestbed, namespace: str) -> dict[str, str]:
-    kube.wait_for("all pods", lambda: len(where(kube, namespace)) == HOSTS, 90)
+    kube.wait_for("all pods", lambda: len(where(kube, namespace)) == HOSTS, 300)
     return where(kube, namespace)
 
 
@@ -88,7 +88,7 @@ def restarted(kube: KubeTestbed, namespace: str, times: int) -> None:
         counted = said.get(names.REQUEUES_ANNOTATION) == str(times)
         return counted and names.GANG_ANNOTATION not in said
 
-    kube.wait_for(f"restart {times}", done, 90)
+    kube.wait_for(f"restart {times}", done, 300)
 
 
 def holder(kube: KubeTestbed, namespace: str) -> str:
@@ -170,7 +170,7 @@ def controller(kube: KubeTestbed, *args: str) -> "Iterator[subprocess.Popen[str]
 def ended(process: "subprocess.Popen[str]") -> str:
     """What it wrote, after SIGTERM."""
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     return said
 
@@ -221,7 +221,7 @@ def test_once_does_what_is_to_be_done_and_ends(kube: KubeTestbed) -> None:
     before = running(kube, "default")
     ask(kube, "default")
     with controller(kube, "--once") as process:
-        _, said = process.communicate(timeout=90)
+        _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
     assert notes(kube, "default")[names.REQUEUES_ANNOTATION] == "1"
     assert not before.keys() & running(kube, "default").keys()

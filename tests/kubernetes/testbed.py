@@ -47,6 +47,8 @@ PREFIX = "ndctl-kube-"
 WHOLE = ("nodes", "persistentvolumes", "namespaces")
 """Resources of the cluster, not of a namespace."""
 SYSTEM = ("default", "kube-system", "kube-public", "kube-node-lease")
+GONE_S = 300
+"""For what a test left to be gone; a namespace takes some 6 s on a quiet machine."""
 START_S = 400
 """For the control plane; 6 s on a machine that has nothing else to do."""
 Object = dict[str, Any]
@@ -196,11 +198,11 @@ class KubeTestbed:
     def evict(self, pod: str, namespace: str = "default") -> None:
         self.order("evict", pod=f"{namespace}/{pod}")
 
-    def __call__(self, argv: Sequence[str], /, *, timeout: float = 60) -> Completed:
+    def __call__(self, argv: Sequence[str], /, *, timeout: float = 120) -> Completed:
         """A command as this cluster's admin, as the `Shell` of our own code."""
         return run_within(argv, self.environ, timeout)
 
-    def kubectl(self, *argv: str, timeout: float = 60) -> str:
+    def kubectl(self, *argv: str, timeout: float = 120) -> str:
         """What it printed. Raises TestbedError when it fails."""
         cache = ("--cache-dir", str(self.folder / "run" / "kubectl-cache"))
         done = self([str(self.binaries / "kubectl"), *cache, *argv], timeout=timeout)
@@ -284,20 +286,12 @@ class KubeTestbed:
         return place
 
     def namespace(self, name: str) -> str:
-        """One more, ready for pods. One of that name that an earlier test had goes first."""
-
-        def made() -> bool:
-            with contextlib.suppress(TestbedError):
-                self.get("namespaces", name)
-                return False
-            self.kubectl("create", "namespace", name)
-            return True
-
-        self.wait_for(f"namespace {name}", made, 180)
+        """One more, ready for pods."""
+        self.kubectl("create", "namespace", name)
         self.wait_for("its account", lambda: self.get("serviceaccounts", "default", name))
         return name
 
-    def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 60) -> None:
+    def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 200) -> None:
         wait_until(what, holds, timeout)
 
     def restore(self) -> None:
@@ -313,18 +307,26 @@ class KubeTestbed:
             name = node["metadata"]["name"]
             if node["spec"].get("unschedulable"):
                 self.kubectl("uncordon", name)
-        known = [it["metadata"] for it in self.objects("namespaces")]
-        others = [it["name"] for it in known if it["name"] not in SYSTEM]
-        fresh = [it["name"] for it in known if "deletionTimestamp" not in it]
         here = ("-n", "default", "--wait=false")
         self.kubectl("delete", ",".join(LEFTOVERS), "--all", *here)
         self.kubectl("delete", "secrets,serviceaccounts", "-l", OURS, *here)
-        if gone := [name for name in others if name in fresh]:
-            self.kubectl("delete", "namespaces", *gone, "--wait=false")
-        self.wait_for("no pods", self._no_pods)
-        self.wait_for("all nodes ready", self._untainted)
+        if fresh := self._others(going=False):
+            self.kubectl("delete", "namespaces", *fresh, "--wait=false")
+        self.wait_for("no pods", self._no_pods, GONE_S)
+        # What the next test makes in one that is going would go with it.
+        self.wait_for("no namespace of a test", lambda: not self._others(), GONE_S)
+        self.wait_for("all nodes ready", self._untainted, GONE_S)
         shutil.rmtree(self.runs)
         self.runs.mkdir()
+
+    def _others(self, *, going: bool = True) -> list[str]:
+        """Namespaces that tests made; `going`: also those that are being deleted."""
+        known = [it["metadata"] for it in self.objects("namespaces")]
+        return [
+            it["name"]
+            for it in known
+            if it["name"] not in SYSTEM and (going or "deletionTimestamp" not in it)
+        ]
 
     def _no_pods(self) -> bool:
         """By force: a node that is lost, or none at all, ends none; nor would its namespace go."""

@@ -153,10 +153,15 @@ class Job:
         self.at += 1
         return self.at
 
-    def leads(self) -> tuple[Action, ...]:
+    def leads(self, taken: str = "") -> tuple[Action, ...]:
         """A leader of this allocation, where there is one."""
         started = LeaderStarted(
-            at=self.now(), host="host-0", pid=99, allocation=self.allocation, exclude=self.exclude
+            at=self.now(),
+            host="host-0",
+            pid=99,
+            allocation=self.allocation,
+            exclude=self.exclude,
+            taken=taken,
         )
         return self.tell(started)
 
@@ -230,9 +235,10 @@ class Job:
             actions = self.tell(event)
         return actions
 
-    def loses(self, name: str, silent_s: float = 2.0) -> tuple[Action, ...]:
+    def loses(self, name: str, silent_s: float = 2.0, taken: str = "") -> tuple[Action, ...]:
+        why = "it said nothing"
         return self.tell(
-            AgentLost(at=self.now(), host=name, why="it said nothing", silent_s=silent_s)
+            AgentLost(at=self.now(), host=name, why=why, silent_s=silent_s, taken=taken)
         )
 
     def hangs(self, behind: tuple[int, ...] = ()) -> tuple[Action, ...]:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
+
 from orchestrator.contract.actions import (
     Action,
     ReplaceAgent,
@@ -95,6 +97,48 @@ def test_an_agent_that_goes_before_it_has_stopped_its_ranks_is_not_to_blame() ->
     job.loses("host-1")
     job.stops("host-0")
     assert (job.run.stage, job.run.incidents) == (Stage.WAITING, ())
+
+
+EVICTED = "Evicted: the node was low on memory"
+
+
+@pytest.mark.parametrize("with_errors", [False, True])
+def test_a_host_that_was_taken_without_a_warning_costs_no_budget(with_errors: bool) -> None:
+    """What its peers say of it then is no fault of theirs either."""
+    job = scheduled().running()
+    if with_errors:
+        job.raises(0, "Connection closed by peer")
+    job.loses("host-1", taken=EVICTED)
+    job.stops("host-0")
+    assert (job.run.stage, job.run.incidents) == (Stage.WAITING, ())
+    assert job.run.reason == f"the scheduler took host-1 ({EVICTED})"
+    assert one(job.registers("host-7"), StartAttempt).hosts == ("host-0", "host-7")
+    assert (job.run.fruitless, job.run.restarts) == (0, 0)
+
+
+def test_an_error_from_before_a_host_was_taken_counts() -> None:
+    job = scheduled().running()
+    job.exits(0)
+    job.waits(5)
+    job.loses("host-1", taken=EVICTED)
+    job.stops("host-0")
+    (incident,) = job.run.incidents
+    assert (incident.culprit.rank, job.run.restarts) == (0, 1)
+
+
+def test_one_that_is_taken_while_the_job_waits_costs_nothing() -> None:
+    job = scheduled()
+    job.leads()
+    job.registers("host-0")
+    assert job.loses("host-0", taken=EVICTED) == ()
+    assert job.run.fruitless == 0
+
+
+def test_a_leader_that_was_taken_is_nobodys_fault() -> None:
+    job = scheduled().running()
+    job.leads(taken=EVICTED)
+    assert (job.run.stage, job.run.incidents) == (Stage.WAITING, ())
+    assert (job.run.fruitless, job.run.restarts) == (0, 0)
 
 
 def test_a_spare_that_has_to_go_is_no_reason_to_stop() -> None:

@@ -253,6 +253,19 @@ class KubernetesBackend:
         pod = api.get(PODS, namespace, self.environ.get(POD_NAME, ""))
         return observe.cause(kind, job, pod, launch.launch)
 
+    def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
+        """A kubelet that runs out of something kills without SIGTERM. Of a pod that was made anew
+        since then the event alone is left."""
+        spec = spec_of(launch)
+        fields = "involvedObject.kind=Pod,reason=Evicted"
+        events = self.api(spec).list(EVENTS, self.namespace(spec), fields=fields).items
+        now, pods = self.clock.now(), self._pods(launch)
+        found = {
+            host: observe.taken(launch.job, host, pods, events, now - silent_s - CLOCKS_S)
+            for host, silent_s in hosts.items()
+        }
+        return {host: why for host, why in found.items() if why}
+
     def replace(
         self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
     ) -> None:

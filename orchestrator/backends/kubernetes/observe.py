@@ -384,8 +384,15 @@ def _container_trouble(pod: str, status: Object, events: Sequence[Object]) -> Tr
 
 def _ended(terminated: Object) -> str:
     code = terminated.get("exitCode")
-    message = one_line(str(terminated.get("message") or ""))
+    message = _last_words(str(terminated.get("message") or ""))
     return ": ".join(filter(None, (f"exit code {code}" if code is not None else "", message)))
+
+
+def _last_words(log: str) -> str:
+    """What a pod of ours died of, of the end of its log; of others the last line."""
+    _, found, said = log.rpartition(" CRITICAL ")
+    lines = [line for line in log.splitlines() if line.strip() and not line.startswith("ndctl-")]
+    return one_line(said) if found else one_line(lines[-1]) if lines else ""
 
 
 def _image_said(pod: str, events: Sequence[Object]) -> str:
@@ -418,6 +425,28 @@ def _gravity(trouble: Trouble) -> tuple[int, str]:
     """What will not mend by itself comes first."""
     grave = trouble.what.startswith(GRAVE)
     return (0 if grave else 1, trouble.pod)
+
+
+TAKEN = ("Evicted", "Preempted")
+"""What no pod can do anything about; that a node is lost may be the job's own fault."""
+
+
+def taken(
+    job: str, host: str, pods: Sequence[Object], events: Sequence[Object], since: float
+) -> str:
+    """Why Kubernetes itself ended the pod of `job` on `host` after `since`; empty: it did not."""
+    there = [pod for pod in pods if node_of(pod) == host]
+    newest = max(there, key=begun_at, default={})
+    trouble = pod_trouble(newest) if newest else None
+    if trouble is not None and trouble.what in TAKEN and phase_of(newest) == "Failed":
+        return f"{trouble.what}: {trouble.why}" if trouble.why else trouble.what
+    for event in _newest(events):
+        at, name = event_time(event), str(lookup(event, ("involvedObject", "name"), ""))
+        node = lookup(event, ("source", "host")) or event.get("reportingInstance")
+        theirs = name.startswith(f"{job}-") and node == host and event.get("reason") == "Evicted"
+        if theirs and at and seconds_of(at) >= since:
+            return f"Evicted: {one_line(str(event.get('message', '')))}"
+    return ""
 
 
 def cause(kind: JobKind, job: Object | None, pod: Object | None, launch: int) -> Cause:

@@ -1,203 +1,26 @@
-"""What runs in each pod: the agent of its host. `python -m orchestrator.backends.kubernetes.task`
+"""The first process of each pod: `python -m orchestrator.backends.kubernetes.task`
 
-Takes no arguments: all pods of a job have one command. Who this one is says its environment, what
-is to be done the ConfigMap that is mounted. The pod of node rank 0 leads, and writes the run
-directory of a launch that it does not have yet; the others wait for it.
+Takes no arguments: all pods of a job have one command. The kernel keeps SIGTERM from the first
+process of a container that does not ask for it, and the pod would then stay until SIGKILL: so it is
+asked for before anything is imported that takes time, as all else does on a cold node.
 """
 
-import logging
 import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
-from typing import Self
-
-from orchestrator.agent.echo import Echo
-from orchestrator.backends.kubernetes.podlogs import JOURNAL_MARK, METRICS_MARK
-from orchestrator.contract import env, exits
-from orchestrator.contract.codec import Invalid
-from orchestrator.contract.handover import Handover, handover_from
-from orchestrator.contract.kubernetes import KubernetesSpec
-from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, JobError
-from orchestrator.seams import Clock
-from orchestrator.supervise.log import Tail
-from orchestrator.supervise.opening import begin, read_folder
-from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import fold
-from orchestrator.system import SystemClock
-
-log = logging.getLogger("orchestrator.kubernetes")
-
-FOLDER = "/etc/ndctl/submission"
-RANKS = ("JOB_COMPLETION_INDEX", "RANK", "PET_NODE_RANK")
-"""The node rank, in what JobSet and Trainer v2 and the training operator set."""
-OPERATORS = ("PET_", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that torchrun would take for its own defaults."""
-WAIT_S = 1.0
-SAY_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
-    """Who this pod is, by the downward API and its operator."""
-
-    host: str
-    """The node's name."""
-    address: str
-    node_rank: int
-    folder: Path
-
-    @classmethod
-    def from_mapping(cls, environ: Mapping[str, str]) -> Self:
-        """Raises KeyError with the name of what is missing."""
-        said = next((environ[name] for name in RANKS if environ.get(name)), None)
-        if said is None:
-            raise KeyError(" or ".join(RANKS))
-        return cls(
-            host=environ["NDCTL_NODE_NAME"],
-            address=environ["NDCTL_POD_IP"],
-            node_rank=int(said),
-            folder=Path(environ.get(env.SUBMISSION, FOLDER)),
-        )
-
-    @property
-    def leads(self) -> bool:
-        return self.node_rank == 0
 
 
 def main(environ: Mapping[str, str]) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    signal.signal(signal.SIGTERM, _leave)  # the first process of a container ignores it otherwise
-    clock = SystemClock()
-    try:
-        pod = Pod.from_mapping(environ)
-        handover = handover_from(read_folder(pod.folder))
-    except (KeyError, ValueError, OSError, Invalid) as exc:
-        log.critical("this is no pod of a job of this ndctl: %s", exc)
-        return exits.REFUSED
-    run_dir = RunDir(Path(handover.launch.run_dir))
-    token = environ.get(env.TOKEN)
-    try:
-        if pod.leads:
-            run = begin(run_dir, handover, clock, token=not token)
-            _own(handover, environ, clock)
-        else:
-            run = await_launch(run_dir, handover.launch.launch, clock)
-    except JobError as exc:
-        log.critical("%s", exc)
-        return exits.FAILED
-    except OSError as exc:
-        log.critical("the run volume cannot be used: %s", exc)
-        return exits.LEADER_LOST
-    if run.ending is not None:
-        return _has_ended(pod, handover, run, run_dir)
-    return _be_agent(pod, handover, run_dir, environ)
+    signal.signal(signal.SIGTERM, _leave)  # until the agent listens for it
+    from orchestrator.backends.kubernetes.in_pod import run
+
+    return run(environ)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
-
-
-def await_launch(run_dir: RunDir, launch: int, clock: Clock) -> Run:
-    """What is known of the run once the leader has begun `launch`.
-
-    Raises JobError when a later one has come.
-    """
-    tail, run, waited = Tail(run_dir.journal), Run(), 0.0
-    while True:
-        try:
-            run = fold((entry.event for entry in tail.more()), run)
-        except OSError as exc:
-            log.warning("the run volume does not answer, trying again: %s", exc)
-        known = run.job.launch.launch if run.job else 0
-        if known == launch:
-            return run
-        if known > launch:
-            raise JobError(f"this pod is of launch {launch}, and launch {known} has come after it")
-        if waited % SAY_S == 0:
-            log.info("waiting for the leader's pod to begin launch %s", launch)
-        clock.sleep(WAIT_S)
-        waited += WAIT_S
-
-
-def _own(handover: Handover, environ: Mapping[str, str], clock: Clock) -> None:
-    """Of what `kubectl apply` made, too, one delete of the job takes everything away."""
-    from orchestrator.backends.kubernetes.backend import KubernetesBackend
-
-    try:
-        KubernetesBackend(environ, clock).own(handover.launch)
-    except BackendError as exc:
-        log.warning("the job does not own what was applied beside it: %s", exc.message)
-
-
-def _has_ended(pod: Pod, handover: Handover, run: Run, run_dir: RunDir) -> int:
-    """A pod that came again after the end, or objects that were deleted and applied once more."""
-    launch = handover.launch
-    log.warning(
-        "nothing is run: launch %s of job %s has ended in %s, %s: %s. To go on from its newest"
-        " checkpoint: `ndctl submit --resume`; to start over: `ndctl submit --new`",
-        *(launch.launch, launch.job, run_dir.path, run.state, run.reason),
-    )
-    if pod.leads:
-        _tell_journal(run_dir)
-    return exits.FAILED if run.ending == "FAILED" else exits.OK
-
-
-def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[str, str]) -> int:
-    from orchestrator.agent.__main__ import main as agent
-
-    launch = handover.launch
-    argv = [
-        f"--run-dir={launch.run_dir}",
-        f"--host={pod.host}",
-        f"--address={pod.address}",
-        f"--launch={launch.launch}",
-        f"--devices={launch.devices_per_host}",
-        f"--agent-timeout={launch.agent_timeout}",
-        "--restarts=0",
-        f"--patience={(launch.kubernetes or KubernetesSpec()).pod_patience}",
-        f"--turn={max(pod.node_rank, 1)}",
-        *_rendezvous(environ),
-        *(["--lead"] if pod.leads else []),
-    ]
-    rest = {name: value for name, value in environ.items() if not name.startswith(OPERATORS)}
-    with Echo(run_dir, pod.host, sys.stdout):
-        code = agent(argv, rest)
-    if pod.leads:
-        _tell_journal(run_dir)
-    log.info("leaving with %s", code)
-    return code
-
-
-def _rendezvous(environ: Mapping[str, str]) -> list[str]:
-    """Where the operator says that the first pod is: torchrun, for which it says so, needs no port
-    there, so the leader takes it."""
-    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    return [f"--port={port}", f"--leader-at={host}:{port}"] if host and port.isdigit() else []
-
-
-def _tell_journal(run_dir: RunDir) -> None:
-    """For who looks from outside when no pod runs any more: they read it in this pod's log."""
-    for mark, path in ((JOURNAL_MARK, run_dir.journal), (METRICS_MARK, run_dir.metrics)):
-        try:
-            lines = path.read_text(errors="replace").splitlines()
-        except OSError:
-            continue
-        for line in ends(lines) if mark == METRICS_MARK else lines:
-            sys.stdout.write(f"{mark}{line}\n")
-    sys.stdout.flush()
-
-
-ENDS = 200
-
-
-def ends(lines: list[str]) -> list[str]:
-    """The first line and the last ones: enough to say how a job went."""
-    return lines if len(lines) <= ENDS else [lines[0], *lines[1 - ENDS :]]
 
 
 if __name__ == "__main__":

@@ -187,6 +187,10 @@ class SlurmBackend:
         notice_s = (launch.slurm or SlurmSpec()).notice_s + NOTICE_SLACK_S
         return observe.cause(job, self._restarts(), self.clock.now(), notice_s)
 
+    def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
+        """Slurm takes an allocation as a whole, and says so by a signal."""
+        return {}
+
     def replace(
         self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
     ) -> None:

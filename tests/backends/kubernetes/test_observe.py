@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.kubernetes.observe import begun_at, cause, observe, pod_trouble
+from orchestrator.backends.kubernetes.observe import (
+    begun_at,
+    cause,
+    observe,
+    pod_trouble,
+    seconds_of,
+    taken,
+)
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
 
 PYTORCHJOB = JOB_KINDS["pytorchjob"]
@@ -264,3 +271,57 @@ def test_a_pod_began_with_the_container_that_it_has_now(
     given = pod(containerStatuses=[{"state": state}])
     given["metadata"]["creationTimestamp"] = "1970-01-01T00:16:40Z"
     assert begun_at(given) == begun
+
+
+def evicted(about: str = "run-1-worker-0", node: str = "node-7") -> dict[str, Any]:
+    """As a kubelet says it before it kills."""
+    said = event(about, "Evicted", "The node was low on resource: memory. ")
+    return {**said, "source": {"component": "kubelet", "host": node}}
+
+
+AT = seconds_of("2026-11-22T05:00:00Z")
+LOW = "Evicted: The node was low on resource: memory."
+GONE = pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory. ")
+
+
+@pytest.mark.parametrize(
+    ("pods", "events", "said"),
+    [
+        ([GONE], [], LOW),
+        ([], [evicted()], LOW),
+        ([pod(phase="Running")], [evicted()], LOW),  # made anew already, on the same node
+        ([pod(phase="Failed", reason="Preempting")], [], "Preempted"),
+        ([pod(phase="Failed", reason="NodeLost")], [], ""),
+        ([pod(phase="Failed")], [], ""),
+        ([], [evicted(node="node-8")], ""),
+        ([], [evicted("run-10-worker-0")], ""),
+        ([], [event("run-1-worker-0", "Killing", "Stopping container")], ""),
+    ],
+)
+def test_a_pod_that_kubernetes_killed_itself_is_known_by_its_status_or_its_event(
+    pods: list[dict[str, Any]], events: list[dict[str, Any]], said: str
+) -> None:
+    assert taken("run-1", "node-7", pods, events, AT - 5) == said
+
+
+def test_an_eviction_of_another_day_excuses_nobody() -> None:
+    assert taken("run-1", "node-7", [], [evicted()], AT + 1) == ""
+    later = {**pod("run-1-worker-0-b", phase="Failed"), "metadata": {"name": "run-1-worker-0-b"}}
+    later["metadata"]["creationTimestamp"] = "2026-11-22T06:00:00Z"
+    assert taken("run-1", "node-7", [GONE, later], [], AT) == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("12:00 INFO leading\n12:01 CRITICAL no right\n  fix: ask\n", "no right fix: ask"),
+        ("rank 0 began\nTraceback:\nValueError: x\n\n", "ValueError: x"),
+        ('leaving with 1\nndctl-journal: {"v":1}\nndctl-metrics: {}\n', "leaving with 1"),
+        ("", ""),
+    ],
+)
+def test_of_the_end_of_a_pods_log_what_it_died_of_is_told(log: str, said: str) -> None:
+    ended = [{"state": {"terminated": {"reason": "Error", "exitCode": 78, "message": log}}}]
+    trouble = pod_trouble(pod(phase="Failed", containerStatuses=ended))
+    assert trouble is not None
+    assert trouble.why == ("exit code 78" + (f": {said}" if said else ""))

@@ -1,12 +1,14 @@
 """A pod finds out who it is, and waits for its leader."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.kubernetes import task
-from orchestrator.backends.kubernetes.task import Pod, await_launch, ends, main
+from orchestrator.backends.kubernetes import in_pod
+from orchestrator.backends.kubernetes.in_pod import Pod, await_launch, ends, run
 from orchestrator.contract import exits
 from orchestrator.contract.events import CancelRequested, LeaderStarted
 from orchestrator.contract.handover import files_of
@@ -50,7 +52,7 @@ def test_a_pod_has_the_rank_that_its_operator_gave_it(environ: dict[str, str], r
     ],
 )
 def test_what_is_no_pod_of_a_job_is_refused_and_not_tried_again(environ: dict[str, str]) -> None:
-    assert main(environ) == exits.REFUSED
+    assert run(environ) == exits.REFUSED
 
 
 def test_followers_wait_until_the_leader_has_begun_their_launch(tmp_path: Path) -> None:
@@ -62,9 +64,9 @@ def test_followers_wait_until_the_leader_has_begun_their_launch(tmp_path: Path) 
             self.time += seconds
             begin(run_dir, handed(launch), self, token=False)
 
-    run = await_launch(run_dir, 1, Begins())
-    assert run.job is not None
-    assert run.job.launch.launch == 1
+    begun = await_launch(run_dir, 1, Begins())
+    assert begun.job is not None
+    assert begun.job.launch.launch == 1
     begin(run_dir, handed(replace(launch, launch=4), resume=True), TurnedClock(), token=False)
     with pytest.raises(JobError, match="launch 4 has come after"):
         await_launch(run_dir, 1, TurnedClock())
@@ -86,8 +88,7 @@ def test_objects_that_are_applied_again_after_the_end_say_so_and_tell_the_journa
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(task, "_own", lambda *_: None)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(in_pod, "_own", lambda *_: None)
     run_dir, environ = pod_of(tmp_path)
     launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path))
     begin(run_dir, handed(launch), TurnedClock(), token=False)
@@ -95,7 +96,7 @@ def test_objects_that_are_applied_again_after_the_end_say_so_and_tell_the_journa
         supervisor = Supervisor(journal)
         supervisor.feed(LeaderStarted(at=1.0, host="node-0", pid=1))
         supervisor.feed(CancelRequested(at=2.0, by="me"))
-    assert main(environ) == exits.OK
+    assert run(environ) == exits.OK
     assert "nothing is run: launch 1 of job job has ended" in caplog.text
     assert "--resume" in caplog.text
     said = capsys.readouterr().out.splitlines()
@@ -103,14 +104,11 @@ def test_objects_that_are_applied_again_after_the_end_say_so_and_tell_the_journa
     assert said == [f"ndctl-journal: {line}" for line in journal_lines]
 
 
-def test_an_old_manifest_fails_for_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)
+def test_an_old_manifest_fails_for_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_dir, environ = pod_of(tmp_path)
     launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path), launch=5)
     begin(run_dir, handed(launch), TurnedClock(), token=False)
-    assert main(environ) == exits.FAILED
+    assert run(environ) == exits.FAILED
     assert "an old manifest was applied" in caplog.text
 
 
@@ -125,11 +123,29 @@ def test_an_old_manifest_fails_for_good(
 def test_the_leader_is_looked_for_where_the_operator_says(
     environ: dict[str, str], said: str
 ) -> None:
-    assert task._rendezvous(environ)[1:] == ([said] if said else [])
+    assert in_pod._rendezvous(environ)[1:] == ([said] if said else [])
 
 
 def test_a_job_is_told_by_its_first_line_and_its_last_ones() -> None:
     lines = [str(number) for number in range(1000)]
     assert ends(lines[:200]) == lines[:200]
     assert ends(lines) == ["0", *lines[801:]]
-    assert len(ends(lines)) == task.ENDS
+    assert len(ends(lines)) == in_pod.ENDS
+
+
+def test_sigterm_is_heard_before_anything_is_imported_that_takes_time() -> None:
+    """An import of ours would, on a cold node: what is there by then is the interpreter's."""
+    script = """
+import runpy, signal, sys
+def asked(number, handler):
+    ours = {name for name in sys.modules if name.startswith("orchestrator")}
+    print(number.name, sorted(ours), handler.__module__)
+    sys.exit()
+signal.signal = asked
+runpy.run_module("orchestrator.backends.kubernetes.task", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    packages = ["orchestrator", "orchestrator.backends", "orchestrator.backends.kubernetes"]
+    assert done.stdout == f"SIGTERM {packages} __main__\n"

@@ -57,7 +57,7 @@ class Person(Ndctl):
         assert done.code == 0, done.err
         return done.out.partition("\n")[0]
 
-    def wait_until_shown(self, *words: str, limit: float = 60) -> str:
+    def wait_until_shown(self, *words: str, limit: float = 200) -> str:
         said = [""]
 
         def shown() -> bool:

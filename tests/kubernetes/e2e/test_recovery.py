@@ -8,7 +8,7 @@ from tests.kubernetes.e2e.kube_job import KubeNdctl, identity
 pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.process,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(1800),
     pytest.mark.slow,
 ]
 
@@ -47,3 +47,22 @@ def test_a_rank_then_a_pods_processes_then_a_pod_are_lost(
     assert (spent, job.status()["restarts"]) == (2, 2)
     assert identity(job.pods()[leader]) == before[leader]
     assert job.conditions() == ["Created", "Succeeded"]
+
+
+def test_pods_that_kubelets_evict_without_a_warning_spend_nothing(
+    job: KubeNdctl, reference: dict[int, float]
+) -> None:
+    """One of the others, then the leader's; a single restart that counts would be the end."""
+    job.submitted(resilience__max_restarts="0")
+    job.until_step(9)
+    leader = job.leader()
+    (other,) = (host for host in job.hosts() if host != leader)
+    job.testbed.evict(job.pod_of(other), job.namespace)
+    job.until_step(9, attempt=2)
+    job.testbed.evict(job.pod_of(leader), job.namespace)
+    job.until_ended()
+    assert job.losses() == reference
+    assert len(job.events("LeaderStarted")) == 2
+    assert "low on resource: memory" in job.events("AgentLost")[0]["taken"]
+    assert "low on resource: memory" in job.events("LeaderStarted")[1]["taken"]
+    assert (job.incidents(), job.status()["restarts"]) == ([], 0)

@@ -12,7 +12,14 @@ from orchestrator.contract import exits
 from tests.kubernetes.e2e.outside import NO_IMAGE, SLEEPS, Person, account, advised
 from tests.kubernetes.testbed import CRDS, REPOSITORY, KubeTestbed
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.process,
+    pytest.mark.timeout(600),
+    pytest.mark.slow,
+]
+LEADER_S = 200.0
+"""For a pod's interpreter to come to ask; 3 s on a quiet machine."""
 
 
 @pytest.fixture
@@ -114,6 +121,18 @@ def test_a_cluster_without_the_operator(admin: Person) -> None:
     assert "Kubeflow Trainer v2 is not installed" in done.err
     assert "kubectl apply --server-side -k" in done.err
     assert not admin.kube.objects("configmaps", selector="ndctl.dev/job=e2e")
+
+
+def test_a_leader_without_its_rights_says_which_and_who_gives_them(admin: Person) -> None:
+    """The namespace has the account, but nobody bound a role to it."""
+    admin.submitted()
+    shown = admin.wait_until_shown("may not", limit=LEADER_S)
+    assert "pod e2e-master-0: Error: exit code 78" in shown
+    assert "ndctl-job may not get pytorchjobs.kubeflow.org in namespace default" in shown
+    role = "kubectl create role ndctl-get-pytorchjobs --verb=get,list,watch"
+    assert f"{role} --resource=pytorchjobs.kubeflow.org -n default" in shown
+    assert "--serviceaccount=default:ndctl-job -n default" in shown
+    admin.kube.wait_for("its end", lambda: admin.pods()["e2e-master-0"] == "Failed")
 
 
 USER: list[dict[str, object]] = [

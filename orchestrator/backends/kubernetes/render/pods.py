@@ -132,6 +132,8 @@ def _container(
         "env": _environ(launch, spec, environ),
         **_given("resources", _resources(launch, spec)),
         "securityContext": _container_security(spec),
+        # What it said at last is what `status` shows of a pod that failed.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(spec),
     }
 
