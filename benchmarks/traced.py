@@ -163,9 +163,10 @@ def ready(config: TrainingConfig, ranks: Ranks, stages: list[Decoder]) -> Ready:
         allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
         stage.place(positions_T.unsqueeze(0))
     named = named_to_update(stages)
-    optimizer = optimizer_of(config, stages, [parameter for _, parameter in named])
+    watch = Stopwatch()
+    optimizer = optimizer_of(config, stages, [parameter for _, parameter in named], watch)
     tied = find_tied(stages, ranks.mesh["pp"].get_group())
-    passes = choose_passes(stages, config, ranks, loss_of(config, ranks), tied, Stopwatch())
+    passes = choose_passes(stages, config, ranks, loss_of(config, ranks), tied, watch)
     shape = (config.micro_batch_size, positions_T.numel())
     ids = [torch.zeros(shape, dtype=torch.long) for _ in range(2 * config.gradient_accumulation)]
     batches = [MicroBatch(*pair) for pair in zip(ids[::2], ids[1::2], strict=True)]

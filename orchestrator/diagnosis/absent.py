@@ -36,7 +36,7 @@ def suspects(case: Case, direct: Counter[int]) -> list[int]:
 def _is_elsewhere(case: Case, rank: int, places: set[Place]) -> bool:
     """Its stack shows it inside another operation than those who wait for it."""
     stack = case.stacks.get(rank)
-    return bool(stack) and bool(places) and stacks.place(stack) not in places
+    return stack is not None and bool(places) and stacks.place(stack) not in places
 
 
 def _waited_for_by_the_last(case: Case) -> tuple[Counter[int], set[Place]]:

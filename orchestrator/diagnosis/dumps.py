@@ -127,7 +127,7 @@ def parse(data: bytes) -> Mapping[str, Any]:
         Unreadable: it is neither, or no dump.
     """
     try:
-        dump = json.loads(data) if data[:1] == b"{" else _Plain(io.BytesIO(data)).load()
+        dump = json.loads(data) if data[:1] == b"{" else _Plain(_at_once(data)).load()
     except Unreadable:
         raise
     except Exception as exc:
@@ -135,6 +135,11 @@ def parse(data: bytes) -> Mapping[str, Any]:
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
         raise Unreadable("no dump of a flight recorder: it has no list of entries")
     return dump
+
+
+def _at_once(data: bytes) -> io.BufferedReader:
+    """From a file that cannot be looked ahead in, an unpickler reads byte by byte."""
+    return io.BufferedReader(io.BytesIO(data), len(data) + 1)
 
 
 def condense(rank: int, dump: Mapping[str, Any], history: int = HISTORY) -> RankDump:

@@ -6,6 +6,7 @@
 A file that cannot be read is named in the scene, and hinders nothing.
 """
 
+import gc
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -79,7 +80,8 @@ def _read_all(flights: Sequence[tuple[int, Path]]) -> Iterator[Found]:
         yield from shared(_read(flights, HISTORY))
         return
     batches = [flights[i : i + BATCH] for i in range(0, len(flights), BATCH)]
-    with ProcessPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    # Dumps hold no cycles, and there are many of them: nothing is to be collected.
+    with ProcessPoolExecutor(min(8, os.cpu_count() or 1), initializer=gc.disable) as pool:
         found = (one for batch in pool.map(_read_batch, batches) for one in batch)
         yield from shared(found)
 

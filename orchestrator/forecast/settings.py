@@ -9,7 +9,7 @@ from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec import JobSpec
 from orchestrator.forecast.rates import DAY_S, Detected, Rates
 from orchestrator.forecast.setting import Hazard, Setting
-from orchestrator.supervise.watch import HANG_FLOOR_S, HANG_STEPS
+from orchestrator.supervise.watch import HANG_SLACK_S, HANG_STEPS
 
 STORAGE_PER_HOST = 1e9
 """Bytes a second that storage takes of each host where nobody says: assumed."""
@@ -113,7 +113,7 @@ def _hazards(spec: JobSpec, rates: Rates, hosts: int, step_s: float) -> tuple[Ha
     seconds: Mapping[Detected, float] = {
         "exit": EXIT_S,
         "host": spec.resilience.agent_timeout,
-        "hang": max(HANG_STEPS * step_s, HANG_FLOOR_S) if hang == "auto" else hang,
+        "hang": HANG_STEPS * step_s + HANG_SLACK_S if hang == "auto" else hang,
         "planned": 0.0,
     }
     return tuple(

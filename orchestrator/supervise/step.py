@@ -327,9 +327,9 @@ def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
     wish = growing.wish(run, event.at)
     if wish is None:
         return replace_straggler(run, event.at)
-    assert run.job is not None
-    run = replace(run, leaving=wish, grown_at=event.at)
-    return stop(run, event.at, wish.words, run.job.stop_grace)
+    job = run.job
+    assert job is not None
+    return stop(replace(run, leaving=wish, grown_at=event.at), event.at, wish.words, job.stop_grace)
 
 
 def _rank_exited(run: Run, event: RankExited) -> Result:

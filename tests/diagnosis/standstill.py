@@ -24,6 +24,10 @@ STOPS: tuple[Fault, ...] = ("stopped", "busy", "loader", "checkpoint")
 PROGRAM: tuple[Fault, ...] = ("skip", "shape", "dtype", "kind", "order")
 FAULTS: tuple[Fault, ...] = (*STOPS, *PROGRAM)
 """Those that one rank is to blame for."""
+TUNED = range(10_000, 20_000)
+"""Seeds to look at when the analysis is changed …"""
+JUDGED = range(50_000, 60_000)
+"""… and seeds that only ever judge it."""
 MESHES = (
     (1, 1, 8, 1, 1),
     (1, 2, 4, 1, 1),

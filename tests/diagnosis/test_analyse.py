@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.facts import RankFacts, Scene
-from tests.diagnosis.standstill import FAULTS, PROGRAM, STOPS, Fault, drawn, standstill
+from tests.diagnosis.standstill import FAULTS, JUDGED, PROGRAM, STOPS, Fault, drawn, standstill
 
 PLAIN = (1, 1, 4, 1, 2)
 
@@ -19,11 +19,11 @@ def test_the_right_rank_is_named(fault: Fault) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lost", "least"), [(0.0, 0.98), (0.25, 0.9)])
+@pytest.mark.parametrize(("lost", "least"), [(0.0, 0.98), (0.25, 0.93)])
 def test_among_many_faults(lost: float, least: float) -> None:
     right: Counter[Fault] = Counter()
     wrong_hosts = 0
-    for seed in range(540):
+    for seed in JUDGED[:540]:
         found = drawn(seed, FAULTS[seed % len(FAULTS)], lost)
         verdict = analyse(found.scene)
         right[found.fault] += verdict.ranks[:1] == (found.culprit,)
@@ -115,3 +115,23 @@ def test_ranks_that_are_all_in_one_place_blame_nobody() -> None:
     verdict = analyse(Scene(facts=facts))
     assert (verdict.kind, verdict.ranks) == ("together", ())
     assert "read (job/data.py:3)" in verdict.cause
+
+
+def test_one_that_strayed_from_the_path_of_its_peers_is_named_before_ranks_without_a_dump() -> None:
+    found = standstill(2, mesh=(1, 2, 4, 1, 1), fault="skip", known_mesh=True)
+    assert found.culprit is not None
+    silent = {(found.culprit + 1) % 8, (found.culprit + 2) % 8}
+    dumps = {rank: dump for rank, dump in found.scene.dumps.items() if rank not in silent}
+    verdict = analyse(replace(found.scene, dumps=dumps))
+    assert (verdict.kind, verdict.ranks, verdict.hosts) == ("skipped", (found.culprit,), ())
+    assert "left the way that its peers took" in verdict.cause
+
+
+def test_of_ranks_without_a_dump_the_one_inside_another_operation_is_named() -> None:
+    """Two of four gave no dump; the stack of one is not where those are that wait for both."""
+    found = standstill(1, mesh=(1, 1, 4, 1, 1), fault="kind", blocking=True)
+    assert found.culprit is not None
+    other = (found.culprit + 1) % 4
+    dumps = {r: d for r, d in found.scene.dumps.items() if r not in (found.culprit, other)}
+    verdict = analyse(replace(found.scene, dumps=dumps))
+    assert (verdict.ranks, verdict.hosts) == ((found.culprit,), ())

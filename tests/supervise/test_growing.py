@@ -1,5 +1,7 @@
 """A job that went on with fewer hosts: when it goes back to more."""
 
+from typing import Any
+
 from orchestrator.contract.actions import Action, ReplaceAgent, Replan, StartAttempt, StopAttempt
 from orchestrator.contract.events import HostUnavailable, Replanned
 from orchestrator.supervise.growing import ASK_EVERY_S, EVERY_S
@@ -23,7 +25,7 @@ def planned(job: Job, hosts: int, number: int) -> tuple[Action, ...]:
     return job.tell(Replanned(at=job.now(), plan=plan(hosts), plan_number=number))
 
 
-def shrunk(hosts: int = 3, **more: object) -> Job:
+def shrunk(hosts: int = 3, **more: Any) -> Job:
     """On one host fewer, and in its attempt 2."""
     job = Job(hosts=hosts, shrink=True, **more).running()
     job.saves(10)

@@ -1,5 +1,6 @@
 """Detectors: hangs, health and progress, out of digests and a clock."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,7 +123,10 @@ def test_a_hang_is_no_progress_for_longer_than_the_limit() -> None:
     still(seen, 30.5, 20.0, 0, 1, 2, 3)
     assert seen.hang(30.7) is None
     still(seen, 30.6, 20.0, 0, 1, 2, 3)
-    assert seen.hang(30.7) == Hang("train", 10, pytest.approx(10.7), 10.5, ())
+    hang = seen.hang(30.7)
+    assert hang is not None
+    assert hang.stalled_s == pytest.approx(10.7)
+    assert replace(hang, stalled_s=10.7) == Hang("train", 10, 10.7, 10.5, ())
 
 
 def test_silence_alone_is_no_hang() -> None:
