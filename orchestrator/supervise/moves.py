@@ -66,7 +66,8 @@ def start_if_ready(run: Run, at: float) -> Result:
 
     The first hosts to come are not the best ones to take.
     """
-    assert run.job is not None
+    job = run.job
+    assert job is not None
     if run.shortage is not None:
         return _answer_overdue(run, at)
     run, there = grown(run), usable(run)
@@ -76,7 +77,7 @@ def start_if_ready(run: Run, at: float) -> Result:
         return too_few(run, at, there)
     if at < run.settle_until and coming(run, at):
         return run, ()
-    if run.job.preflight and not all(run.hosts[name].checked for name in there):
+    if job.preflight and not all(run.hosts[name].checked for name in there):
         return check(run, at, there)
     return _start(run, at, there)
 

@@ -292,9 +292,10 @@ def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
     wish = growing.wish(run, event.at)
     if wish is None:
         return run, ()
-    assert run.job is not None
+    job = run.job
+    assert job is not None
     run = replace(run, leaving=wish, grown_at=event.at)
-    return stop(run, event.at, wish.words, run.job.stop_grace)
+    return stop(run, event.at, wish.words, job.stop_grace)
 
 
 def _rank_exited(run: Run, event: RankExited) -> Result:
