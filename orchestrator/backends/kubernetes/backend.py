@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.kubernetes import observe, submitting
+from orchestrator.backends.kubernetes import fields, observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
 from orchestrator.backends.kubernetes.controller import asking
 from orchestrator.backends.kubernetes.controller.wish import GangRestart, excluding, requeues_of
 from orchestrator.backends.kubernetes.exclusion import unchangeable, without
+from orchestrator.backends.kubernetes.fields import CANCELLED, LABEL
 from orchestrator.backends.kubernetes.mirror import Mirror
 from orchestrator.backends.kubernetes.naming import cluster_name
-from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
+from orchestrator.backends.kubernetes.observe import Observed
 from orchestrator.backends.kubernetes.places import folder_of, is_mirror
 from orchestrator.backends.kubernetes.refusals import Forbidden
 from orchestrator.backends.kubernetes.render import names
@@ -160,7 +161,7 @@ class KubernetesBackend:
         label = f"{LABEL}={launches[0].job}" if len(launches) == 1 else LABEL
         pods = api.list(PODS, namespace, labels=label).items
         # Only who waits has something to explain.
-        calm = jobs and all(observe.is_running(pod) for pod in pods)
+        calm = jobs and all(fields.is_running(pod) for pod in pods)
         whole = len(pods) >= sum(len(one.hosts) for one in launches)
         events = () if calm and whole else api.list(EVENTS, namespace, cached=True).items
         return [
@@ -188,8 +189,8 @@ class KubernetesBackend:
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
-        pods = [pod for pod in self._pods(launch) if observe.is_running(pod)]
-        hosts = tuple(dict.fromkeys(node for pod in pods if (node := observe.node_of(pod))))
+        pods = [pod for pod in self._pods(launch) if fields.is_running(pod)]
+        hosts = tuple(dict.fromkeys(node for pod in pods if (node := fields.node_of(pod))))
         return Allocation(
             id=shown_name(kind, namespace, launch.job),
             restarts=requeues_of(job or {}),
@@ -257,8 +258,8 @@ class KubernetesBackend:
         """A kubelet that runs out of something kills without SIGTERM. Of a pod that was made anew
         since then the event alone is left."""
         spec = spec_of(launch)
-        fields = "involvedObject.kind=Pod,reason=Evicted"
-        events = self.api(spec).list(EVENTS, self.namespace(spec), fields=fields).items
+        selector = "involvedObject.kind=Pod,reason=Evicted"
+        events = self.api(spec).list(EVENTS, self.namespace(spec), fields=selector).items
         now, pods = self.clock.now(), self._pods(launch)
         found = {
             host: observe.taken(launch.job, host, pods, events, now - silent_s - CLOCKS_S)
@@ -275,15 +276,15 @@ class KubernetesBackend:
         if elsewhere:
             self._exclude(launch, [host])
         for pod in self._pods(launch):
-            if observe.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
+            if fields.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
                 continue
-            if not observe.alive([pod]):
+            if not fields.alive([pod]):
                 continue  # its end is the operator's to see
-            age_s = self.clock.now() - observe.begun_at(pod)
+            age_s = self.clock.now() - fields.begun_at(pod)
             if not elsewhere and age_s < silent_s + CLOCKS_S:
                 log.info("pod %s on %s began %.0f s ago: it may yet be heard", *_whose(pod), age_s)
                 continue
-            if not observe.is_leaving(pod):
+            if not fields.is_leaving(pod):
                 api.delete(PODS, namespace, name_of(pod), uid=pod["metadata"]["uid"])
             self._see_it_go(spec, host, pod)
 
@@ -364,7 +365,7 @@ class KubernetesBackend:
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
-        if job is None or observe.launch_of(job) != launch.launch:
+        if job is None or fields.launch_of(job) != launch.launch:
             raise BackendError(
                 f"{launch.job} is no job of the cluster any more: it cannot be queued again"
             )
@@ -414,7 +415,7 @@ class KubernetesBackend:
         )
         left: list[Object] = []
         for cache in watching.changes(self.clock.monotonic() + CLEAR_S + GRACE_S):
-            left = observe.alive(list(cache.items.values()))
+            left = fields.alive(list(cache.items.values()))
             if not left:
                 return
         names = ", ".join(name_of(pod) for pod in left[:3]) or "which ones is not known"
@@ -434,7 +435,7 @@ def shown_name(kind: JobKind, namespace: str, job: str) -> str:
 
 
 def _whose(pod: Object) -> tuple[str, str]:
-    return name_of(pod), observe.node_of(pod)
+    return name_of(pod), fields.node_of(pod)
 
 
 def trimmed(node: Object) -> Object:
