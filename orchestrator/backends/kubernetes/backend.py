@@ -144,7 +144,7 @@ class KubernetesBackend:
         return shown_name(JOB_KINDS[spec.kind], spec.namespace or "", launch.job)
 
     def cluster(self) -> str:
-        return cluster_name(self.api(KubernetesSpec()))
+        return cluster_name(self.api(KubernetesSpec()).access)
 
     # For the leader, inside a pod
 

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from orchestrator.backends.kubernetes import fields
-from orchestrator.backends.kubernetes.api import IN_CLUSTER, Api
+from orchestrator.backends.kubernetes.access import IN_CLUSTER
+from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.fetch import read_news
 from orchestrator.backends.kubernetes.fields import LABEL
 from orchestrator.backends.kubernetes.places import REMOTE, folder_of, is_mirror
