@@ -80,7 +80,7 @@ class Dashboard:
 
     def __init__(self, person: Person, screen: Path) -> None:
         words = (sys.executable, "-m", "orchestrator", "dashboard", "e2e", "--backend=kubernetes")
-        self.screen = screen
+        self.screen, self.seen = screen, 0
         self.process = subprocess.Popen(
             ["script", "-qefc", shlex.join([*words, "-n", "default"]), str(screen)],
             env={**person.environ, "TERM": "xterm"},
@@ -90,13 +90,14 @@ class Dashboard:
         )
 
     def shows(self, words: str) -> None:
-        """From now on."""
-        begun = len(self._drawn())
-        wait_for(lambda: words in self._drawn()[begun:], f"{words!r} on the screen", LIMIT_S)
+        """After what it was last seen to show."""
+        wait_for(lambda: words in self._news(), f"{words!r} after {self._news()!r}", LIMIT_S)
+        self.seen += self._news().index(words) + len(words)
         assert self.process.poll() is None
 
-    def _drawn(self) -> str:
-        return self.screen.read_text(errors="replace") if self.screen.exists() else ""
+    def _news(self) -> str:
+        drawn = self.screen.read_text(errors="replace") if self.screen.exists() else ""
+        return drawn[self.seen :]
 
 
 @pytest.fixture
