@@ -14,7 +14,6 @@ pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.process,
     pytest.mark.timeout(1800),
-    pytest.mark.slow,
 ]
 
 LONG = {"train__steps": "5000", "checkpoint__every_steps": "5000"}
@@ -74,6 +73,7 @@ def _assert_one_delete_takes_all_away(job: KubeNdctl) -> None:
     job.until("the garbage collector", lambda: not left())
 
 
+@pytest.mark.slow
 def test_submitted_twice_is_one_job_and_cancel_writes_a_checkpoint(
     job: KubeNdctl, elsewhere: KubeNdctl, tmp_path: Path
 ) -> None:
@@ -115,6 +115,7 @@ def _cancel(job: KubeNdctl, user: KubeNdctl) -> None:
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_pending_job_says_why_it_waits_and_is_cancelled(
     job: KubeNdctl, elsewhere: KubeNdctl, kube: KubeTestbed
 ) -> None:

@@ -14,7 +14,6 @@ pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.process,
     pytest.mark.timeout(1800),
-    pytest.mark.slow,
 ]
 FORCED = {"cluster__kubernetes__force_delete_after": "3"}
 
@@ -59,6 +58,7 @@ def test_a_node_is_lost_and_then_that_of_the_leader(
     job.until("its condition", lambda: "Succeeded" in job.conditions())
 
 
+@pytest.mark.slow
 def test_the_leaders_pod_is_killed_and_the_api_server_restarts(
     job: KubeNdctl, elsewhere: KubeNdctl, reference: dict[int, float]
 ) -> None:
@@ -85,6 +85,7 @@ def suspended(job: KubeNdctl, holds: bool) -> None:
     job.kubectl("patch", RESOURCES[job.kind], "e2e", "--type=merge", "-p", change)
 
 
+@pytest.mark.slow
 def test_suspended_cordoned_and_drained_without_spending_its_budget(
     job: KubeNdctl, reference: dict[int, float]
 ) -> None:
