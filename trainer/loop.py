@@ -15,7 +15,7 @@ from trainer.metrics import StepMetrics
 from trainer.optimizer import lr_at
 from trainer.outside import Outside
 from trainer.profiling import Profiling
-from trainer.ranks import Ranks, memory_bytes, peak_memory_bytes, shorten_timeouts
+from trainer.ranks import Ranks, meet, memory_bytes, peak_memory_bytes, shorten_timeouts
 from trainer.report import Report
 from trainer.step import Stepper, Totals
 
@@ -48,8 +48,10 @@ def train(job: Training, done: int) -> int:
         NotFinite: when the loss or the gradient is not finite for too many steps in a row.
     """
     last = job.config.train.steps
-    if done >= last and job.ranks.env.rank == 0:
-        LOG.info("nothing left to do: %d of %d steps are done", done, last)
+    if done >= last:
+        meet()  # who goes at once breaks the connections that others are still making to it
+        if job.ranks.env.rank == 0:
+            LOG.info("nothing left to do: %d of %d steps are done", done, last)
     code = exits.OK
     for step in range(done + 1, last + 1):
         for drill in drills_due(job.outside.drills, job.ranks.env, step):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import wait_for
-from tests.kubernetes.e2e.kube_job import JOB, NAMESPACE, STEPS, KubeNdctl, identity
+from tests.kubernetes.e2e.kube_job import JOB, LONG, NAMESPACE, STEPS, KubeNdctl, identity
 from tests.kubernetes.testbed import KubeTestbed
 
 pytestmark = [
@@ -16,8 +16,6 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 
-LONG = {"train__steps": "5000", "checkpoint__every_steps": "5000"}
-"""Steps enough to look at the job meanwhile; no checkpoint but the one that `cancel` writes."""
 THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
 
 
