@@ -94,6 +94,8 @@ def suffer(drill: Drill, reporter: Reporter, victim: Victim) -> None:  # noqa: C
             _spoil_all_reduce(drill.fault)
         case "data":
             victim.stall_loader()
+        case "write":
+            _stall_writes()
 
 
 def exhaust(parameters: "Sequence[tuple[str, nn.Parameter]]") -> None:
@@ -114,6 +116,12 @@ def spoil(parameters: "Sequence[tuple[str, nn.Parameter]]") -> None:
         if part.numel():
             part.view(-1)[0] = torch.nan
             return
+
+
+def _stall_writes() -> None:
+    """Whoever opens a file of a checkpoint waits for ever."""
+    files: Any = importlib.import_module("trainer.checkpoint.writer").WatchedFiles
+    files.create_stream = lambda *_: threading.Event().wait()
 
 
 def _spoil_all_reduce(fault: str) -> None:

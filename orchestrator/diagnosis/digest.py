@@ -28,6 +28,7 @@ def to_text(dump: RankDump) -> str:
         ]
         for group, seat in dump.seats.items()
     ]
+    kinds = {desc: place for place, desc in enumerate(dict.fromkeys(d for d, _ in dump.path))}
     body = {
         "rank": dump.rank,
         "groups": [[group.name, group.desc, runs(group.members)] for group in groups],
@@ -36,6 +37,8 @@ def to_text(dump: RankDump) -> str:
         "talks": [[groups[talk.group], int(talk.sends), talk.peer] for talk in dump.talks],
         "last": None if dump.last is None else groups[dump.last],
         "first": None if dump.first is None else groups.get(dump.first),
+        "kinds": list(kinds),
+        "path": [[kinds[desc], seq] for desc, seq in dump.path],
     }
     return json.dumps(body, separators=(",", ":"))
 
@@ -65,6 +68,7 @@ def _dump(body: dict[str, Any]) -> RankDump:
         talks,
         None if last is None else groups[last],
         None if first is None else groups[first],
+        tuple((body["kinds"][kind], seq) for kind, seq in body["path"]),
     )
 
 
