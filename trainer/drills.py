@@ -130,7 +130,9 @@ def _spoil_all_reduce(fault: str) -> None:
     dist: Any = importlib.import_module("torch.distributed")  # drills are read before torch is
     proper = dist.all_reduce
 
-    def spoiled(tensor: Any) -> Any:
+    def spoiled(tensor: Any, **how: Any) -> Any:
+        if how:  # HSDP's own, of gradients, not the totals of the step
+            return proper(tensor, **how)
         dist.all_reduce = proper
         match fault:
             case "skip":

@@ -28,7 +28,8 @@ def to_text(dump: RankDump) -> str:
         ]
         for group, seat in dump.seats.items()
     ]
-    kinds = {desc: place for place, desc in enumerate(dict.fromkeys(d for d, _ in dump.path))}
+    descs = dict.fromkeys(desc for path in dump.paths for desc, _ in path)
+    kinds = {desc: place for place, desc in enumerate(descs)}
     body = {
         "rank": dump.rank,
         "groups": [[group.name, group.desc, runs(group.members)] for group in groups],
@@ -38,7 +39,7 @@ def to_text(dump: RankDump) -> str:
         "last": None if dump.last is None else groups[dump.last],
         "first": None if dump.first is None else groups.get(dump.first),
         "kinds": list(kinds),
-        "path": [[kinds[desc], seq] for desc, seq in dump.path],
+        "paths": [[[kinds[desc], seq] for desc, seq in path] for path in dump.paths],
     }
     return json.dumps(body, separators=(",", ":"))
 
@@ -68,7 +69,7 @@ def _dump(body: dict[str, Any]) -> RankDump:
         talks,
         None if last is None else groups[last],
         None if first is None else groups[first],
-        tuple((body["kinds"][kind], seq) for kind, seq in body["path"]),
+        tuple(tuple((body["kinds"][kind], seq) for kind, seq in path) for path in body["paths"]),
     )
 
 

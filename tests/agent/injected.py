@@ -33,7 +33,7 @@ from trainer.environment import torch_defaults
 
 EVIDENCE_S = 5.0
 PER_HOST = 2
-STILL_S = 1.5
+STILL_S = 2.0
 WAIT_S = 120.0
 
 
@@ -104,15 +104,10 @@ def _wait_until_still(pids: Mapping[int, int], culprit: int, log: Path) -> None:
 
 
 def _work(pid: int) -> int | None:
-    """Ticks that the main thread of a process has used; None while any thread of it runs."""
-    threads = {
-        path.parent.name: path.read_text().rpartition(")")[2].split()
-        for path in Path(f"/proc/{pid}/task").glob("*/stat")
-    }
-    if any(words[0] == "R" for words in threads.values()):
+    """How often the main thread of a process was given a processor; None while it wants one."""
+    if process_state(pid) == "R":
         return None
-    main = threads[str(pid)]
-    return int(main[11]) + int(main[12])
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[2])
 
 
 def _judge(mesh: Mesh, pids: Mapping[int, int], traces: Path) -> HangJudged:
