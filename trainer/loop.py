@@ -16,7 +16,7 @@ from trainer.metrics import StepMetrics
 from trainer.optimizer import lr_at
 from trainer.outside import Outside
 from trainer.profiling import Profiling
-from trainer.ranks import Ranks, memory_bytes, peak_memory_bytes, shorten_timeouts
+from trainer.ranks import Ranks, meet, memory_bytes, peak_memory_bytes, shorten_timeouts
 from trainer.report import Report
 from trainer.step import Stepper, Totals
 from trainer.timing import Part
@@ -57,8 +57,10 @@ def train(job: Training, done: int) -> int:
         LossSpike: when the loss is too high for too many steps in a row.
     """
     last = job.config.train.steps
-    if done >= last and job.ranks.env.rank == 0:
-        LOG.info("nothing left to do: %d of %d steps are done", done, last)
+    if done >= last:
+        meet()  # who goes at once breaks the connections that others are still making to it
+        if job.ranks.env.rank == 0:
+            LOG.info("nothing left to do: %d of %d steps are done", done, last)
     code = exits.OK
     victim = Victim(job.stepper.parameters, job.stepper.batches.stall)
     for step in range(done + 1, last + 1):

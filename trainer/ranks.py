@@ -86,6 +86,11 @@ def process_group(env: RankEnv) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def meet() -> None:
+    """Go on once every rank is here."""
+    dist.all_reduce(torch.zeros(1))
+
+
 def _meeting_place(env: RankEnv) -> Store:
     """Where ranks leave their addresses for one another.
 

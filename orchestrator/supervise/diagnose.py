@@ -23,7 +23,8 @@ from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
 
 SYMPTOMS = re.compile(
     r"connection closed by (remote )?peer|connection reset by peer|connection refused|broken pipe"
-    r"|gloo/transport|gloo::|connectfullmesh|enforce fail|recvvalue failed|sendbytes failed"
+    r"|gloo/transport|gloo::|connectfullmesh|enforce fail(?! at alloc_cpu)"
+    r"|recvvalue failed|sendbytes failed"
     r"|application timeout caused pair closure|store timed out|socket timeout|wait timeout"
     r"|socket has timed out|timed out waiting|failed to connect|failed to recv"
     r"|nccl.*(remote|peer|watchdog|was aborted)|ncclremoteerror|watchdog caught collective",

@@ -6,6 +6,7 @@ from orchestrator.agent.torchrun import HostPlace, environment, render
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.skipping import Window
 
 PLACE = HostPlace(
     python="/opt/bin/python",
@@ -24,6 +25,7 @@ START = Start(
     master_port=20_123,
     config="/runs/job/trainer-1.json",
     drills=(Drill(id=1, fault="kill", target="rank", index=9, step=5),),
+    skip=(Window(first=3, last=4),),
 )
 
 
@@ -45,6 +47,7 @@ def test_torchrun_is_bound_to_the_agent_and_each_rank_has_a_keeper() -> None:
 def test_ranks_are_told_who_they_are_and_whom_to_report_to() -> None:
     told = dict(environment(START, PLACE, {}))
     drills = json.loads(told.pop("NDCTL_DRILLS"))
+    assert json.loads(told.pop("NDCTL_SKIP")) == [{"first": 3, "last": 4}]
     assert drills == [{"id": 1, "fault": "kill", "target": "rank", "index": 9, "step": 5}]
     assert json.loads(told.pop("NDCTL_PACE"))["exposure"]["failures"] == 0
     assert told == {

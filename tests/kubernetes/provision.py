@@ -61,9 +61,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     for item in ours:
         # The first one awaits the build.
-        limit = item.get_closest_marker("timeout")
-        assert limit is not None
-        longest = BUILD_S + limit.args[0]
+        own = item.get_closest_marker("timeout")
+        longest = BUILD_S + (own.args[0] if own else PATIENCE_S)
         item.add_marker(pytest.mark.timeout(longest), append=False)
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
         _build.append(

@@ -167,7 +167,10 @@ def test_a_shrunk_job_keeps_the_plan_for_more_hosts() -> None:
 
 
 def test_the_hosts_own_memory_is_the_devices_only_on_processors() -> None:
-    words = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+    words = (
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory:"
+        " you tried to allocate 1152921504606846976 bytes. Error code 12 (Cannot allocate memory)"
+    )
     for profile, expected in (("cpu", Replan), ("h100-sxm-80gb", EndJob)):
         job = Job(plan=replace(believed(3), profile=profile)).running()
         job.raises(1, words, at_step=1)

@@ -2,36 +2,33 @@
 
 import getpass
 import logging
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.kubernetes import observe, submitting
+from orchestrator.backends.kubernetes import fields, observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
 from orchestrator.backends.kubernetes.controller import asking
 from orchestrator.backends.kubernetes.controller.wish import GangRestart, excluding, requeues_of
 from orchestrator.backends.kubernetes.exclusion import unchangeable, without
+from orchestrator.backends.kubernetes.fields import CANCELLED, LABEL
+from orchestrator.backends.kubernetes.going import await_no_pods, end_pod
+from orchestrator.backends.kubernetes.leaders_nodes import LeadersNodes
+from orchestrator.backends.kubernetes.looking import look, shown_name
 from orchestrator.backends.kubernetes.mirror import Mirror
 from orchestrator.backends.kubernetes.naming import cluster_name
-from orchestrator.backends.kubernetes.observe import CANCELLED, LABEL, Observed
+from orchestrator.backends.kubernetes.observe import Observed
 from orchestrator.backends.kubernetes.places import folder_of, is_mirror
-from orchestrator.backends.kubernetes.refusals import Forbidden
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
     JOB_KINDS,
-    NODES,
     PODS,
-    JobKind,
     Object,
-    lookup,
     name_of,
     nested,
 )
-from orchestrator.backends.kubernetes.watching import Watching
-from orchestrator.cluster.kubernetes.nodes import READY, parse_node
 from orchestrator.cluster.kubernetes.standing import shut_nodes
 from orchestrator.cluster.kubernetes.taints import tolerations_of
 from orchestrator.cluster.kubernetes.topology import allocation_switches
@@ -45,14 +42,8 @@ log = logging.getLogger(__name__)
 
 POD_NAME = "NDCTL_POD_NAME"
 NAMESPACE = "NDCTL_POD_NAMESPACE"
-CLEAR_S = 120.0
-"""For all pods to be gone, beyond their own grace period."""
-GRACE_S = 30.0
-"""Kubernetes' default of terminationGracePeriodSeconds."""
 CLOCKS_S = 3.0
 """By which times of the API server and the nodes, in whole seconds, may be off."""
-FEW = 16
-"""Nodes that are asked for one by one; of more, all are listed once, and then what changes."""
 
 
 class KubernetesBackend:
@@ -60,9 +51,7 @@ class KubernetesBackend:
         self.environ = environ
         self.clock = clock
         self.apis: dict[str | None, Api] = {}
-        self.nodes: Watching | None = None
-        """Of the whole cluster, for a leader of many hosts."""
-        self.asking = threading.Lock()
+        self.nodes = LeadersNodes(clock)
 
     def api(self, spec: KubernetesSpec) -> Api:
         """In a pod a kubeconfig's contexts mean nothing."""
@@ -124,7 +113,6 @@ class KubernetesBackend:
         return None if seen.is_over or _other(seen, launch) else seen.words
 
     def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
-        """Objects, pods and events are listed once for all jobs of a namespace."""
         found: dict[int, Sighting] = {}
         for numbers in self._by_place(launches):
             mine = [launches[number] for number in numbers]
@@ -149,38 +137,14 @@ class KubernetesBackend:
     def _seen(self, launches: Sequence[LaunchPlan]) -> list[Observed]:
         """Of launches of one place and kind."""
         spec = spec_of(launches[0])
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
-        jobs: dict[str, Object]
-        if len(launches) == 1:
-            job = api.get(kind.resource, namespace, launches[0].job)
-            jobs = {} if job is None else {name_of(job): job}
-        else:
-            listed = api.list(kind.resource, namespace, labels=LABEL)
-            jobs = {name_of(job): job for job in listed.items}
-        label = f"{LABEL}={launches[0].job}" if len(launches) == 1 else LABEL
-        pods = api.list(PODS, namespace, labels=label).items
-        # Only who waits has something to explain.
-        calm = jobs and all(observe.is_running(pod) for pod in pods)
-        whole = len(pods) >= sum(len(one.hosts) for one in launches)
-        events = () if calm and whole else api.list(EVENTS, namespace, cached=True).items
-        return [
-            observe.observe(
-                kind,
-                shown_name(kind, namespace, one.job),
-                jobs.get(one.job),
-                pods,
-                events,
-                hosts=len(one.hosts),
-            )
-            for one in launches
-        ]
+        return look(self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind], launches)
 
     def name_of(self, launch: LaunchPlan) -> str | None:
         spec = spec_of(launch)
         return shown_name(JOB_KINDS[spec.kind], spec.namespace or "", launch.job)
 
     def cluster(self) -> str:
-        return cluster_name(self.api(KubernetesSpec()))
+        return cluster_name(self.api(KubernetesSpec()).access)
 
     # For the leader, inside a pod
 
@@ -188,8 +152,8 @@ class KubernetesBackend:
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
-        pods = [pod for pod in self._pods(launch) if observe.is_running(pod)]
-        hosts = tuple(dict.fromkeys(node for pod in pods if (node := observe.node_of(pod))))
+        pods = [pod for pod in self._pods(launch) if fields.is_running(pod)]
+        hosts = tuple(dict.fromkeys(node for pod in pods if (node := fields.node_of(pod))))
         return Allocation(
             id=shown_name(kind, namespace, launch.job),
             restarts=requeues_of(job or {}),
@@ -202,29 +166,11 @@ class KubernetesBackend:
     def _switches(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Helpful, not needed."""
         try:
-            nodes = self._nodes(spec, hosts)
+            nodes = self.nodes.of(self.api(spec), hosts)
         except BackendError as exc:
             log.warning("the nodes' switches are not known: %s", exc)
             return {}
         return allocation_switches(nodes.values(), spec)
-
-    def _nodes(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, Object]:
-        api = self.api(spec)
-        if len(hosts) > FEW:
-            with self.asking:
-                if self.nodes is None:
-                    self.nodes = Watching(
-                        api=api,
-                        clock=self.clock,
-                        resource=NODES,
-                        namespace=None,
-                        cached=True,
-                        trim=trimmed,
-                    )
-                there = self.nodes.catch_up().items
-                return {host: there["", host] for host in hosts if ("", host) in there}
-        found = ((host, api.get(NODES, None, host, cached=True)) for host in hosts)
-        return {host: node for host, node in found if node is not None}
 
     def _pods(self, launch: LaunchPlan) -> tuple[Object, ...]:
         spec = spec_of(launch)
@@ -237,7 +183,7 @@ class KubernetesBackend:
         if not hosts:
             return ()
         spec = spec_of(launch)
-        nodes = self._nodes(spec, hosts)
+        nodes = self.nodes.of(self.api(spec), hosts)
         found = {
             one.node: HostNotice(one.node, one.state, one.reason)
             for one in shut_nodes(nodes.values(), tolerations_of(spec))
@@ -257,8 +203,8 @@ class KubernetesBackend:
         """A kubelet that runs out of something kills without SIGTERM. Of a pod that was made anew
         since then the event alone is left."""
         spec = spec_of(launch)
-        fields = "involvedObject.kind=Pod,reason=Evicted"
-        events = self.api(spec).list(EVENTS, self.namespace(spec), fields=fields).items
+        selector = "involvedObject.kind=Pod,reason=Evicted"
+        events = self.api(spec).list(EVENTS, self.namespace(spec), fields=selector).items
         now, pods = self.clock.now(), self._pods(launch)
         found = {
             host: observe.taken(launch.job, host, pods, events, now - silent_s - CLOCKS_S)
@@ -271,75 +217,19 @@ class KubernetesBackend:
     ) -> None:
         """The operator makes a pod anew once the old one is gone; perhaps it is already."""
         spec = spec_of(launch)
-        api, namespace = self.api(spec), self.namespace(spec)
         if elsewhere:
             self._exclude(launch, [host])
         for pod in self._pods(launch):
-            if observe.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
+            if fields.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
                 continue
-            if not observe.alive([pod]):
+            if not fields.alive([pod]):
                 continue  # its end is the operator's to see
-            age_s = self.clock.now() - observe.begun_at(pod)
+            age_s = self.clock.now() - fields.begun_at(pod)
             if not elsewhere and age_s < silent_s + CLOCKS_S:
-                log.info("pod %s on %s began %.0f s ago: it may yet be heard", *_whose(pod), age_s)
+                words = "pod %s on %s began %.0f s ago: it may yet be heard"
+                log.info(words, name_of(pod), host, age_s)
                 continue
-            if not observe.is_leaving(pod):
-                api.delete(PODS, namespace, name_of(pod), uid=pod["metadata"]["uid"])
-            self._see_it_go(spec, host, pod)
-
-    def _see_it_go(self, spec: KubernetesSpec, host: str, pod: Object) -> None:
-        """A node that does not answer never says that its pod is gone: then it goes by force.
-
-        Also where we may not read nodes, once a node that answers would have ended it.
-        """
-        api, namespace, name = self.api(spec), self.namespace(spec), name_of(pod)
-        uid = pod["metadata"]["uid"]
-        grace_s = float(lookup(pod, ("spec", "terminationGracePeriodSeconds"), GRACE_S))
-        deadline = self.clock.monotonic() + spec.force_delete_after
-        if self._gone(api, namespace, pod, deadline):
-            return
-        answers = self._answers(api, host)
-        if answers is not False:
-            if self._gone(api, namespace, pod, deadline + grace_s):
-                return
-            answers = self._answers(api, host)
-        if answers:
-            raise Unanswered(
-                f"pod {name} on {host} does not end, though its node answers",
-                fix=f"`kubectl -n {namespace} describe pod {name}` shows what holds it",
-            )
-        try:
-            api.delete(PODS, namespace, name, grace_s=0, uid=uid)
-        except BackendError as exc:
-            raise BackendError(
-                f"pod {name} stays on {host}, which does not answer: {exc.message}",
-                fix=f"`kubectl -n {namespace} delete pod {name} --force --grace-period=0`"
-                + (f"\n  or {exc.fix}" if exc.fix else ""),
-            ) from exc
-
-    def _answers(self, api: Api, host: str) -> bool | None:
-        """Whether a node does; None where we may not know."""
-        try:
-            node = api.get(NODES, None, host)
-        except Forbidden as exc:
-            log.warning("whether %s answers is not known: %s", host, exc)
-            return None
-        return node is not None and parse_node(node).ready == READY
-
-    def _gone(self, api: Api, namespace: str, pod: Object, deadline: float) -> bool:
-        """Whether this very pod goes away until then; looked at once in any case."""
-        uid = pod["metadata"]["uid"]
-        watching = Watching(
-            api=api,
-            clock=self.clock,
-            resource=PODS,
-            namespace=namespace,
-            labels=f"{LABEL}={pod['metadata']['labels'][LABEL]}",
-        )
-        for cache in watching.changes(deadline):
-            if all(one["metadata"]["uid"] != uid for one in cache.items.values()):
-                return True
-        return False
+            end_pod(self.api(spec), self.clock, host, pod, spec.force_delete_after)
 
     def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
         """Pods go without the job, and come back on other nodes. Ours goes with them."""
@@ -364,7 +254,7 @@ class KubernetesBackend:
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
-        if job is None or observe.launch_of(job) != launch.launch:
+        if job is None or fields.launch_of(job) != launch.launch:
             raise BackendError(
                 f"{launch.job} is no job of the cluster any more: it cannot be queued again"
             )
@@ -399,49 +289,14 @@ class KubernetesBackend:
             api.merge(kind.resource, namespace, launch.job, change)
         elif job is None and not self._pods(launch):
             return
-        self._await_no_pods(launch, api, namespace)
+        await_no_pods(api, self.clock, namespace, launch.job)
 
     def _who(self) -> str:
         return self.environ.get(POD_NAME) or getpass.getuser()
 
-    def _await_no_pods(self, launch: LaunchPlan, api: Api, namespace: str) -> None:
-        watching = Watching(
-            api=api,
-            clock=self.clock,
-            resource=PODS,
-            namespace=namespace,
-            labels=f"{LABEL}={launch.job}",
-        )
-        left: list[Object] = []
-        for cache in watching.changes(self.clock.monotonic() + CLEAR_S + GRACE_S):
-            left = observe.alive(list(cache.items.values()))
-            if not left:
-                return
-        names = ", ".join(name_of(pod) for pod in left[:3]) or "which ones is not known"
-        raise BackendError(
-            f"pods of {launch.job} do not end: {names}",
-            fix=f"`kubectl -n {namespace} get pods -l {LABEL}={launch.job} -o wide`; where a node"
-            " does not answer, `kubectl delete pod NAME --force --grace-period=0`",
-        )
-
 
 def spec_of(launch: LaunchPlan) -> KubernetesSpec:
     return launch.kubernetes or KubernetesSpec()
-
-
-def shown_name(kind: JobKind, namespace: str, job: str) -> str:
-    return f"{kind.resource.kind} {namespace}/{job}" if namespace else f"{kind.resource.kind} {job}"
-
-
-def _whose(pod: Object) -> tuple[str, str]:
-    return name_of(pod), observe.node_of(pod)
-
-
-def trimmed(node: Object) -> Object:
-    """Of thousands of nodes, what is kept: not who wrote which field, nor the images there."""
-    metadata = {key: said for key, said in node["metadata"].items() if key != "managedFields"}
-    status = {key: said for key, said in node.get("status", {}).items() if key != "images"}
-    return {**node, "metadata": metadata, "status": status}
 
 
 def _other(seen: Observed, launch: LaunchPlan) -> bool:

@@ -18,10 +18,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from orchestrator.backends.kubernetes import observe
-from orchestrator.backends.kubernetes.api import IN_CLUSTER, Api
+from orchestrator.backends.kubernetes import fields
+from orchestrator.backends.kubernetes.access import IN_CLUSTER
+from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.fetch import read_news
-from orchestrator.backends.kubernetes.observe import LABEL
+from orchestrator.backends.kubernetes.fields import LABEL
 from orchestrator.backends.kubernetes.places import REMOTE, folder_of, is_mirror
 from orchestrator.backends.kubernetes.podlogs import JOURNAL_MARK, METRICS_MARK, PodLogs
 from orchestrator.backends.kubernetes.refusals import Missing
@@ -168,14 +169,14 @@ class Mirror:
 
     def adopt(self, kind: Kind, namespace: str, job: Object) -> bool:
         """Learn of a job that is in the cluster; whether it is one of ndctl's."""
-        name, launch = name_of(job), observe.launch_of(job)
+        name, launch = name_of(job), fields.launch_of(job)
         if is_mirror(self.run_dir.path) and self.remote.launch == launch:
             return True
         parcel = self.api.get(CONFIG_MAPS, namespace, names.config_map_of(name))
         if parcel is None or launch is None:
             return False
         handed = handover_from(contents(parcel))
-        made_at = observe.seconds_of(job["metadata"]["creationTimestamp"])
+        made_at = fields.seconds_of(job["metadata"]["creationTimestamp"])
         self.expect(replace(handed, job=replace(handed.job, at=made_at)), namespace)
         return True
 
@@ -207,7 +208,7 @@ class Mirror:
                     return
             self.speaker = None
         pods = self.pods(remote)
-        running = [pod for pod in sorted(pods, key=_usefulness) if observe.is_running(pod)]
+        running = [pod for pod in sorted(pods, key=_usefulness) if fields.is_running(pod)]
         for pod in running[:MOST_ASKED]:
             done = self._ask(remote, pod)
             if done is not None:
@@ -261,8 +262,8 @@ class Mirror:
     def _from_logs(self, remote: Remote, pods: Iterable[Object]) -> None:
         """A leader's last words, in the log of a pod that has ended."""
         for pod in pods:
-            over = observe.phase_of(pod) in ("Succeeded", "Failed")
-            if not over or observe.launch_of(pod) != remote.launch:
+            over = fields.phase_of(pod) in ("Succeeded", "Failed")
+            if not over or fields.launch_of(pod) != remote.launch:
                 continue
             lines = self.lines(remote, pod)
             journal = _marked(lines, JOURNAL_MARK)
@@ -308,7 +309,7 @@ class Mirror:
         """Have `ndctl cancel` done in a pod; None where no pod runs."""
         remote = self.remote
         for pod in sorted(self.pods(remote), key=_usefulness):
-            if observe.is_running(pod):
+            if fields.is_running(pod):
                 root = str(Path(remote.run_dir).parent)
                 argv = [remote.python, "-m", "orchestrator", "cancel", remote.job, "--no-wait"]
                 code, out, err = self.api.exec(

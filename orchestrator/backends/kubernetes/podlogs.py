@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.backends.kubernetes import observe
+from orchestrator.backends.kubernetes import fields
 from orchestrator.backends.kubernetes.resources import Object, name_of
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
@@ -105,7 +105,7 @@ class PodLogs:
         by_uid = {uid_of(pod): pod for pod in pods if not self.reading(pod).complete}
         self.streams = {uid: one for uid, one in self.streams.items() if one.is_alive()}
         for uid, pod in by_uid.items():
-            if uid in self.streams or len(self.streams) >= STREAMS or not observe.is_running(pod):
+            if uid in self.streams or len(self.streams) >= STREAMS or not fields.is_running(pod):
                 continue
             thread = threading.Thread(target=self.stream, args=(pod,), name=uid, daemon=True)
             self.streams[uid] = thread
@@ -133,7 +133,7 @@ class PodLogs:
         texts: list[bytes] = []
         whole = self._lines(pod, reading, texts.append, follow=False)
         self.write(pod, texts)
-        reading.complete = whole and not observe.alive([pod])
+        reading.complete = whole and not fields.alive([pod])
 
     def stream(self, pod: Object) -> None:
         """What there is, then each line as it is printed, until the stream ends."""
@@ -165,7 +165,7 @@ class PodLogs:
     def write(self, pod: Object, lines: Sequence[bytes]) -> None:
         """Each line to the file of its rank; what the agent itself says, to the agent's."""
         texts: dict[Path, list[str]] = {}
-        own = self.run_dir.agent_log(observe.node_of(pod) or name_of(pod))
+        own = self.run_dir.agent_log(fields.node_of(pod) or name_of(pod))
         for line in lines:
             path, text = place_of(self.run_dir, own, line.decode(errors="replace"))
             if not text.startswith((JOURNAL_MARK, METRICS_MARK)):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.backends.kubernetes import observe
+from orchestrator.backends.kubernetes import fields
 from orchestrator.backends.kubernetes.api import Api
-from orchestrator.backends.kubernetes.observe import LABEL
+from orchestrator.backends.kubernetes.fields import LABEL
 from orchestrator.backends.kubernetes.refusals import Conflict, Missing
 from orchestrator.backends.kubernetes.render import names, objects, token_secret
 from orchestrator.backends.kubernetes.resources import (
@@ -57,7 +57,7 @@ def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
     launch = handover.launch
     kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
     former = api.get(kind.resource, namespace, launch.job)
-    if former is not None and observe.launch_of(former) != launch.launch:
+    if former is not None and fields.launch_of(former) != launch.launch:
         take_away(api, clock, namespace, kind, former)
     made = objects(handover)
     with contextlib.suppress(Conflict):  # an earlier call has made it, and pods may have read it

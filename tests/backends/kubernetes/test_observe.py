@@ -4,15 +4,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.kubernetes.observe import (
-    begun_at,
-    cause,
-    observe,
-    pod_trouble,
-    seconds_of,
-    taken,
-)
+from orchestrator.backends.kubernetes.fields import begun_at, seconds_of
+from orchestrator.backends.kubernetes.observe import cause, observe, taken
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
+from orchestrator.backends.kubernetes.troubles import pod_trouble
 
 PYTORCHJOB = JOB_KINDS["pytorchjob"]
 NAME = "PyTorchJob team-a/run-1"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.kubernetes.api import Listed
-from orchestrator.backends.kubernetes.backend import FEW, KubernetesBackend
+from orchestrator.backends.kubernetes.backend import KubernetesBackend
+from orchestrator.backends.kubernetes.leaders_nodes import FEW
 from orchestrator.backends.kubernetes.refusals import Expired
 from orchestrator.backends.kubernetes.resources import NODES, Object, Resource
 from orchestrator.backends.kubernetes.watching import Cache, Watching
@@ -128,7 +129,7 @@ def notices(hosts: int, looks: int) -> tuple[Server, Sequence[Sequence[str]]]:
         found.append([one.host for one in backend.notices(launch, launch.hosts)])
         server.change("MODIFIED", a_node("node-1", unschedulable=True))
         server.change("MODIFIED", a_node(f"node-{hosts}", unschedulable=True))
-    kept = backend.nodes.cache.items.values() if backend.nodes else ()
+    kept = seen.cache.items.values() if (seen := backend.nodes.watching) else ()
     assert not any("long" in str(node) for node in kept)
     return server, found
 

@@ -21,6 +21,8 @@ TAIL = 60
 """Lines of each pod's log, in the story of a failure."""
 STEPS = range(1, 25)
 """That the job trains."""
+LONG = {"train__steps": "5000", "checkpoint__every_steps": "5000"}
+"""Steps enough to look at the job meanwhile; no checkpoint but those that it is asked for."""
 RESOURCES = {
     "pytorchjob": "pytorchjobs.kubeflow.org",
     "jobset": "jobsets.jobset.x-k8s.io",

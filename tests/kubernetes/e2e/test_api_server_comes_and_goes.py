@@ -1,9 +1,11 @@
 """Watches, a person who follows, and one who submits, while the API server is away and forgets."""
 
+import shlex
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import Popen
 
 import pytest
 
@@ -12,7 +14,7 @@ from orchestrator.backends.kubernetes.resources import CONFIG_MAPS
 from orchestrator.backends.kubernetes.watching import Watching
 from orchestrator.contract import exits
 from orchestrator.system import SystemClock
-from tests.e2e.job import wait_for
+from tests.e2e.job import ROOT, wait_for
 from tests.kubernetes.e2e.outside import NO_IMAGE, Person, account
 from tests.kubernetes.testbed import KubeTestbed
 
@@ -73,17 +75,41 @@ def follower(kube: KubeTestbed, tmp_path: Path) -> Person:
     return person
 
 
+class Dashboard:
+    """On a terminal of its own; without one it would draw once, and end."""
+
+    def __init__(self, person: Person, screen: Path) -> None:
+        words = (sys.executable, "-m", "orchestrator", "dashboard", "e2e", "--backend=kubernetes")
+        self.screen, self.seen = screen, 0
+        self.process = subprocess.Popen(
+            ["script", "-qefc", shlex.join([*words, "-n", "default"]), str(screen)],
+            env={**person.environ, "TERM": "xterm"},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+
+    def shows(self, words: str) -> None:
+        """After what it was last seen to show."""
+        wait_for(lambda: words in self._news(), f"{words!r} after {self._news()!r}", LIMIT_S)
+        self.seen += self._news().index(words) + len(words)
+        assert self.process.poll() is None
+
+    def _news(self) -> str:
+        drawn = self.screen.read_text(errors="replace") if self.screen.exists() else ""
+        return drawn[self.seen :]
+
+
 @pytest.fixture
-def dashboard(kube: KubeTestbed, follower: Person, tmp_path: Path) -> "Iterator[Popen[str]]":
-    other = Person(tmp_path / "other", kube)
-    shown = other.start("dashboard", "e2e", "--backend=kubernetes", "-n", "default")
+def dashboard(kube: KubeTestbed, follower: Person, tmp_path: Path) -> Iterator[Dashboard]:
+    shown = Dashboard(Person(tmp_path / "other", kube), tmp_path / "screen")
     yield shown
-    shown.terminate()
-    shown.communicate(timeout=60)
+    shown.process.terminate()
+    shown.process.communicate(timeout=60)
 
 
 def test_watches_and_followers_outlive_a_restart_and_a_compaction(
-    kube: KubeTestbed, follower: Person, dashboard: "Popen[str]", tmp_path: Path
+    kube: KubeTestbed, follower: Person, dashboard: Dashboard, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
         create(kube, name)
@@ -98,6 +124,8 @@ def test_watches_and_followers_outlive_a_restart_and_a_compaction(
     follows = follower.at("default").start("submit", *follower.words(image=NO_IMAGE), "--follow")
     assert follows.wait(300) == exits.BAD_JOB_STATE, "it is there already"
     follows.communicate()
+    dashboard.shows("pods run")
+
     kube.stop_control_plane()
     refused = Person(tmp_path / "third", kube).submit(image=NO_IMAGE)
     assert refused.code == exits.BACKEND, refused.out + refused.err
@@ -107,6 +135,7 @@ def test_watches_and_followers_outlive_a_restart_and_a_compaction(
     assert shown.code == 0
     assert "shown is what was known before" in shown.err
     assert "Kubernetes does not say" in shown.out
+    dashboard.shows("Kubernetes does not say")
     kube.start_control_plane()
 
     create(kube, "c")
@@ -117,6 +146,6 @@ def test_watches_and_followers_outlive_a_restart_and_a_compaction(
     assert {"a", "b", "c"} not in relisted.names, "what went meanwhile is gone"
     ends(seen, kube, "last")
     ends(relisted, kube, "very-last")
-    assert dashboard.poll() is None, dashboard.communicate()
+    dashboard.shows("pods run")
     cancelled = follower("cancel", "e2e")
     assert cancelled.code == 0, cancelled.err

@@ -7,18 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import wait_for
-from tests.kubernetes.e2e.kube_job import JOB, NAMESPACE, STEPS, KubeNdctl, identity
+from tests.kubernetes.e2e.kube_job import JOB, LONG, NAMESPACE, STEPS, KubeNdctl, identity
 from tests.kubernetes.testbed import KubeTestbed
 
 pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.process,
     pytest.mark.timeout(1800),
-    pytest.mark.slow,
 ]
 
-LONG = {"train__steps": "5000", "checkpoint__every_steps": "5000"}
-"""Steps enough to look at the job meanwhile; no checkpoint but the one that `cancel` writes."""
 THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
 
 
@@ -74,6 +71,7 @@ def _assert_one_delete_takes_all_away(job: KubeNdctl) -> None:
     job.until("the garbage collector", lambda: not left())
 
 
+@pytest.mark.slow
 def test_submitted_twice_is_one_job_and_cancel_writes_a_checkpoint(
     job: KubeNdctl, elsewhere: KubeNdctl, tmp_path: Path
 ) -> None:
@@ -115,6 +113,7 @@ def _cancel(job: KubeNdctl, user: KubeNdctl) -> None:
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_pending_job_says_why_it_waits_and_is_cancelled(
     job: KubeNdctl, elsewhere: KubeNdctl, kube: KubeTestbed
 ) -> None:

@@ -9,7 +9,6 @@ pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.process,
     pytest.mark.timeout(1800),
-    pytest.mark.slow,
 ]
 
 
@@ -49,6 +48,7 @@ def test_a_rank_then_a_pods_processes_then_a_pod_are_lost(
     assert job.conditions() == ["Created", "Succeeded"]
 
 
+@pytest.mark.slow
 def test_pods_that_kubelets_evict_without_a_warning_spend_nothing(
     job: KubeNdctl, reference: dict[int, float]
 ) -> None:

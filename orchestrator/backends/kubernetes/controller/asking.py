@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.backends.kubernetes import observe
+from orchestrator.backends.kubernetes import fields
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.controller.wish import GangRestart, annotations_of
 from orchestrator.backends.kubernetes.refusals import Conflict, Forbidden
@@ -32,7 +32,7 @@ def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, wish: GangRe
     """
     kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
     job = api.get(kind.resource, namespace, launch.job)
-    if job is None or observe.launch_of(job) != launch.launch:
+    if job is None or fields.launch_of(job) != launch.launch:
         return False
     duration_s = _lives_for(api, clock, job)
     if duration_s is None:

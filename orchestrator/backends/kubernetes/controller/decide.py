@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.backends.kubernetes import observe
+from orchestrator.backends.kubernetes import fields, observe
 from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Ref, Sweep
 from orchestrator.backends.kubernetes.controller.taints import taints
 from orchestrator.backends.kubernetes.controller.wish import (
@@ -126,7 +126,7 @@ def is_ours(item: Object) -> bool:
 
 def _is_made_or_gone(job: Object) -> bool:
     """Made by an operator of a job of another kind, or on its way out."""
-    return bool(lookup(job, ("metadata", "ownerReferences"))) or observe.is_leaving(job)
+    return bool(lookup(job, ("metadata", "ownerReferences"))) or fields.is_leaving(job)
 
 
 def _is_anothers(job: Object, scope: Scope) -> bool:
@@ -170,7 +170,7 @@ def _restart(
     notes, wish = annotations_of(job), wish_of(job)
     suspended = lookup(job, JOB_KINDS[kind].suspend) is True
     by_us = names.SUSPENDED_ANNOTATION in notes
-    there = [pod for pod in pods if observe.alive([pod]) or observe.is_leaving(pod)]
+    there = [pod for pod in pods if fields.alive([pod]) or fields.is_leaving(pod)]
     if _is_over(job):
         if wish is None and not by_us:
             return None
@@ -254,7 +254,7 @@ def _give_back(
     """Of a job in a queue. Should the deletes be lost with their controller, then the pods leave by
     themselves: their leader has asked."""
     reason = f"{wish.by} asks for new pods in place of all{_but(wish)}, and `suspend` is Kueue's"
-    staying = [pod for pod in there if not observe.is_leaving(pod)]
+    staying = [pod for pod in there if not fields.is_leaving(pod)]
     return (
         _settle(kind, job, wish=wish, reason=reason),
         *(Delete(what=Ref.of(PODS, pod), reason=reason) for pod in staying),
@@ -268,8 +268,8 @@ def _lost(pods: Iterable[Object], nodes: Iterable[Object], timers: Timers) -> It
     """A node that does not answer never says that its pod is gone."""
     parsed = {node.name: node for node in map(parse_node, nodes)}
     for pod in pods:
-        host = observe.node_of(pod)
-        if not (host and observe.is_leaving(pod)):
+        host = fields.node_of(pod)
+        if not (host and fields.is_leaving(pod)):
             continue
         node = parsed.get(host)
         if node is not None and node.ready == READY:
@@ -295,8 +295,8 @@ def _late(
     for job in jobs:
         if not observe.has_ended(job):
             continue
-        for pod in observe.alive(pods.get(_place(job), ())):
-            if observe.is_leaving(pod):
+        for pod in fields.alive(pods.get(_place(job), ())):
+            if fields.is_leaving(pod):
                 continue
             if timers.over(f"late {pod['metadata']['uid']}", LATE_S):
                 why = f"its job has ended, and it still holds its devices {LATE_S:g} s later"

@@ -1,0 +1,85 @@
+"""What single fields of jobs, pods and events mean. Pure."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.resources import Object, lookup, name_of
+
+LABEL = names.JOB_LABEL
+LAUNCH = names.LAUNCH_ANNOTATION
+CANCELLED = names.CANCELLED_ANNOTATION
+QUEUE = names.QUEUE_LABEL
+
+
+def launch_of(item: Object) -> int | None:
+    """Which submission an object is of."""
+    said = lookup(item, ("metadata", "annotations", LAUNCH), "")
+    return int(said) if str(said).isdigit() else None
+
+
+def pods_of(job: Object, pods: Sequence[Object]) -> list[Object]:
+    name = name_of(job)
+    return [pod for pod in pods if lookup(pod, ("metadata", "labels", LABEL)) == name]
+
+
+def alive(pods: Sequence[Object]) -> list[Object]:
+    """That may still have processes."""
+    return [pod for pod in pods if phase_of(pod) not in ("Succeeded", "Failed")]
+
+
+def phase_of(pod: Object) -> str:
+    return str(lookup(pod, ("status", "phase"), "Pending"))
+
+
+def is_running(pod: Object) -> bool:
+    return phase_of(pod) == "Running" and not is_leaving(pod)
+
+
+def is_leaving(pod: Object) -> bool:
+    return lookup(pod, ("metadata", "deletionTimestamp")) is not None
+
+
+def begun_at(pod: Object) -> float:
+    """Unix seconds at which it, or the container that it has now, began."""
+    states = lookup(pod, ("status", "containerStatuses"), ())
+    starts = [lookup(one, ("state", "running", "startedAt")) for one in states]
+    stamps = [lookup(pod, ("metadata", "creationTimestamp")), *starts]
+    return max((seconds_of(one) for one in stamps if one), default=0.0)
+
+
+def seconds_of(stamp: str) -> float:
+    """Unix seconds of a time as Kubernetes writes it."""
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def node_of(pod: Object) -> str:
+    return str(lookup(pod, ("spec", "nodeName"), ""))
+
+
+def conditions_of(item: Object) -> Mapping[str, Object]:
+    """Those that hold."""
+    found = lookup(item, ("status", "conditions"), ())
+    return {str(one.get("type")): one for one in found if one.get("status") == "True"}
+
+
+def said_of(condition: Object) -> str:
+    return one_line(str(condition.get("message") or condition.get("reason") or ""))
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def newest_first(events: Sequence[Object]) -> list[Object]:
+    return sorted(events, key=event_time, reverse=True)
+
+
+def event_time(event: Object) -> str:
+    """ISO, as it sorts."""
+    return str(
+        event.get("lastTimestamp")
+        or event.get("eventTime")
+        or lookup(event, ("metadata", "creationTimestamp"))
+        or ""
+    )

@@ -1,0 +1,218 @@
+"""Why something of a job does not run, and what there is to do about it. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.backends.kubernetes.fields import (
+    newest_first,
+    one_line,
+    phase_of,
+    said_of,
+)
+from orchestrator.backends.kubernetes.resources import Object, lookup, name_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why something does not run."""
+
+    what: str
+    """In one word, Kubernetes' own where it has one."""
+    why: str
+    advice: str = ""
+    pod: str = ""
+
+    def __str__(self) -> str:
+        where = f"pod {self.pod}: " if self.pod else ""
+        why = f": {self.why}" if self.why else ""
+        advice = f"; {self.advice}" if self.advice else ""
+        return f"{where}{self.what}{why}{advice}"
+
+
+WAITING: Mapping[str, str] = {
+    "ImagePullBackOff": "is cluster.kubernetes.image right, and may the cluster pull it"
+    " (image_pull_secrets)?",
+    "ErrImagePull": "is cluster.kubernetes.image right, and may the cluster pull it"
+    " (image_pull_secrets)?",
+    "InvalidImageName": "write cluster.kubernetes.image as REGISTRY/NAME:TAG",
+    "ErrImageNeverPull": "the image is not on the node, and image_pull_policy is Never",
+    "CreateContainerConfigError": "a Secret or ConfigMap that the pod names is missing",
+    "CreateContainerError": "the container runtime refuses the container",
+    "RunContainerError": "the command cannot be run: is cluster.kubernetes.python in the image?",
+    "CrashLoopBackOff": "`kubectl logs --previous` shows how it ended",
+}
+"""Why a container waits -> what there is to do about it."""
+
+DISRUPTED: Mapping[str, tuple[str, str]] = {
+    "PreemptionByScheduler": ("Preempted", "a job of higher priority needs its place"),
+    "PreemptionByKubeScheduler": ("Preempted", "a job of higher priority needs its place"),
+    "DeletionByTaintManager": ("node lost", "its node does not answer, or has a new taint"),
+    "EvictionByEvictionAPI": ("Evicted", "its node is being drained"),
+    "DeletionByPodGC": ("node lost", "its node is gone"),
+    "TerminationByKubelet": ("Evicted", "its node is short of something, or shuts down"),
+}
+"""Reason of a pod's condition DisruptionTarget -> in a word, and why."""
+
+LEFT: Mapping[str, tuple[str, str]] = {
+    "Evicted": ("Evicted", ""),
+    "Preempting": ("Preempted", ""),
+    "NodeLost": ("node lost", ""),
+    "Shutdown": ("Evicted", "its node shuts down"),
+    "Terminated": ("Evicted", "its node shuts down"),
+    "NodeShutdown": ("Evicted", "its node shuts down"),
+    "NodeAffinity": ("Evicted", "its node's labels do not fit it any more"),
+    "UnexpectedAdmissionError": ("refused by the node", ""),
+    "DeadlineExceeded": ("DeadlineExceeded", ""),
+}
+"""A failed pod's reason -> in a word, and why where it does not say."""
+
+SCHEDULING: Sequence[tuple[str, str]] = (
+    ("unbound immediate", "the PersistentVolumeClaim is not bound: `kubectl get pvc`"),
+    ("persistentvolumeclaim", "make the PersistentVolumeClaim, or name another one"),
+    ("pod affinity rules", "too few nodes are free that are as near to each other as is asked"),
+    ("anti-affinity", "each host needs a node of its own, and too few are free"),
+    ("Insufficient", "too few nodes have that free: wait, ask for less, or for fewer hosts"),
+    ("affinity/selector", "nodes with the wanted labels are too few, or left out by ndctl"),
+    ("node selector", "nodes with the labels of cluster.kubernetes.node_selector are too few"),
+    ("taint", "nodes are tainted: wait, or set cluster.kubernetes.tolerations"),
+    ("unschedulable", "nodes are cordoned: wait, or `kubectl uncordon` them"),
+)
+"""What the scheduler's message has in it -> what there is to do about it; the first that fits."""
+
+
+def pod_trouble(pod: Object, events: Sequence[Object] = ()) -> Trouble | None:
+    """Why a pod does not run, or did not go on; None when all is well with it."""
+    name, status = name_of(pod), lookup(pod, ("status",), {})
+    conditions = {str(one.get("type")): one for one in status.get("conditions") or ()}
+    target = conditions.get("DisruptionTarget", {})
+    if target.get("status") == "True":
+        what, why = DISRUPTED.get(str(target.get("reason")), (str(target.get("reason")), ""))
+        said = one_line(str(target.get("message", "")))
+        return Trouble(pod=name, what=what, why=f"{why} ({said})" if why and said else why or said)
+    if phase_of(pod) == "Failed" and status.get("reason"):
+        reason = str(status["reason"])
+        what, why = LEFT.get(reason, (reason, ""))
+        return Trouble(pod=name, what=what, why=one_line(str(status.get("message") or why)))
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return _unscheduled(name, str(scheduled.get("reason")), said_of(scheduled))
+    return _container_trouble(name, status, events)
+
+
+def _unscheduled(pod: str, reason: str, message: str) -> Trouble:
+    advice = next((advice for part, advice in SCHEDULING if part in message), "")
+    if reason == "SchedulingGated":
+        return Trouble(pod=pod, what=reason, why=message, advice="Kueue has not placed it yet")
+    lacking = sorted(set(re.findall(r"Insufficient ([\w./-]+\w)", message)))
+    what = reason + (f" (too little {', '.join(lacking)})" if lacking else "")
+    return Trouble(pod=pod, what=what, why=message, advice=advice)
+
+
+def _container_trouble(pod: str, status: Object, events: Sequence[Object]) -> Trouble | None:
+    every = [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+    for container in every:
+        ended = lookup(container, ("state", "terminated"), {})
+        before = lookup(container, ("lastState", "terminated"), {})
+        if "OOMKilled" in (ended.get("reason"), before.get("reason")):
+            return Trouble(
+                pod=pod,
+                what="OOMKilled",
+                why="it took more memory than its limit",
+                advice="ask for more with cluster.kubernetes.memory; /dev/shm counts as well",
+            )
+        waiting = lookup(container, ("state", "waiting"), {})
+        reason = str(waiting.get("reason", ""))
+        if reason in WAITING:
+            said = _image_said(pod, events) if "Pull" in reason else ""
+            message = said or one_line(str(waiting.get("message", ""))) or _ended(before)
+            return Trouble(pod=pod, what=reason, why=message, advice=WAITING[reason])
+        if reason in ("ContainerCreating", "PodInitializing"):
+            return _mounting(pod, events)
+        if ended.get("exitCode"):
+            return Trouble(pod=pod, what="Error", why=_ended(ended))
+    return None
+
+
+def _ended(terminated: Object) -> str:
+    code = terminated.get("exitCode")
+    message = _last_words(str(terminated.get("message") or ""))
+    return ": ".join(filter(None, (f"exit code {code}" if code is not None else "", message)))
+
+
+def _last_words(log: str) -> str:
+    """What a pod of ours died of, of the end of its log; of others the last line."""
+    _, found, said = log.rpartition(" CRITICAL ")
+    lines = [line for line in log.splitlines() if line.strip() and not line.startswith("ndctl-")]
+    return one_line(said) if found else one_line(lines[-1]) if lines else ""
+
+
+def _image_said(pod: str, events: Sequence[Object]) -> str:
+    """The registry's own words; the status may only say that the kubelet waits to try again."""
+    for event in _about(pod, events):
+        if event.get("reason") == "Failed" and "Error: " not in str(event.get("message")):
+            return one_line(str(event.get("message")))
+    return ""
+
+
+def _mounting(pod: str, events: Sequence[Object]) -> Trouble | None:
+    for event in _about(pod, events):
+        reason = str(event.get("reason"))
+        if reason in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"):
+            advice = "" if "Sandbox" in reason else "look at cluster.kubernetes.runs and volumes"
+            return Trouble(
+                pod=pod, what=reason, why=one_line(str(event.get("message"))), advice=advice
+            )
+    return None
+
+
+def _about(pod: str, events: Sequence[Object]) -> list[Object]:
+    return [one for one in newest_first(events) if lookup(one, ("involvedObject", "name")) == pod]
+
+
+def job_troubles(job: Object, events: Sequence[Object], *, whole: bool) -> Iterator[Trouble]:
+    """Of pods that never came to be, and of what holds a queued job back. `whole`: it has all."""
+    name = name_of(job)
+    for event in newest_first(events):
+        about: Object = event.get("involvedObject", {})
+        message = one_line(str(event.get("message", "")))
+        about_name = str(about.get("name", ""))
+        if about.get("kind") == "Workload" and f"-{name}-" in f"-{about_name}-":
+            if event.get("reason") in ("Pending", "QuotaReserved", "EvictedDueToPreempted"):
+                yield Trouble(what="Kueue", why=message)
+        elif whole or event.get("reason") not in ("FailedCreate", "FailedCreatePod"):
+            continue
+        elif about_name == name or about_name.startswith(f"{name}-"):
+            yield creation_trouble(message)
+
+
+def creation_trouble(message: str) -> Trouble:
+    """Why an operator could not make a pod, of its event."""
+    if "exceeded quota" in message:
+        return Trouble(
+            what="quota exceeded",
+            why=message,
+            advice="`kubectl describe resourcequota` shows what is used",
+        )
+    if "PodSecurity" in message:
+        return Trouble(
+            what="admission refused",
+            why=message,
+            advice="the namespace's pod security level forbids it: ask for a namespace that allows"
+            " it, or leave out what it names (host_network, host paths)",
+        )
+    if "denied the request" in message or "is forbidden" in message:
+        return Trouble(what="admission refused", why=message)
+    return Trouble(what="no pod can be made", why=message)
+
+
+GRAVE = ("quota", "admission", "no pod", "ErrImage", "ImagePull", "InvalidImage", "Create", "Run")
+
+
+def gravity(trouble: Trouble) -> tuple[int, str]:
+    """What will not mend by itself comes first."""
+    grave = trouble.what.startswith(GRAVE)
+    return (0 if grave else 1, trouble.pod)
