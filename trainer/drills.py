@@ -94,6 +94,8 @@ def suffer(drill: Drill, reporter: Reporter, victim: Victim) -> None:  # noqa: C
             _spoil_all_reduce(drill.fault)
         case "data":
             victim.stall_loader()
+        case "write":
+            _stall_writes()
 
 
 def exhaust(parameters: "Sequence[tuple[str, nn.Parameter]]") -> None:
@@ -116,13 +118,21 @@ def spoil(parameters: "Sequence[tuple[str, nn.Parameter]]") -> None:
             return
 
 
+def _stall_writes() -> None:
+    """Whoever opens a file of a checkpoint waits for ever."""
+    files: Any = importlib.import_module("trainer.checkpoint.writer").WatchedFiles
+    files.create_stream = lambda *_: threading.Event().wait()
+
+
 def _spoil_all_reduce(fault: str) -> None:
     """The step's all-reduce goes wrong on this rank, once, as after a branch that ranks take
     differently."""
     dist: Any = importlib.import_module("torch.distributed")  # drills are read before torch is
     proper = dist.all_reduce
 
-    def spoiled(tensor: Any) -> Any:
+    def spoiled(tensor: Any, **how: Any) -> Any:
+        if how:  # HSDP's own, of gradients, not the totals of the step
+            return proper(tensor, **how)
         dist.all_reduce = proper
         match fault:
             case "skip":

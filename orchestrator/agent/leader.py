@@ -493,7 +493,11 @@ class Leader:
 
     def _start_attempt(self, action: StartAttempt) -> None:
         """Watch from the order on: whatever of it is lost ends as a hang of the start."""
-        limits = Limits(hang=self.job.hang_timeout, init=self.job.init_timeout)
+        limits = Limits(
+            hang=self.job.hang_timeout,
+            init=self.job.init_timeout,
+            checkpoint=self.job.checkpoint_timeout,
+        )
         ranks = range(self.supervisor.run.plan.world_size)
         now = self.clock.monotonic()
         self.watch = Watch(ranks, limits, now)

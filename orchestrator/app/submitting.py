@@ -281,6 +281,9 @@ def submitted_event(
         max_restarts=resilience.max_restarts,
         replace_stragglers=resilience.replace_stragglers,
         hang_timeout=None if resilience.hang_timeout == "auto" else resilience.hang_timeout,
+        checkpoint_timeout=None
+        if resilience.checkpoint_timeout == "auto"
+        else resilience.checkpoint_timeout,
         init_timeout=INIT_TIMEOUT_S
         if resilience.init_timeout == "auto"
         else resilience.init_timeout,

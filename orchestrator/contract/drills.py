@@ -20,12 +20,14 @@ Fault = Literal[
     "shape",
     "order",
     "data",
+    "write",
 ]
 """SIGKILL, SIGSTOP; waiting at the beginning of this step and all later ones as long as a step
 takes (at least 0.25 s); a Python exception, or leaving with exit code 1; asking the device for more
 memory than there is, or a weight that is no number any more; a loop in C that holds the GIL; the
 step's all-reduce left out, called with another size, or called after an operation that no other
-rank calls; a data loader that gives nothing any more."""
+rank calls; a data loader that gives nothing any more; files of checkpoints that cannot be written,
+as on storage that does not answer."""
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 FORM = f"FAULT:rank=R@step=S with FAULT one of {', '.join(FAULTS)}; or kill:host=H@step=S"
 

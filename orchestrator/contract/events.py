@@ -47,6 +47,8 @@ class JobSubmitted:
     on_oom: Literal["stop", "replan"] = "stop"
     on_nan: Literal["stop", "rollback"] = "stop"
     replace_stragglers: bool = False
+    checkpoint_timeout: float | None = None
+    """Seconds; None as long as any file system takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,9 @@ class ResilienceSpec:
     """Restarts in a row without a new checkpoint in between, after which the job fails."""
     hang_timeout: Seconds | Auto = "auto"
     """Seconds without progress that count as a hang; `auto` adapts to the observed step time."""
+    checkpoint_timeout: Seconds | Auto = "auto"
+    """Seconds that training may stand still for a checkpoint; `auto` is 900, or `hang_timeout` if
+    that is longer."""
     init_timeout: Seconds | Auto = "auto"
     """Seconds that start-up, up to the first step, may take; `auto` is 600."""
     agent_timeout: Seconds = 10.0

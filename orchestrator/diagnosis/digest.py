@@ -28,6 +28,8 @@ def to_text(dump: RankDump) -> str:
         ]
         for group, seat in dump.seats.items()
     ]
+    descs = dict.fromkeys(desc for path in dump.paths for desc, _ in path)
+    kinds = {desc: place for place, desc in enumerate(descs)}
     body = {
         "rank": dump.rank,
         "groups": [[group.name, group.desc, runs(group.members)] for group in groups],
@@ -36,6 +38,8 @@ def to_text(dump: RankDump) -> str:
         "talks": [[groups[talk.group], int(talk.sends), talk.peer] for talk in dump.talks],
         "last": None if dump.last is None else groups[dump.last],
         "first": None if dump.first is None else groups.get(dump.first),
+        "kinds": list(kinds),
+        "paths": [[[kinds[desc], seq] for desc, seq in path] for path in dump.paths],
     }
     return json.dumps(body, separators=(",", ":"))
 
@@ -65,6 +69,7 @@ def _dump(body: dict[str, Any]) -> RankDump:
         talks,
         None if last is None else groups[last],
         None if first is None else groups[first],
+        tuple(tuple((body["kinds"][kind], seq) for kind, seq in path) for path in body["paths"]),
     )
 
 

@@ -106,9 +106,10 @@ class RankDump:
     """Whose operation it called last."""
     first: GroupId | None = None
     """Whose operation it called first of those that are pending; None: it sent or received."""
-    path: tuple[tuple[str, int], ...] = ()
-    """Its last collectives in the order in which it called them: kind of group, and number there.
-    All ranks that do the same work take the same path."""
+    paths: tuple[tuple[tuple[str, int], ...], ...] = ()
+    """The last collectives of each thread in the order in which it called them: kind of group, and
+    number there. All ranks that do the same work take the same paths; what a thread beside the main
+    one calls, as to save, comes between the others' calls at another place on each rank."""
 
     @property
     def waits(self) -> bool:
@@ -187,9 +188,10 @@ class _Condenser:
         """By name and description: ids with their members take long to look up."""
         self.talks: list[Talk] = []
         self.first: GroupId | None = None
-        self.path: list[tuple[str, int]] = []
-        """Newest first."""
+        self.paths: dict[str, list[tuple[str, int]]] = {}
+        """Of each thread, newest first."""
         self.path_length = max(history, SHORTEST_PATH)
+        """What is left to be taken of all of them."""
 
     def result(self) -> RankDump:
         for entry in reversed(self.entries):
@@ -197,8 +199,9 @@ class _Condenser:
         used = [group for group in self.groups.values() if group.newest >= 0]
         seats = {group.id: Seat(group.newest, group.done, self._kept(group)) for group in used}
         last = used[0].id if used else None
-        talks, path = tuple(reversed(self.talks)), tuple(reversed(self.path))
-        return RankDump(self.rank, seats, talks, last, self.first, path)
+        talks = tuple(reversed(self.talks))
+        paths = tuple(tuple(reversed(path)) for path in self.paths.values())
+        return RankDump(self.rank, seats, talks, last, self.first, paths)
 
     def _kept(self, group: _Open) -> tuple[Called, ...]:
         return tuple(reversed(group.calls[-KEPT - self.history :]))
@@ -211,8 +214,8 @@ class _Condenser:
             group = self.groups[name, desc] = _Open(known)
         talks = bool(entry.get("is_p2p"))
         seq = entry["p2p_seq_id"] if talks else entry["collective_seq_id"]
-        if not talks and len(self.path) < self.path_length:
-            self._take_step(group.id.desc, seq)
+        if not talks and self.path_length:
+            self._take_step(str(entry.get("thread_id", "")), group.id.desc, seq)
         if not talks and seq <= group.done - self.history + 1:
             return  # old, and its like is known
         backend, _, kind = entry["profiling_name"].partition(":")
@@ -226,9 +229,11 @@ class _Condenser:
         elif seq != group.oldest:
             self._take_call(group, Called(seq, _op(kind, entry), _started(entry)), done)
 
-    def _take_step(self, desc: str, seq: int) -> None:
-        if not self.path or self.path[-1] != (desc, seq):  # parts of a coalesced one share a number
-            self.path.append((desc, seq))
+    def _take_step(self, thread: str, desc: str, seq: int) -> None:
+        path = self.paths.setdefault(thread, [])
+        if not path or path[-1] != (desc, seq):  # parts of a coalesced one share a number
+            path.append((desc, seq))
+            self.path_length -= 1
 
     def _take_call(self, group: _Open, call: Called, done: bool) -> None:
         group.newest = max(group.newest, call.seq)

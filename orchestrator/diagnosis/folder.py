@@ -104,7 +104,7 @@ def shared(found: Iterable[Found]) -> Iterator[Found]:
 
     for one in found:
         if isinstance(one, RankDump):
-            one.path = same(one.path)
+            one.paths = same(one.paths)
             one.seats = {same(group): _same_seat(seat, same) for group, seat in one.seats.items()}
         yield one
 

@@ -1,7 +1,7 @@
 """Operations that do not fit each other, or come in another order: the program's own fault."""
 
 from collections import Counter, defaultdict
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from orchestrator.diagnosis.case import SHOWN, Case, named
 from orchestrator.diagnosis.dumps import RankDump
@@ -62,7 +62,7 @@ def strayed(case: Case) -> Diagnosis | None:
     nexts: dict[int, dict[Step, dict[Step, list[int]]]] = defaultdict(dict)
     for rank, dump in case.scene.dumps.items():
         work = nexts[case.stages.get(rank, 0)]
-        for step, following in pairwise(dump.path):
+        for step, following in chain.from_iterable(map(pairwise, dump.paths)):
             work.setdefault(step, {}).setdefault(following, []).append(rank)
     for work in nexts.values():
         for step, ways in work.items():

@@ -1,5 +1,7 @@
 """Verdicts that blame nobody."""
 
+from collections.abc import Iterator
+
 from orchestrator.diagnosis import stacks
 from orchestrator.diagnosis.case import SHOWN, Case, named
 from orchestrator.diagnosis.facts import Diagnosis
@@ -53,7 +55,8 @@ def not_known(case: Case) -> Diagnosis:
         cause = "no rank waits in an operation that is recorded, and no stack stands out"
     else:
         cause = f"{len(case.waiters)} ranks wait, and no rank stands out as the one waited for"
-    lost = f"no dump from {ranks_words(case.no_dump)}" if case.no_dump else ""
+    signs = list(_waits_unseen(case))
+    signs += [f"no dump from {ranks_words(case.no_dump)}"] if case.no_dump else []
     return Diagnosis(
         kind="not-known",
         scope=None,
@@ -61,7 +64,22 @@ def not_known(case: Case) -> Diagnosis:
         hosts=(),
         confidence=0.0,
         cause=cause,
-        evidence=(lost,) if lost else (),
+        evidence=tuple(signs),
         waiting=tuple(case.waiting(stuck) for stuck in case.stuck[:SHOWN]),
         advice="run with TORCH_FR_BUFFER_SIZE set, and dumps and stacks of all ranks gathered",
     )
+
+
+def _waits_unseen(case: Case) -> Iterator[str]:
+    """Of one for whom all others of a group wait, and which itself waits in what no recorder holds,
+    as gloo's sends and receives: it left something out, or a message to it was lost."""
+    for stuck in case.stuck:
+        away = (*stuck.missing, *stuck.unknown)
+        rank = away[0] if len(away) == 1 else -1
+        stack = case.stacks.get(rank)
+        if rank not in case.waiters and stack and stacks.talks(stack):
+            yield (
+                f"all others wait for rank {rank} in {named(stuck)}, and it waits in {stack[0]},"
+                " of which its dump says nothing: it left that operation out, or a message to it"
+                " was lost"
+            )

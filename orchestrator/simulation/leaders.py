@@ -389,7 +389,11 @@ class Leader:
             self.happened(replace(judged, at=self.now()))
 
     def _start_attempt(self, action: StartAttempt) -> None:
-        limits = Limits(hang=self.job.hang_timeout, init=self.job.init_timeout)
+        limits = Limits(
+            hang=self.job.hang_timeout,
+            init=self.job.init_timeout,
+            checkpoint=self.job.checkpoint_timeout,
+        )
         ranks = range(self.supervisor.run.plan.world_size)
         self.watch = Watch(ranks, limits, self.world.timeline.now)
         self.watched, self.hung, self.pending = action.attempt, False, action

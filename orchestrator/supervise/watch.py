@@ -57,6 +57,8 @@ class Limits:
     hang: float | None
     """Seconds; None adapts to the observed step time."""
     init: float
+    checkpoint: float | None = None
+    """Seconds; None for what a slow file system may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,8 @@ class Watch:
         match phase:
             case "init" | "compile":
                 return self.limits.init
+            case "checkpoint" if self.limits.checkpoint is not None:
+                return self.limits.checkpoint
             case "checkpoint" | "eval" | "write" | "profile":
                 return max(CHECKPOINT_LIMIT_S, self.limits.hang or 0.0)
             case "exit":
@@ -167,7 +171,7 @@ class Watch:
     def hang(self, now: float) -> Hang | None:
         """Whether nobody has moved for longer than the most patient phase allows."""
         ranks = [rank for rank in self.ranks.values() if not rank.ended]
-        shortest = min(self.limit("train"), self.limit("exit"), self.limit("init"))
+        shortest = min(self.limit(phase) for phase in get_args(Phase))
         if not ranks or any(_standstill(rank, now) <= shortest for rank in ranks):
             return None
         phase = max(sorted({rank.phase for rank in ranks}), key=self.limit)

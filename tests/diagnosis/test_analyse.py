@@ -2,10 +2,12 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from orchestrator.diagnosis.analyse import analyse
+from orchestrator.diagnosis.dumps import condense
 from orchestrator.diagnosis.facts import RankFacts, Scene
 from tests.diagnosis.standstill import FAULTS, JUDGED, PROGRAM, STOPS, Fault, drawn, standstill
 
@@ -135,3 +137,33 @@ def test_of_ranks_without_a_dump_the_one_inside_another_operation_is_named() -> 
     dumps = {r: d for r, d in found.scene.dumps.items() if r not in (found.culprit, other)}
     verdict = analyse(replace(found.scene, dumps=dumps))
     assert (verdict.ranks, verdict.hosts) == ((found.culprit,), ())
+
+
+def test_what_a_thread_beside_calls_is_no_other_way_through_the_program() -> None:
+    """Ranks that save in the background call it between other steps each; one never calls more."""
+    dumps = {}
+    for rank in range(4):
+        saves = [1] if rank == 2 else [1, 2]
+        calls = [("main", "default_pg", seq) for seq in range(1, 9)]
+        for seq in saves:
+            calls.insert(2 * seq + (rank == 2), ("beside", "checkpoint", seq))
+        entries = [_called(thread, desc, seq) for thread, desc, seq in calls]
+        dumps[rank] = condense(rank, {"entries": entries})
+    assert len(dumps[2].paths) == 2
+    verdict = analyse(Scene(dumps=dumps))
+    assert (verdict.kind, verdict.ranks) == ("never-entered", (2,))
+
+
+def _called(thread: str, desc: str, seq: int) -> dict[str, Any]:
+    return {
+        "thread_id": thread,
+        "process_group": (desc, desc),
+        "collective_seq_id": seq,
+        "p2p_seq_id": 0,
+        "profiling_name": "gloo:all_gather",
+        "input_sizes": [[1]],
+        "output_sizes": [[1]],
+        "state": "scheduled",
+        "retired": (desc, seq) != ("checkpoint", 2),
+        "is_p2p": False,
+    }

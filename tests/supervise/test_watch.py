@@ -115,6 +115,18 @@ def test_a_long_hang_timeout_stretches_checkpoints_too() -> None:
     assert watch(Limits(hang=5000.0, init=600.0)).limit("checkpoint") == 5000.0
 
 
+def test_a_limit_for_checkpoints_is_for_these_alone() -> None:
+    seen = trained(60.0, limits=Limits(hang=None, init=600.0, checkpoint=2.0))
+    assert (seen.limit("checkpoint"), seen.limit("eval")) == (2.0, 900.0)
+    now = 700.0
+    seen.observe([digest(rank, 10, phase="checkpoint", still_s=1.9) for rank in range(4)], now)
+    assert seen.hang(now) is None
+    seen.observe([digest(rank, 10, phase="checkpoint", still_s=2.1) for rank in range(4)], now)
+    hang = seen.hang(now)
+    assert hang is not None
+    assert (hang.phase, hang.limit_s) == ("checkpoint", 2.0)
+
+
 # Hangs
 
 

@@ -85,7 +85,7 @@ class Checkpoints:
         self._proposed: Proposal | None = None
         self._weighed: SaveReport | None = None
         # A save in the background talks while training does: it needs a group of its own.
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", group_desc="checkpoint")
         self._stager = DefaultStager(_staging(state.ranks.device))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Outcome] | None = None

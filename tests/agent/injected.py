@@ -1,0 +1,156 @@
+"""Ranks of the real trainer that a drill makes stand still, and what agents would learn of them.
+
+They are forked from a process that has torch already: seconds instead of a job's start.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from orchestrator.agent.evidence import gather_stacks, process_state
+from orchestrator.agent.flights import Asking, gather_dumps
+from orchestrator.agent.judging import scene_of
+from orchestrator.contract.env import RankEnv
+from orchestrator.contract.events import HangJudged, RankEvidence
+from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.contract.protocol import Evidence
+from orchestrator.diagnosis.axes import axes_of
+from orchestrator.diagnosis.facts import RankFacts
+from orchestrator.supervise.judgement import judgement
+from tests.trainer.forked import FORKING
+from tests.trainer.trainer_launch import environments, tiny
+from trainer.environment import torch_defaults
+
+EVIDENCE_S = 5.0
+PER_HOST = 2
+STILL_S = 2.0
+WAIT_S = 120.0
+
+
+def judged(folder: Path, mesh: Mesh, drill: Mapping[str, Any], **changes: Any) -> HangJudged:
+    """The verdict on ranks, two to a host, of which one suffers `drill`."""
+    traces = folder / "traces"
+    traces.mkdir()
+    path, log = folder / "trainer.json", folder / "ranks.log"
+    axes = dict(zip(AXES, mesh.degrees, strict=True))
+    path.write_text(json.dumps(tiny(folder / "run", parallel=axes, steps=50, **changes)))
+    env = {
+        "NDCTL_ATTEMPT": "1",
+        "NDCTL_TRACE_DIR": str(traces),
+        "NDCTL_DRILLS": json.dumps([{"id": 1, "target": "rank", **drill}]),
+    }
+    with _ranks(environments(mesh.world_size, env), path, log) as pids:
+        _wait_until_still(pids, drill["index"], log)
+        return _judge(mesh, pids, traces)
+
+
+@contextmanager
+def _ranks(envs: list[dict[str, str]], path: Path, log: Path) -> Iterator[dict[int, int]]:
+    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
+        forkserver.ensure_running()
+    log.write_text("")
+    ranks: list[BaseProcess] = [
+        FORKING.Process(target=_train, args=(env, str(path), str(log)), daemon=True) for env in envs
+    ]
+    try:
+        for rank in ranks:
+            rank.start()
+        yield {number: int(rank.pid or 0) for number, rank in enumerate(ranks)}
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+def _train(env: dict[str, str], path: str, log: str) -> None:
+    os.environ.clear()
+    rank = RankEnv.from_mapping(env)
+    os.environ.update({**torch_defaults(rank), **env})
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(fd, sys.stdout.fileno())
+    os.dup2(fd, sys.stderr.fileno())
+    from trainer.process import start
+
+    os._exit(start([path], rank))
+
+
+def _wait_until_still(pids: Mapping[int, int], culprit: int, log: Path) -> None:
+    """All but the culprit, which may be busy, have waited for STILL_S without a tick of work."""
+    until = time.monotonic() + WAIT_S
+    peers = [pid for rank, pid in pids.items() if rank != culprit]
+    before: list[int] | None = None
+    since = 0.0
+    while time.monotonic() < until:
+        time.sleep(0.1)
+        states = {process_state(pid) for pid in pids.values()}
+        assert not states & {"Z", "gone"}, log.read_text()
+        drilled = "drill" in log.read_text()
+        now = [work for pid in peers if (work := _work(pid)) is not None]
+        if not drilled or len(now) < len(peers) or now != before:
+            before, since = now, time.monotonic()
+        elif time.monotonic() - since > STILL_S:
+            return
+    raise AssertionError(f"ranks still worked after {WAIT_S:.0f} s:\n{log.read_text()}")
+
+
+def _work(pid: int) -> int | None:
+    """How often the main thread of a process was given a processor; None while it wants one."""
+    if process_state(pid) == "R":
+        return None
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[2])
+
+
+def _judge(mesh: Mesh, pids: Mapping[int, int], traces: Path) -> HangJudged:
+    """As agents gather and their leader judges it."""
+    hosts = {rank: f"host-{rank // PER_HOST}" for rank in pids}
+    parts = [
+        asyncio.run(
+            _gather({r: pid for r, pid in pids.items() if hosts[r] == host}, host, mesh, traces)
+        )
+        for host in sorted(set(hosts.values()))
+    ]
+    scene, lost = scene_of(parts)
+    facts = {
+        rank: replace(scene.facts.get(rank, RankFacts(rank=rank)), host=hosts[rank])
+        for rank in hosts
+    }
+    scene = replace(scene, facts=facts, world=mesh.world_size, axes=axes_of(mesh))
+    return judgement(scene, at=0.0, attempt=1, missing=lost)
+
+
+async def _gather(pids: Mapping[int, int], host: str, mesh: Mesh, traces: Path) -> Evidence:
+    asking = Asking(
+        traces=traces, socket=traces / "no-agent.sock", attempt=1, world=mesh.world_size
+    )
+    stacks, dumps = await asyncio.gather(
+        gather_stacks(pids.items(), traces, EVIDENCE_S), gather_dumps(pids, {}, asking, EVIDENCE_S)
+    )
+    return Evidence(
+        attempt=1,
+        host=host,
+        ranks=tuple(
+            RankEvidence(
+                rank=rank,
+                pid=pid,
+                process_state=process_state(pid),
+                step=0,
+                phase="train",
+                age_s=0.0,
+                stack=stacks.get(rank, ()),
+            )
+            for rank, pid in pids.items()
+        ),
+        dumps={str(rank): text for rank, text in dumps.reduced.items()},
+        withheld=dumps.withheld,
+        missing={f"dump of rank {rank}": why for rank, why in dumps.missing.items()},
+    )
