@@ -240,6 +240,18 @@ class HangDetected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HangOver:
+    """Ranks that were taken for stuck move again, before they were stopped."""
+
+    at: float
+    attempt: int
+    rank: int
+    """One of those that moved."""
+    step: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvidence:
     """What could be learned of one rank at a hang."""
 
@@ -419,6 +431,7 @@ Event = (
     | DrillHappened
     | RankExited
     | HangDetected
+    | HangOver
     | EvidenceGathered
     | HangJudged
     | HostStopped

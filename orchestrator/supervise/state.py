@@ -164,6 +164,8 @@ class Findings:
     exits: tuple[RankExited, ...] = ()
     lost: tuple[AgentLost, ...] = ()
     hang: HangDetected | None = None
+    within: Stage = Stage.RUNNING
+    """Where the attempt was when evidence was asked for."""
     evidence: tuple[EvidenceGathered, ...] = ()
     judged: HangJudged | None = None
     """What the evidence amounts to."""
