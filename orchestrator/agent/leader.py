@@ -78,6 +78,7 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.hangs import EVIDENCE_S
 from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.replacing import strike_of
 from orchestrator.supervise.roster import has_successors, hosts_given
 from orchestrator.supervise.state import Incident, evidence_lines, pace_of
 from orchestrator.supervise.stragglers import Stragglers, roles_of
@@ -403,21 +404,23 @@ class Leader:
     async def _consume(self) -> EndJob | Requeue:
         while self.ending is None:
             event = await self.events.get()
-            known = len(self.supervisor.run.incidents)
+            before = self.supervisor.run
             for action in await self._decide(event):
                 log.info("%s: %s", type(action).__name__, action.reason)
                 if isinstance(action, StartAttempt):
                     await self._raise_fence(action.attempt)
                 self._perform(action)
-            for incident in self.supervisor.run.incidents[known:]:
+            for incident in self.supervisor.run.incidents[len(before.incidents) :]:
                 await asyncio.to_thread(self._strike, incident)
+            slow = strike_of(before, self.supervisor.run)
+            if slow is not None:
+                await asyncio.to_thread(self._record, slow)
         return self.ending
 
     def _strike(self, incident: Incident) -> None:
         """Write down which host was to blame, for the jobs that come after this one."""
         host, signal_name = incident.culprit.host, incident.evidence.signal
-        path = self.granted.strikes
-        if path is None or host is None:
+        if host is None:
             return
         if not strikes.counts(incident.kind, signal_name, incident.drill):
             return
@@ -430,10 +433,15 @@ class Leader:
             cause=incident.cause,
             evidence=evidence_lines(incident),
         )
+        self._record(strike)
+
+    def _record(self, strike: strikes.Strike) -> None:
+        if self.granted.strikes is None:
+            return
         try:
-            strikes.record(path, strike)
+            strikes.record(self.granted.strikes, strike)
         except OSError as exc:
-            log.warning("a strike against %s could not be written: %s", host, exc)
+            log.warning("a strike against %s could not be written: %s", strike.host, exc)
 
     async def _raise_fence(self, attempt: int) -> None:
         """Keep out whoever still works for an earlier attempt or leader; on disk on return.

@@ -231,6 +231,8 @@ class Leaving:
     words: str
     requeue: bool = True
     """Or else the job goes on within its allocation, on other hosts."""
+    straggler: StragglerFound | None = None
+    """Whose host is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
