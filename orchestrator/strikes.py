@@ -1,9 +1,10 @@
 """Hosts that broke jobs: strikes that fade with time, and what a person says about a host.
 
-A strike counts half as much with each day. A host whose strikes count 1.5 together, as two do that
-are a day apart, is left out until they count half of that: a day for these two, longer for a host
-that breaks again and again, also where its strikes are further apart. Whoever pins a host overrules
-that, until it is unpinned.
+A strike counts half as much with each day. A host that was replaced because it kept its peers
+waiting broke nothing: that is half a strike the first time, and one when it happens again. A host
+whose strikes count 1.5 together, as two do that are a day apart, is left out until they count half
+of that: a day for these two, longer for a host that breaks again and again, also where its strikes
+are further apart. Whoever pins a host overrules that, until it is unpinned.
 
 One file per cluster under the run root, to which the leaders of many jobs append whole lines. A
 line that cannot be read, as the torn one of a crash, is passed over. (On NFS two appends from two
@@ -33,6 +34,10 @@ WINDOW_S = 24 * 3600.0
 """Within one job: as many incidents …"""
 LIMIT = 2
 """… no further apart are enough."""
+STRAGGLER = "straggler"
+"""Kind of the strike of a host that was replaced for being slow …"""
+FIRST_STRAGGLER = 0.5
+"""… and what the first of these counts; slowness may pass."""
 MOST_EVIDENCE = 5
 """Lines that a strike keeps."""
 HOST_KINDS = frozenset({"host-lost", "leader-lost", "hang", "preflight"})
@@ -196,9 +201,11 @@ def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:
 
 def _record(host: str, strikes: tuple[Strike, ...], pin: Pinned | None, now: float) -> Record:
     """Left out from the strike that brings the score to EXCLUDED_FROM until it falls to UNTIL."""
-    score, last, until = 0.0, now, None
+    score, last, until, was_slow = 0.0, now, None, False
     for strike in strikes:
-        score = 1 + _faded(score, strike.at - last)
+        is_slow = strike.kind == STRAGGLER
+        new = FIRST_STRAGGLER if is_slow and not was_slow else 1.0
+        score, was_slow = new + _faded(score, strike.at - last), was_slow or is_slow
         last = strike.at
         still = until is not None and strike.at < until
         if score >= EXCLUDED_FROM or still:

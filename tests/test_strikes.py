@@ -14,6 +14,7 @@ from orchestrator.cli import cli
 from orchestrator.strikes import (
     HALF_LIFE_S,
     LOCAL,
+    STRAGGLER,
     Cleared,
     Line,
     Pinned,
@@ -48,6 +49,23 @@ def test_two_strikes_within_a_day_leave_a_host_out_for_a_day(tmp_path: Path) -> 
     assert "in llama: it said nothing" in why["node1"]
     assert "node1" in excluded(path, NOW + HALF_LIFE_S - 1)
     assert excluded(path, NOW + HALF_LIFE_S) == {}
+
+
+def slow(at: float, attempt: int = 1) -> Strike:
+    return replace(strike(at=at, attempt=attempt), kind=STRAGGLER)
+
+
+def test_a_host_that_was_slow_once_has_half_a_strike_and_a_whole_one_the_second_time() -> None:
+    (once,) = fold([slow(NOW)], NOW)
+    assert (once.score, once.is_excluded) == (0.5, False)
+    (twice,) = fold([slow(NOW), slow(NOW, attempt=2)], NOW)
+    assert twice.score == 1.5
+    (spread,) = fold([slow(NOW - HALF_LIFE_S), slow(NOW, attempt=2)], NOW)
+    assert (spread.score, spread.is_excluded) == (1.25, False)
+    (third,) = fold([slow(NOW - HALF_LIFE_S * n, attempt=n) for n in range(3)], NOW)
+    assert third.is_excluded
+    (broken,) = fold([slow(NOW), strike(at=NOW, attempt=2)], NOW)
+    assert broken.score == 1.5, "what breaks a job counts one, as ever"
 
 
 def test_two_strikes_further_apart_than_a_day_exclude_nobody(tmp_path: Path) -> None:

@@ -160,7 +160,9 @@ async def _follow(
         loop.add_signal_handler(signal.SIGTERM, agent.leave, exits.LEADER_LOST)
     code = await agent.run()
     if scheduled and code == exits.LEADER_LOST:
-        await asyncio.to_thread(queue_again, config.place.run_dir, config.term, named, clock)
+        place = config.place
+        asking = partial(queue_again, place.run_dir, config.term, place.host, named, clock)
+        await asyncio.to_thread(asking)
     return code
 
 

@@ -394,7 +394,10 @@ class Agent:
         attempt = self.attempt
         running = attempt is not None and attempt.start.attempt == order.attempt
         if attempt is not None and running:
-            self._report(await gather(attempt, order.timeout_s, self.config.probe))
+            evidence = await gather(attempt, order.timeout_s, self.config.probe)
+            # First whether they still stand still: evidence of all hosts has the ranks stopped.
+            self._report(Digest(attempt=order.attempt, ranks=attempt.digest()))
+            self._report(evidence)
             return
         nothing = {"ranks": "no attempt runs here"}
         host = self.config.place.host

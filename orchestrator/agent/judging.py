@@ -52,6 +52,10 @@ class Judge:
             self.attempt, self.heard = evidence.attempt, {}
         self.heard[evidence.host] = evidence
 
+    def forget(self) -> None:
+        """Evidence is asked for anew: that of a hang that was none must not be mixed in."""
+        self.heard = {}
+
     async def judge(
         self, attempt: int, happened: Callable[[Event], None], now: Callable[[], float]
     ) -> None:

@@ -23,6 +23,7 @@ from orchestrator.agent.translate import (
     event_of,
     gathered,
     hang_detected,
+    hang_over,
     health_changed,
     registered,
     step_reached,
@@ -75,11 +76,13 @@ from orchestrator.contract.protocol import (
 )
 from orchestrator.contract.rundir import RunDir
 from orchestrator.seams import Backend, Clock
+from orchestrator.supervise.hangs import EVIDENCE_S
 from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.replacing import strike_of
 from orchestrator.supervise.roster import has_successors, hosts_given
 from orchestrator.supervise.state import Incident, evidence_lines, pace_of
 from orchestrator.supervise.stragglers import Stragglers, roles_of
-from orchestrator.supervise.watch import Limits, Watch
+from orchestrator.supervise.watch import Hang, Limits, Watch
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +162,10 @@ class Leader:
         self.stragglers = Stragglers((), 0.0)
         self.watched = 0
         """The attempt that `watch` is of."""
-        self.hung = False
+        self.hang: Hang | None = None
+        """As the supervisor was told of it …"""
+        self.gathered_by = 0.0
+        """… and when no agent looks into it any more."""
         self.pending: StartAttempt | None = None
         """An attempt whose first host is still to offer a port."""
         self.ending: EndJob | Requeue | None = None
@@ -327,8 +333,15 @@ class Leader:
     def _digest(self, digest: Digest) -> None:
         if self.watch is None or digest.attempt != self.watched:
             return
-        progress = self.watch.observe(digest.ranks, self.clock.monotonic())
+        now = self.clock.monotonic()
+        progress = self.watch.observe(digest.ranks, now)
         self.stragglers.observe(digest.ranks)
+        if self.hang is not None:
+            moved = self.watch.moved(self.hang, digest.ranks, now)
+            if moved is not None:
+                self.hang = None
+                self.watch.tell_soon()
+                self._happened(hang_over(moved, digest.attempt, self.steady.now()))
         if progress is not None:
             self._happened(step_reached(progress, digest.attempt, self.steady.now()))
 
@@ -377,8 +390,10 @@ class Leader:
             self._happened(straggler(slow, run.placement[slow.rank // each], attempt, at))
         hang = watch.hang(now)
         # A host that is not heard explains a stall better: its silence is judged first.
-        if hang is not None and not self.hung and self.connections.hears(run.placement):
-            self.hung = True
+        if hang is None or self.hang is not None or now < self.gathered_by:
+            return
+        if self.connections.hears(run.placement):
+            self.hang, self.gathered_by = hang, now + EVIDENCE_S
             self._happened(hang_detected(hang, attempt, at))
 
     # Decide and act
@@ -389,21 +404,23 @@ class Leader:
     async def _consume(self) -> EndJob | Requeue:
         while self.ending is None:
             event = await self.events.get()
-            known = len(self.supervisor.run.incidents)
+            before = self.supervisor.run
             for action in await self._decide(event):
                 log.info("%s: %s", type(action).__name__, action.reason)
                 if isinstance(action, StartAttempt):
                     await self._raise_fence(action.attempt)
                 self._perform(action)
-            for incident in self.supervisor.run.incidents[known:]:
+            for incident in self.supervisor.run.incidents[len(before.incidents) :]:
                 await asyncio.to_thread(self._strike, incident)
+            slow = strike_of(before, self.supervisor.run)
+            if slow is not None:
+                await asyncio.to_thread(self._record, slow)
         return self.ending
 
     def _strike(self, incident: Incident) -> None:
         """Write down which host was to blame, for the jobs that come after this one."""
         host, signal_name = incident.culprit.host, incident.evidence.signal
-        path = self.granted.strikes
-        if path is None or host is None:
+        if host is None:
             return
         if not strikes.counts(incident.kind, signal_name, incident.drill):
             return
@@ -416,10 +433,15 @@ class Leader:
             cause=incident.cause,
             evidence=evidence_lines(incident),
         )
+        self._record(strike)
+
+    def _record(self, strike: strikes.Strike) -> None:
+        if self.granted.strikes is None:
+            return
         try:
-            strikes.record(path, strike)
+            strikes.record(self.granted.strikes, strike)
         except OSError as exc:
-            log.warning("a strike against %s could not be written: %s", host, exc)
+            log.warning("a strike against %s could not be written: %s", strike.host, exc)
 
     async def _raise_fence(self, attempt: int) -> None:
         """Keep out whoever still works for an earlier attempt or leader; on disk on return.
@@ -462,6 +484,7 @@ class Leader:
                         host, Stop(attempt=action.attempt, grace_s=action.grace_s)
                     )
             case GatherEvidence():
+                self.judge.forget()
                 for host in self.supervisor.run.placement:
                     self.connections.order(
                         host, Gather(attempt=action.attempt, timeout_s=action.timeout_s)
@@ -502,7 +525,8 @@ class Leader:
         now = self.clock.monotonic()
         self.watch = Watch(ranks, limits, now)
         self.stragglers = Stragglers(roles_of(self.supervisor.run.plan.mesh), now)
-        self.watched, self.hung, self.pending = action.attempt, False, action
+        self.watched, self.pending = action.attempt, action
+        self.hang, self.gathered_by = None, 0.0
         self.connections.order(action.hosts[0], OfferPort(attempt=action.attempt))
 
     def _port_offered(self, offer: Port) -> None:

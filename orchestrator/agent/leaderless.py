@@ -2,15 +2,21 @@
 
 Where a job has its hosts for as long as it runs, they have the scheduler queue it again, without
 the leader's host; where the scheduler replaces hosts that are lost, they see to it that it does.
+
+A host that was cut off from a leader that lives looks the same from there. The journal, which all
+hosts see, tells them apart: a leader that lives writes down that it lost this host, and what it
+does about it. Then it is for this host to go.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.agent.agent import Agent
 from orchestrator.agent.whereabouts import Term
+from orchestrator.contract.events import AgentLost, Event
 from orchestrator.contract.fence import read_fence
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Ended, Unanswered
@@ -30,24 +36,60 @@ TURN_S = 400.0
 """For the one whose turn it is: longer than Slurm takes to give up a node. A file server may keep
 the lock of a host that died in its turn."""
 
+LOOK_S = 5.0
+"""For a leader that lives to write something: it gives up a host about when that gives it up."""
+GIVEN_UP_S = 30.0
+"""The same where it has given this host up and had yet to do something about it."""
+
 SEE_S = 30.0
 """Longer than a leader whose host lives takes to come back; and how long each host waits for the
 one before it to have done something about it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The journal at some time, as this host reads it."""
+
+    run: Run
+    lines: int
+    given_up: bool
+    """The leader has lost this host, and has not heard from it since …"""
+    outlived: bool
+    """… and has gone on, or other hosts are there to see whether it does."""
+
+
+def look(run_dir: RunDir, host: str) -> Seen:
+    entries = read(run_dir.journal)
+    run = fold(entry.event for entry in entries)
+    return seen_by(host, run, len(entries), entries[-1].event if entries else None)
+
+
+def seen_by(host: str, run: Run, lines: int, last: Event | None) -> Seen:
+    known = run.hosts.get(host)
+    given_up = known is not None and not known.alive
+    others = any(h.alive for h in run.hosts.values() if h.name not in (host, run.leader))
+    goes_on = not (isinstance(last, AgentLost) and last.host == host)
+    return Seen(run, lines, given_up, given_up and (others or goes_on))
+
+
 def queue_again(
-    run_dir: RunDir, term: Term, backend_named: Callable[[str], Backend], clock: Clock
+    run_dir: RunDir, term: Term, host: str, backend_named: Callable[[str], Backend], clock: Clock
 ) -> None:
     """Ask until the scheduler has taken the job back, or until it is not ours any more.
 
     Nobody else would: the allocation would stand idle to its end. Every agent that is left comes
     here, and they ask one after the other: a thousand at once are more than a scheduler bears.
     """
-    begun, refused_at = clock.monotonic(), None
     fence = read_fence(run_dir.fence)
     former = None if fence is None else fence.leader
+    before = look(run_dir, host)
+    if before.outlived:
+        log.info("the leader lives, and has given %s up: the job is not queued again", host)
+        return
+    clock.sleep(GIVEN_UP_S if before.given_up else LOOK_S)
+    begun, refused_at = clock.monotonic(), None
     with run_dir.requeue_lock.open("a") as turn:
-        while (run := _still_ours(run_dir, term, former)) is not None:
+        while (run := _still_ours(run_dir, term, former, host, before.lines)) is not None:
             now = clock.monotonic()
             if not try_lock(turn.fileno()) and now - begun < TURN_S:
                 clock.sleep(RETRY_S)
@@ -78,15 +120,20 @@ def queue_again(
             clock.sleep(RETRY_S)
 
 
-def _still_ours(run_dir: RunDir, term: Term, former: str | None) -> Run | None:
-    """The job, if nobody has ended it or leads it again."""
-    run = fold(entry.event for entry in read(run_dir.journal))
-    now = read_fence(run_dir.fence)
+def _still_ours(
+    run_dir: RunDir, term: Term, former: str | None, host: str, lines: int
+) -> Run | None:
+    """The job, if nobody has ended it or leads it again, and its leader wrote no more than that."""
+    seen, now = look(run_dir, host), read_fence(run_dir.fence)
+    run = seen.run
     if run.job is None or run.ending is not None:
         log.info("the job is over: it is not queued again")
         return None
     if run.job.launch.launch != term.launch or (now is not None and now.leader != former):
         log.info("another leader has the job: it is not queued again")
+        return None
+    if seen.lines > lines:
+        log.info("%s was cut off from a leader that lives: the job is not queued again", host)
         return None
     return run
 
@@ -100,11 +147,16 @@ async def see_to_the_leader(
     the first one that lives to be enough.
     """
     run_dir, timeout = agent.config.place.run_dir, agent.config.agent_timeout
+    lines: int | None = None
     while True:
         await asyncio.sleep(SEE_S / 3)
-        if agent.silent_for() < timeout + SEE_S * turn:
+        if agent.silent_for() < timeout + SEE_S * (turn - 1):
+            lines = None
             continue
-        run = fold(entry.event for entry in await asyncio.to_thread(read, run_dir.journal))
+        seen = await asyncio.to_thread(look, run_dir, agent.config.place.host)
+        writes, lines, run = lines is None or seen.lines > lines, seen.lines, seen.run
+        if writes or agent.silent_for() < timeout + SEE_S * turn:
+            continue
         if run.job is None or run.ending is not None or not run.leader:
             continue
         backend = backend_named(run.job.backend)

@@ -18,6 +18,7 @@ from orchestrator.contract.events import (
     Event,
     EvidenceGathered,
     HangDetected,
+    HangOver,
     HealthChanged,
     HostStopped,
     RankExited,
@@ -27,7 +28,7 @@ from orchestrator.contract.events import (
     TrainingResumed,
 )
 from orchestrator.contract.findings import Finding
-from orchestrator.contract.protocol import Evidence, Exited, Register, Stopped, Told
+from orchestrator.contract.protocol import Evidence, Exited, RankDigest, Register, Stopped, Told
 from orchestrator.supervise.stragglers import Straggler
 from orchestrator.supervise.watch import Hang, HealthChange, Progress
 
@@ -158,6 +159,10 @@ def hang_detected(hang: Hang, attempt: int, at: float) -> HangDetected:
         limit_s=hang.limit_s,
         behind=hang.behind,
     )
+
+
+def hang_over(moved: RankDigest, attempt: int, at: float) -> HangOver:
+    return HangOver(at=at, attempt=attempt, rank=moved.rank, step=moved.step, phase=moved.phase)
 
 
 def health_changed(change: HealthChange, attempt: int, at: float) -> HealthChanged:

@@ -242,6 +242,18 @@ class HangDetected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HangOver:
+    """Ranks that were taken for stuck move again, before they were stopped."""
+
+    at: float
+    attempt: int
+    rank: int
+    """One of those that moved."""
+    step: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvidence:
     """What could be learned of one rank at a hang."""
 
@@ -421,6 +433,7 @@ Event = (
     | DrillHappened
     | RankExited
     | HangDetected
+    | HangOver
     | EvidenceGathered
     | HangJudged
     | HostStopped

@@ -20,6 +20,7 @@ from orchestrator.contract.events import (
     CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
+    HangOver,
     StragglerFound,
     StragglerGone,
     TrainingResumed,
@@ -44,6 +45,7 @@ TOLD_EVENTS = (
     DrillHappened,
     StragglerFound,
     StragglerGone,
+    HangOver,
 )
 
 

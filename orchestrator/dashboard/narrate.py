@@ -28,6 +28,7 @@ from orchestrator.contract.events import (
     EvidenceGathered,
     HangDetected,
     HangJudged,
+    HangOver,
     HealthChanged,
     HostFlagged,
     HostLeaving,
@@ -150,6 +151,8 @@ def event_words(event: Event) -> str:  # noqa: C901, PLR0915 - one line for each
             return _exited(event)
         case HangDetected():
             return _hang(event)
+        case HangOver(rank=rank, step=step, phase=phase):
+            return f"no hang: rank {rank} moves again, step {step}, {phase}; the attempt goes on"
         case EvidenceGathered(host=host, ranks=ranks):
             stacks = sum(bool(rank.stack) for rank in ranks)
             many = words.count(len(ranks), "rank")

@@ -257,7 +257,11 @@ class Agent:
         running = self.ranks is not None and self.ranks.attempt == order.attempt
         ranks = self.ranks.evidence() if self.ranks is not None and running else ()
         evidence = Evidence(attempt=order.attempt, host=self.host.name, ranks=ranks)
-        self.world.timeline.after(1.0, partial(self.report, evidence))
+        self.world.timeline.after(1.0, partial(self._gathered, evidence))
+
+    def _gathered(self, evidence: Evidence) -> None:
+        self.report(self.digest())
+        self.report(evidence)
 
     def _check(self, order: CheckFabric) -> None:
         if order.check in self.checks:

@@ -65,10 +65,18 @@ def _rank(world: "World", fault: Fault) -> float:
 
 
 def _hang(world: "World", fault: Fault) -> float:
+    """A third of them are pauses about as long as what is taken for a hang: the ranks go on by
+    themselves, perhaps while it is looked into."""
     running = _running(world)
-    if running:
-        _pick(running, fault).hang()
-    return 0.0
+    if not running:
+        return 0.0
+    ranks = _pick(running, fault)
+    ranks.hang()
+    if fault.size > 0.33:
+        return 0.0
+    watch = world.leader.watch if world.leader is not None else None
+    limit = watch.limit("train") if watch is not None else 10.0
+    return _after(world, max(0.0, limit - 2.0 + 12.0 * fault.size), ranks.thaw)
 
 
 def _stuck(world: "World", fault: Fault) -> float:

@@ -1,13 +1,13 @@
 """A follower whose leader is gone, as `agent/leaderless.py` has it ask for the job's requeue.
 
-It asks until the scheduler has taken the job back, or the job is over or led by another; where
-several are left, one after the other.
+It asks until the scheduler has taken the job back, or the job is over or led by another, or it is
+this one that was cut off; where several are left, one after the other.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.agent.leaderless import RETRY_S, TURN_S
+from orchestrator.agent.leaderless import GIVEN_UP_S, LOOK_S, RETRY_S, TURN_S, Seen, seen_by
 from orchestrator.errors import Unanswered
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ class Leaderless:
     def __init__(self, world: "World", agent: "Agent", done: Callable[[], None]) -> None:
         self.world, self.agent, self.done = world, agent, done
         self.begun = world.timeline.now
+        self.before: Seen | None = None
+        """As the journal was when it was first read."""
         fence = world.storage.fence
         self.former = None if fence is None else fence.leader
 
@@ -28,6 +30,8 @@ class Leaderless:
             return
         if not self.world.storage.serves(self.agent.host.name):
             self._again()  # what it wants to read blocks
+        elif self.before is None:
+            self._look()
         elif not self._still_ours():
             self._over()
         elif not self._in_turn():
@@ -35,9 +39,25 @@ class Leaderless:
         else:
             self._ask_scheduler()
 
+    def _look(self) -> None:
+        self.before = self._seen()
+        self.begun = self.world.timeline.now
+        if self.before.outlived:
+            self._over()
+            return
+        wait_s = GIVEN_UP_S if self.before.given_up else LOOK_S
+        self.world.timeline.after(wait_s, self.ask)
+
+    def _seen(self) -> Seen:
+        entries = self.world.storage.recall()
+        last = entries[-1].event if entries else None
+        return seen_by(self.agent.host.name, self.world.run, len(entries), last)
+
     def _still_ours(self) -> bool:
         run, fence = self.world.run, self.world.storage.fence
         led = fence is not None and fence.leader != self.former
+        if self.before is not None and self._seen().lines > self.before.lines:
+            return False
         return run.ending is None and self.world.job.launch == self.agent.launch and not led
 
     def _in_turn(self) -> bool:

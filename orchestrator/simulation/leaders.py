@@ -16,6 +16,7 @@ from orchestrator.agent.connections import Connections, Silence
 from orchestrator.agent.translate import (
     event_of,
     hang_detected,
+    hang_over,
     health_changed,
     registered,
     step_reached,
@@ -64,9 +65,10 @@ from orchestrator.contract.protocol import (
 from orchestrator.simulation.errands import Errands
 from orchestrator.simulation.network import Line
 from orchestrator.simulation.storage import Crash, Crashed, StoredJournal
+from orchestrator.supervise.hangs import EVIDENCE_S
 from orchestrator.supervise.judgement import judged_from
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.supervise.watch import Limits, Watch
+from orchestrator.supervise.watch import Hang, Limits, Watch
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
@@ -101,7 +103,8 @@ class Leader:
         self.todo: deque[Action] = deque()
         self.watch: Watch | None = None
         self.watched = 0
-        self.hung = False
+        self.hang: Hang | None = None
+        self.gathered_by = 0.0
         self.pending: StartAttempt | None = None
         self.ending: EndJob | Requeue | None = None
         self.alive = self.serves = True
@@ -177,6 +180,12 @@ class Leader:
         if self.watch is None or digest.attempt != self.watched:
             return
         progress = self.watch.observe(digest.ranks, self.world.timeline.now)
+        if self.hang is not None:
+            moved = self.watch.moved(self.hang, digest.ranks, self.world.timeline.now)
+            if moved is not None:
+                self.hang = None
+                self.watch.tell_soon()
+                self.happened(hang_over(moved, digest.attempt, self.now()))
         if progress is not None:
             self.happened(step_reached(progress, digest.attempt, self.now()))
 
@@ -263,9 +272,10 @@ class Leader:
         for change in watch.health_changes(now):
             self.happened(health_changed(change, attempt, at))
         hang = watch.hang(now)
-        placement = self.supervisor.run.placement
-        if hang is not None and not self.hung and self.connections.hears(placement):
-            self.hung = True
+        if hang is None or self.hang is not None or now < self.gathered_by:
+            return
+        if self.connections.hears(self.supervisor.run.placement):
+            self.hang, self.gathered_by = hang, now + EVIDENCE_S
             self.happened(hang_detected(hang, attempt, at))
 
     # Decide and act
@@ -396,7 +406,8 @@ class Leader:
         )
         ranks = range(self.supervisor.run.plan.world_size)
         self.watch = Watch(ranks, limits, self.world.timeline.now)
-        self.watched, self.hung, self.pending = action.attempt, False, action
+        self.watched, self.pending = action.attempt, action
+        self.hang, self.gathered_by = None, 0.0
         self.order(action.hosts[0], OfferPort(attempt=action.attempt))
 
     def _port_offered(self, offer: Port) -> None:

@@ -79,6 +79,9 @@ class HostRanks:
     def hang(self) -> None:
         self.hung = True
 
+    def thaw(self) -> None:
+        self.hung = self.agent.host.stuck
+
     def told_to_leave(self) -> None:
         """SIGTERM, from the agent or the scheduler."""
         self.training.asked = True

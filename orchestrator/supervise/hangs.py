@@ -1,12 +1,19 @@
 """From a hang to its verdict: evidence is gathered from all hosts, then the ranks are stopped while
 the leader has the evidence judged beside its decisions. What comes of that is an event, so a fold
-of the journal costs nothing however many ranks there are. Pure.
+of the journal costs nothing however many ranks there are. Ranks that move again before they are
+stopped were not stuck: the attempt goes on. Pure.
 """
 
 from dataclasses import replace
 
 from orchestrator.contract.actions import GatherEvidence
-from orchestrator.contract.events import EvidenceGathered, HangDetected, HangJudged, RankExited
+from orchestrator.contract.events import (
+    EvidenceGathered,
+    HangDetected,
+    HangJudged,
+    HangOver,
+    RankExited,
+)
 from orchestrator.supervise.diagnose import Weight, timed_out, weigh
 from orchestrator.supervise.moves import FAILED_GRACE_S, Result, all_done, conclude, stop
 from orchestrator.supervise.state import Findings, Run, Stage
@@ -53,6 +60,7 @@ def goes_on_diagnosing(run: Run, event: RankExited) -> bool:
 
 
 def _diagnosing(run: Run, at: float, reason: str, findings: Findings) -> Result:
+    findings = replace(findings, within=run.stage)
     after = replace(
         run,
         stage=Stage.DIAGNOSING,
@@ -62,6 +70,20 @@ def _diagnosing(run: Run, at: float, reason: str, findings: Findings) -> Result:
         findings=findings,
     )
     return after, (GatherEvidence(attempt=run.attempt, timeout_s=EVIDENCE_S, reason=reason),)
+
+
+def hang_over(run: Run, event: HangOver) -> Result:
+    """Go on as if nothing had been: it spends no restart, and nobody is blamed."""
+    found = run.findings
+    if run.stage is not Stage.DIAGNOSING or found is None or found.hang is None:
+        return run, ()
+    if found.exits or found.lost or found.stopped:
+        return run, ()
+    reason = f"attempt {run.attempt} goes on: rank {event.rank} moves again"
+    after = replace(
+        run, stage=found.within, since=event.at, deadline=None, reason=reason, findings=None
+    )
+    return after, ()
 
 
 def evidence_gathered(run: Run, event: EvidenceGathered) -> Result:

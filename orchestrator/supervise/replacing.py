@@ -1,11 +1,13 @@
 """A host that keeps its peers waiting: known while its attempt lasts, and replaced by a spare after
-the next checkpoint, where the job asks for that. Nobody broke anything: it spends no restart, and
-is no strike against the host, which this job uses no more."""
+the next checkpoint, where the job asks for that. Nobody broke anything: it spends no restart. This
+job uses the host no more; against it for other jobs is half a strike, for slowness may have passed.
+"""
 
 from dataclasses import replace
 
 from orchestrator.contract.events import StragglerFound, StragglerGone
 from orchestrator.plan.placement.place import room_for
+from orchestrator.strikes import STRAGGLER, Strike
 from orchestrator.supervise.moves import Result, stop
 from orchestrator.supervise.roster import switches_of, usable
 from orchestrator.supervise.state import Leaving, Run, Stage
@@ -33,8 +35,29 @@ def replace_straggler(run: Run, at: float) -> Result:
     without = replace(run, exclude={**run.exclude, worst.host: words})
     if room_for(run.plan, usable(without), switches_of(run)) < len(run.plan.hosts):
         return run, ()
-    leaving = Leaving(cause="drained", words=words, requeue=False)
+    leaving = Leaving(cause="drained", words=words, requeue=False, straggler=worst)
     return stop(replace(without, leaving=leaving), at, words, job.stop_grace)
+
+
+def strike_of(before: Run, after: Run) -> Strike | None:
+    """Against the host that was just given up for being slow; none where that was rehearsed."""
+    job, leaving = after.job, after.leaving
+    if job is None or leaving is None or leaving.straggler is None or after.fired_now:
+        return None
+    if before.leaving is not None:
+        return None
+    slow = leaving.straggler
+    cause = why_slow(slow)
+    looked = f"over {slow.steps} steps of {slow.step_s:.3f} s"
+    return Strike(
+        at=slow.at,
+        host=slow.host,
+        job=job.launch.job,
+        attempt=slow.attempt,
+        kind=STRAGGLER,
+        cause=cause,
+        evidence=(looked,),
+    )
 
 
 def why_slow(found: StragglerFound) -> str:

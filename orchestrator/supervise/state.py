@@ -164,6 +164,8 @@ class Findings:
     exits: tuple[RankExited, ...] = ()
     lost: tuple[AgentLost, ...] = ()
     hang: HangDetected | None = None
+    within: Stage = Stage.RUNNING
+    """Where the attempt was when evidence was asked for."""
     evidence: tuple[EvidenceGathered, ...] = ()
     judged: HangJudged | None = None
     """What the evidence amounts to."""
@@ -229,6 +231,8 @@ class Leaving:
     words: str
     requeue: bool = True
     """Or else the job goes on within its allocation, on other hosts."""
+    straggler: StragglerFound | None = None
+    """Whose host is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from orchestrator.contract.events import (
     EvidenceGathered,
     HangDetected,
     HangJudged,
+    HangOver,
     HealthChanged,
     HostFlagged,
     HostLeaving,
@@ -57,6 +58,7 @@ from orchestrator.supervise.hangs import (
     goes_on_diagnosing,
     hang_detected,
     hang_judged,
+    hang_over,
     watchdog_spoke,
 )
 from orchestrator.supervise.incidents import incident_of
@@ -152,6 +154,8 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return _rank_exited(run, event)
         case HangDetected():
             return hang_detected(run, event)
+        case HangOver():
+            return hang_over(run, event)
         case EvidenceGathered():
             return evidence_gathered(run, event)
         case HangJudged():

@@ -187,6 +187,20 @@ class Watch:
         )
         return Hang(phase, max(0, first), stalled, limit, behind)
 
+    def moved(self, hang: Hang, digests: Iterable[RankDigest], now: float) -> RankDigest | None:
+        """A rank, of those that these digests tell of, by which `hang` is none any more."""
+        for digest in digests:
+            rank = self.ranks.get(digest.rank)
+            if rank is None or rank.ended or rank.step < 0:
+                continue
+            if _standstill(rank, now) <= hang.limit_s:
+                return digest
+        return None
+
+    def tell_soon(self) -> None:
+        """The next step is recorded at once."""
+        self.recorded = float("-inf")
+
     def health_changes(self, now: float) -> tuple[HealthChange, ...]:
         """Ranks whose health has another name than when last asked."""
         changes = []

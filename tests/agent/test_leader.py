@@ -12,11 +12,13 @@ from orchestrator.agent.leader import _listen_at
 from orchestrator.agent.sockets import free_port
 from orchestrator.contract.actions import EndJob
 from orchestrator.contract.datagrams import Resumed, Saved
-from orchestrator.contract.events import AgentRegistered
+from orchestrator.contract.events import AgentRegistered, EvidenceGathered, HangOver
 from orchestrator.contract.protocol import (
     AGENT_PATH,
     CANCEL_PATH,
     Digest,
+    Evidence,
+    Gather,
     Leave,
     RankDigest,
     Start,
@@ -198,8 +200,6 @@ def test_the_first_step_is_recorded_from_the_digest(tmp_path: Path) -> None:
 
 
 def test_a_hang_is_looked_into_before_it_is_stopped(tmp_path: Path) -> None:
-    from orchestrator.contract.protocol import Evidence, Gather
-
     async def script(job: Led) -> None:
         zero, one = await job.started()
         for agent in (zero, one):
@@ -210,6 +210,38 @@ def test_a_hang_is_looked_into_before_it_is_stopped(tmp_path: Path) -> None:
             assert (await agent.hear(Stop)).attempt == 1
 
     play(tmp_path, script, init_timeout=0.3)
+
+
+def test_an_attempt_goes_on_whose_ranks_move_while_it_is_looked_into(tmp_path: Path) -> None:
+    def word(rank: int) -> RankDigest:
+        return RankDigest(
+            rank=rank,
+            pid=1,
+            step=1,
+            phase="train",
+            age_s=0.0,
+            still_s=0.0,
+            loss=2.5,
+            tokens_per_second=7.0,
+            memory_bytes=None,
+        )
+
+    async def script(job: Led) -> tuple[list[str], int]:
+        zero, one = await job.started()
+        for agent in (zero, one):
+            await agent.hear(Gather)
+        await zero.say(Evidence(attempt=1, host="host-0", ranks=()))
+        await one.say(
+            Digest(attempt=1, ranks=(word(1),)), Evidence(attempt=1, host="host-1", ranks=())
+        )
+        over = await job.happens(HangOver)
+        assert (over.rank, over.step, over.phase) == (1, 1, "train")
+        await until(lambda: job.leader.supervisor.run.state == "RUNNING", "going on")
+        await until(lambda: len(job.events(EvidenceGathered)) == 2, "the evidence of both")
+        kinds = [type(action).__name__ for e in read(job.run_dir.journal) for action in e.actions]
+        return kinds, len(job.leader.supervisor.run.incidents)
+
+    assert play(tmp_path, script, init_timeout=0.3) == (["StartAttempt", "GatherEvidence"], 0)
 
 
 def test_the_leader_takes_the_port_that_it_is_told_unless_another_has_it() -> None:

@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.leaderless import REFUSED_S, TURN_S, queue_again
+from orchestrator.agent.leaderless import GIVEN_UP_S, LOOK_S, REFUSED_S, TURN_S, queue_again
 from orchestrator.agent.whereabouts import Term
-from orchestrator.contract.events import CancelRequested, Event, LeaderStarted
+from orchestrator.contract.events import (
+    AgentLost,
+    AgentRegistered,
+    CancelRequested,
+    Event,
+    HostUnavailable,
+    LeaderStarted,
+)
 from orchestrator.contract.fence import Fence, write_fence
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
@@ -62,7 +69,7 @@ def asked(run_dir: RunDir, queue: Queue, term: Term = TERM) -> float:
     """The seconds that it took."""
     clock = TurnedClock()
     begun = clock.time
-    queue_again(run_dir, term, lambda name: queue, clock)
+    queue_again(run_dir, term, "host-1", lambda name: queue, clock)
     return clock.time - begun
 
 
@@ -82,7 +89,7 @@ def test_one_that_goes_on_refusing_is_left_with_what_to_type(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = Queue(says=lambda before: SILENT if before == 1 else REFUSES)
-    assert REFUSED_S <= asked(run_dir, queue) < REFUSED_S + 60
+    assert REFUSED_S <= asked(run_dir, queue) < REFUSED_S + 60 + LOOK_S
     last = caplog.messages[-1]
     assert "`ndctl cancel job`" in last
     assert "--resume" in last
@@ -92,7 +99,7 @@ def test_one_that_goes_on_refusing_is_left_with_what_to_type(
 
 def test_a_job_that_the_scheduler_has_ended_is_let_go(run_dir: RunDir) -> None:
     queue = Queue(says=lambda before: Ended("Slurm job 1 has ended"))
-    assert asked(run_dir, queue) == 0
+    assert asked(run_dir, queue) == LOOK_S
     assert len(queue.requeued) == 1
 
 
@@ -144,3 +151,89 @@ def test_agents_ask_one_after_the_other(run_dir: RunDir) -> None:
 
 def _assert_held(run_dir: RunDir) -> None:
     assert not is_free(run_dir.requeue_lock)
+
+
+# A host that was cut off from a leader that lives
+
+
+def here(run_dir: RunDir, *hosts: str) -> None:
+    for name in hosts:
+        came = AgentRegistered(
+            at=time.time(), host=name, address="::1", devices=1, pid=1, incarnation=name
+        )
+        append(run_dir, came)
+
+
+def lost(name: str) -> AgentLost:
+    return AgentLost(at=time.time(), host=name, why="it said nothing", silent_s=10.0)
+
+
+def test_a_host_that_the_leader_has_given_up_leaves_at_once(
+    run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    here(run_dir, "host-0", "host-1", "host-2")
+    append(run_dir, lost("host-1"))
+    queue = Queue()
+    assert asked(run_dir, queue) == 0
+    assert queue.requeued == []
+    assert "has given host-1 up" in caplog.messages[-1]
+
+
+def test_a_leader_whose_last_line_gave_the_only_other_host_up_may_be_gone(run_dir: RunDir) -> None:
+    here(run_dir, "host-0", "host-1")
+    append(run_dir, lost("host-1"))
+    queue = Queue()
+    assert asked(run_dir, queue) == GIVEN_UP_S
+    assert queue.requeued == [("host-0",)]
+
+
+def test_one_that_wrote_more_since_is_not(run_dir: RunDir) -> None:
+    here(run_dir, "host-0", "host-1")
+    gone_on = HostUnavailable(at=time.time(), host="host-1", why="Slurm does not answer it")
+    append(run_dir, lost("host-1"), gone_on)
+    queue = Queue()
+    assert asked(run_dir, queue) == 0
+    assert queue.requeued == []
+
+
+@pytest.mark.parametrize("lines_after_s", [1.0, 60.0])
+def test_a_leader_that_writes_lives_whenever_that_is_seen(
+    run_dir: RunDir, lines_after_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also after the scheduler was asked, and did not answer."""
+    caplog.set_level(logging.INFO)
+    here(run_dir, "host-0", "host-1", "host-2")
+    clock = Writing(lambda: append(run_dir, lost("host-1")), lines_after_s)
+    queue = Queue(says=lambda before: SILENT)
+    queue_again(run_dir, TERM, "host-1", lambda name: queue, clock)
+    assert bool(queue.requeued) == (lines_after_s > LOOK_S)
+    assert "host-1 was cut off from a leader that lives" in caplog.messages[-1]
+
+
+@dataclass
+class Writing(TurnedClock):
+    """While time passes, a leader writes."""
+
+    write: Callable[[], None] = lambda: None
+    due_s: float = 0.0
+
+    def __init__(self, write: Callable[[], None], after_s: float) -> None:
+        super().__init__()
+        self.write, self.due_s = write, self.time + after_s
+
+    def sleep(self, seconds: float) -> None:
+        before = self.time
+        super().sleep(seconds)
+        if before < self.due_s <= self.time:
+            self.write()
+
+
+def test_where_the_leader_is_dead_the_journal_is_silent_and_the_job_queued_again_soon(
+    run_dir: RunDir,
+) -> None:
+    """As on Slurm when the leader's node dies: its last lines were of training."""
+    here(run_dir, "host-0", "host-1", "host-2")
+    queue = Queue()
+    assert asked(run_dir, queue) == LOOK_S
+    assert queue.requeued == [("host-0",)]

@@ -14,6 +14,7 @@ from orchestrator.contract.events import (
     EvidenceGathered,
     HangDetected,
     HangJudged,
+    HangOver,
     HostStopped,
     JobSubmitted,
     LeaderStarted,
@@ -252,6 +253,12 @@ class Job:
             behind=behind,
         )
         return self.tell(event)
+
+    def moves_again(self, rank: int = 2) -> tuple[Action, ...]:
+        attempt = self.run.attempt
+        return self.tell(
+            HangOver(at=self.now(), attempt=attempt, rank=rank, step=11, phase="train")
+        )
 
     def judged(self, rank: int | None, **more: Any) -> tuple[Action, ...]:
         """The leader's analysis blames `rank`, or nobody."""

@@ -96,6 +96,54 @@ def test_a_hang_gathers_evidence_from_all_hosts_and_then_stops() -> None:
     assert incident.evidence.stacks == {"0": ("all_reduce",), "2": ()}
 
 
+@pytest.mark.parametrize("stage", [Stage.STARTING, Stage.RUNNING])
+def test_an_attempt_whose_ranks_move_again_in_time_goes_on(stage: Stage) -> None:
+    job = Job().starts()
+    if stage is Stage.RUNNING:
+        job.trains()
+    job.hangs()
+    job.shows("host-0", found(0), found(1))
+    assert job.moves_again() == ()
+    assert (job.run.stage, job.run.findings) == (stage, None)
+    assert job.run.reason == "attempt 1 goes on: rank 2 moves again"
+    assert job.shows("host-1", found(2), found(3)) == (), "it is not waited for any more"
+    assert job.waits(60) == (), "no deadline of the diagnosis is left"
+    job.steps(11)
+    assert (job.run.stage, job.run.state) == (Stage.RUNNING, "RUNNING")
+    assert (job.run.incidents, job.run.restarts, job.run.fruitless) == ((), 0, 0)
+
+
+def test_a_hang_after_one_that_was_none_is_looked_into_anew() -> None:
+    job = Job().running()
+    job.hangs()
+    job.shows("host-0", found(0), found(1))
+    job.moves_again()
+    assert isinstance(job.hangs()[0], GatherEvidence)
+    assert job.shows("host-1", found(2), found(3)) == (), "host-0 is to say it again"
+    assert isinstance(job.shows("host-0", found(0), found(1))[0], StopAttempt)
+
+
+def test_ranks_that_move_when_they_are_told_to_stop_do_not_go_on() -> None:
+    job = Job().running()
+    job.hangs()
+    job.shows("host-0", found(0), found(1))
+    job.shows("host-1", found(2), found(3))
+    job.moves_again()
+    assert job.run.stage is Stage.STOPPING
+    job.stops()
+    job.judged(2)
+    assert job.run.incidents[0].kind == "hang"
+
+
+def test_what_a_watchdog_said_does_not_pass() -> None:
+    """That rank has ended: its peers that move on will not get far."""
+    job = Job().running()
+    job.raises(0, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)")
+    assert job.run.stage is Stage.DIAGNOSING
+    job.moves_again()
+    assert job.run.stage is Stage.DIAGNOSING
+
+
 def test_evidence_that_does_not_come_is_not_waited_for() -> None:
     job = Job().running()
     job.hangs()

@@ -4,8 +4,9 @@ import pytest
 
 from orchestrator.contract.actions import Action, Requeue, StartAttempt, StopAttempt
 from orchestrator.contract.events import StragglerFound, StragglerGone
+from orchestrator.supervise.replacing import strike_of
 from orchestrator.supervise.state import Stage
-from tests.supervise.supervise_stage import Job
+from tests.supervise.supervise_stage import Job, drills
 
 
 def slow(job: Job, rank: int, own_s: float = 0.5) -> tuple[Action, ...]:
@@ -56,6 +57,26 @@ def test_its_host_is_replaced_by_a_spare_after_the_next_checkpoint() -> None:
     assert "host-1 keeps its peers waiting" in job.run.exclude["host-1"]
     assert (job.run.incidents, job.run.restarts, job.run.fruitless) == ((), 0, 0), "nobody's fault"
     assert job.run.stragglers == {}
+
+
+def test_a_host_that_was_replaced_gets_a_strike_once_unless_it_was_rehearsed() -> None:
+    for rehearsed in (False, True):
+        job = Job(spares=1, replace_stragglers=True, drills=drills("slow:rank=3@step=2")).running()
+        if rehearsed:
+            job.drill(1)
+        slow(job, 3)
+        before = job.run
+        job.saves(7)
+        found = strike_of(before, job.run)
+        if rehearsed:
+            assert found is None
+            continue
+        assert found is not None
+        assert (found.host, found.kind, found.attempt) == ("host-1", "straggler", 1)
+        assert "rank 3 takes 0.500 s of its own a step" in found.cause
+        before = job.run
+        job.saves(8)
+        assert strike_of(before, job.run) is None, "the last checkpoint on the way out"
 
 
 def test_of_several_the_one_that_costs_most_goes_first() -> None:

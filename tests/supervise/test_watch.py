@@ -130,6 +130,21 @@ def test_a_limit_for_checkpoints_is_for_these_alone() -> None:
 # Hangs
 
 
+def test_a_hang_is_over_when_one_rank_moves_again() -> None:
+    seen = trained(2.0)
+    still(seen, 30.7, 20.0, 0, 1, 2, 3)
+    hang = seen.hang(30.7)
+    assert hang is not None
+    waits = digest(0, 10, still_s=11.5)
+    left = digest(1, 10, ended=True)
+    goes_on = digest(3, 11)
+    seen.observe([waits, left], 31.5)
+    assert seen.moved(hang, [waits, left], 31.5) is None
+    seen.observe([waits, goes_on], 31.5)
+    assert seen.moved(hang, [waits, goes_on], 31.5) == goes_on
+    assert seen.hang(31.5) is None
+
+
 def test_a_hang_is_no_progress_for_longer_than_the_limit() -> None:
     seen = trained(2.0)
     still(seen, 30.5, 20.0, 0, 1, 2, 3)
