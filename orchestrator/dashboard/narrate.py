@@ -68,8 +68,8 @@ def action_words(action: Action) -> str:  # noqa: C901 - a case a kind
             return f"stop attempt {attempt}{where} within {words.duration(grace)} ({reason})"
         case GatherEvidence(attempt=attempt, reason=reason):
             return f"gather evidence of attempt {attempt} ({reason})"
-        case JudgeHang(attempt=attempt):
-            return f"judge the evidence of attempt {attempt}"
+        case JudgeHang(attempt=attempt, reason=reason):
+            return f"judge the evidence of attempt {attempt} ({reason})"
         case ReplaceAgent(host=host, elsewhere=True, reason=reason):
             return f"ask for another host in the place of {host} ({reason})"
         case ReplaceAgent(host=host, reason=reason):

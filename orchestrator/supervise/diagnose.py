@@ -111,7 +111,7 @@ def _signs(findings: Findings, own: tuple[FailureRule, ...]) -> Iterator[Sign]:
         if not exited.stopped:
             yield weigh(exited, own), exited.at, _exited(exited, own)
     if findings.hang is not None or findings.judge_by is not None:
-        hang = _hang(findings)
+        hang = _hang(findings, own)
         yield Weight.HANG, hang.at, hang
     if findings.leader_lost is not None:
         verdict = _leader_lost(findings.leader_lost, findings)
@@ -290,8 +290,12 @@ def _launch_failed(findings: Findings) -> Verdict:
     )
 
 
-def _hang(findings: Findings) -> Verdict:
-    """Only a verdict that is sure blames a host, and where the program is to blame, none."""
+def _hang(findings: Findings, own: tuple[FailureRule, ...]) -> Verdict:
+    """Only a verdict that is sure blames a host, and where the program is to blame, none.
+
+    Where a watchdog spoke first, the failure is of the class of what it said.
+    """
+    said = None if findings.hang else failure_of(findings.exits[0], own)
     attempt = findings.hang.attempt if findings.hang else findings.exits[0].attempt
     judged = findings.judged or judged_from(findings, attempt)
     seen, at, detected_after_s = _hang_seen(findings)
@@ -308,9 +312,12 @@ def _hang(findings: Findings) -> Verdict:
         at=at,
         detected_after_s=detected_after_s,
         phase=findings.hang.phase if findings.hang else findings.exits[0].phase,
-        evidence=Evidence(stacks=judged.stacks, notes=(*notes, *_probes(findings))),
+        evidence=Evidence(
+            stacks=judged.stacks, notes=(*notes, *_probes(findings), *_class_notes(said))
+        ),
         signature=_desync(findings, judged) if sure and judged.scope == "user" else "",
         confidence=judged.confidence,
+        failure=said.rule if said else None,
     )
 
 

@@ -13,6 +13,7 @@ from orchestrator.contract.actions import (
     Action,
     CheckHosts,
     EndJob,
+    JudgeHang,
     ReplaceAgent,
     Replan,
     Requeue,
@@ -23,6 +24,7 @@ from orchestrator.contract.events import (
     AgentLost,
     CancelRequested,
     CheckpointFailed,
+    CheckpointIntervalChanged,
     Event,
     EvidenceGathered,
     HangJudged,
@@ -407,6 +409,19 @@ def all_events() -> list[Event]:
         StragglerGone(at=START, attempt=1, rank=3, host="host-1", own_s=0.1, peers_s=0.1),
         AgentLost(at=START, host="host-1", why="its connection closed", silent_s=1.0),
         HangOver(at=START, attempt=1, rank=3, step=13, phase="train"),
+        HangJudged(
+            at=START,
+            attempt=1,
+            verdict="never-entered",
+            cause="rank 3 did not call what the others wait in",
+            scope="rank",
+            ranks=(3,),
+            hosts=("host-1",),
+            confidence=0.95,
+        ),
+        CheckpointIntervalChanged(
+            at=START, attempt=1, step=40, old=20, new=35, why="a save costs 2.1 s"
+        ),
         CancelRequested(at=START, by="ada"),
         Tick(at=START),
         killed(START),
@@ -466,6 +481,7 @@ def test_every_kind_of_action_is_told_with_its_reason() -> None:
     entries = [*journal(failed()), *journal(hung())]
     actions = [action for entry in entries for action in entry.actions]
     actions.append(ReplaceAgent(host="host-1", reason="it is gone"))
+    actions.append(JudgeHang(attempt=1, reason="no rank made progress"))
     actions.append(CheckHosts(check=1, hosts=("host-1",), timeout_s=60, reason="before the start"))
     actions.append(Replan(hosts=1, reason="one is left"))
     actions.append(Requeue(exclude=("host-1",), reason="none is left"))

@@ -87,18 +87,23 @@ class Witness:
                 self.open.discard(name)
             case HostStopped(host=name, attempt=attempt) if attempt == before.attempt:
                 self.open.discard(name)
-            case AgentRegistered(host=name, pid=pid):
-                known = before.hosts.get(name)
-                if event.running and before.stage not in OUTSIDE and not (known and known.alive):
-                    self.left[name] = event.running
-                if known is not None and known.pid != pid:
-                    self.open.discard(name)
-                elif before.stage is Stage.STOPPING and known and not known.alive:
-                    self.open |= {name} & set(before.placement)  # given up, but it lives
+            case AgentRegistered():
+                self._comes(event, before)
             case Tick() if self.run is not before:
                 self.open -= {n for n, known in self.run.hosts.items() if not known.alive}
             case _:
                 pass
+
+    def _comes(self, event: AgentRegistered, before: Run) -> None:
+        name, known = event.host, before.hosts.get(event.host)
+        if event.running and before.stage not in OUTSIDE and not (known and known.alive):
+            self.left[name] = event.running
+        if known is not None and known.pid != event.pid:
+            self.open.discard(name)
+            if not event.running:  # it has the host's lock, so no rank holds it
+                self.left.pop(name, None)
+        elif before.stage is Stage.STOPPING and known and not known.alive:
+            self.open |= {name} & set(before.placement)  # given up, but it lives
 
     def _counts(self, event: Event, before: Run) -> None:
         if self.run.leaving and not before.leaving and before.stage in (*LIVE, Stage.STOPPING):
