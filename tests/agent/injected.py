@@ -34,7 +34,7 @@ from trainer.environment import torch_defaults
 EVIDENCE_S = 5.0
 PER_HOST = 2
 STILL_S = 2.0
-WAIT_S = 120.0
+WAIT_S = 240.0
 
 
 def judged(folder: Path, mesh: Mesh, drill: Mapping[str, Any], **changes: Any) -> HangJudged:

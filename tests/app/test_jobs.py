@@ -109,11 +109,13 @@ def test_a_resume_uses_the_spec_as_it_is_now_and_keeps_the_token(
 ) -> None:
     run_dir = submit(tmp_path).run_dir
     token = run_dir.token.read_text()
-    again = submit(tmp_path, "train.steps=99", "resilience.hang_timeout=33", resume=True)
+    limits = ("resilience.hang_timeout=33", "resilience.checkpoint_timeout=44")
+    again = submit(tmp_path, "train.steps=99", *limits, resume=True)
     assert again.known == 1
     _, job = events(tmp_path)
     assert isinstance(job, JobSubmitted)
-    assert (job.resume, job.steps, job.hang_timeout) == (True, 99, 33.0)
+    assert (job.resume, job.steps) == (True, 99)
+    assert (job.hang_timeout, job.checkpoint_timeout) == (33.0, 44.0)
     assert (job.plan_number, job.launch.launch) == (2, 2)
     assert json.loads(run_dir.trainer_config(2).read_text())["train"]["steps"] == 99
     assert json.loads(run_dir.trainer_config(1).read_text())["train"]["steps"] == 24
