@@ -42,8 +42,13 @@ def main(alternations: int) -> None:
     for turn in range(alternations):
         names = list(costs) if turn % 2 == 0 else list(reversed(costs))
         for name in names:
-            costs[name].append(cost_of(name))
+            cost = cost_of(name)
+            costs[name].append(cost)
             load.append(os.getloadavg()[0])
+            rate, cpu_s_step = cost.tokens_per_second, cost.cpu_s
+            print(
+                f"{turn + 1} {name}: {rate:.0f} tokens/s, {cpu_s_step:.3f} CPU s/step", flush=True
+            )
     print(f"{machine()}, load {min(load):.0f} to {max(load):.0f}")
     rates = {name: [cost.tokens_per_second for cost in each] for name, each in costs.items()}
     cpu = {name: [cost.cpu_s for cost in each] for name, each in costs.items()}
