@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ def under_ndctl(root: Path, options: Sequence[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def under_torchrun(root: Path, options: Sequence[str], restarts: int) -> Iterator[Path]:
+def under_torchrun(
+    root: Path, options: Sequence[str], restarts: int, more: Mapping[str, str] | None = None
+) -> Iterator[Path]:
     """The same trainer and configuration as four ranks of one bare torchrun; its `out`."""
     out = root / "bare"
     out.mkdir(parents=True)
@@ -55,6 +57,7 @@ def under_torchrun(root: Path, options: Sequence[str], restarts: int) -> Iterato
     ]
     # Without this, ranks that torchrun restarts on gloo read addresses of the dead ones.
     environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    environ |= more or {}
     with (out / "torchrun.log").open("w") as log:
         process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
         try:
