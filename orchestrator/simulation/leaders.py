@@ -13,12 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never, cast
 
 from orchestrator.agent.connections import Connections, Silence
+from orchestrator.agent.judging import judged_of
 from orchestrator.agent.translate import (
     event_of,
     hang_detected,
     health_changed,
     registered,
     step_reached,
+    straggler,
 )
 from orchestrator.contract import exits
 from orchestrator.contract.actions import (
@@ -64,8 +66,9 @@ from orchestrator.contract.protocol import (
 from orchestrator.simulation.errands import Errands
 from orchestrator.simulation.network import Line
 from orchestrator.simulation.storage import Crash, Crashed, StoredJournal
-from orchestrator.supervise.judgement import judged_from
 from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.state import pace_of
+from orchestrator.supervise.stragglers import Stragglers, roles_of
 from orchestrator.supervise.watch import Limits, Watch
 
 if TYPE_CHECKING:
@@ -100,6 +103,9 @@ class Leader:
         """With a write that takes time."""
         self.todo: deque[Action] = deque()
         self.watch: Watch | None = None
+        self.stragglers = Stragglers((), 0.0)
+        self.heard: dict[str, Evidence] = {}
+        """What each host last sent."""
         self.watched = 0
         self.hung = False
         self.pending: StartAttempt | None = None
@@ -162,7 +168,10 @@ class Leader:
                 self._digest(report)
             case Port():
                 self._port_offered(report)
-            case Told() | Exited() | Evidence() | Stopped():
+            case Evidence():
+                self.heard[report.host] = report
+                self.happened(event_of(report, self.now()))
+            case Told() | Exited() | Stopped():
                 self.happened(event_of(report, self.now()))
             case Checked():
                 self.errands.checked[report.host] = report
@@ -177,6 +186,7 @@ class Leader:
         if self.watch is None or digest.attempt != self.watched:
             return
         progress = self.watch.observe(digest.ranks, self.world.timeline.now)
+        self.stragglers.observe(digest.ranks)
         if progress is not None:
             self.happened(step_reached(progress, digest.attempt, self.now()))
 
@@ -259,12 +269,14 @@ class Leader:
             self.happened(event)
 
     def _detect(self, watch: Watch, at: float) -> None:
-        now, attempt = self.world.timeline.now, self.watched
+        now, attempt, run = self.world.timeline.now, self.watched, self.supervisor.run
         for change in watch.health_changes(now):
             self.happened(health_changed(change, attempt, at))
+        for slow in self.stragglers.changes(now):
+            host = run.placement[slow.rank // run.plan.ranks_per_host]
+            self.happened(straggler(slow, host, attempt, at))
         hang = watch.hang(now)
-        placement = self.supervisor.run.placement
-        if hang is not None and not self.hung and self.connections.hears(placement):
+        if hang is not None and not self.hung and self.connections.hears(run.placement):
             self.hung = True
             self.happened(hang_detected(hang, attempt, at))
 
@@ -378,11 +390,10 @@ class Leader:
                 assert_never(action)
 
     def _judge(self, action: JudgeHang) -> None:
-        """Played ranks have no flight recorder: judged of states and heartbeats, a second later."""
-        run = self.supervisor.run
-        if run.findings is not None:
-            judged = judged_from(run.findings, action.attempt)
-            self.world.timeline.after(JUDGE_S, partial(self._judged, judged))
+        """By what has come; some may come too late."""
+        parts = [part for part in self.heard.values() if part.attempt == action.attempt]
+        judged = judged_of(self.supervisor.run, action.attempt, parts)
+        self.world.timeline.after(JUDGE_S, partial(self._judged, judged))
 
     def _judged(self, judged: HangJudged) -> None:
         if self.alive:
@@ -392,6 +403,8 @@ class Leader:
         limits = Limits(hang=self.job.hang_timeout, init=self.job.init_timeout)
         ranks = range(self.supervisor.run.plan.world_size)
         self.watch = Watch(ranks, limits, self.world.timeline.now)
+        roles = roles_of(self.supervisor.run.plan.mesh)
+        self.stragglers = Stragglers(roles, self.world.timeline.now)
         self.watched, self.hung, self.pending = action.attempt, False, action
         self.order(action.hosts[0], OfferPort(attempt=action.attempt))
 
@@ -412,6 +425,7 @@ class Leader:
                 config=str(current.number),
                 drills=action.drills,
                 skip=action.skip,
+                pace=pace_of(self.supervisor.run),
             )
             self.order(host, start)
 
