@@ -17,7 +17,7 @@ from orchestrator.contract.events import (
     LeaderStarted,
     TrainingResumed,
 )
-from orchestrator.simulation.laws import Violated, hold
+from orchestrator.simulation.laws import hold
 from orchestrator.simulation.remedies import Remedies
 from orchestrator.simulation.storage import read_whole
 from orchestrator.supervise.state import LIVE, OUTSIDE, Run, Stage

@@ -80,7 +80,7 @@ class Remedies:
             case Replanned(device_bytes=int()) if run.refits > before.refits:
                 takes = run.plan.memory.peak_bytes
                 held = before.plan.memory.peak_bytes
-                hold(takes < held, f"a plan of {takes} bytes instead of one of {held} that is short")
+                hold(takes < held, f"a plan of {takes} bytes for one of {held} that is short")
             case _:
                 pass
 
@@ -105,7 +105,7 @@ class Remedies:
             self.not_before = event.at + self._least(rule, again)
 
     def _rule(self, name: str, run: Run) -> PolicyRule | None:
-        """The rule, where it lets jobs wait for longer and longer, and how often is counted here."""
+        """The rule, where it lets jobs wait, and how often they have is counted here."""
         assert run.job is not None
         rules = [*run.job.policy, *default_rules()]
         found = next((rule for rule in rules if rule.name == name), None)
@@ -177,7 +177,7 @@ class Remedies:
             person = incident.remedy is None and incident.action == "the job was submitted again"
             named = bool(incident.rule) and incident.remedy is not None
             hold(named or person, f"incident {incident.id} names no rule")
-        if run.ending == "SUCCEEDED":
+        if run.ending == "SUCCEEDED" and self.world.storage.checkpoints:
             last = max(self.world.storage.checkpoints, key=lambda made: (made.step, made.at))
             trained = set(last.read) & batches(run.skipped)
             hold(not trained, f"batches {sorted(trained)} are in the model, and named as skipped")

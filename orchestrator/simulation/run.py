@@ -111,7 +111,7 @@ def simulate(
         simulation.run()
     except Violated as exc:
         broken = str(exc)
-    except Exception as exc:  # ndctl's own defects are what seeds are searched for
+    except Exception as exc:  # noqa: BLE001 - ndctl's own defects are what seeds are for
         world.history.note("defect", traceback.format_exc())
         broken = f"ndctl itself failed: {type(exc).__name__}: {' '.join(str(exc).split())}"
     if broken:

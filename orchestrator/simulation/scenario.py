@@ -95,7 +95,6 @@ class Scenario:
             f" {', '.join(map(str, self.faults)) or 'no fault'}"
         )
 
-
     @property
     def _more(self) -> str:
         own = [f"rule {rule.name}: {rule.action}" for rule in self.policy]

@@ -103,9 +103,7 @@ class Storage:
         until = self._seen_until()
         folders = {found.step: found for found in self.checkpoints if found.at <= until}
         fit = [
-            found
-            for found in folders.values()
-            if not read_already(found.step, found.skipped, skip)
+            found for found in folders.values() if not read_already(found.step, found.skipped, skip)
         ]
         return max(fit, key=lambda found: found.step, default=None)
 

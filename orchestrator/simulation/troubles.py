@@ -29,7 +29,9 @@ class Words:
 ERRORS: dict[str, Words] = {
     "python-exception": Words("'input_ids'", "KeyError"),
     "import-or-version": Words("No module named 'flash_attn'", "ModuleNotFoundError"),
-    "data-error": Words("Expecting value: line 1 column 1 (char 0)", "json.decoder.JSONDecodeError"),
+    "data-error": Words(
+        "Expecting value: line 1 column 1 (char 0)", "json.decoder.JSONDecodeError"
+    ),
     "illegal-memory-access": Words(
         "CUDA error: an illegal memory access was encountered", "RuntimeError"
     ),
