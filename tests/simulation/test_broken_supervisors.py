@@ -181,7 +181,7 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
     ("decide", "kinds", "law"),
     [
         (counts_nothing, ("rank",), "attempts without progress"),
-        (forgets_whom_to_leave_out, ("drain",), "to be left out"),
+        (forgets_whom_to_leave_out, ("drain",), "used, "),
         (does_not_wait_for_the_end_of_the_former, ("hang", "stuck"), "still runs"),
         (requeues_twice, ("preemption",), "queued again twice"),
         (overlooks_hangs, ("hang",), "has not ended"),
