@@ -1,7 +1,7 @@
 """What a seed chooses: a job, a cluster, and when what breaks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
@@ -109,20 +109,15 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
     random = Random(seed)
     scheduled = random.random() < 0.7
     hosts = random.choice((1, 2, 2, 3, 4))
-    steps, step_s = random.randint(6, 24), random.choice((1.0, 3.0, 8.0))
-    if random.random() < 0.15:  # long enough for a rank to be known as slow
-        steps, step_s = random.randint(30, 50), 1.0
-    elif random.random() < 0.05:  # long enough for hosts to be asked for again
-        steps, step_s = random.randint(20, 30), 40.0
     choices = _choices(Random(seed + 7_919_000_003), hosts)
-    return Scenario(
+    short = Scenario(
         seed=seed,
         scheduled=scheduled,
         hosts=hosts,
         spares=random.choice((0, 0, 1, 2)),
         ranks_per_host=random.choice((1, 2)),
-        steps=steps,
-        step_s=step_s,
+        steps=random.randint(6, 24),
+        step_s=random.choice((1.0, 3.0, 8.0)),
         save_every=random.choice((2, 4, 6)),
         max_restarts=random.choice((0, 1, 2, 3, 5)),
         hang_timeout=random.choice((None, None, 20.0)),
@@ -142,6 +137,7 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
         paced=choices.paced,
         pinned=choices.pinned,
     )
+    return replace(short, steps=choices.steps, step_s=choices.step_s) if choices.steps else short
 
 
 OWN_CLASS = FailureRule(
@@ -179,6 +175,9 @@ class _Choices:
     replace_stragglers: bool
     paced: bool
     pinned: Mapping[str, Literal["never", "always"]]
+    steps: int
+    """Of a job that is longer than most; 0: it is not."""
+    step_s: float
 
 
 def _choices(random: Random, hosts: int) -> _Choices:
@@ -186,7 +185,15 @@ def _choices(random: Random, hosts: int) -> _Choices:
     uses: tuple[Literal["never", "always"], ...] = ("never", "always", "always")
     pins = random.choice((0, 0, 0, 1, 2))
     names = [f"node-{number}" for number in random.sample(range(hosts + 2), min(pins, hosts))]
+    length = random.random()
+    steps, step_s = 0, 1.0
+    if length < 0.15:  # long enough for a rank to be known as slow
+        steps = random.randint(30, 50)
+    elif length < 0.2:  # long enough for hosts to be asked for again
+        steps, step_s = random.randint(20, 30), 40.0
     return _Choices(
+        steps=steps,
+        step_s=step_s,
         policy=tuple(_rule(random, number) for number in range(rules)),
         classes=(OWN_CLASS,) if random.random() < 0.5 else (),
         on_oom="replan" if random.random() < 0.6 else "stop",
