@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-from orchestrator.contract.failures import FailureRule, Remedy
+from orchestrator.contract.failures import FailureRule, Remedy, Scope
 from orchestrator.contract.policy import PolicyRule, Same
 
 KINDS: dict[str, str] = {
@@ -161,6 +161,13 @@ COVERED: tuple[tuple[str, ...], ...] = (
     ("nan-loss", "cuda-out-of-memory"),
     ("unknown", "python-exception", "licence-server"),
 )
+SCOPES: tuple[tuple[Scope, ...], ...] = (
+    (),
+    (),
+    ("rank", "user"),
+    ("fabric", "storage"),
+    ("host",),
+)
 SAME: tuple[Same, ...] = ("class", "host", "error", "start", "any")
 
 
@@ -209,7 +216,7 @@ def _rule(random: Random, number: int) -> PolicyRule:
         name=f"own-{number}",
         action=random.choice(ACTIONS),
         classes=random.choice(COVERED),
-        scopes=random.choice(((), (), ("rank", "user"), ("fabric", "storage"), ("host",))),
+        scopes=random.choice(SCOPES),
         same=random.choice(SAME),
         times=random.choice((1, 1, 2, 3)),
         window=random.choice((None, None, 600.0)),
