@@ -68,19 +68,7 @@ class Judge:
 
     def _analyse(self, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
         begun = self.clock.monotonic()
-        run = self.run()
-        hosts, plan = run.placement, run.plan
-        scene, lost = scene_of(parts)
-        facts = {
-            rank: replace(
-                scene.facts.get(rank, RankFacts(rank=rank)), host=hosts[rank // plan.ranks_per_host]
-            )
-            for rank in range(plan.world_size)
-        }
-        scene = replace(scene, facts=facts, world=plan.world_size, axes=axes_of(plan.mesh))
-        silent = [host for host in hosts if host not in {part.host for part in parts}]
-        lost = [*(f"all of {host}: its agent sent nothing in time" for host in silent), *lost]
-        judged = judgement(scene, at=0.0, attempt=attempt, missing=lost)
+        judged = judged_of(self.run(), attempt, parts)
         return replace(judged, took_s=round(self.clock.monotonic() - begun, 3))
 
     async def _scheduler(self, attempt: int, hosts: Sequence[str]) -> tuple[str, ...]:
@@ -102,6 +90,22 @@ class Judge:
         except OSError as exc:
             log.warning("the scheduler's word could not be kept: %s", exc)
         return words
+
+
+def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
+    """What the `parts` of the evidence come to. Pure."""
+    hosts, plan = run.placement, run.plan
+    scene, lost = scene_of(parts)
+    facts = {
+        rank: replace(
+            scene.facts.get(rank, RankFacts(rank=rank)), host=hosts[rank // plan.ranks_per_host]
+        )
+        for rank in range(plan.world_size)
+    }
+    scene = replace(scene, facts=facts, world=plan.world_size, axes=axes_of(plan.mesh))
+    silent = [host for host in hosts if host not in {part.host for part in parts}]
+    lost = [*(f"all of {host}: its agent sent nothing in time" for host in silent), *lost]
+    return judgement(scene, at=0.0, attempt=attempt, missing=lost)
 
 
 def scene_of(parts: Sequence[Evidence]) -> tuple[Scene, list[str]]:

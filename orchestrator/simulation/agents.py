@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from orchestrator.contract import exits
-from orchestrator.contract.datagrams import Resumed, Saved, SaveFailed
 from orchestrator.contract.protocol import (
     Checked,
     CheckFabric,
@@ -31,6 +30,7 @@ from orchestrator.contract.protocol import (
 from orchestrator.simulation.leaderless import Leaderless
 from orchestrator.simulation.network import Line
 from orchestrator.simulation.ranks import HostRanks
+from orchestrator.simulation.training import Word
 
 if TYPE_CHECKING:
     from orchestrator.simulation.hosts import Host
@@ -181,7 +181,7 @@ class Agent:
         else:
             self._send(report)
 
-    def tell(self, word: Resumed | Saved | SaveFailed) -> None:
+    def tell(self, word: Word) -> None:
         self.report(Told(host=self.host.name, datagram=word))
 
     def wake(self) -> None:
@@ -255,8 +255,9 @@ class Agent:
 
     def _gather(self, order: Gather) -> None:
         running = self.ranks is not None and self.ranks.attempt == order.attempt
-        ranks = self.ranks.evidence() if self.ranks is not None and running else ()
-        evidence = Evidence(attempt=order.attempt, host=self.host.name, ranks=ranks)
+        evidence = Evidence(attempt=order.attempt, host=self.host.name, ranks=())
+        if self.ranks is not None and running:
+            evidence = self.ranks.evidence()
         self.world.timeline.after(1.0, partial(self._gathered, evidence))
 
     def _gathered(self, evidence: Evidence) -> None:

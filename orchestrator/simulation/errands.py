@@ -139,16 +139,34 @@ class Errands:
         self.leader.happened(HostsChecked(at=self.leader.now(), check=check, unfit=unfit))
 
     def _replan(self, action: Replan) -> None:
-        at, scenario = self.leader.now(), self.world.scenario
+        at, each = self.leader.now(), self.world.scenario.ranks_per_host
+        if action.device_bytes is not None:
+            self._refit(action, action.device_bytes)
+            return
         try:
-            smaller, number = smaller_plan(
-                action.hosts, scenario.min_hosts, scenario.ranks_per_host, scenario.hosts
-            )
+            smaller = smaller_plan(action.hosts, self.world.scenario.min_hosts, each)
         except PlanError as exc:
             why = exc.message
             self.leader.happened(ReplanRefused(at=at, hosts=action.hosts, why=why))
         else:
+            number = self.world.number_of(smaller)
             self.leader.happened(Replanned(at=at, plan=smaller, plan_number=number))
+
+    def _refit(self, action: Replan, size: int) -> None:
+        """The real planner's plan for so much memory; what else could be changed is not asked."""
+        at, each, why = self.leader.now(), self.world.scenario.ranks_per_host, "on_oom is stop"
+        try:
+            found = plan_for(action.hosts, each, size) if action.adopt else None
+        except PlanError as exc:
+            found, why = None, exc.message
+        if found is None:
+            refused = ReplanRefused(at=at, hosts=action.hosts, why=why, device_bytes=size)
+            self.leader.happened(refused)
+            return
+        number = self.world.number_of(found)
+        self.leader.happened(
+            Replanned(at=at, plan=found, plan_number=number, device_bytes=size, why="refitted")
+        )
 
     def requeue(self, action: Requeue) -> None:
         """Until the scheduler takes it."""
@@ -169,12 +187,12 @@ class Errands:
 
 
 @lru_cache(maxsize=256)
-def smaller_plan(hosts: int, min_hosts: int, each: int, wanted: int) -> tuple[Plan, int]:
+def smaller_plan(hosts: int, min_hosts: int, each: int) -> Plan:
     """As `app/replanning.py`: the real planner's plan for as many of `hosts` as can be used."""
     first: PlanError | None = None
     for count in range(hosts, min_hosts - 1, -1):
         try:
-            return plan_for(count, each), wanted - count + 2
+            return plan_for(count, each)
         except PlanError as exc:
             first = first or exc
     raise first or PlanError(f"{hosts} hosts are fewer than resilience.min_hosts")

@@ -10,9 +10,10 @@ from orchestrator.simulation.hosts import BROKEN, Host
 from orchestrator.simulation.network import SCHEDULER, STORAGE, Weather
 from orchestrator.simulation.scenario import Fault
 from orchestrator.simulation.storage import Crash
+from orchestrator.simulation.troubles import ERRORS, HEALING, Words
 
 if TYPE_CHECKING:
-    from orchestrator.simulation.ranks import HostRanks
+    from orchestrator.simulation.ranks import HostRanks, Stuck
     from orchestrator.simulation.world import World
 
 T = TypeVar("T")
@@ -51,17 +52,66 @@ def _rank(world: "World", fault: Fault) -> float:
     number = ranks.alive[-1]
     match int(fault.size * 5):
         case 0:
-            ranks.end_rank(number, None, signal.SIGKILL)
+            words = Words(code=None, by=signal.SIGKILL)
         case 1:
-            ranks.end_rank(number, 1, words="CUDA error: an illegal memory access")
+            words = Words("rank 7 of the library is out of luck", "RuntimeError")
         case 2:
-            ranks.end_rank(number, None, signal.SIGBUS)
+            words = Words(code=None, by=signal.SIGBUS)
         case 3:
-            ranks.end_rank(number, 1, words=f"loss is nan at {world.timeline.now:.0f}")
+            words = Words(f"loss is odd at {world.timeline.now:.0f}", "RuntimeError")
         case _:
-            refused = fault.size > 0.97
-            ranks.end_rank(number, exits.REFUSED if refused else exits.FAILED)
+            words = Words(code=exits.REFUSED if fault.size > 0.97 else exits.FAILED)
+    ranks.end_rank(number, words)
     return 0.0
+
+
+def _error(world: "World", fault: Fault) -> float:
+    running = _running(world)
+    if running:
+        words = list(ERRORS.values())[int(fault.size * len(ERRORS))]
+        _pick(running, fault).fails(words)
+    return 0.0
+
+
+def _fabric(world: "World", fault: Fault) -> float:
+    """What all attempts meet, until it has healed by itself."""
+    seconds = 10.0 + 240.0 * fault.size**2
+    words = list(HEALING.values())[int(fault.pick * len(HEALING))]
+    world.troubles.healing, world.troubles.heals_at = words, world.timeline.now + seconds
+    running = _running(world)
+    if running:
+        _pick(running, fault).fails(words)
+    return seconds
+
+
+def _memory(world: "World", fault: Fault) -> float:
+    """Devices have a little less than the present plan takes, from the next step on."""
+    if world.run.job is not None:
+        world.troubles.capacity = int(world.run.plan.memory.peak_bytes * (0.85 + 0.14 * fault.size))
+    return 0.0
+
+
+def _nan(world: "World", fault: Fault) -> float:
+    """A few batches that come soon; or the model itself, whatever it reads."""
+    running = _running(world)
+    step = running[0].training.step if running else 0
+    soon = step + 1 + int(fault.pick * 7 % 1 * 4)
+    if fault.pick > 0.85:
+        world.troubles.diverges_at = soon
+    else:
+        world.troubles.poison = frozenset(range(soon, soon + 1 + int(fault.size * 4)))
+    world.troubles.patience = 1 + int(fault.size * 13) % 3
+    return 0.0
+
+
+def _slow(world: "World", fault: Fault) -> float:
+    host, seconds = _pick(list(world.hosts.values()), fault), 20.0 + 100.0 * fault.pick
+    host.slow_s, host.lagged = world.scenario.step_s * (0.2 + fault.size), True
+    return _after(world, seconds, partial(_quick, host))
+
+
+def _quick(host: Host) -> None:
+    host.slow_s = 0.0
 
 
 def _hang(world: "World", fault: Fault) -> float:
@@ -71,10 +121,11 @@ def _hang(world: "World", fault: Fault) -> float:
     if not running:
         return 0.0
     ranks = _pick(running, fault)
-    ranks.hang()
+    ways: tuple[Stuck, ...] = ("stopped", "busy", "loading")
+    ranks.hang(ways[int(fault.size * 7 % 1 * len(ways))])
     if fault.size > 0.33:
         return 0.0
-    watch = world.leader.watch if world.leader is not None else None
+    watch = world.leader.lookout.watch if world.leader is not None else None
     limit = watch.limit("train") if watch is not None else 10.0
     return _after(world, max(0.0, limit - 2.0 + 12.0 * fault.size), ranks.thaw)
 
@@ -168,7 +219,7 @@ def _partition(world: "World", fault: Fault) -> float:
     return _cut(world, [*cut, *others], 1.0 + 300.0 * (fault.size * 7 % 1) ** 2)
 
 
-def _slow(world: "World", fault: Fault) -> float:
+def _storage_slow(world: "World", fault: Fault) -> float:
     seconds = 30.0 + 200.0 * fault.pick
     world.storage.slow_s = 0.5 + 20.0 * fault.size**2
     world.storage.slow_until = world.timeline.now + seconds
@@ -266,6 +317,11 @@ def _cancel(world: "World", fault: Fault) -> float:
 FAULTS: Mapping[str, "Callable[[World, Fault], float]"] = {
     "rank": _rank,
     "hang": _hang,
+    "error": _error,
+    "fabric": _fabric,
+    "memory": _memory,
+    "nan": _nan,
+    "slow": _slow,
     "stuck": _stuck,
     "agent": _agent,
     "host": _host,
@@ -273,7 +329,7 @@ FAULTS: Mapping[str, "Callable[[World, Fault], float]"] = {
     "pause": _pause,
     "switch": _switch,
     "partition": _partition,
-    "storage-slow": _slow,
+    "storage-slow": _storage_slow,
     "storage-full": _full,
     "storage-stale": _stale,
     "messages": _messages,

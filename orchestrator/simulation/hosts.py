@@ -23,6 +23,12 @@ class Host:
     stuck: bool = False
     """The kernel cannot end its ranks."""
     findings: tuple[Finding, ...] = ()
+    slow_s: float = 0.0
+    """What its ranks take longer for their own part of a step."""
+    stood: bool = False
+    """Its ranks have stood still by themselves at some time …"""
+    lagged: bool = False
+    """… or were slower than others."""
     draining: str = ""
     """Why an administrator wants it back."""
     down_since: float | None = None

@@ -1,6 +1,7 @@
 """What must hold at each event, whatever breaks: an independent count of what `step` should count.
 
-Nothing here asks the supervisor what it thinks of itself where the simulated world can tell.
+Nothing here asks the supervisor what it thinks of itself where the simulated world can tell. What
+follows from the policy is in `remedies.py`.
 """
 
 from collections.abc import Sequence
@@ -16,22 +17,16 @@ from orchestrator.contract.events import (
     LeaderStarted,
     TrainingResumed,
 )
+from orchestrator.simulation.laws import hold
+from orchestrator.simulation.remedies import Remedies
 from orchestrator.simulation.storage import read_whole
 from orchestrator.supervise.state import LIVE, OUTSIDE, Run, Stage
 
 if TYPE_CHECKING:
     from orchestrator.simulation.leaders import Leader
     from orchestrator.simulation.ranks import HostRanks
+    from orchestrator.simulation.storage import Checkpoint
     from orchestrator.simulation.world import World
-
-
-class Violated(AssertionError):
-    """A law was broken."""
-
-
-def hold(fine: bool, law: str) -> None:
-    if not fine:
-        raise Violated(law)
 
 
 class Witness:
@@ -51,6 +46,7 @@ class Witness:
         self.checked = 0
         """Entries that were replayed."""
         self.replayed = Run()
+        self.remedies = Remedies(world)
 
     # Two live attempts that can write
 
@@ -70,7 +66,9 @@ class Witness:
         mine = fence is None or fence.leader == leader.name
         hold(mine, "a leader that was replaced takes the fence back")
 
-    def marked(self, attempt: int) -> None:
+    def marked(self, made: "Checkpoint") -> None:
+        attempt = made.attempt
+        self.remedies.marked(made)
         hold(attempt >= self.marks, f"attempt {attempt} made a mark after attempt {self.marks}")
         self.marks = attempt
 
@@ -82,6 +80,7 @@ class Witness:
 
     def submitted(self, before: Run, event: JobSubmitted) -> None:
         self.starts, self.explained, self.left_out = 0, True, set()
+        self.remedies.submitted()
         stands = len(set(self.world.scheduler.submissions))
         hold(stands == len(self.world.scheduler.submissions), "one launch was submitted twice")
 
@@ -91,6 +90,7 @@ class Witness:
         run = leader.supervisor.run
         self._count(event, before, run)
         self._spends(event, before, run)
+        self.remedies.decided(event, actions, before, run)
         for action in actions:
             match action:
                 case StartAttempt():
@@ -185,6 +185,7 @@ class Witness:
             said = bool(incident.kind and incident.cause and incident.action)
             hold(said, f"incident {incident.id} has no outcome")
             hold(incident.detected_after_s >= 0, f"incident {incident.id} was known before it was")
+        self.remedies.at_the_end()
         for host in world.hosts.values():
             left = [ranks.attempt for ranks in host.ranks]
             hold(not left, f"{host.name} still runs ranks of {left}: orphans")

@@ -22,9 +22,12 @@ BATCH = 12
 """Sequences; not every number of hosts divides it, so some plans are refused."""
 
 
-@lru_cache(maxsize=64)
-def plan_for(hosts: int, each: int) -> Plan:
-    """What the ranks need to know of it; what only people read is left out. Raises PlanError."""
+@lru_cache(maxsize=256)
+def plan_for(hosts: int, each: int, device_bytes: int | None = None) -> Plan:
+    """What the ranks need to know of it; what only people read is left out. Raises PlanError.
+
+    `device_bytes`: of a device, where it is believed to have less than its kind has.
+    """
     spec = JobSpec(
         name="simulated",
         model=ModelSpec(preset=PRESET),
@@ -32,18 +35,18 @@ def plan_for(hosts: int, each: int) -> Plan:
         train=TrainSpec(steps=1, global_batch_size=BATCH),
         cluster=ClusterSpec(hosts=hosts, gpus_per_host=each),
     )
-    found = plan(spec, _inventory(hosts, each), PRESETS[PRESET])
+    found = plan(spec, _inventory(hosts, each, device_bytes), PRESETS[PRESET])
     return replace(found, alternatives=(), rejected=(), notes=(), memory_along_pp=())
 
 
-def _inventory(hosts: int, each: int) -> Inventory:
+def _inventory(hosts: int, each: int, device_bytes: int | None) -> Inventory:
     profile = load_profile(PROFILE)
     return Inventory(
         hosts=tuple(
             Host(
                 name=f"node-{number}",
                 devices=each,
-                device_bytes=profile.memory_bytes,
+                device_bytes=device_bytes or profile.memory_bytes,
                 profile=profile,
             )
             for number in range(hosts)
@@ -78,4 +81,9 @@ def submitted(
         shrink=scenario.shrink,
         min_hosts=scenario.min_hosts,
         preflight=scenario.preflight,
+        policy=scenario.policy,
+        failure_classes=scenario.classes,
+        on_oom=scenario.on_oom,
+        on_nan=scenario.on_nan,
+        replace_stragglers=scenario.replace_stragglers,
     )

@@ -8,37 +8,17 @@ journal, between line and fence, or between two actions.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never, cast
 
 from orchestrator.agent.connections import Connections, Silence
-from orchestrator.agent.translate import (
-    event_of,
-    hang_detected,
-    hang_over,
-    health_changed,
-    registered,
-    step_reached,
-)
+from orchestrator.agent.translate import event_of, registered
 from orchestrator.contract import exits
-from orchestrator.contract.actions import (
-    Action,
-    CheckHosts,
-    EndJob,
-    GatherEvidence,
-    JudgeHang,
-    ReplaceAgent,
-    Replan,
-    Requeue,
-    StartAttempt,
-    StopAttempt,
-)
+from orchestrator.contract.actions import Action, EndJob, Requeue, StartAttempt
 from orchestrator.contract.events import (
     AgentLost,
     CancelRequested,
     Event,
-    HangJudged,
     HostLeaving,
     LeaveAsked,
     Tick,
@@ -49,26 +29,21 @@ from orchestrator.contract.protocol import (
     Digest,
     Evidence,
     Exited,
-    Gather,
     Leave,
-    OfferPort,
     Order,
     Port,
     Register,
     Report,
-    Start,
-    Stop,
     Stopped,
     Told,
     Warned,
 )
 from orchestrator.simulation.errands import Errands
+from orchestrator.simulation.lookout import Lookout
 from orchestrator.simulation.network import Line
+from orchestrator.simulation.orders import Orders
 from orchestrator.simulation.storage import Crash, Crashed, StoredJournal
-from orchestrator.supervise.hangs import EVIDENCE_S
-from orchestrator.supervise.judgement import judged_from
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.supervise.watch import Hang, Limits, Watch
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
@@ -76,7 +51,6 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 CALM_LOOK_S = 4.0
-JUDGE_S = 1.0
 RETRY_S = 1.0
 """Before a write to the journal or the fence is tried again."""
 FAREWELL_S = 5.0
@@ -101,11 +75,8 @@ class Leader:
         self.busy = False
         """With a write that takes time."""
         self.todo: deque[Action] = deque()
-        self.watch: Watch | None = None
-        self.watched = 0
-        self.hang: Hang | None = None
-        self.gathered_by = 0.0
-        self.pending: StartAttempt | None = None
+        self.lookout = Lookout(self)
+        self.orders = Orders(self)
         self.ending: EndJob | Requeue | None = None
         self.alive = self.serves = True
         self.paused_until = 0.0
@@ -162,10 +133,13 @@ class Leader:
     def _reported(self, report: Report) -> None:
         match report:
             case Digest():
-                self._digest(report)
+                self.lookout.hear(report)
             case Port():
-                self._port_offered(report)
-            case Told() | Exited() | Evidence() | Stopped():
+                self.orders.port_offered(report)
+            case Evidence():
+                self.orders.heard[report.host] = report
+                self.happened(event_of(report, self.now()))
+            case Told() | Exited() | Stopped():
                 self.happened(event_of(report, self.now()))
             case Checked():
                 self.errands.checked[report.host] = report
@@ -175,19 +149,6 @@ class Leader:
                 self.happened(HostLeaving(at=self.now(), host=host, why=name))
             case _:
                 assert_never(report)
-
-    def _digest(self, digest: Digest) -> None:
-        if self.watch is None or digest.attempt != self.watched:
-            return
-        progress = self.watch.observe(digest.ranks, self.world.timeline.now)
-        if self.hang is not None:
-            moved = self.watch.moved(self.hang, digest.ranks, self.world.timeline.now)
-            if moved is not None:
-                self.hang = None
-                self.watch.tell_soon()
-                self.happened(hang_over(moved, digest.attempt, self.now()))
-        if progress is not None:
-            self.happened(step_reached(progress, digest.attempt, self.now()))
 
     def order(self, host: str, order: Order) -> None:
         self.connections.order(host, order)
@@ -223,8 +184,7 @@ class Leader:
         self._pulse(now)
         at = self.now()
         self._lose(self.connections.forget_silent(), at)
-        if self.watch is not None:
-            self._detect(self.watch, at)
+        self.lookout.look(at)
         self.happened(Tick(at=at))
 
     def look_now(self) -> None:
@@ -255,8 +215,8 @@ class Leader:
                 continue
             if agent.alive and self.world.passes(self.host.name, host):
                 connection.heard = agent.last_heard = now
-                if self.watch is not None and agent.ranks is not None:
-                    self._digest(agent.digest())
+                if self.lookout.watch is not None and agent.ranks is not None:
+                    self.lookout.hear(agent.digest())
 
     def _lose(self, silences: Sequence[Silence], at: float) -> None:
         lost = [AgentLost(at=at, host=s.host, why=s.why, silent_s=s.silent_s) for s in silences]
@@ -266,17 +226,6 @@ class Leader:
             return
         for event in lost:
             self.happened(event)
-
-    def _detect(self, watch: Watch, at: float) -> None:
-        now, attempt = self.world.timeline.now, self.watched
-        for change in watch.health_changes(now):
-            self.happened(health_changed(change, attempt, at))
-        hang = watch.hang(now)
-        if hang is None or self.hang is not None or now < self.gathered_by:
-            return
-        if self.connections.hears(self.supervisor.run.placement):
-            self.hang, self.gathered_by = hang, now + EVIDENCE_S
-            self.happened(hang_detected(hang, attempt, at))
 
     # Decide and act
 
@@ -346,7 +295,7 @@ class Leader:
             if isinstance(action, StartAttempt) and not self._raise_fence(action.attempt):
                 return
             self.todo.popleft()
-            self._perform(action)
+            self.orders.perform(action)
 
     def _raise_fence(self, attempt: int) -> bool:
         """Whether it is on disk; else it is tried again."""
@@ -360,75 +309,6 @@ class Leader:
         if self.world.fenced:
             storage.fence = Fence(leader=self.name, attempt=attempt)
         return True
-
-    def _perform(self, action: Action) -> None:  # noqa: C901 - a case a kind
-        run = self.supervisor.run
-        match action:
-            case StartAttempt():
-                self._start_attempt(action)
-            case StopAttempt():
-                if not action.hosts:
-                    self.watch, self.pending = None, None
-                for host in action.hosts or run.placement:
-                    self.order(host, Stop(attempt=action.attempt, grace_s=action.grace_s))
-            case GatherEvidence():
-                for host in run.placement:
-                    self.order(host, Gather(attempt=action.attempt, timeout_s=action.timeout_s))
-            case JudgeHang():
-                self._judge(action)
-            case ReplaceAgent() | CheckHosts() | Replan():
-                self.errands.run_errand(action)
-            case Requeue():
-                self.watch = None
-                self.errands.requeue(action)
-            case EndJob():
-                self.watch = None
-                self.end(action)
-            case _:
-                assert_never(action)
-
-    def _judge(self, action: JudgeHang) -> None:
-        """Played ranks have no flight recorder: judged of states and heartbeats, a second later."""
-        run = self.supervisor.run
-        if run.findings is not None:
-            judged = judged_from(run.findings, action.attempt)
-            self.world.timeline.after(JUDGE_S, partial(self._judged, judged))
-
-    def _judged(self, judged: HangJudged) -> None:
-        if self.alive:
-            self.happened(replace(judged, at=self.now()))
-
-    def _start_attempt(self, action: StartAttempt) -> None:
-        limits = Limits(
-            hang=self.job.hang_timeout,
-            init=self.job.init_timeout,
-            checkpoint=self.job.checkpoint_timeout,
-        )
-        ranks = range(self.supervisor.run.plan.world_size)
-        self.watch = Watch(ranks, limits, self.world.timeline.now)
-        self.watched, self.pending = action.attempt, action
-        self.hang, self.gathered_by = None, 0.0
-        self.order(action.hosts[0], OfferPort(attempt=action.attempt))
-
-    def _port_offered(self, offer: Port) -> None:
-        action = self.pending
-        if action is None or action.attempt != offer.attempt:
-            return
-        self.pending = None
-        current = self.supervisor.run.current
-        for node_rank, host in enumerate(action.hosts):
-            start = Start(
-                attempt=action.attempt,
-                node_rank=node_rank,
-                nodes=len(action.hosts),
-                ranks_per_host=current.plan.ranks_per_host,
-                master_address=action.hosts[0],
-                master_port=offer.port,
-                config=str(current.number),
-                drills=action.drills,
-                skip=action.skip,
-            )
-            self.order(host, start)
 
     # Its end
 

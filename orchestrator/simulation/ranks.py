@@ -9,12 +9,14 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from orchestrator.contract.datagrams import RankEnded, Resumed, Saved, SaveFailed
+from orchestrator.contract.datagrams import RankEnded
 from orchestrator.contract.events import RankError, RankEvidence
-from orchestrator.contract.protocol import Exited, RankDigest, Start, StepTimes, Stopped
-from orchestrator.simulation.training import Training
+from orchestrator.contract.protocol import Evidence, Exited, RankDigest, Start, StepTimes, Stopped
+from orchestrator.simulation.recorder import dump_of
+from orchestrator.simulation.training import Training, Word
+from orchestrator.simulation.troubles import Words
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
@@ -22,6 +24,19 @@ if TYPE_CHECKING:
 TORCHRUN_S = 0.3
 """From a rank's end to that of its neighbours and of torchrun."""
 KILL_RETRY_S = 2.0
+Stuck = Literal["stopped", "busy", "loading"]
+"""By SIGSTOP; in a loop that holds the GIL; in its data loader."""
+LOOP = 'File "/opt/trainer/loop.py", line 120 in step'
+WAITS = ('File "/opt/torch/distributed/distributed_c10d.py", line 2877 in all_reduce', LOOP)
+STACKS: dict[Stuck, tuple[str, ...]] = {
+    "stopped": (),
+    "busy": ('File "/opt/trainer/work.py", line 7 in spin', LOOP),
+    "loading": ('File "/opt/trainer/loader.py", line 52 in next_batch', LOOP),
+}
+TOKENS = 1000.0
+"""A second, of the whole job."""
+OWN_PART = 0.2
+"""Of a step, before the first collective."""
 CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:33158"
 
 
@@ -33,6 +48,8 @@ class HostRanks:
     numbers: range
     begun_at: float
     hung: bool = False
+    stuck: Stuck = "stopped"
+    """How its first rank hangs."""
     told: int | None = None
     """Steps done when the last digest was made; None before the first of the attempt."""
     stopping: bool = False
@@ -55,29 +72,35 @@ class HostRanks:
 
     # What happens to ranks
 
-    def end_rank(
-        self, number: int, code: int | None, by: signal.Signals | None = None, words: str = ""
-    ) -> None:
+    def end_rank(self, number: int, words: Words) -> None:
         """One rank ends; a failure ends its neighbours too, and torchrun."""
         if self.gone or number in self.ended:
             return
-        self._ended(number, code, by, words)
-        if code != 0:
+        self._ended(number, words)
+        if words.code != 0:
             self._after(TORCHRUN_S, partial(self._end_rest, signal.SIGTERM))
         elif not self.alive:
             self._after(TORCHRUN_S, self._gone)
 
+    def fails(self, words: Words) -> None:
+        if self.alive:
+            self.end_rank(self.alive[0], words)
+
+    @property
+    def slow_s(self) -> float:
+        return self.agent.host.slow_s
+
     def end_all(self, exit_code: int) -> None:
         for number in self.alive:
-            self._ended(number, exit_code, None, "")
+            self._ended(number, Words(code=exit_code))
         self._after(TORCHRUN_S, self._gone)
 
     def lose_peer(self) -> None:
         if self.alive and not self.hung:
-            self.end_rank(self.alive[0], 1, words=CLOSED)
+            self.end_rank(self.alive[0], Words(CLOSED, "RuntimeError"))
 
-    def hang(self) -> None:
-        self.hung = True
+    def hang(self, how: Stuck = "stopped") -> None:
+        self.hung, self.stuck, self.agent.host.stood = True, how, True
 
     def thaw(self) -> None:
         self.hung = self.agent.host.stuck
@@ -105,17 +128,23 @@ class HostRanks:
             self._after(KILL_RETRY_S, partial(self._end_rest, signal.SIGKILL))
             return
         for number in self.alive:
-            self._ended(number, None, by, "")
+            self._ended(number, Words(code=None, by=by))
         self._gone()
 
-    def _ended(self, number: int, code: int | None, by: signal.Signals | None, words: str) -> None:
-        end = RankEnded(attempt=self.attempt, rank=number, exit_code=code, signal=by)
+    def _ended(self, number: int, words: Words) -> None:
+        end = RankEnded(attempt=self.attempt, rank=number, exit_code=words.code, signal=words.by)
         self.ended[number] = end
-        if code == 0:
+        if words.code == 0:
             return
         step, error = self.training.step, None
-        if words:
-            error = RankError(error="RuntimeError", message=words, step=step, traceback=words)
+        if words.error:
+            error = RankError(
+                error=words.error,
+                message=words.message,
+                step=step,
+                traceback=words.line,
+                since=words.since,
+            )
         exited = Exited(
             host=self.host,
             ended=end,
@@ -123,7 +152,8 @@ class HostRanks:
             step=step,
             stopped=self.stopping,
             error=error,
-            log_tail=(words,) if words else (),
+            log_tail=(words.line,) if words.line else (),
+            phase=self.training.phase,
         )
         self.reports.append(exited)
         self.agent.report(exited)
@@ -149,7 +179,7 @@ class HostRanks:
 
     # What ranks say
 
-    def tell(self, word: Resumed | Saved | SaveFailed) -> None:
+    def tell(self, word: Word) -> None:
         self.agent.tell(word)
 
     def first_step(self) -> None:
@@ -168,7 +198,7 @@ class HostRanks:
                 age_s=still,
                 still_s=still,
                 loss=1.0 if training.trained else None,
-                tokens_per_second=None,
+                tokens_per_second=TOKENS if training.trained else None,
                 memory_bytes=None,
                 ended=number in self.ended,
                 steps=steps,
@@ -183,20 +213,41 @@ class HostRanks:
             return None
         new = training.step - (training.step if self.told is None else self.told)
         self.told = training.step
-        length = training.work.step_s
-        return StepTimes(count=new, total_s=new * length, longest_s=length) if new else None
+        if not new:
+            return None
+        length = training.length
+        own = OWN_PART * training.work.step_s + self.slow_s
+        return StepTimes(count=new, total_s=new * length, longest_s=length, own_s=new * own)
 
-    def evidence(self) -> tuple[RankEvidence, ...]:
-        first = self.numbers[0]
-        return tuple(
-            RankEvidence(
-                rank=number,
-                pid=1,
-                process_state="T" if self.hung and number == first else "S",
-                step=self.training.step,
-                phase=self.training.phase,
-                age_s=0.0,
-                stack=() if self.hung and number == first else ("wait (work.py:1)",),
-            )
+    def evidence(self) -> Evidence:
+        """As `agent/evidence.py` finds it: a rank that is stopped, or holds the GIL, dumps nothing,
+        and of one that is stopped there is no stack either."""
+        first, world = self.numbers[0], self.start.nodes * self.start.ranks_per_host
+        mute = self.hung and self.stuck != "loading"
+        dumps = {
+            str(number): dump_of(number, world, self.training.step, behind=self._late(number))
             for number in self.alive
+            if not (mute and number == first)
+        }
+        return Evidence(
+            attempt=self.attempt,
+            host=self.host,
+            ranks=tuple(self._seen(number) for number in self.alive),
+            dumps=dumps,
+            withheld=(first,) if self.hung and self.stuck == "busy" and first in self.alive else (),
+        )
+
+    def _late(self, number: int) -> bool:
+        return self.hung and number == self.numbers[0]
+
+    def _seen(self, number: int) -> RankEvidence:
+        stack = STACKS[self.stuck] if self._late(number) else WAITS
+        return RankEvidence(
+            rank=number,
+            pid=1,
+            process_state="T" if self._late(number) and self.stuck == "stopped" else "S",
+            step=self.training.step,
+            phase=self.training.phase,
+            age_s=0.0,
+            stack=stack,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.simulation import faults
-from orchestrator.simulation.invariants import Violated
+from orchestrator.simulation.laws import Violated
 from orchestrator.simulation.scenario import KINDS, Fault, Scenario, scenario
 from orchestrator.simulation.world import World
 from orchestrator.supervise.loop import Decide
@@ -109,10 +109,12 @@ def simulate(
     world, broken = simulation.world, ""
     try:
         simulation.run()
-    except AssertionError as exc:
-        if not isinstance(exc, Violated):
-            world.history.note("defect", traceback.format_exc())
-        broken = str(exc) or "an assertion of ndctl's own failed"
+    except Violated as exc:
+        broken = str(exc)
+    except Exception as exc:  # noqa: BLE001 - ndctl's own defects are what seeds are for
+        world.history.note("defect", traceback.format_exc())
+        broken = f"ndctl itself failed: {type(exc).__name__}: {' '.join(str(exc).split())}"
+    if broken:
         world.history.note("BROKEN", broken)
     run = world.run
     return Outcome(

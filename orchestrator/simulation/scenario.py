@@ -1,12 +1,21 @@
 """What a seed chooses: a job, a cluster, and when what breaks."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Literal
+
+from orchestrator.contract.failures import FailureRule, Remedy, Scope
+from orchestrator.contract.policy import PolicyRule, Same
 
 KINDS: dict[str, str] = {
     "rank": "a rank is killed, raises, or leaves",
     "hang": "a rank stops moving",
+    "error": "a rank fails with the words of a class of failure",
+    "fabric": "every attempt fails at once, until what they all use has healed",
+    "memory": "the devices have less memory than the plan takes",
+    "nan": "some batches, or all steps from one on, spoil the loss",
+    "slow": "a host's ranks take longer for their own part of a step",
     "stuck": "a host's ranks cannot be killed for a while",
     "agent": "an agent is killed with its ranks",
     "host": "a host goes off",
@@ -65,6 +74,15 @@ class Scenario:
     preflight: bool
     resubmitted: bool
     """A person submits it once more if it fails."""
+    policy: tuple[PolicyRule, ...]
+    classes: tuple[FailureRule, ...]
+    on_oom: Literal["stop", "replan"]
+    on_nan: Literal["stop", "rollback"]
+    replace_stragglers: bool
+    paced: bool
+    """The ranks find out how often to save."""
+    pinned: Mapping[str, Literal["never", "always"]]
+    """By host."""
     faults: tuple[Fault, ...]
 
     @property
@@ -73,9 +91,17 @@ class Scenario:
         return (
             f"{self.hosts}+{self.spares} hosts {where}, {self.steps} steps of {self.step_s} s,"
             f" a checkpoint each {self.save_every}, max_restarts {self.max_restarts},"
-            f" shrink {self.shrink}, preflight {self.preflight};"
+            f" shrink {self.shrink}, preflight {self.preflight}{self._more};"
             f" {', '.join(map(str, self.faults)) or 'no fault'}"
         )
+
+    @property
+    def _more(self) -> str:
+        own = [f"rule {rule.name}: {rule.action}" for rule in self.policy]
+        keys = [f"on_oom {self.on_oom}", f"on_nan {self.on_nan}"]
+        slow = ["replace_stragglers"] if self.replace_stragglers else []
+        pins = [f"{host} {use} used" for host, use in self.pinned.items()]
+        return "".join(f", {words}" for words in (*keys, *slow, *pins, *own))
 
 
 def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
@@ -83,7 +109,8 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
     random = Random(seed)
     scheduled = random.random() < 0.7
     hosts = random.choice((1, 2, 2, 3, 4))
-    return Scenario(
+    choices = _choices(Random(seed + 7_919_000_003), hosts)
+    short = Scenario(
         seed=seed,
         scheduled=scheduled,
         hosts=hosts,
@@ -102,6 +129,99 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
         preflight=scheduled and random.random() < 0.7,
         resubmitted=random.random() < 0.2,
         faults=_faults(random, kinds),
+        policy=choices.policy,
+        classes=choices.classes,
+        on_oom=choices.on_oom,
+        on_nan=choices.on_nan,
+        replace_stragglers=choices.replace_stragglers,
+        paced=choices.paced,
+        pinned=choices.pinned,
+    )
+    return replace(short, steps=choices.steps, step_s=choices.step_s) if choices.steps else short
+
+
+OWN_CLASS = FailureRule(
+    name="licence-server", scope="fabric", action="restart", patterns=("licence .* is refused",)
+)
+ACTIONS: tuple[Remedy | Literal["class"], ...] = (
+    "restart",
+    "replace",
+    "replace",
+    "requeue",
+    "stop",
+    "rollback",
+    "replan",
+    "class",
+)
+COVERED: tuple[tuple[str, ...], ...] = (
+    (),
+    ("hang",),
+    ("host-lost", "connection-lost"),
+    ("segfault", "sigkill-from-outside", "xid-*"),
+    ("nan-loss", "cuda-out-of-memory"),
+    ("unknown", "python-exception", "licence-server"),
+)
+SCOPES: tuple[tuple[Scope, ...], ...] = (
+    (),
+    (),
+    ("rank", "user"),
+    ("fabric", "storage"),
+    ("host",),
+)
+SAME: tuple[Same, ...] = ("class", "host", "error", "start", "any")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choices:
+    """What a user may say about failures."""
+
+    policy: tuple[PolicyRule, ...]
+    classes: tuple[FailureRule, ...]
+    on_oom: Literal["stop", "replan"]
+    on_nan: Literal["stop", "rollback"]
+    replace_stragglers: bool
+    paced: bool
+    pinned: Mapping[str, Literal["never", "always"]]
+    steps: int
+    """Of a job that is longer than most; 0: it is not."""
+    step_s: float
+
+
+def _choices(random: Random, hosts: int) -> _Choices:
+    rules = random.choice((0, 0, 0, 1, 2))
+    uses: tuple[Literal["never", "always"], ...] = ("never", "always", "always")
+    pins = random.choice((0, 0, 0, 1, 2))
+    names = [f"node-{number}" for number in random.sample(range(hosts + 2), min(pins, hosts))]
+    length = random.random()
+    steps, step_s = 0, 1.0
+    if length < 0.15:  # long enough for a rank to be known as slow
+        steps = random.randint(30, 50)
+    elif length < 0.2:  # long enough for hosts to be asked for again
+        steps, step_s = random.randint(20, 30), 40.0
+    return _Choices(
+        steps=steps,
+        step_s=step_s,
+        policy=tuple(_rule(random, number) for number in range(rules)),
+        classes=(OWN_CLASS,) if random.random() < 0.5 else (),
+        on_oom="replan" if random.random() < 0.6 else "stop",
+        on_nan="rollback" if random.random() < 0.7 else "stop",
+        replace_stragglers=random.random() < 0.7,
+        paced=random.random() < 0.3,
+        pinned={name: random.choice(uses) for name in names},
+    )
+
+
+def _rule(random: Random, number: int) -> PolicyRule:
+    return PolicyRule(
+        name=f"own-{number}",
+        action=random.choice(ACTIONS),
+        classes=random.choice(COVERED),
+        scopes=random.choice(SCOPES),
+        same=random.choice(SAME),
+        times=random.choice((1, 1, 2, 3)),
+        window=random.choice((None, None, 600.0)),
+        backoff=random.choice((0.0, 0.0, 5.0, 20.0)),
+        backoff_max=60.0,
     )
 
 

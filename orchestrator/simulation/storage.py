@@ -6,13 +6,14 @@ fresh, as close-to-open consistency promises; what else a host reads may be olde
 """
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.contract.actions import Action
 from orchestrator.contract.events import Event
 from orchestrator.contract.fence import Fence
+from orchestrator.contract.skipping import Window, read_already
 from orchestrator.errors import JobError
 from orchestrator.simulation.clock import Timeline
 from orchestrator.simulation.network import STORAGE, Network
@@ -39,6 +40,20 @@ class Whereabouts:
     over: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete one, with all that its weights have seen."""
+
+    at: float
+    step: int
+    attempt: int
+    read: tuple[int, ...] = ()
+    """Batches, in the order of the steps."""
+    skipped: tuple[Window, ...] = ()
+    bad: tuple[int, ...] = ()
+    """The last steps, in a row, whose loss was no number."""
+
+
 @dataclass(slots=True)
 class Storage:
     timeline: Timeline
@@ -50,8 +65,7 @@ class Storage:
     fence: Fence | None = None
     whereabouts: list[tuple[float, Whereabouts]] = field(default_factory=list)
     """Each with the time at which it was written."""
-    checkpoints: list[tuple[float, int, int]] = field(default_factory=list)
-    """When, step and attempt of each complete one."""
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     holder: str | None = None
     """Incarnation that holds the journal's lock."""
     holder_host: str = ""
@@ -84,9 +98,14 @@ class Storage:
         until = self._seen_until()
         return next((w for at, w in reversed(self.whereabouts) if at <= until), None)
 
-    def newest_checkpoint(self) -> int:
+    def newest_checkpoint(self, skip: Sequence[Window] = ()) -> Checkpoint | None:
+        """Of those that have read nothing of what is to be skipped; as `find_checkpoint`."""
         until = self._seen_until()
-        return max((step for at, step, _ in self.checkpoints if at <= until), default=0)
+        folders = {found.step: found for found in self.checkpoints if found.at <= until}
+        fit = [
+            found for found in folders.values() if not read_already(found.step, found.skipped, skip)
+        ]
+        return max(fit, key=lambda found: found.step, default=None)
 
     def check_write(self, host: str) -> None:
         """Raises OSError when `host` cannot write now."""

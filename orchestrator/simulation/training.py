@@ -11,11 +11,13 @@ from random import Random
 from typing import Protocol
 
 from orchestrator.contract import exits
-from orchestrator.contract.datagrams import Resumed, Saved, SaveFailed
+from orchestrator.contract.datagrams import IntervalChanged, Resumed, Saved, SaveFailed
 from orchestrator.contract.phases import Phase
+from orchestrator.contract.skipping import Window, batch_of, together
 from orchestrator.simulation.clock import Timeline
 from orchestrator.simulation.network import Network
-from orchestrator.simulation.storage import Storage
+from orchestrator.simulation.storage import Checkpoint, Storage
+from orchestrator.simulation.troubles import OUT_OF_MEMORY, Troubles, Words, not_finite
 
 INIT_S = 8.0
 SAVE_S = 2.0
@@ -25,6 +27,12 @@ PEER_SEES_S = 3.0
 """At most, for a rank to see that the connection to a dead peer is closed."""
 
 
+PACES = (2, 3, 5, 8)
+"""Steps between two checkpoints that ranks may find to be right."""
+
+Word = Resumed | Saved | SaveFailed | IntervalChanged
+
+
 class Ranks(Protocol):
     """Those of one host, as its peers on other hosts know them."""
 
@@ -32,10 +40,13 @@ class Ranks(Protocol):
     def host(self) -> str: ...
     @property
     def hung(self) -> bool: ...
+    @property
+    def slow_s(self) -> float: ...
 
     def end_all(self, exit_code: int) -> None: ...
+    def fails(self, words: Words) -> None: ...
     def lose_peer(self) -> None: ...
-    def tell(self, word: Resumed | Saved | SaveFailed) -> None: ...
+    def tell(self, word: Word) -> None: ...
     def first_step(self) -> None: ...
 
 
@@ -46,6 +57,11 @@ class Work:
     steps: int
     step_s: float
     save_every: int
+    paced: bool
+    skip: tuple[Window, ...]
+    """Data that is to be left out."""
+    peak_bytes: int
+    """That the plan takes of a device."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,11 +73,19 @@ class Training:
     random: Random
     network: Network
     storage: Storage
-    marked: Callable[[int], None]
-    """Told of each mark, with its attempt."""
+    troubles: Troubles
+    marked: Callable[[Checkpoint], None]
+    """Told of each mark."""
     members: dict[int, Ranks] = field(default_factory=dict)
     """By node rank."""
     step: int = 0
+    every: int = 0
+    length: float = 0.0
+    """Of the last step."""
+    read: tuple[int, ...] = ()
+    """Batches that the weights have seen."""
+    skipped: tuple[Window, ...] = ()
+    bad: tuple[int, ...] = ()
     phase: Phase = "init"
     moved: float = 0.0
     begun: bool = False
@@ -102,10 +126,24 @@ class Training:
             self._later(STALL_LOOK_S, self._begin)
             return
         self.begun = True
-        self.step = self.storage.newest_checkpoint()
+        self._resume(self.storage.newest_checkpoint(self.work.skip))
         self._moves("train")
         self.members[0].tell(Resumed(rank=0, attempt=self.attempt, step=self.step))
-        self._next()
+        if not self._fails(self.troubles.at_start(self.timeline.now)):
+            self._next()
+
+    def _resume(self, found: Checkpoint | None) -> None:
+        self.every = self.work.save_every
+        if found is not None:
+            self.step, self.read, self.bad = found.step, found.read, found.bad
+            self.skipped = found.skipped
+        self.skipped = together(self.skipped, self.work.skip)
+
+    def _fails(self, words: Words | None) -> bool:
+        """Whether a rank fails now."""
+        if words is not None:
+            self.random.choice(list(self.members.values())).fails(words)
+        return words is not None
 
     def _moves(self, phase: Phase) -> None:
         self.phase, self.moved = phase, self.timeline.now
@@ -115,15 +153,25 @@ class Training:
             self._moves("exit")
             self._later(1.0, partial(self._leave, exits.OK))
         else:
-            self._later(self.work.step_s, self._stepped)
+            self.length = self.work.step_s + max(ranks.slow_s for ranks in self.members.values())
+            self._later(self.length, self._stepped)
 
     def _stepped(self) -> None:
+        if self.troubles.too_large(self.work.peak_bytes):
+            self._fails(OUT_OF_MEMORY)
+            return
         self.step += 1
+        batch = batch_of(self.step, self.skipped)
+        self.read += (batch,)
         self._moves("train")
+        self.bad = (*self.bad, self.step) if self.troubles.spoils(self.step, batch) else ()
+        if len(self.bad) >= self.troubles.patience:
+            self._fails(not_finite(self.step, self.bad[0]))
+            return
         if not self.trained:
             self.trained = True
             self.members[0].first_step()
-        if self.asked or self.step % self.work.save_every == 0 or self.step == self.work.steps:
+        if self.asked or self.step % self.every == 0 or self.step == self.work.steps:
             self._moves("checkpoint")
             self._later(SAVE_S + self.storage.delay, self._save)
         else:
@@ -144,13 +192,25 @@ class Training:
                 SaveFailed(rank=0, attempt=self.attempt, step=self.step, why="no space left")
             )
         else:
-            self.marked(self.attempt)
-            self.storage.checkpoints.append((self.timeline.now, self.step, self.attempt))
-            first.tell(Saved(rank=0, attempt=self.attempt, step=self.step))
+            self._mark()
         if self.asked:
             self._leave(exits.CHECKPOINTED)
         else:
             self._next()
+
+    def _mark(self) -> None:
+        now, first = self.timeline.now, self.members[0]
+        made = Checkpoint(now, self.step, self.attempt, self.read, self.skipped, self.bad)
+        self.marked(made)
+        self.storage.checkpoints.append(made)
+        first.tell(Saved(rank=0, attempt=self.attempt, step=self.step))
+        new = self.random.choice(PACES) if self.work.paced else self.every
+        if new != self.every:
+            changed = IntervalChanged(
+                rank=0, attempt=self.attempt, step=self.step, old=self.every, new=new, why="saves"
+            )
+            self.every = new
+            first.tell(changed)
 
     def _leave(self, exit_code: int) -> None:
         self.over = True

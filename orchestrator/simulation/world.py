@@ -1,6 +1,7 @@
 """Everything that a simulated job touches, and who meets whom there."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -9,6 +10,7 @@ from orchestrator.contract.actions import Action
 from orchestrator.contract.events import AgentRegistered, Event, JobSubmitted, LeaderStarted
 from orchestrator.contract.fence import Fence, GivenUp
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import Start
 from orchestrator.simulation.agents import Agent
 from orchestrator.simulation.clock import EPOCH, HostClock, Timeline
@@ -23,6 +25,7 @@ from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.scheduler import Scheduler
 from orchestrator.simulation.storage import LEASE_S, Crash, Storage, StoredJournal, Whereabouts
 from orchestrator.simulation.training import Training, Work
+from orchestrator.simulation.troubles import Troubles
 from orchestrator.supervise.loop import Decide, Supervisor
 from orchestrator.supervise.state import Incident, Run, Stage
 
@@ -52,7 +55,13 @@ class World:
         self.leaders: dict[str, Leader] = {}
         """By incarnation; of those that were, too."""
         self.trainings: dict[int, Training] = {}
-        self.strikes: list[strikes.Line] = []
+        self.strikes: list[strikes.Line] = [
+            strikes.Pinned(at=EPOCH, host=host, use=use, by="ann", reason="she says so")
+            for host, use in scenario.pinned.items()
+        ]
+        self.troubles = Troubles()
+        self.plans: list[Plan] = []
+        """By number, from 1."""
         self.pause_s = 0.0
         self.troubled_until = 0.0
         self.unheard_since: dict[str, float] = {}
@@ -77,6 +86,11 @@ class World:
     def add_host(self) -> None:
         name = f"node-{len(self.hosts)}"
         self.hosts[name] = Host(name, HostClock(self.timeline))
+
+    def number_of(self, plan: Plan) -> int:
+        """Under which the run directory has it from now on."""
+        self.plans.append(plan)
+        return len(self.plans)
 
     def switches_of(self, host: str) -> tuple[str, ...]:
         return (f"leaf-{int(host.removeprefix('node-')) // LEAF}",)
@@ -177,16 +191,23 @@ class World:
         self._serves(leader)
 
     def _serves(self, leader: Leader) -> None:
-        agent, allocation, exclude = leader.agent, None, {}
+        agent, allocation = leader.agent, None
+        exclude: dict[str, str] = {}
+        always: tuple[str, ...] = ()
         if self.scenario.scheduled:
             allocation = self.scheduler.allocation(agent)
-            exclude = self._struck(leader.now())
+            exclude, always = self._struck(leader.now())
             leader.errands.hear_notices()
         self._arm(leader)
         self.history.note(agent.host.name, "leads")
         leader.happened(
             LeaderStarted(
-                at=leader.now(), host=agent.host.name, pid=1, allocation=allocation, exclude=exclude
+                at=leader.now(),
+                host=agent.host.name,
+                pid=1,
+                allocation=allocation,
+                exclude=exclude,
+                always=always,
             )
         )
 
@@ -216,12 +237,11 @@ class World:
         if now is not None and now.leader != agent.incarnation:
             raise GivenUp("another leader has taken over")
 
-    def _struck(self, now: float) -> dict[str, str]:
-        return {
-            found.host: strikes.describe(found)
-            for found in strikes.fold(self.strikes, now)
-            if found.excluded_until is not None
-        }
+    def _struck(self, now: float) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Whom to leave out, and whom to use whatever happens."""
+        found = strikes.fold(self.strikes, now)
+        out = {each.host: strikes.describe(each) for each in found if each.is_excluded}
+        return out, tuple(each.host for each in found if each.pin and each.pin.use == "always")
 
     def strike(self, incident: Incident) -> None:
         host, signal_name = incident.culprit.host, incident.evidence.signal
@@ -269,7 +289,14 @@ class World:
         training = self.trainings.get(start.attempt)
         if training is None:
             scenario = self.scenario
-            work = Work(scenario.steps, scenario.step_s, scenario.save_every)
+            work = Work(
+                scenario.steps,
+                scenario.step_s,
+                start.pace.every_steps or scenario.save_every,
+                scenario.paced,
+                start.skip,
+                self.plans[int(start.config) - 1].memory.peak_bytes,
+            )
             training = Training(
                 start.attempt,
                 start.nodes,
@@ -278,6 +305,7 @@ class World:
                 self.random,
                 self.network,
                 self.storage,
+                self.troubles,
                 self.witness.marked,
             )
             self.trainings[start.attempt] = training
@@ -332,6 +360,9 @@ class World:
         supervisor = Supervisor(journal, self.decide)
         before = supervisor.run
         event = submitted(self.scenario, hosts, at, launch)
+        event = replace(event, plan_number=self.number_of(event.plan))
+        if launch > 1:
+            self.troubles.mended()
         supervisor.feed(event)
         self.run = supervisor.run
         self.history.note("person", f"submits the job, launch {launch}")

@@ -337,12 +337,13 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
     incident = decided(incident_of(run, findings, verdict, decision.reason), decision)
     bad = repeated_culprits(replace(run, incidents=(*run.incidents, incident)), at)
     if decision.without is not None:
-        bad[decision.without] = f"{verdict.cause} (rule {decision.rule})"
+        why = f"{verdict.cause} (rule {decision.rule})"
+        run = without(run, decision.without, why)
     run = replace(
         run,
         incidents=(*run.incidents, incident),
         findings=None,
-        exclude={**run.exclude, **bad},
+        exclude={**bad, **run.exclude},
     )
     if decision.action == "stop":
         return _give_up(run, at, verdict, decision)
@@ -368,6 +369,11 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
     )
     run, actions = hold(run, at, decision) if decision.wait_s else start_if_ready(run, at)
     return run, (*missing, *actions)
+
+
+def without(run: Run, host: str, why: str) -> Run:
+    """The host is used no more in this job, whoever leads it."""
+    return replace(run, exclude={**run.exclude, host: why}, replaced={**run.replaced, host: why})
 
 
 def _taken(findings: Findings, verdict: Verdict) -> str:

@@ -198,6 +198,10 @@ def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
     host = verdict.culprit.host
     if host is None:
         return _Found(action="restart", words=f"{again}; which host is to blame is not known")
+    if host in run.always:
+        return _Found(
+            action="restart", words=f"{again}; {host} stays, as it is pinned: always used"
+        )
     how = _without(run, host, verdict.at)
     if how is None:
         why = f"{host} stays, as there is no spare and no scheduler to ask for another host"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from orchestrator.contract.events import StragglerFound, StragglerGone
 from orchestrator.plan.placement.place import room_for
 from orchestrator.strikes import STRAGGLER, Strike
-from orchestrator.supervise.moves import Result, stop
+from orchestrator.supervise.moves import Result, stop, without
 from orchestrator.supervise.roster import switches_of, usable
 from orchestrator.supervise.state import Leaving, Run, Stage
 
@@ -26,17 +26,18 @@ def replace_straggler(run: Run, at: float) -> Result:
     """A checkpoint is complete: move away from the host that costs most, if there is a spare."""
     job = run.job
     assert job is not None
-    if not (job.replace_stragglers and run.stragglers):
+    slow = [found for found in run.stragglers.values() if found.host not in run.always]
+    if not (job.replace_stragglers and slow):
         return run, ()
     if run.stage is not Stage.RUNNING or run.leaving is not None or run.cancelled_by is not None:
         return run, ()
-    worst = max(run.stragglers.values(), key=lambda found: found.own_s - found.peers_s)
+    worst = max(slow, key=lambda found: found.own_s - found.peers_s)
     words = f"{worst.host} keeps its peers waiting: {why_slow(worst)}"
-    without = replace(run, exclude={**run.exclude, worst.host: words})
-    if room_for(run.plan, usable(without), switches_of(run)) < len(run.plan.hosts):
+    after = without(run, worst.host, words)
+    if room_for(run.plan, usable(after), switches_of(run)) < len(run.plan.hosts):
         return run, ()
     leaving = Leaving(cause="drained", words=words, requeue=False, straggler=worst)
-    return stop(replace(without, leaving=leaving), at, words, job.stop_grace)
+    return stop(replace(after, leaving=leaving), at, words, job.stop_grace)
 
 
 def strike_of(before: Run, after: Run) -> Strike | None:

@@ -42,6 +42,8 @@ def perform(run: Run, exits: Iterable[RankExited], decision: Decision) -> tuple[
 
 
 def _why_not(run: Run, to: int, since: int) -> str:
+    if since < 1:
+        return "it failed before its first step, so no data had been read"
     if run.saved and not to:
         return f"no checkpoint from before step {since} is known"
     if since in [former.since for former in run.rollbacks]:

@@ -268,6 +268,8 @@ class Run:
     """What the scheduler granted; None without one."""
     exclude: Mapping[str, str] = field(default_factory=dict)
     """Hosts that are not to be used -> why."""
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that this job decided to do without: no later leader uses them either."""
     refitted: JobPlan | None = None
     """In place of the job's own plan, which did not fit into memory."""
     replanned: JobPlan | None = None

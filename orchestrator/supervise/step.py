@@ -208,6 +208,7 @@ def _submitted(run: Run, event: JobSubmitted) -> Result:
         leader="",
         allocation=None,
         exclude={},
+        replaced={},
         refitted=None,
         replanned=None,
         larger=(),
@@ -264,7 +265,8 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
         return end(run, event.at, "CANCELLED", f"cancelled by {run.cancelled_by}")
     findings = _left_behind(run, event.at)
     # The scheduler was asked to leave these out, and may have killed the leader before it heard.
-    known = run.exclude if run.stage is Stage.QUEUED else {}
+    kept = {host: why for host, why in run.replaced.items() if host not in event.always}
+    known = run.exclude if run.stage is Stage.QUEUED else kept
     waiting = replace(
         wait(run, event.at, "waiting for agents"),
         hosts={},

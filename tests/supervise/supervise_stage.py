@@ -132,6 +132,7 @@ class Job:
         self.run, self.at = Run(), START
         self.allocation: Allocation | None = None
         self.exclude: dict[str, str] = {}
+        self.always: tuple[str, ...] = ()
         self.all: list[tuple[Event, tuple[Action, ...]]] = []
         self.hosts = tuple(host(n) for n in range(hosts))
         self.everywhere = tuple(host(n) for n in range(hosts + spares))
@@ -162,6 +163,7 @@ class Job:
             pid=99,
             allocation=self.allocation,
             exclude=self.exclude,
+            always=self.always,
             taken=taken,
         )
         return self.tell(started)

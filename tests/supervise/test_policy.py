@@ -90,6 +90,28 @@ def test_a_broken_device_moves_the_job_to_the_spare() -> None:
     )
 
 
+def test_a_host_that_is_pinned_stays_whatever_breaks_on_it() -> None:
+    job = Job(spares=1).granted()
+    job.always = ("host-1",)
+    job.running()
+    (start,) = fails(job, 3, LOST_GPU)
+    assert isinstance(start, StartAttempt)
+    assert (start.hosts, job.run.exclude) == (("host-0", "host-1"), {})
+    assert last(job).remedy == "restart"
+    assert last(job).action.endswith("; host-1 stays, as it is pinned: always used")
+
+
+def test_a_host_that_was_replaced_is_not_used_by_the_next_leader_either() -> None:
+    job = Job(spares=1).granted().running()
+    fails(job, 3, LOST_GPU)
+    assert list(job.run.exclude) == ["host-1"]
+    job.leads()
+    assert list(job.run.exclude) == ["host-1"]
+    job.always = ("host-1",)
+    job.leads()
+    assert job.run.exclude == {}, "a person has overruled that"
+
+
 def test_with_no_spare_the_job_goes_on_with_fewer_if_that_is_allowed() -> None:
     job = Job(shrink=True).granted().running()
     (replan,) = fails(job, 3, LOST_GPU)

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.contract.actions import Action, EndJob, Replan, StartAttempt
 from orchestrator.contract.events import LeaderStarted, RankError, Replanned, ReplanRefused
 from orchestrator.contract.plan import Memory, Plan
+from orchestrator.contract.policy import PolicyRule
 from orchestrator.contract.skipping import Window
 from orchestrator.supervise.rollback import MOST_FROM_ONE
 from orchestrator.supervise.shortage import ANSWER_S, MOST_REFITS
@@ -224,6 +225,17 @@ def test_it_goes_back_to_before_the_first_bad_step(
     job.trains(to)
     job.saves(to + 10)
     assert (job.run.saved, job.run.fruitless) == (to + 10, 0)
+
+
+def test_what_failed_before_its_first_step_is_not_rolled_back() -> None:
+    rule = PolicyRule(name="all-back", action="rollback")
+    job = Job(policy=(rule,)).running()
+    error = RankError(error="KeyError", message="'input_ids'", step=0, traceback="")
+    for rank in range(4):
+        job.exits(rank, error=error)
+    (end,) = job.stops()
+    assert isinstance(end, EndJob)
+    assert "no rollback: it failed before its first step" in end.reason
 
 
 def test_a_spike_is_treated_alike_and_a_second_window_counts_the_first() -> None:

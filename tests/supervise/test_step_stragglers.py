@@ -97,6 +97,22 @@ def test_without_a_spare_it_stays() -> None:
     assert not any(isinstance(action, Requeue) for action in scheduled.saves(7))
 
 
+def test_one_that_is_pinned_stays() -> None:
+    job = Job(spares=1, replace_stragglers=True).granted()
+    job.always = ("host-1",)
+    job.running()
+    slow(job, 3)
+    assert job.saves(7) == ()
+
+
+def test_the_next_leader_does_not_use_it_either() -> None:
+    job = Job(spares=1, replace_stragglers=True).granted().running()
+    slow(job, 3)
+    job.saves(7)
+    job.leads()
+    assert list(job.run.exclude) == ["host-1"]
+
+
 def test_one_that_keeps_up_again_before_the_checkpoint_stays() -> None:
     job = Job(spares=1, replace_stragglers=True).running()
     slow(job, 3)

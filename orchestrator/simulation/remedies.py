@@ -1,0 +1,187 @@
+"""Laws of what is done about failures: rules, waits, hosts, plans and data, counted independently.
+
+What a host or a batch did is known from the simulated world, what was decided from the journal.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.contract.actions import Action, Requeue, StartAttempt
+from orchestrator.contract.events import (
+    CheckpointIntervalChanged,
+    Event,
+    Replanned,
+    StepReached,
+    StragglerFound,
+)
+from orchestrator.contract.policy import PolicyRule
+from orchestrator.contract.skipping import Window
+from orchestrator.simulation.laws import hold
+from orchestrator.supervise.policy import default_rules
+from orchestrator.supervise.state import Incident, Run
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.storage import Checkpoint
+    from orchestrator.simulation.world import World
+
+GROWS_EVERY_S = 1800.0
+SHORTEST = 0.75
+"""Of a rule's wait: the least that jitter leaves of it."""
+
+
+class Remedies:
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.skipped: set[int] = set()
+        """Batches that were left out after a rollback; of all launches."""
+        self.submitted()
+
+    def submitted(self) -> None:
+        """A person starts over: what was decided before is forgiven."""
+        self.failing: list[Incident] = []
+        """Since the last new step."""
+        self.not_before = 0.0
+        """The next attempt has to wait for so long."""
+        self.replaced: dict[str, str] = {}
+        """Host that is left out for good -> why."""
+        self.too_large: list[int] = []
+        """Numbers of plans that a plan for less memory was asked for in the place of."""
+        self.grown_at: float | None = None
+        self.every: int | None = None
+
+    def decided(self, event: Event, actions: Sequence[Action], before: Run, run: Run) -> None:
+        self._heard(event, before, run)
+        known = len(before.incidents)
+        for incident in run.incidents[known:]:
+            self._incident(incident, event, before, run)
+        grew = run.leaving is not None and run.leaving.cause == "growing"
+        if grew and before.leaving is None:
+            self._grows(event.at, run)
+        self._windows(run.incidents[known:], before, run)
+        hold(run.save_every == self.every, "the interval between checkpoints is forgotten")
+        for action in actions:
+            match action:
+                case StartAttempt():
+                    self._start(action, event, run)
+                case Requeue():
+                    self.not_before = 0.0
+                case _:
+                    pass
+
+    def _heard(self, event: Event, before: Run, run: Run) -> None:
+        match event:
+            case StepReached() if event.attempt == before.attempt:
+                self.failing = []
+            case CheckpointIntervalChanged(new=new) if event.attempt == before.attempt:
+                self.every = new
+            case StragglerFound(host=host):
+                lags = self.world.hosts[host].lagged
+                hold(lags, f"{host} is called slow, and never was")
+            case Replanned(device_bytes=int()) if run.refits > before.refits:
+                takes = run.plan.memory.peak_bytes
+                held = before.plan.memory.peak_bytes
+                hold(takes < held, f"a plan of {takes} bytes for one of {held} that is short")
+            case _:
+                pass
+
+    # Incidents
+
+    def _incident(self, incident: Incident, event: Event, before: Run, run: Run) -> None:
+        if incident.kind == "preflight":
+            return
+        self.failing.append(incident)
+        host, pinned = incident.culprit.host, self.world.scenario.pinned
+        if incident.kind == "hang" and host is not None:
+            hold(self.world.hosts[host].stood, f"{host} is blamed for a hang, and it never stood")
+        if incident.remedy == "replace" and host is not None:
+            always = self.world.scenario.scheduled and pinned.get(host) == "always"
+            hold(not always, f"{host} is left out, and is pinned always")
+            self.replaced[host] = incident.cause
+        if incident.remedy == "replan":
+            self.too_large.append(before.current.number)
+        rule = self._rule(incident.rule, run)
+        if rule is not None and incident.remedy not in ("stop", "requeue"):
+            again = self._again(rule, incident)
+            self.not_before = event.at + self._least(rule, again)
+
+    def _rule(self, name: str, run: Run) -> PolicyRule | None:
+        """The rule, where it lets jobs wait, and how often they have is counted here."""
+        assert run.job is not None
+        rules = [*run.job.policy, *default_rules()]
+        found = next((rule for rule in rules if rule.name == name), None)
+        return found if found and found.backoff and found.same == "start" else None
+
+    def _again(self, rule: PolicyRule, last: Incident) -> int:
+        """How often it has been before, of what would still be counted."""
+        covered = [
+            one
+            for one in self.failing[:-1]
+            if rule.covers(one.failure, one.scope, one.phase)
+            and (rule.window is None or last.at - one.at <= rule.window)
+        ]
+        return len(covered)
+
+    def _least(self, rule: PolicyRule, again: int) -> float:
+        doublings = again + 1 - max(2, rule.times)
+        if doublings < 0:
+            return 0.0
+        return min(rule.backoff_max, SHORTEST * rule.backoff * 2.0**doublings)
+
+    def _grows(self, at: float, run: Run) -> None:
+        last, self.grown_at = self.grown_at, at
+        soon = last is not None and at - last < GROWS_EVERY_S
+        hold(not soon, f"the job grows twice within {GROWS_EVERY_S:.0f} s")
+
+    # Attempts
+
+    def _start(self, action: StartAttempt, event: Event, run: Run) -> None:
+        early = self.not_before - event.at
+        hold(early <= 0.1, f"attempt {action.attempt} starts {early:.1f} s too early")
+        self.not_before = 0.0
+        if run.allocation is not None:
+            used = set(action.hosts) & set(self.replaced)
+            hold(not used, f"{sorted(used)} used again, after 'replace'")
+            pinned = self.world.scenario.pinned
+            never = [host for host in action.hosts if pinned.get(host) == "never"]
+            hold(not never, f"{never} used, and pinned never")
+        short = run.current.number in self.too_large
+        hold(not short, f"plan {run.current.number} did not fit, and is started again")
+        named = batches(action.skip)
+        hold(named == self.skipped, f"attempt {action.attempt} does not skip what is to be skipped")
+
+    # Data
+
+    def _windows(self, new: Iterable[Incident], before: Run, run: Run) -> None:
+        more = batches(run.skipped) - batches(before.skipped)
+        lost = batches(before.skipped) - batches(run.skipped)
+        hold(not lost, f"batches {sorted(lost)} were to be skipped, and are not any more")
+        if more:
+            rolled = any(incident.remedy == "rollback" for incident in new)
+            hold(rolled, f"batches {sorted(more)} are skipped, and nothing was rolled back")
+            read = self.world.trainings[before.attempt].read
+            hold(more <= set(read), f"batches {sorted(more)} are skipped, and were never read")
+        self.skipped |= more
+
+    def marked(self, made: "Checkpoint") -> None:
+        """The sample ledger: each batch once, or named as left out."""
+        hold(len(made.read) == made.step, f"{len(made.read)} batches in {made.step} steps")
+        read, left = set(made.read), batches(made.skipped)
+        hold(len(read) == len(made.read), f"step-{made.step} has trained a batch twice")
+        hold(not read & left, f"batches {sorted(read & left)} were trained, and are to be skipped")
+        whole = set(range(1, max(read, default=0) + 1))
+        hold(whole <= read | left, f"{sorted(whole - read - left)} were neither trained nor named")
+
+    def at_the_end(self) -> None:
+        run = self.world.run
+        for incident in run.incidents:
+            person = incident.remedy is None and incident.action == "the job was submitted again"
+            named = bool(incident.rule) and incident.remedy is not None
+            hold(named or person, f"incident {incident.id} names no rule")
+        if run.ending == "SUCCEEDED" and self.world.storage.checkpoints:
+            last = max(self.world.storage.checkpoints, key=lambda made: (made.step, made.at))
+            trained = set(last.read) & batches(run.skipped)
+            hold(not trained, f"batches {sorted(trained)} are in the model, and named as skipped")
+
+
+def batches(windows: Iterable[Window]) -> set[int]:
+    return {number for window in windows for number in range(window.first, window.last + 1)}

@@ -1,0 +1,96 @@
+"""What goes wrong within training itself, as its ranks see it: what they raise and log, and when.
+
+The words are those of `tests/captured/failures/samples.yaml`, so that each gets its class.
+"""
+
+from dataclasses import dataclass, field
+from signal import Signals
+
+from orchestrator.contract import exits
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How a rank ends, and what it leaves behind."""
+
+    message: str = ""
+    error: str = ""
+    """Class of the exception; without one the message is only in its log."""
+    code: int | None = 1
+    by: Signals | None = None
+    since: int | None = None
+    """The first step that was bad."""
+
+    @property
+    def line(self) -> str:
+        return f"{self.error}: {self.message}" if self.error else self.message
+
+
+ERRORS: dict[str, Words] = {
+    "python-exception": Words("'input_ids'", "KeyError"),
+    "import-or-version": Words("No module named 'flash_attn'", "ModuleNotFoundError"),
+    "data-error": Words(
+        "Expecting value: line 1 column 1 (char 0)", "json.decoder.JSONDecodeError"
+    ),
+    "illegal-memory-access": Words(
+        "CUDA error: an illegal memory access was encountered", "RuntimeError"
+    ),
+    "segfault": Words("Fatal Python error: Segmentation fault", code=None, by=Signals.SIGSEGV),
+    "sigkill-from-outside": Words(code=None, by=Signals.SIGKILL),
+    "gpu-lost": Words("NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus"),
+    "xid-48-double-bit-ecc": Words(
+        "NVRM: Xid (PCI:0000:07:00): 48, pid='<unknown>', name=<unknown>, An uncorrectable double"
+        " bit error (DBE) has been detected on GPU in the framebuffer at physAddr 0x7fdf0de80"
+    ),
+    "uncorrectable-ecc": Words("CUDA error: uncorrectable ECC error encountered", "RuntimeError"),
+    "licence-server": Words("licence 7 is refused by the server", "RuntimeError"),
+}
+"""What strikes once, by class. The last one is the user's own."""
+
+HEALING: dict[str, Words] = {
+    "name-resolution": Words("[Errno -2] Name or service not known", "socket.gaierror"),
+    "stale-file-handle": Words("[Errno 116] Stale file handle", "OSError"),
+    "storage-error": Words("write(): fd 29 failed with Input/output error", "RuntimeError"),
+    "infiniband-error": Words("NCCL WARN NET/IB : Got async event : port error"),
+    "rendezvous-failure": Words(
+        "Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
+        "torch.distributed.DistStoreError",
+    ),
+}
+"""What strikes every attempt until it is over, by class."""
+
+OUT_OF_MEMORY = Words("CUDA out of memory. Tried to allocate 2.00 GiB.", "torch.OutOfMemoryError")
+
+
+def not_finite(step: int, since: int) -> Words:
+    message = f"step {step}: loss is nan, and has not been finite since step {since}"
+    return Words(message, "NotFinite", exits.UNSTABLE, since=since)
+
+
+@dataclass(slots=True)
+class Troubles:
+    heals_at: float = 0.0
+    """Until then every attempt ends with `healing`."""
+    healing: Words = field(default_factory=Words)
+    capacity: int | None = None
+    """Of a device; a plan that takes more does not fit."""
+    poison: frozenset[int] = frozenset()
+    """Batches that make the loss not a number …"""
+    diverges_at: int | None = None
+    """… and the step from which on it is none, whatever is read."""
+    patience: int = 1
+    """Steps in a row that make it an error."""
+
+    def mended(self) -> None:
+        """A person has looked after it."""
+        self.heals_at, self.capacity = 0.0, None
+        self.poison, self.diverges_at = frozenset(), None
+
+    def at_start(self, now: float) -> Words | None:
+        return self.healing if now < self.heals_at else None
+
+    def spoils(self, step: int, batch: int) -> bool:
+        return batch in self.poison or (self.diverges_at is not None and step >= self.diverges_at)
+
+    def too_large(self, peak_bytes: int) -> bool:
+        return self.capacity is not None and peak_bytes > self.capacity

@@ -1,0 +1,213 @@
+"""Whoever breaks a law of supervision is found out by the simulation."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.contract.actions import Action, Requeue, StartAttempt
+from orchestrator.contract.events import (
+    AgentRegistered,
+    CheckpointIntervalChanged,
+    CheckpointSaved,
+    Event,
+    HangDetected,
+    HangJudged,
+    HostStopped,
+    LeaderStarted,
+    LeaveAsked,
+    Replanned,
+)
+from orchestrator.contract.skipping import Window
+from orchestrator.simulation.run import Outcome, simulate
+from orchestrator.supervise.loop import Decide
+from orchestrator.supervise.moves import stop
+from orchestrator.supervise.state import Leaving, Run, Stage
+from orchestrator.supervise.step import step
+
+Result = tuple[Run, tuple[Action, ...]]
+
+
+def takes_who_comes_back_for_idle(run: Run, event: Event) -> Result:
+    if isinstance(event, AgentRegistered):
+        event = replace(event, running=0)
+    return step(run, event)
+
+
+def charges_for_a_schedulers_wish(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    asked = isinstance(event, LeaveAsked) and after is not run
+    return (replace(after, fruitless=after.fruitless + 1) if asked else after), actions
+
+
+def does_not_say_what_it_did(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    silent = tuple(replace(incident, action="") for incident in after.incidents)
+    return replace(after, incidents=silent), actions
+
+
+def starts_again_under_the_same_number(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    again = [a for a in actions if isinstance(a, StartAttempt) and a.attempt > 1]
+    if not again:
+        return after, actions
+    start = replace(again[0], attempt=again[0].attempt - 1)
+    return replace(after, attempt=start.attempt), (start,)
+
+
+def counts_nothing(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    return replace(after, fruitless=0), actions
+
+
+def forgets_whom_to_leave_out(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    return replace(after, exclude={}), actions
+
+
+def does_not_wait_for_the_end_of_the_former(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    for host in after.placement if after.stage is Stage.STOPPING else ():
+        stopped = HostStopped(at=event.at, attempt=after.attempt, host=host, finished=False)
+        after, more = step(after, stopped)
+        actions += more
+    return after, actions
+
+
+def requeues_twice(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    return after, actions + tuple(a for a in actions if isinstance(a, Requeue))
+
+
+def overlooks_hangs(run: Run, event: Event) -> Result:
+    return (run, ()) if isinstance(event, HangDetected) else step(run, event)
+
+
+def keeps_no_incidents(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    return replace(after, incidents=(), fruitless=0), actions
+
+
+def does_not_wait_for_what_heals(run: Run, event: Event) -> Result:
+    """It holds, and for a tenth of the time."""
+    after, actions = step(run, event)
+    if after.stage is Stage.HOLDING and run.stage is not Stage.HOLDING and after.deadline:
+        after = replace(after, deadline=event.at + (after.deadline - event.at) / 10)
+    return after, actions
+
+
+def names_no_rule(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    nameless = tuple(replace(incident, rule="") for incident in after.incidents)
+    return replace(after, incidents=nameless), actions
+
+
+def uses_a_replaced_host_again(run: Run, event: Event) -> Result:
+    """As soon as another leader decides."""
+    if isinstance(event, LeaderStarted):
+        run = replace(run, replaced={}, exclude={})
+    return step(run, event)
+
+
+def does_not_know_of_pins(run: Run, event: Event) -> Result:
+    if isinstance(event, LeaderStarted):
+        event = replace(event, always=())
+    return step(run, event)
+
+
+def uses_who_is_never_to_be_used(run: Run, event: Event) -> Result:
+    if isinstance(event, LeaderStarted):
+        event = replace(event, exclude={})
+    return step(run, event)
+
+
+def trains_what_it_names_as_skipped(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    return after, tuple(replace(a, skip=()) if isinstance(a, StartAttempt) else a for a in actions)
+
+
+def skips_data_without_a_rollback(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    if isinstance(event, CheckpointSaved) and after.saved > run.saved:
+        window = Window(first=after.saved + 100, last=after.saved + 100)
+        after = replace(after, skipped=(*after.skipped, window))
+    return after, actions
+
+
+def takes_the_same_plan_again(run: Run, event: Event) -> Result:
+    if isinstance(event, Replanned) and event.device_bytes is not None:
+        event = replace(event, plan=run.plan, plan_number=run.current.number)
+    return step(run, event)
+
+
+def grows_at_every_checkpoint(run: Run, event: Event) -> Result:
+    if isinstance(event, CheckpointSaved) and run.stage is Stage.RUNNING and run.leaving is None:
+        leaving = Leaving(cause="growing", words="for fun", requeue=False)
+        return stop(replace(run, leaving=leaving, saved=event.step), event.at, "for fun", 30.0)
+    return step(run, event)
+
+
+def forgets_the_pace(run: Run, event: Event) -> Result:
+    return (run, ()) if isinstance(event, CheckpointIntervalChanged) else step(run, event)
+
+
+def blames_whom_it_likes_for_a_hang(run: Run, event: Event) -> Result:
+    if isinstance(event, HangJudged) and run.placement:
+        event = replace(event, hosts=run.placement[-1:], ranks=(), confidence=1.0)
+    return step(run, event)
+
+
+class RemembersBesideTheJournal:
+    """Decides by what it saw, not by the state: a new leader does not know it."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, run: Run, event: Event) -> Result:
+        after, actions = step(run, event)
+        self.seen += 1
+        return replace(after, reason=f"{after.reason} ({self.seen})"), actions
+
+
+def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -> Outcome:
+    for seed in range(300):
+        outcome = simulate(seed, kinds, decide, fenced=fenced)
+        if outcome.broken:
+            return outcome
+    raise AssertionError("nobody noticed")
+
+
+@pytest.mark.parametrize(
+    ("decide", "kinds", "law"),
+    [
+        (counts_nothing, ("rank",), "attempts without progress"),
+        (forgets_whom_to_leave_out, ("drain",), "used, "),
+        (does_not_wait_for_the_end_of_the_former, ("hang", "stuck"), "still runs"),
+        (requeues_twice, ("preemption",), "queued again twice"),
+        (overlooks_hangs, ("hang",), "has not ended"),
+        (keeps_no_incidents, ("rank",), "is not said"),
+        (RemembersBesideTheJournal(), ("leader",), "fold is not the state"),
+        (takes_who_comes_back_for_idle, ("stuck", "messages", "rank"), "still runs"),
+        (charges_for_a_schedulers_wish, ("preemption",), "nothing failed"),
+        (does_not_say_what_it_did, ("rank",), "has no outcome"),
+        (starts_again_under_the_same_number, ("rank",), "attempt 1 after 1"),
+        (does_not_wait_for_what_heals, ("fabric",), "too early"),
+        (names_no_rule, ("rank",), "names no rule"),
+        (uses_a_replaced_host_again, ("error", "leader"), "used again, after 'replace'"),
+        (does_not_know_of_pins, ("error",), "and is pinned always"),
+        (uses_who_is_never_to_be_used, ("rank",), "and pinned never"),
+        (trains_what_it_names_as_skipped, ("nan",), "does not skip what is to be skipped"),
+        (skips_data_without_a_rollback, ("rank",), "nothing was rolled back"),
+        (takes_the_same_plan_again, ("memory",), "that is short"),
+        (grows_at_every_checkpoint, ("drain",), "grows twice"),
+        (forgets_the_pace, ("rank",), "interval between checkpoints is forgotten"),
+        (blames_whom_it_likes_for_a_hang, ("hang",), "and it never stood"),
+    ],
+)
+def test_a_broken_supervisor_is_caught(decide: Decide, kinds: Sequence[str], law: str) -> None:
+    assert law in first_broken(decide, kinds).broken
+
+
+def test_a_leader_that_raises_no_fence_is_caught() -> None:
+    outcome = first_broken(step, ("stuck",), fenced=False)
+    assert "live and can write" in outcome.broken
