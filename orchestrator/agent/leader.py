@@ -6,28 +6,25 @@ decided by `step`, then performed.
 
 import asyncio
 import contextlib
-import hmac
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
-from aiohttp import WSCloseCode, web
+from aiohttp import web
 
-from orchestrator import strikes
 from orchestrator.agent.connections import Connections, Silence, report_in
 from orchestrator.agent.errands import Errands, Planners
 from orchestrator.agent.judging import Judge
+from orchestrator.agent.lookout import Lookout
+from orchestrator.agent.reception import Reception
+from orchestrator.agent.striking import new_strikes, record
 from orchestrator.agent.translate import (
     event_of,
     gathered,
-    hang_detected,
-    hang_over,
-    health_changed,
     registered,
-    step_reached,
-    straggler,
     without_stacks,
 )
 from orchestrator.agent.whereabouts import Term, announce, announce_end
@@ -56,8 +53,6 @@ from orchestrator.contract.events import (
 from orchestrator.contract.fence import Fence, GivenUp, check_leader, read_fence, write_fence
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.protocol import (
-    AGENT_PATH,
-    CANCEL_PATH,
     Checked,
     Digest,
     Evidence,
@@ -76,13 +71,9 @@ from orchestrator.contract.protocol import (
 )
 from orchestrator.contract.rundir import RunDir
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.hangs import EVIDENCE_S
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.supervise.replacing import strike_of
 from orchestrator.supervise.roster import has_successors, hosts_given
-from orchestrator.supervise.state import Incident, evidence_lines, pace_of
-from orchestrator.supervise.stragglers import Stragglers, roles_of
-from orchestrator.supervise.watch import Hang, Limits, Watch
+from orchestrator.supervise.state import pace_of
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +88,6 @@ STALL_S = 1.0
 """A look that comes later than this says more of the leader's machine than of the agents."""
 JOURNALLED_STACKS = 64
 """Ranks of a job up to which the journal has all their stacks."""
-CLOSE_S = 1.0
-"""For requests to end once nobody is led any more."""
 
 
 class SteadyClock:
@@ -151,21 +140,14 @@ class Leader:
         self.job: JobSubmitted = job
         self.supervisor = supervisor
         self.run_dir = run_dir
-        self.token = token
         self.backend = backend
         self.clock = clock
         self.steady = SteadyClock(clock)
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         launch = job.launch
         self.connections = Connections(launch.launch, launch.agent_timeout, clock)
-        self.watch: Watch | None = None
-        self.stragglers = Stragglers((), 0.0)
-        self.watched = 0
-        """The attempt that `watch` is of."""
-        self.hang: Hang | None = None
-        """As the supervisor was told of it …"""
-        self.gathered_by = 0.0
-        """… and when no agent looks into it any more."""
+        self.reception = Reception(token, launch.launch, self._listen, self.cancel)
+        self.lookout = Lookout(job)
         self.pending: StartAttempt | None = None
         """An attempt whose first host is still to offer a port."""
         self.ending: EndJob | Requeue | None = None
@@ -198,10 +180,7 @@ class Leader:
             GivenUp: another leader has taken over; nothing was touched since.
         """
         self.errands.host, self.errands.address = host, address
-        runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=CLOSE_S)
-        await runner.setup()
-        await _listen_at(runner, bind, port)
-        port = runner.addresses[0][1]
+        port = await self.reception.open(bind, port)
         announce(self.run_dir, self.granted.term, address, port)
         log.info("leading %s at %s:%s", self.job.launch.job, address, port)
         self._happened(
@@ -230,35 +209,7 @@ class Leader:
             for task in (*tasks, *self.beside):
                 task.cancel()
             await asyncio.gather(*self.beside, return_exceptions=True)
-            await runner.cleanup()
-
-    def application(self) -> web.Application:
-        app = web.Application(middlewares=[self._authenticate])
-        app.router.add_get(AGENT_PATH, self._agent)
-        app.router.add_post(CANCEL_PATH, self._cancel)
-        return app
-
-    @web.middleware
-    async def _authenticate(
-        self,
-        request: web.Request,
-        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
-    ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        sent = given.encode(errors="surrogateescape")
-        if not hmac.compare_digest(sent, f"Bearer {self.token}".encode()):
-            raise web.HTTPUnauthorized(text="this job's token is needed")
-        return await handler(request)
-
-    async def _cancel(self, request: web.Request) -> web.Response:
-        try:
-            body = await request.json()
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            raise web.HTTPBadRequest(text='the body must be {"by": "who cancels"}')
-        self.cancel(str(body.get("by", "somebody")))
-        return web.Response(status=202, text="cancelling")
+            await self.reception.close()
 
     def cancel(self, by: str) -> None:
         """Stop the ranks at their next checkpoint, and end the job."""
@@ -269,20 +220,6 @@ class Leader:
         if self.ending is None:
             self._happened(LeaveAsked(at=self.steady.now(), cause=None, words=signal_name))
             self._beside(self.errands.ask_why(signal_name))
-
-    async def _agent(self, request: web.Request) -> web.WebSocketResponse:
-        ws = web.WebSocketResponse(max_msg_size=0)
-        await ws.prepare(request)
-        try:
-            register = report_in(await ws.receive())
-            if not isinstance(register, Register) or register.launch != self.job.launch.launch:
-                await ws.close(code=WSCloseCode.POLICY_VIOLATION, message=b"not of this launch")
-                return ws
-            await self._listen(register, ws)
-        except (ValueError, TypeError) as exc:
-            log.error("a message that cannot be read, closing its connection: %s", exc)
-            await ws.close(code=WSCloseCode.INVALID_TEXT, message=b"not a report")
-        return ws
 
     async def _listen(self, register: Register, ws: web.WebSocketResponse) -> None:
         """Take in what an agent says until its connection breaks, or it is given up."""
@@ -308,7 +245,8 @@ class Leader:
     def _reported(self, report: Report) -> None:
         match report:
             case Digest():
-                self._digest(report)
+                now, at = self.clock.monotonic(), self.steady.now()
+                self._all_happened(self.lookout.hear(report, now, at))
             case Port():
                 self._port_offered(report)
             case Evidence():
@@ -330,21 +268,6 @@ class Leader:
         few = self.supervisor.run.plan.world_size <= JOURNALLED_STACKS
         self._happened(event if few else without_stacks(event))
 
-    def _digest(self, digest: Digest) -> None:
-        if self.watch is None or digest.attempt != self.watched:
-            return
-        now = self.clock.monotonic()
-        progress = self.watch.observe(digest.ranks, now)
-        self.stragglers.observe(digest.ranks)
-        if self.hang is not None:
-            moved = self.watch.moved(self.hang, digest.ranks, now)
-            if moved is not None:
-                self.hang = None
-                self.watch.tell_soon()
-                self._happened(hang_over(moved, digest.attempt, self.steady.now()))
-        if progress is not None:
-            self._happened(step_reached(progress, digest.attempt, self.steady.now()))
-
     # Time
 
     async def _tick(self) -> None:
@@ -362,8 +285,7 @@ class Leader:
                 await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
             at = self.steady.now()
             self._lose(self.connections.forget_silent(), at)
-            if self.watch is not None:
-                self._detect(self.watch, at)
+            self._look(at)
             self._happened(Tick(at=at))
 
     def _lose(self, silences: Sequence[Silence], at: float) -> None:
@@ -380,26 +302,20 @@ class Leader:
         for event in lost:
             self._happened(event)
 
-    def _detect(self, watch: Watch, at: float) -> None:
-        now, attempt, run = self.clock.monotonic(), self.watched, self.supervisor.run
-        self.connections.still_s = watch.limit("train")
-        for change in watch.health_changes(now):
-            self._happened(health_changed(change, attempt, at))
-        each = run.plan.ranks_per_host
-        for slow in self.stragglers.changes(now):
-            self._happened(straggler(slow, run.placement[slow.rank // each], attempt, at))
-        hang = watch.hang(now)
-        # A host that is not heard explains a stall better: its silence is judged first.
-        if hang is None or self.hang is not None or now < self.gathered_by:
-            return
-        if self.connections.hears(run.placement):
-            self.hang, self.gathered_by = hang, now + EVIDENCE_S
-            self._happened(hang_detected(hang, attempt, at))
+    def _look(self, at: float) -> None:
+        run = self.supervisor.run
+        self.connections.still_s = self.lookout.still_s
+        hears_all = partial(self.connections.hears, run.placement)
+        self._all_happened(self.lookout.look(run, hears_all, self.clock.monotonic(), at))
 
     # Decide and act
 
     def _happened(self, event: Event) -> None:
         self.events.put_nowait(event)
+
+    def _all_happened(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._happened(event)
 
     async def _consume(self) -> EndJob | Requeue:
         while self.ending is None:
@@ -410,38 +326,10 @@ class Leader:
                 if isinstance(action, StartAttempt):
                     await self._raise_fence(action.attempt)
                 self._perform(action)
-            for incident in self.supervisor.run.incidents[len(before.incidents) :]:
-                await asyncio.to_thread(self._strike, incident)
-            slow = strike_of(before, self.supervisor.run)
-            if slow is not None:
-                await asyncio.to_thread(self._record, slow)
+            if self.granted.strikes is not None:
+                for strike in new_strikes(before, self.supervisor.run):
+                    await asyncio.to_thread(record, self.granted.strikes, strike)
         return self.ending
-
-    def _strike(self, incident: Incident) -> None:
-        """Write down which host was to blame, for the jobs that come after this one."""
-        host, signal_name = incident.culprit.host, incident.evidence.signal
-        if host is None:
-            return
-        if not strikes.counts(incident.kind, signal_name, incident.drill):
-            return
-        strike = strikes.Strike(
-            at=incident.at,
-            host=host,
-            job=self.job.launch.job,
-            attempt=incident.attempt,
-            kind=incident.kind,
-            cause=incident.cause,
-            evidence=evidence_lines(incident),
-        )
-        self._record(strike)
-
-    def _record(self, strike: strikes.Strike) -> None:
-        if self.granted.strikes is None:
-            return
-        try:
-            strikes.record(self.granted.strikes, strike)
-        except OSError as exc:
-            log.warning("a strike against %s could not be written: %s", strike.host, exc)
 
     async def _raise_fence(self, attempt: int) -> None:
         """Keep out whoever still works for an earlier attempt or leader; on disk on return.
@@ -478,7 +366,8 @@ class Leader:
                 self._start_attempt(action)
             case StopAttempt():
                 if not action.hosts:
-                    self.watch, self.pending = None, None
+                    self.lookout.end()
+                    self.pending = None
                 for host in action.hosts or self.supervisor.run.placement:
                     self.connections.order(
                         host, Stop(attempt=action.attempt, grace_s=action.grace_s)
@@ -495,10 +384,10 @@ class Leader:
             case ReplaceAgent() | CheckHosts() | Replan():
                 self._beside(self.errands.run_errand(action))
             case Requeue():
-                self.watch = None
+                self.lookout.end()
                 self._beside(self._requeue(action))
             case EndJob():
-                self.watch = None
+                self.lookout.end()
                 self.ending = action
             case _:
                 assert_never(action)
@@ -515,18 +404,8 @@ class Leader:
             log.critical("an errand of the leader has a defect", exc_info=task.exception())
 
     def _start_attempt(self, action: StartAttempt) -> None:
-        """Watch from the order on: whatever of it is lost ends as a hang of the start."""
-        limits = Limits(
-            hang=self.job.hang_timeout,
-            init=self.job.init_timeout,
-            checkpoint=self.job.checkpoint_timeout,
-        )
-        ranks = range(self.supervisor.run.plan.world_size)
-        now = self.clock.monotonic()
-        self.watch = Watch(ranks, limits, now)
-        self.stragglers = Stragglers(roles_of(self.supervisor.run.plan.mesh), now)
-        self.watched, self.pending = action.attempt, action
-        self.hang, self.gathered_by = None, 0.0
+        self.lookout.begin(action.attempt, self.supervisor.run, self.clock.monotonic())
+        self.pending = action
         self.connections.order(action.hosts[0], OfferPort(attempt=action.attempt))
 
     def _port_offered(self, offer: Port) -> None:
@@ -573,16 +452,6 @@ class Leader:
         deadline = self.clock.monotonic() + FAREWELL_S
         while self.connections.open and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.05)
-
-
-async def _listen_at(runner: web.AppRunner, bind: str, port: int) -> None:
-    try:
-        await web.TCPSite(runner, bind, port).start()
-    except OSError as exc:
-        if port == 0:
-            raise
-        log.warning("port %s cannot be had, so any other is taken: %s", port, exc)
-        await web.TCPSite(runner, bind, 0).start()
 
 
 def _all_leave(ending: EndJob | Requeue) -> bool:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never, cast
 
 from orchestrator.agent.connections import Connections, Silence
+from orchestrator.agent.lookout import Lookout
 from orchestrator.agent.translate import event_of, registered
 from orchestrator.contract import exits
 from orchestrator.contract.actions import Action, EndJob, Requeue, StartAttempt
@@ -39,7 +40,6 @@ from orchestrator.contract.protocol import (
     Warned,
 )
 from orchestrator.simulation.errands import Errands
-from orchestrator.simulation.lookout import Lookout
 from orchestrator.simulation.network import Line
 from orchestrator.simulation.orders import Orders
 from orchestrator.simulation.storage import Crash, Crashed, StoredJournal
@@ -75,7 +75,7 @@ class Leader:
         self.busy = False
         """With a write that takes time."""
         self.todo: deque[Action] = deque()
-        self.lookout = Lookout(self)
+        self.lookout = Lookout(self.job)
         self.orders = Orders(self)
         self.ending: EndJob | Requeue | None = None
         self.alive = self.serves = True
@@ -133,7 +133,7 @@ class Leader:
     def _reported(self, report: Report) -> None:
         match report:
             case Digest():
-                self.lookout.hear(report)
+                self._heard(report)
             case Port():
                 self.orders.port_offered(report)
             case Evidence():
@@ -149,6 +149,10 @@ class Leader:
                 self.happened(HostLeaving(at=self.now(), host=host, why=name))
             case _:
                 assert_never(report)
+
+    def _heard(self, digest: Digest) -> None:
+        for event in self.lookout.hear(digest, self.world.timeline.now, self.now()):
+            self.happened(event)
 
     def order(self, host: str, order: Order) -> None:
         self.connections.order(host, order)
@@ -184,7 +188,10 @@ class Leader:
         self._pulse(now)
         at = self.now()
         self._lose(self.connections.forget_silent(), at)
-        self.lookout.look(at)
+        run = self.supervisor.run
+        hears_all = partial(self.connections.hears, run.placement)
+        for event in self.lookout.look(run, hears_all, self.world.timeline.now, at):
+            self.happened(event)
         self.happened(Tick(at=at))
 
     def look_now(self) -> None:
@@ -216,7 +223,7 @@ class Leader:
             if agent.alive and self.world.passes(self.host.name, host):
                 connection.heard = agent.last_heard = now
                 if self.lookout.watch is not None and agent.ranks is not None:
-                    self.lookout.hear(agent.digest())
+                    self._heard(agent.digest())
 
     def _lose(self, silences: Sequence[Silence], at: float) -> None:
         lost = [AgentLost(at=at, host=s.host, why=s.why, silent_s=s.silent_s) for s in silences]

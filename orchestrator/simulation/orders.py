@@ -39,7 +39,7 @@ class Orders:
         run = leader.supervisor.run
         match action:
             case StartAttempt():
-                leader.lookout.begin(action.attempt, run.plan)
+                leader.lookout.begin(action.attempt, run, leader.world.timeline.now)
                 self.pending = action
                 leader.order(action.hosts[0], OfferPort(attempt=action.attempt))
             case StopAttempt():

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from orchestrator.agent.leader import _listen_at
+from orchestrator.agent.reception import _listen_at
 from orchestrator.agent.sockets import free_port
 from orchestrator.contract.actions import EndJob
 from orchestrator.contract.datagrams import Resumed, Saved
@@ -141,7 +141,7 @@ def test_an_agent_that_does_not_leave_holds_the_leader_up_only_a_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.agent.leader.FAREWELL_S", 0.3)
-    monkeypatch.setattr("orchestrator.agent.leader.CLOSE_S", 0.2)
+    monkeypatch.setattr("orchestrator.agent.reception.CLOSE_S", 0.2)
 
     async def script(job: Led) -> EndJob:
         zero, _ = await job.started()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import strikes
 from orchestrator.agent.errands import Errands
 from orchestrator.contract.actions import ReplaceAgent, Requeue
 from orchestrator.contract.events import (
@@ -34,7 +33,7 @@ from orchestrator.contract.protocol import (
 )
 from orchestrator.errors import SpecError
 from orchestrator.seams import HostNotice
-from orchestrator.supervise.state import Culprit, Evidence, Incident, JobPlan
+from orchestrator.supervise.state import JobPlan
 from tests.agent.leader_world import NAME, Led, go, play, stopped
 from tests.agent.world import LAUNCH, WAIT_S, a_plan, until
 
@@ -292,45 +291,5 @@ def test_name_servers_that_do_not_answer_keep_no_host_waiting(
             over.set()
         assert (named.what, named.verdict) == ("name", "warns")
         assert "took longer than" in named.found
-
-    play(tmp_path, script, allocation=GRANTED)
-
-
-def an_incident(kind: str, host: str | None, signal: str | None = None) -> Incident:
-    return Incident(
-        at=time.time(),
-        attempt=2,
-        kind=kind,
-        cause="what was seen",
-        culprit=Culprit(host=host),
-        evidence=Evidence(signal=signal),
-        id=1,
-        step=3,
-        detected_after_s=0.1,
-        action="what was done",
-    )
-
-
-def test_what_a_host_is_to_blame_for_is_written_down_for_other_jobs(tmp_path: Path) -> None:
-    path = strikes.path_of(tmp_path, "tb")
-
-    async def script(job: Led) -> None:
-        strike = job.leader._strike
-        strike(an_incident("host-lost", "host-1"))
-        assert not path.exists(), "there is nowhere to write it to"
-        job.leader.granted = replace(job.leader.granted, strikes=path)
-        strike(an_incident("host-lost", "host-1"))
-        strike(an_incident("rank-killed", "host-0", "SIGKILL"))
-        strike(an_incident("rank-killed", "host-0", "SIGTERM"))
-        strike(an_incident("host-lost", None))
-        strike(replace(an_incident("host-lost", "host-1"), drill="kill:host=1@step=2"))
-        found = strikes.recall(path)
-        assert [(one.host, one.kind) for one in found if isinstance(one, strikes.Strike)] == [
-            ("host-1", "host-lost"),
-            ("host-0", "rank-killed"),
-        ]
-        path.unlink()
-        path.mkdir()
-        strike(an_incident("host-lost", "host-1"))  # a disk that fails stops no job
 
     play(tmp_path, script, allocation=GRANTED)

@@ -1,0 +1,46 @@
+"""Which hosts were to blame is written down for the jobs that come after this one."""
+
+import logging
+from pathlib import Path
+
+from orchestrator import strikes
+from orchestrator.supervise.replacing import strike_of
+from orchestrator.supervise.state import Incident, Run, evidence_lines
+
+log = logging.getLogger(__name__)
+
+
+def new_strikes(before: Run, after: Run) -> list[strikes.Strike]:
+    """Against whom the last decision speaks."""
+    assert after.job is not None
+    job = after.job.launch.job
+    fresh = after.incidents[len(before.incidents) :]
+    found = [_strike(incident, job) for incident in fresh if _counts(incident)]
+    slow = strike_of(before, after)
+    return found if slow is None else [*found, slow]
+
+
+def _counts(incident: Incident) -> bool:
+    blamed = incident.culprit.host is not None
+    return blamed and strikes.counts(incident.kind, incident.evidence.signal, incident.drill)
+
+
+def _strike(incident: Incident, job: str) -> strikes.Strike:
+    assert incident.culprit.host is not None
+    return strikes.Strike(
+        at=incident.at,
+        host=incident.culprit.host,
+        job=job,
+        attempt=incident.attempt,
+        kind=incident.kind,
+        cause=incident.cause,
+        evidence=evidence_lines(incident),
+    )
+
+
+def record(path: Path, strike: strikes.Strike) -> None:
+    """A disk that does not take it stops nobody."""
+    try:
+        strikes.record(path, strike)
+    except OSError as exc:
+        log.warning("a strike against %s could not be written: %s", strike.host, exc)

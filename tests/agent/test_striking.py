@@ -1,0 +1,57 @@
+"""Which incidents are written down against hosts, for the jobs that come after."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator import strikes
+from orchestrator.agent.striking import new_strikes, record
+from orchestrator.strikes import Strike
+from orchestrator.supervise.state import Culprit, Evidence, Incident
+from tests.supervise.supervise_stage import Job
+
+
+def an_incident(kind: str, host: str | None, signal: str | None = None) -> Incident:
+    return Incident(
+        at=1_700_000_000.0,
+        attempt=2,
+        kind=kind,
+        cause="what was seen",
+        culprit=Culprit(host=host),
+        evidence=Evidence(signal=signal),
+        id=1,
+        step=3,
+        detected_after_s=0.1,
+        action="what was done",
+    )
+
+
+def test_only_what_a_host_is_to_blame_for_counts_and_only_once() -> None:
+    before = Job().running().run
+    after = replace(
+        before,
+        incidents=(
+            an_incident("host-lost", "host-1"),
+            an_incident("rank-killed", "host-0", "SIGKILL"),
+            an_incident("rank-killed", "host-0", "SIGTERM"),
+            an_incident("host-lost", None),
+            replace(an_incident("host-lost", "host-1"), drill="kill:host=1@step=2"),
+        ),
+    )
+    found = new_strikes(before, after)
+    assert [(one.host, one.kind) for one in found] == [
+        ("host-1", "host-lost"),
+        ("host-0", "rank-killed"),
+    ]
+    assert {one.job for one in found} == {before.job.launch.job if before.job else ""}
+    assert new_strikes(after, after) == []
+
+
+def test_a_disk_that_does_not_take_a_strike_stops_nobody(tmp_path: Path) -> None:
+    before = Job().running().run
+    (strike,) = new_strikes(before, replace(before, incidents=(an_incident("host-lost", "a"),)))
+    path = strikes.path_of(tmp_path, "tb")
+    record(path, strike)
+    assert [one for one in strikes.recall(path) if isinstance(one, Strike)] == [strike]
+    path.unlink()
+    path.mkdir()
+    record(path, strike)
