@@ -22,7 +22,7 @@ import aiohttp
 
 from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.fabric import check_fabric
-from orchestrator.agent.gathering import gather
+from orchestrator.agent.gathering import gather, look_back
 from orchestrator.agent.probes import Probe, no_probe
 from orchestrator.agent.sockets import free_port, listen
 from orchestrator.agent.torchrun import HostPlace
@@ -46,6 +46,7 @@ from orchestrator.contract.protocol import (
     CheckFabric,
     Digest,
     Evidence,
+    Exited,
     Gather,
     Leave,
     OfferPort,
@@ -76,6 +77,8 @@ STILL_MARGIN_S = 0.02
 LATE_S = 0.2
 """An agent that is woken later than this has not had the processor, or its host stood still."""
 CLOSE_S = 1.0
+LOOK_BACK_S = 3.0
+"""For what this host says of itself when a rank of it has ended; meanwhile the others stop."""
 HOST_DRILL_S = 0.5
 """Between telling the leader of a host drill and dying of it: the journal is to know."""
 
@@ -106,6 +109,8 @@ class Agent:
         self.incarnation = secrets.token_hex(8)
         self.attempt: Attempt | None = None
         self.running: asyncio.Task[None] | None = None
+        self.looking: asyncio.Task[None] | None = None
+        """At this host, where a rank of the attempt has ended."""
         self.ended: Stopped | None = None
         """How the last attempt ended here."""
         self.outbox: deque[Report] = deque()
@@ -344,6 +349,7 @@ class Agent:
         if self.attempt is not None or (self.ended and self.ended.attempt >= order.attempt):
             return  # said twice
         self.attempt = Attempt(order, self.config.place, self.clock)
+        self.looking = None
         self.running = asyncio.create_task(self._run_attempt(self.attempt))
         self.running.add_done_callback(self._worked)
 
@@ -358,7 +364,9 @@ class Agent:
                 attempt=number, host=host, finished=False, why=f"torchrun could not be run: {exc}"
             )
         for exited in unseen:
-            self._report(exited)
+            self._failed(exited, attempt)
+        if self.looking is not None:
+            await self.looking
         self._remember(stopped)
         self.attempt = None
         log.info(
@@ -412,7 +420,7 @@ class Agent:
         before = known.loss if known else None
         exited = attempt.hear(datagram)
         if exited is not None:
-            self._report(exited)
+            self._failed(exited, attempt)
         match datagram:
             case Beat() if before is None and datagram.loss is not None:
                 self.wake.set()  # the first step of the attempt: the leader waits for it
@@ -423,6 +431,19 @@ class Agent:
                 self._drill_host(datagram, attempt)
             case _:
                 pass
+
+    def _failed(self, exited: Exited, attempt: Attempt) -> None:
+        """The first that ended by itself has this host looked at: it may be the host's fault."""
+        self._report(exited)
+        if not exited.stopped and self.looking is None:
+            self.looking = asyncio.create_task(self._look_back(attempt))
+
+    async def _look_back(self, attempt: Attempt) -> None:
+        """The leader is told of what tells something: a fabric that breaks ends ranks everywhere,
+        and most hosts know nothing of it."""
+        evidence = await look_back(attempt, LOOK_BACK_S, self.config.probe)
+        if evidence.kernel or any(finding.verdict == "stops" for finding in evidence.findings):
+            self._report(evidence)
 
     def _drill_host(self, fired: DrillFired, attempt: Attempt) -> None:
         drill = next((d for d in attempt.start.drills if d.id == fired.drill), None)

@@ -68,6 +68,7 @@ class Attempt:
         self.start = start
         self.place = place
         self.clock = clock
+        self.begun = clock.monotonic()
         self.ranks: dict[int, RankRecord] = {}
         self.torchrun: asyncio.subprocess.Process | None = None
         self.stopping = False

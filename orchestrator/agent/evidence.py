@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from orchestrator.supervise.diagnose import signal_name
+from orchestrator.supervise.verdict import signal_name
 
 LOG_LINES = 20
 LOG_BYTES = 8_192

@@ -1,4 +1,4 @@
-"""All evidence of a hang that one host has: asked for at once, within one limit, kept in the
+"""All evidence that one host has of a hang, or of a rank that ended: within one limit, kept in the
 traces, and what did not come recorded with why.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.evidence import last_lines
 from orchestrator.agent.flights import Asking, Dumps, gather_dumps
-from orchestrator.agent.probes import HostProbe, Probe, probed
+from orchestrator.agent.probes import HostProbe, Probe, probed, telling
 from orchestrator.contract.codec import encode
 from orchestrator.contract.events import RankEvidence
 from orchestrator.contract.findings import Finding
@@ -42,8 +42,25 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidence:
         withheld=dumps.withheld,
         missing=_missing(ranks, dumps, found),
         findings=_troubles(found),
+        kernel=telling(found.kernel, attempt.begun),
     )
     await asyncio.to_thread(_keep, attempt, evidence, ended, found)
+    return evidence
+
+
+async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidence:
+    """What a host says of itself on which a rank has ended; the rank can say nothing any more."""
+    found = await probed(probe, attempt.running(), timeout_s)
+    evidence = Evidence(
+        attempt=attempt.start.attempt,
+        host=attempt.place.host,
+        ranks=(),
+        missing=dict(words.split(": ", 1) for words in found.missing),
+        findings=_troubles(found),
+        kernel=telling(found.kernel, attempt.begun),
+        unasked=True,
+    )
+    await asyncio.to_thread(_keep, attempt, evidence, attempt.ended(), found)
     return evidence
 
 

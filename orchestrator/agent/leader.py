@@ -263,7 +263,8 @@ class Leader:
                 assert_never(report)
 
     def _evidence(self, report: Evidence) -> None:
-        self.judge.hear(report)
+        if not report.unasked:
+            self.judge.hear(report)
         event = gathered(report, self.steady.now())
         few = self.supervisor.run.plan.world_size <= JOURNALLED_STACKS
         self._happened(event if few else without_stacks(event))

@@ -3,17 +3,23 @@ kernel's last words. Each has a limit, and what does not come is recorded with w
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from orchestrator.contract.findings import Finding
+from orchestrator.diagnosis.classes import Signs, classify
 from orchestrator.preflight.host import Sight, Wanted, examine_host
 from orchestrator.seams import Shell
 
 KERNEL_LINES = 40
 KERNEL_S = 3.0
+MOST_TELLING = 8
+STAMP = re.compile(r"^\[\s*(\d+\.\d+)\]")
+"""Seconds of the monotonic clock, or nearly."""
+STAMP_SLACK_S = 5.0
 MEMORY = ("MemTotal", "MemAvailable", "SwapFree", "Shmem")
 
 
@@ -78,6 +84,23 @@ async def probed(probe: Probe, pids: Mapping[int, int], limit_s: float) -> HostP
         return await asyncio.wait_for(asking, limit_s + KERNEL_S)
     except TimeoutError:
         return HostProbe(missing=(f"host probes: not done within {limit_s + KERNEL_S:.0f} s",))
+
+
+def telling(kernel: Iterable[str], since: float) -> tuple[str, ...]:
+    """The lines that speak of broken hardware, of what was logged after `since` (monotonic clock):
+    a log tells of what befell earlier jobs as well. A line without its time proves nothing."""
+    found = [line for line in kernel if _is_new(line, since) and _is_of_the_host(line)]
+    return tuple(found[:MOST_TELLING])
+
+
+def _is_new(line: str, since: float) -> bool:
+    stamp = STAMP.match(line)
+    return stamp is not None and float(stamp[1]) >= since - STAMP_SLACK_S
+
+
+def _is_of_the_host(line: str) -> bool:
+    found = classify(Signs(lines=(line,)))
+    return found is not None and found.rule.scope == "host"
 
 
 def _kernel(shell: Shell, limit_s: float, missing: list[str]) -> tuple[str, ...]:

@@ -57,6 +57,8 @@ def gathered(report: Evidence, at: float) -> EvidenceGathered:
         withheld=report.withheld,
         missing=report.missing,
         findings=report.findings,
+        kernel=report.kernel,
+        unasked=report.unasked,
     )
 
 

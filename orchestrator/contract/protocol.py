@@ -153,6 +153,10 @@ class Evidence:
     """What evidence did not come -> why."""
     findings: tuple[Finding, ...] = ()
     """What the host's probes found that is not in order."""
+    kernel: tuple[str, ...] = ()
+    """What its kernel said of broken hardware since the attempt began."""
+    unasked: bool = False
+    """Of a host on which a rank has ended: it speaks for itself, and no other is asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

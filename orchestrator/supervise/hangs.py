@@ -87,11 +87,12 @@ def hang_over(run: Run, event: HangOver) -> Result:
 
 
 def evidence_gathered(run: Run, event: EvidenceGathered) -> Result:
-    if run.stage is not Stage.DIAGNOSING or run.findings is None:
+    if run.findings is None or run.stage not in (Stage.DIAGNOSING, Stage.STOPPING):
         return run, ()
     evidence = (*run.findings.evidence, event)
     run = replace(run, findings=replace(run.findings, evidence=evidence))
-    if not set(run.placement) <= {part.host for part in evidence}:
+    came = {part.host for part in evidence if not part.unasked}
+    if run.stage is Stage.STOPPING or not set(run.placement) <= came:
         return run, ()
     return stop(run, event.at, run.reason, FAILED_GRACE_S)
 

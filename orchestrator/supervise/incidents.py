@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from orchestrator.supervise.diagnose import Verdict
 from orchestrator.supervise.policy import Decision, trouble_of
 from orchestrator.supervise.state import Culprit, Evidence, Findings, Incident, Run, Stage
+from orchestrator.supervise.verdict import Verdict
 
 
 def decided(incident: Incident, decision: Decision) -> Incident:

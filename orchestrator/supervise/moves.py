@@ -18,7 +18,7 @@ from orchestrator.contract.actions import (
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 from orchestrator.supervise import rollback, shortage
-from orchestrator.supervise.diagnose import Verdict, diagnose
+from orchestrator.supervise.diagnose import diagnose
 from orchestrator.supervise.growing import grown
 from orchestrator.supervise.incidents import decided, incident_of, left_out
 from orchestrator.supervise.policy import Decision, decide, repeated_culprits
@@ -38,6 +38,7 @@ from orchestrator.supervise.state import (
     Run,
     Stage,
 )
+from orchestrator.supervise.verdict import Verdict
 
 FAILED_GRACE_S = 3.0
 """SIGTERM to SIGKILL when a peer is already dead: no checkpoint can come of it any more."""

@@ -15,9 +15,9 @@ from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.failures import Remedy, Scope
 from orchestrator.contract.policy import PolicyRule
 from orchestrator.plan.placement.place import room_for
-from orchestrator.supervise.diagnose import Verdict
 from orchestrator.supervise.roster import coming, has_successors, switches_of, usable
 from orchestrator.supervise.state import Incident, Run
+from orchestrator.supervise.verdict import Verdict
 
 TABLE = Path(__file__).with_name("policy.yaml")
 BUDGET = "max-restarts"

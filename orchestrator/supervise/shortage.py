@@ -8,8 +8,8 @@ import re
 from dataclasses import replace
 
 from orchestrator.contract.actions import Replan
-from orchestrator.supervise.diagnose import Verdict
 from orchestrator.supervise.state import Run, Shortage
+from orchestrator.supervise.verdict import Verdict
 
 DEVICE = "cuda-out-of-memory"
 HOST = "host-out-of-memory"

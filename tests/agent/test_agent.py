@@ -5,7 +5,8 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from orchestrator.agent.agent import Agent, AgentConfig
+from orchestrator.agent.probes import HostProbe
 from orchestrator.agent.sockets import free_port
 from orchestrator.agent.whereabouts import Term, announce, announce_end
 from orchestrator.contract import exits
@@ -119,6 +121,9 @@ class World:
 
     async def ends(self) -> int:
         return await asyncio.wait_for(self.task, WAIT_S)
+
+
+XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus."
 
 
 @contextlib.asynccontextmanager
@@ -387,6 +392,37 @@ def test_an_attempt_is_run_and_told_from_its_first_word_to_its_last(tmp_path: Pa
     assert exited.ended == RankEnded(attempt=2, rank=0, exit_code=4, signal=None)
     assert exited.log_tail == ("out of data",)
     assert (stopped.attempt, stopped.finished) == (2, False)
+
+
+@pytest.mark.process
+def test_the_host_of_a_rank_that_ended_speaks_of_broken_hardware_before_the_end_is_told(
+    tmp_path: Path,
+) -> None:
+    def probe(pids: Mapping[int, int], limit_s: float) -> HostProbe:
+        now = time.monotonic()
+        return HostProbe(
+            kernel=(
+                f"[{now - 100:.6f}] NVRM: Xid (PCI:0000:1b:00): 79, of an earlier job",
+                f"[{now:.6f}] usb 1-1: new device",
+                f"[{now:.6f}] {XID}",
+            )
+        )
+
+    async def script(here: World) -> list[Report]:
+        here.agent.config = replace(here.agent.config, probe=probe)
+        await here.leader.hear(Register)
+        start = a_start(here.agent.config.place, "raise SystemExit(4)", attempt=2)
+        await here.leader.say(start)
+        await here.leader.hear(Stopped)
+        return [it for it in here.leader.heard if isinstance(it, (Exited, Evidence, Stopped))]
+
+    exited, evidence, stopped = play(tmp_path, script)
+    assert isinstance(exited, Exited)
+    assert isinstance(stopped, Stopped)
+    assert isinstance(evidence, Evidence)
+    assert [line.split("] ")[1] for line in evidence.kernel] == [XID]
+    assert (evidence.attempt, evidence.host, evidence.unasked) == (2, "host-0", True)
+    assert (tmp_path / "job" / "traces" / "attempt-2" / "host-host-0.jsonl").exists()
 
 
 @pytest.mark.process

@@ -16,8 +16,9 @@ from orchestrator.contract.events import (
     RankEvidence,
     RankExited,
 )
-from orchestrator.supervise.diagnose import Verdict, Weight, diagnose, signal_name, weigh
+from orchestrator.supervise.diagnose import Weight, diagnose, weigh
 from orchestrator.supervise.state import NOBODY, Culprit, Findings
+from orchestrator.supervise.verdict import Verdict, signal_name
 from tests.supervise.supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
 
 RESET = (
@@ -342,3 +343,54 @@ def test_a_verdict_has_the_class_of_the_failure_and_what_to_do() -> None:
     assert said.failure is not None
     assert (said.failure.name, said.failure.scope) == ("disk-full", "storage")
     assert said.evidence.notes[0].startswith("class disk-full (scope storage): make room")
+
+
+# The word of a host's kernel
+
+FALLEN = "[51.0] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus."
+CONTAINED = "[51.0] NVRM: Xid (PCI:0000:1b:00): 94, pid=7, Contained: SM."
+
+
+def kernel(host: str, *lines: str) -> EvidenceGathered:
+    return EvidenceGathered(
+        at=START + 52, attempt=1, host=host, ranks=(), kernel=lines, unasked=True
+    )
+
+
+def test_broken_hardware_is_the_cause_though_its_rank_says_what_any_peer_would() -> None:
+    exits = (raised(0, RESET, at=START + 49.9), raised(2, GLOO_CLOSED, at=START + 50.1))
+    said = verdict(*exits, evidence=(kernel("host-1", FALLEN),))
+    assert str(said.culprit) == "rank 2 on host-1"
+    assert said.failure is not None
+    assert (said.failure.name, said.failure.action) == ("gpu-lost", "replace")
+    assert said.evidence.notes[0] == f"the kernel of host-1: {FALLEN}"
+    assert said.signature == "", "a second time it is not the program's own"
+
+
+def test_a_program_that_fails_by_itself_is_not_excused_by_what_did_no_harm() -> None:
+    wrong = raised(2, "shapes differ", at=START + 50)
+    said = verdict(wrong, evidence=(kernel("host-1", CONTAINED),))
+    assert said.failure is not None
+    assert said.failure.name == "python-exception"
+    said = verdict(wrong, evidence=(kernel("host-1", FALLEN),))
+    assert said.failure is not None
+    assert said.failure.name == "gpu-lost"
+
+
+@pytest.mark.parametrize(
+    ("told", "blamed"),
+    [
+        ((kernel("host-1", FALLEN),), Culprit(host="host-1")),
+        ((kernel("host-1", CONTAINED),), NOBODY),
+        ((kernel("host-0", FALLEN), kernel("host-1", FALLEN)), NOBODY),
+    ],
+)
+def test_a_hang_that_nobody_stands_out_in_is_that_of_the_one_broken_host(
+    told: tuple[EvidenceGathered, ...], blamed: Culprit
+) -> None:
+    said = diagnose(Findings(opened_at=START, hang=hang(), evidence=told))
+    assert said.culprit == blamed
+    assert ("broken hardware" in said.cause) == (blamed is not NOBODY)
+    assert all(
+        f"the kernel of {part.host}: {part.kernel[0]}" in said.evidence.notes for part in told
+    )
