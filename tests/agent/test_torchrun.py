@@ -53,7 +53,6 @@ def test_ranks_are_told_who_they_are_and_whom_to_report_to() -> None:
     assert told == {
         "OMP_NUM_THREADS": "1",
         "NDCTL_ATTEMPT": "2",
-        "NDCTL_SKIP": "[]",
         "NDCTL_HOST": "host-1",
         "NDCTL_HEARTBEAT_SOCKET": "/tmp/ndctl-0-ab/ranks.sock",
         "NDCTL_TRACE_DIR": "/runs/job/traces/attempt-2",

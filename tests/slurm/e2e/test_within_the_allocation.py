@@ -64,7 +64,7 @@ def test_ranks_and_a_node_are_lost_and_a_spare_takes_over(
     killed, stopped, dead = ndctl.status()["incidents"]
     assert killed["evidence"]["signal"] == "SIGKILL"
     assert killed["action"].startswith("restart as attempt 2 from ")
-    assert "stopped by a signal" in stopped["cause"]
+    assert "stopped by a signal" in " ".join(stopped["evidence"]["notes"])
     assert stopped["action"] == "restart as attempt 3 from checkpoint step-8"
     assert dead["action"] == "restart as attempt 4 from checkpoint step-16"
     # agent_timeout is 5; what kills a node closes its connections.

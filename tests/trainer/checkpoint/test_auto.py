@@ -15,7 +15,7 @@ from tests.trainer.trainer_launch import tiny, work
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves"), pytest.mark.timeout(300)]
 
 SELDOM = SavePace()
-"""One host, which has not broken yet: an hour is the longest that a failure may cost."""
+"""One host, which has not broken yet."""
 
 
 def trained(tmp_path: Path, pace: SavePace, **checkpoint: Any) -> list[Any]:
@@ -40,12 +40,15 @@ def trained(tmp_path: Path, pace: SavePace, **checkpoint: Any) -> list[Any]:
 @pytest.mark.parametrize("in_background", [True, False])
 def test_the_first_save_tells_what_the_next_ones_cost(tmp_path: Path, in_background: bool) -> None:
     told = trained(tmp_path, SELDOM, **{"async": in_background})
-    (changed,) = [one for one in told if isinstance(one, IntervalChanged)]
+    # On a machine whose steps vary, a later save may cost another time.
+    changed, *later = [one for one in told if isinstance(one, IntervalChanged)]
+    assert all(one.new > 100 for one in later)
     saved = [one.step for one in told if isinstance(one, Saved)]
     assert saved[0] == 3
     assert (changed.rank, changed.old) == (0, 3)
     assert changed.new > 100
-    assert "a failure may cost 3600 s of work" in changed.why
+    assert changed.why.startswith("a save costs ")
+    assert "a failure is expected every" in changed.why
     # those that were due by the old interval before the change, and the last step
     assert saved[1:-1] == [step for step in (6, 9, 12, 15) if step < changed.step]
 
