@@ -195,7 +195,7 @@ def test_a_leader_that_stood_still_blames_nobody(tmp_path: Path) -> None:
 def test_a_defect_in_deciding_ends_the_leader_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.agent.leader.CLOSE_S", 0.1)
+    monkeypatch.setattr("orchestrator.agent.reception.CLOSE_S", 0.1)
 
     def broken(supervisor: Supervisor, event: Event) -> Any:
         raise KeyError("a defect")
