@@ -11,14 +11,16 @@ from pathlib import Path
 from benchmarks.timing import machine
 from orchestrator.app.forecasting import Asked, forecast_spec
 from orchestrator.forecast.many import expect
-from orchestrator.forecast.rates import DAY_S, rates_of
-from orchestrator.forecast.setting import Hazard, Setting
+from orchestrator.forecast.rates import DAY_S, Detected, rates_of
+from orchestrator.forecast.setting import Setting
+from orchestrator.forecast.settings import hazards_of
 
 LIMIT_S = 300.0
 """For 12,500 hosts of eight devices over 90 days, on two cores."""
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LARGE = ("cluster.hosts=12500", "cluster.spare_hosts=8", "train.global_batch_size=12500")
 HISTORIES = 40
+DETECTION_S: dict[Detected, float] = {"exit": 10.0, "host": 10.0, "hang": 60.0, "planned": 10.0}
 
 
 def main() -> None:
@@ -43,17 +45,7 @@ def tell(what: str, said: float, forecast: float) -> None:
 
 def job(hosts: int, rates: str, days: float = 30.0, **changes: float) -> Setting:
     """Saves stand still for 5 s, and spares are always there."""
-    table = rates_of(rates)
-    hazards = tuple(
-        Hazard(
-            name=one.name,
-            per_s=hosts * table.per_host_s(one),
-            detection_s=60.0 if one.detected == "hang" else 10.0,
-            takes_host=one.host == "leaves",
-            planned=one.detected == "planned",
-        )
-        for one in table.classes
-    )
+    hazards = hazards_of(rates_of(rates), hosts, DETECTION_S)
     given = {"interval_s": 1800.0, "restart_s": 180.0, **changes}
     return Setting(
         hosts=hosts,

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from orchestrator.supervise.verdict import signal_name
@@ -76,23 +76,34 @@ async def gather_stacks(
     A rank appends to `rank-<r>.stacks` on SIGUSR2 from a C signal handler, so it answers also from
     inside a collective; a stopped process does not.
     """
-    before: dict[int, int] = {}
-    for rank, pid in pids:
-        before[rank] = _size(traces / f"rank-{rank}.stacks")
+    asked = dict(pids)
+    # In threads: storage that does not answer may be why the ranks hang, and the agent is to be
+    # heard meanwhile.
+    before = await asyncio.to_thread(_sizes, traces, asked)
+    for pid in asked.values():
         if process_state(pid) not in ("gone", "Z"):
             send_signal(pid, signal.SIGUSR2)
     sizes = dict(before)
     for _ in range(max(1, int(timeout_s / STACK_POLL_S))):
         await asyncio.sleep(STACK_POLL_S)
-        now = {rank: _size(traces / f"rank-{rank}.stacks") for rank in before}
+        now = await asyncio.to_thread(_sizes, traces, asked)
         if now == sizes and all(now[rank] > before[rank] for rank in before):
             break
         sizes = now
-    return {
-        rank: _read_from(traces / f"rank-{rank}.stacks", start)
-        for rank, start in before.items()
-        if sizes[rank] > start
-    }
+    told = {rank: start for rank, start in before.items() if sizes[rank] > start}
+    return await asyncio.to_thread(_read_all, traces, told)
+
+
+def _stacks_of(traces: Path, rank: int) -> Path:
+    return traces / f"rank-{rank}.stacks"
+
+
+def _sizes(traces: Path, ranks: Iterable[int]) -> dict[int, int]:
+    return {rank: _size(_stacks_of(traces, rank)) for rank in ranks}
+
+
+def _read_all(traces: Path, starts: Mapping[int, int]) -> dict[int, tuple[str, ...]]:
+    return {rank: _read_from(_stacks_of(traces, rank), start) for rank, start in starts.items()}
 
 
 def _size(path: Path) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,7 +62,7 @@ async def gather_dumps(
     Who has ended may have written one: NCCL's watchdog does on its timeout. A rank that does not
     answer is not waited for beyond `timeout_s`; nor is one that is stopped or gone.
     """
-    before = {rank: _stamp(asking, rank) for rank in pids}
+    before = await asyncio.to_thread(_stamps, asking, list(pids))
     states = {rank: process_state(pid) for rank, pid in pids.items()}
     awaited = {rank for rank, state in states.items() if state not in SILENT}
     for rank, pid in pids.items():
@@ -73,7 +73,7 @@ async def gather_dumps(
     while awaited and waited < timeout_s:
         await asyncio.sleep(POLL_S)
         waited += POLL_S
-        now = {rank: _stamp(asking, rank) for rank in awaited}
+        now = await asyncio.to_thread(_stamps, asking, sorted(awaited))
         # NCCL's monitor writes in place: what still grows is not read yet.
         awaited -= {rank for rank in awaited if now[rank] not in (None, before[rank])} & {
             rank for rank in awaited if now[rank] == sizes[rank]
@@ -92,6 +92,12 @@ def _mute(timeout_s: float) -> str:
 
 def _path(asking: Asking, rank: int) -> Path:
     return asking.traces / f"{FLIGHT_FILES}{rank}"
+
+
+def _stamps(asking: Asking, ranks: Iterable[int]) -> dict[int, tuple[int, int] | None]:
+    """In a thread: storage that does not answer may be why the ranks hang, and the agent is to be
+    heard meanwhile."""
+    return {rank: _stamp(asking, rank) for rank in ranks}
 
 
 def _stamp(asking: Asking, rank: int) -> tuple[int, int] | None:

@@ -65,4 +65,5 @@ def parse_drill(text: str, number: int) -> Drill:
         fix = "for example --drill kill:rank=1@step=25"
         raise Invalid([Problem(path="--drill", value=text, limit=FORM, fix=fix)])
     fault, index, step = found.groups()
-    return Drill(id=number, fault=fault, target=target, index=int(index), step=int(step))  # type: ignore[arg-type]
+    known = next(one for one in FAULTS if one == fault)
+    return Drill(id=number, fault=known, target=target, index=int(index), step=int(step))

@@ -116,6 +116,11 @@ def _hazards(spec: JobSpec, rates: Rates, hosts: int, step_s: float) -> tuple[Ha
         "hang": HANG_STEPS * step_s + HANG_SLACK_S if hang == "auto" else hang,
         "planned": 0.0,
     }
+    return hazards_of(rates, hosts, seconds)
+
+
+def hazards_of(rates: Rates, hosts: int, seconds: Mapping[Detected, float]) -> tuple[Hazard, ...]:
+    """What so many hosts suffer together; `seconds` until each way of detection tells of it."""
     return tuple(
         Hazard(
             name=one.name,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,9 @@ STUCK = (
 AWAY = (*STUCK[:1], '  File "/x/trainer/data/loader.py", line 40 in of_step', *STUCK[2:])
 
 
-def evidence(host: str, *ranks: int, **more: object) -> Evidence:
+def evidence(host: str, *ranks: int, **more: Any) -> Evidence:
     seen = tuple(found(rank, stack=STUCK) for rank in ranks)
-    return Evidence(attempt=1, host=host, ranks=seen, **more)  # type: ignore[arg-type]
+    return Evidence(attempt=1, host=host, ranks=seen, **more)
 
 
 def reduced(path: Path, rank: int) -> dict[str, str]:

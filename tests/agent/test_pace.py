@@ -12,11 +12,12 @@ from orchestrator.contract.protocol import StepTimes
 
 class Rank:
     def __init__(self) -> None:
-        self.pace, self.step, self.phase = Pace(0.0, 0.0), 0, "init"
+        self.pace, self.step = Pace(0.0, 0.0), 0
+        self.phase: Phase = "init"
 
     def beat(self, at: float, step: int, phase: Phase, own_s: float | None = None) -> None:
         beat = Beat(attempt=1, rank=0, step=step, phase=phase, own_s=own_s)
-        self.pace.beat(self.step, self.phase, beat, at)  # type: ignore[arg-type]
+        self.pace.beat(self.step, self.phase, beat, at)
         self.step, self.phase = step, phase
 
 

@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from orchestrator.forecast.rates import DAY_S, rates_of
+from orchestrator.forecast.rates import DAY_S, Detected, rates_of
 from orchestrator.forecast.setting import Hazard, Setting
+from orchestrator.forecast.settings import hazards_of
 
+DETECTION_S: dict[Detected, float] = {"exit": 10.0, "host": 10.0, "hang": 60.0, "planned": 10.0}
 CRASH = Hazard(name="crash", per_s=1 / 10_000, detection_s=2.0, takes_host=True)
 
 
@@ -27,15 +29,5 @@ def setting(**changes: Any) -> Setting:
 
 def published(hosts: int, rates: str, **changes: Any) -> Setting:
     """A job on so many hosts that break as is published; all detected within a minute."""
-    table = rates_of(rates)
-    hazards = tuple(
-        Hazard(
-            name=one.name,
-            per_s=hosts * table.per_host_s(one),
-            detection_s=60.0 if one.detected == "hang" else 10.0,
-            takes_host=one.host == "leaves",
-            planned=one.detected == "planned",
-        )
-        for one in table.classes
-    )
+    hazards = hazards_of(rates_of(rates), hosts, DETECTION_S)
     return setting(hosts=hosts, hazards=hazards, **changes)
