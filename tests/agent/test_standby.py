@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import pytest
 
+from orchestrator.agent.evidence import process_state
 from orchestrator.agent.launcher import Tried
 from orchestrator.agent.standby import Standby
-from tests.agent.world import WAIT_S, a_place, is_gone, kill
+from tests.agent.world import WAIT_S, a_place, is_gone, kill, until
 
 pytestmark = pytest.mark.process
 
@@ -45,7 +46,8 @@ def test_one_that_was_killed_while_it_waited_is_replaced(tmp_path: Path) -> None
     async def script(standby: Standby) -> int:
         await standby.prepare()
         assert standby.waiting is not None
-        kill(standby.waiting.pid)
+        kill(killed := standby.waiting.pid)
+        await until(lambda: process_state(killed) in ("gone", "Z"), "its end")
         ran = await standby.run(["true"], os.environ, tmp_path / "log")
         return await ran.wait()
 
