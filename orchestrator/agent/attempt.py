@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shlex
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,12 +80,11 @@ class Attempt:
         """Start torchrun. Raises OSError when it cannot be started."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self.place.run_dir.traces(self.start.attempt).mkdir(parents=True, exist_ok=True)
-        self.torchrun = await standby.run(
-            render(self.start, self.place),
-            environment(self.start, self.place, environ),
-            self.log_dir / "torchrun.log",
-        )
-        log.info("attempt %s: torchrun is process %s", self.start.attempt, self.torchrun.pid)
+        command = render(self.start, self.place)
+        known = environment(self.start, self.place, environ)
+        self.torchrun = await standby.run(command, known, self.log_dir / "torchrun.log")
+        number, pid = self.start.attempt, self.torchrun.pid
+        log.info("attempt %s: torchrun is process %s: %s", number, pid, shlex.join(command))
         if self.stopping:  # told to while torchrun was being started
             self.kill()
 
