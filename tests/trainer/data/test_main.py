@@ -98,22 +98,11 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
 def test_a_pack_that_is_ended_takes_its_unfinished_file_away(
     tmp_path: Path, signum: signal.Signals
 ) -> None:
-    rows = tmp_path / "0.jsonl"
+    rows = tmp_path / "long.jsonl"
     rows.write_bytes((b'{"text": "' + b"x" * 50 + b'"}\n') * 1_000_000)
-    for number in range(1, 50):  # minutes of work, on the room of one file
-        (tmp_path / f"{number}.jsonl").hardlink_to(rows)
     out = tmp_path / "out" / "x.tokens"
     packing = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "trainer.data",
-            "pack",
-            "--files",
-            str(tmp_path / "*.jsonl"),
-            "--out",
-            str(out),
-        ],
+        [sys.executable, "-m", "trainer.data", "pack", "--files", str(rows), "--out", str(out)],
         cwd=ROOT,
     )
     while not (out.parent.exists() and [*out.parent.iterdir()]):
