@@ -230,14 +230,11 @@ def test_a_placeholder_keeps_pods_that_cannot_be_changed_off_a_node(kind: Kind) 
     assert (spec["nodeName"], spec["priorityClassName"]) == ("node1", "high")
     assert spec["containers"][0]["command"][:2] == ["/venv/bin/python", "-c"]
     assert world.round().chains == (), "one is enough"
-    (item,) = (one for one in world.seen.pods if one["metadata"]["name"] == made.what.name)
-
-    item["status"] = {"phase": "Failed"}
-    assert words(decided(world.seen)) == [f"delete Pod training/{made.what.name} by force"]
-    item["status"] = {"phase": "Running"}
+    gone = [f"delete Pod training/{made.what.name} by force"]
+    ended = [{**one, "status": {"phase": "Failed"}} for one in world.seen.pods]
+    assert words(decided(replace(world.seen, pods=ended))) == gone
     for over in (job(kind), job(kind, notes=EXCLUDED, ended="Failed")):
-        world.seen = replace(world.seen, jobs={kind: (over,)})
-        assert words(decided(world.seen)) == [f"delete Pod training/{made.what.name} by force"]
+        assert words(decided(replace(world.seen, jobs={kind: (over,)}))) == gone
 
 
 def test_placeholders_are_there_before_all_pods_go() -> None:
