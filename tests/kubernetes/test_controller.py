@@ -76,7 +76,11 @@ def jobset() -> Object:
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": "job", "labels": labels},
+        "metadata": {
+            "name": "job",
+            "labels": labels,
+            "annotations": {names.LAUNCH_ANNOTATION: "1"},
+        },
         "spec": {"replicatedJobs": [{"name": "node", "template": {"spec": work}}]},
     }
 
@@ -265,7 +269,15 @@ def test_a_placeholder_keeps_the_pods_of_a_jobset_off_a_node_that_it_left_out(
     kube.kubectl("cordon", *others)
     kind = "jobsets.jobset.x-k8s.io"
     with controller(kube) as process:
-        kube.kubectl("annotate", kind, "job", f"{names.EXCLUDED_ANNOTATION}={bad}")
+
+        def looked_after() -> bool:
+            found = kube.get(kind, "job", "default")["metadata"]["annotations"]
+            return names.CONTROLLER_ANNOTATION in found
+
+        kube.wait_for("a mark", looked_after)
+        launch = a_launch(KubernetesSpec(namespace="default", kind="jobset"))
+        backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
+        backend.replace(launch, bad, elsewhere=True)
 
         def placeholders() -> dict[str, str]:
             """Node to phase."""
@@ -273,12 +285,6 @@ def test_a_placeholder_keeps_the_pods_of_a_jobset_off_a_node_that_it_left_out(
             return {it["spec"]["nodeName"]: it["status"].get("phase", "Pending") for it in found}
 
         kube.wait_for("a placeholder", lambda: placeholders() == {bad: "Running"}, 300)
-        (name,) = (
-            it["metadata"]["name"]
-            for it in kube.objects("pods", "default", SELECTED)
-            if it["spec"]["nodeName"] == bad
-        )
-        kube.kubectl("delete", "pod", name, "--grace-period=1", "--wait=false")
 
         def why() -> str:
             conditions = [
