@@ -23,6 +23,7 @@ from orchestrator.simulation.storage import read_whole
 from orchestrator.supervise.state import LIVE, OUTSIDE, Run, Stage
 
 if TYPE_CHECKING:
+    from orchestrator.simulation.hosts import Host
     from orchestrator.simulation.leaders import Leader
     from orchestrator.simulation.ranks import HostRanks
     from orchestrator.simulation.storage import Checkpoint
@@ -75,6 +76,15 @@ class Witness:
     def ranks_started(self, ranks: "HostRanks") -> None:
         others = [other for other in ranks.agent.host.ranks if other is not ranks]
         hold(not others, f"{ranks.host} runs ranks of two attempts")
+
+    def taken_for_alive(self, host: "Host") -> None:
+        """Of a leader, by a host that leaves its job to it: if it is not, nobody is left who could
+        have the job queued again. One whose own host was lost is for the scheduler to miss."""
+        world = self.world
+        lost = world.storage.holder_host in world.unserved_since
+        others = [other for other in world.hosts.values() if other is not host and other.agent]
+        known = any(leader.alive for leader in world.leaders.values()) or lost or bool(others)
+        hold(known, f"{host.name} leaves the job to a leader that is dead")
 
     # Each decision
 

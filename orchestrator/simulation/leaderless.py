@@ -7,7 +7,7 @@ this one that was cut off; where several are left, one after the other.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.agent.leaderless import GIVEN_UP_S, LOOK_S, RETRY_S, TURN_S, Seen, seen_by
+from orchestrator.agent.leaderless import RETRY_S, TURN_S, Seen, lives, patience_s, seen_by
 from orchestrator.errors import Unanswered
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Leaderless:
             self._again()  # what it wants to read blocks
         elif self.before is None:
             self._look()
+        elif lives(self.before, self._seen()):
+            self._lives()
         elif not self._still_ours():
             self._over()
         elif not self._in_turn():
@@ -42,23 +44,26 @@ class Leaderless:
     def _look(self) -> None:
         self.before = self._seen()
         self.begun = self.world.timeline.now
-        if self.before.outlived:
-            self._over()
-            return
-        wait_s = GIVEN_UP_S if self.before.given_up else LOOK_S
-        self.world.timeline.after(wait_s, self.ask)
+        waits_s = patience_s(self.before)
+        if waits_s is None:
+            self._lives()
+        else:
+            self.world.timeline.after(waits_s, self.ask)
 
     def _seen(self) -> Seen:
         entries = self.world.storage.recall()
         last = entries[-1].event if entries else None
-        return seen_by(self.agent.host.name, self.world.run, len(entries), last)
+        led = not self.world.lock_is_free
+        return seen_by(self.agent.host.name, self.world.run, len(entries), last, led=led)
 
     def _still_ours(self) -> bool:
         run, fence = self.world.run, self.world.storage.fence
         led = fence is not None and fence.leader != self.former
-        if self.before is not None and self._seen().lines > self.before.lines:
-            return False
         return run.ending is None and self.world.job.launch == self.agent.launch and not led
+
+    def _lives(self) -> None:
+        self.world.witness.taken_for_alive(self.agent.host)
+        self._over()
 
     def _in_turn(self) -> bool:
         """The lock is let go of by its holder's death; not by that of its host, for a while."""
