@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from orchestrator.contract import exits
 from orchestrator.simulation.hosts import BROKEN, Host
 from orchestrator.simulation.network import SCHEDULER, STORAGE, Weather
+from orchestrator.simulation.operators import Operators
 from orchestrator.simulation.scenario import Fault
 from orchestrator.simulation.storage import Crash
 from orchestrator.simulation.troubles import ERRORS, HEALING, Words
@@ -286,7 +287,7 @@ def _time_limit(world: "World", fault: Fault) -> float:
 
 def _drain(world: "World", fault: Fault) -> float:
     host = _pick(list(world.hosts.values()), fault)
-    host.draining = "a fan"
+    host.draining, host.drained_at = "a fan", world.timeline.now
     return _after(world, 600.0, partial(_resumed, host))
 
 
@@ -305,6 +306,12 @@ def _amnesia(world: "World", fault: Fault) -> float:
     world.scheduler.down_until = world.timeline.now + seconds
     forget = partial(world.scheduler.forget, everything=fault.pick < 0.5)
     return _after(world, seconds, forget)
+
+
+def _eviction(world: "World", fault: Fault) -> float:
+    if isinstance(world.scheduler, Operators):
+        world.scheduler.evict(fault.pick)
+    return 0.0
 
 
 def _dead_spare(world: "World", fault: Fault) -> float:
@@ -360,6 +367,7 @@ FAULTS: Mapping[str, "Callable[[World, Fault], float]"] = {
     "drain": _drain,
     "scheduler": _scheduler,
     "amnesia": _amnesia,
+    "eviction": _eviction,
     "dead-spare": _dead_spare,
     "cancel": _cancel,
 }

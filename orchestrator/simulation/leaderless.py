@@ -1,14 +1,16 @@
-"""A follower whose leader is gone, as `agent/leaderless.py` has it ask for the job's requeue.
+"""A follower whose leader is gone, as `agent/leaderless.py` has it ask for the job's requeue, or,
+where lost hosts have successors, for another agent in the leader's place.
 
-It asks until the scheduler has taken the job back, or the job is over or led by another, or it is
-this one that was cut off; where several are left, one after the other.
+The first asks until the scheduler has taken the job back, or the job is over or led by another, or
+it is this one that was cut off; where several are left, one after the other.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.agent.leaderless import RETRY_S, TURN_S, Seen, lives, patience_s, seen_by
-from orchestrator.errors import Unanswered
+from orchestrator.agent.leaderless import RETRY_S, SEE_S, TURN_S, Seen, lives, patience_s, seen_by
+from orchestrator.errors import BackendError, Unanswered
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
@@ -83,7 +85,7 @@ class Leaderless:
             self._again()
             return
         without = (self.world.run.leader,)
-        scheduler.requeue(host, self.agent.restarts, without, self._answered)
+        scheduler.requeue(host, self.agent, without, self._answered)
 
     def _answered(self, taken: bool) -> None:
         if taken:
@@ -98,3 +100,41 @@ class Leaderless:
         if self.world.storage.asks is self and self.agent.host.up:
             self.world.storage.asks = None
         self.done()
+
+
+class SeeingToTheLeader:
+    """As `see_to_the_leader`: hosts take turns."""
+
+    def __init__(self, world: "World", agent: "Agent", turn: int) -> None:
+        self.world, self.agent, self.turn = world, agent, turn
+        self.lines: int | None = None
+
+    def wait(self, more_s: float = 0.0) -> None:
+        self.world.timeline.after(SEE_S / 3 + more_s, self._see)
+
+    def _see(self) -> None:
+        agent, world = self.agent, self.world
+        if not agent.alive or agent.leaving:
+            return
+        silent_s, timeout = world.timeline.now - agent.last_heard, world.job.agent_timeout
+        if silent_s < timeout + SEE_S * (self.turn - 1):
+            self.lines = None
+            self.wait()
+            return
+        if not world.storage.serves(agent.host.name):
+            self.wait()  # what it wants to read blocks
+            return
+        lines = len(world.storage.recall())
+        writes, self.lines = self.lines is None or lines > self.lines, lines
+        if writes or silent_s < timeout + SEE_S * self.turn or not self._replaces(silent_s):
+            self.wait()
+        else:
+            self.wait(SEE_S)
+
+    def _replaces(self, silent_s: float) -> bool:
+        run, scheduler = self.world.run, self.world.scheduler
+        if run.ending is not None or not run.leader:
+            return False
+        with contextlib.suppress(BackendError):
+            scheduler.replace(self.agent.host.name, self.agent, run.leader, silent_s=silent_s)
+        return True
