@@ -15,6 +15,8 @@ import time
 from typing import Any
 
 RANKS = 2
+LIMIT_S = 300.0
+"""For two ranks to start, and to do their steps, on a machine that others use as well."""
 SIZES = {"off": "0", "on": "2000"}
 
 
@@ -27,8 +29,15 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {how: [] for how in SIZES}
     for turn in range(args.turns):
         for place, how in enumerate(SIZES):
-            port = args.port + 2 * turn + place
-            found[how].append(_measured(SIZES[how], port, args.steps))
+            begun = time.perf_counter()
+            one = _measured(SIZES[how], args.port + 2 * turn + place, args.steps)
+            found[how].append(one)
+            took = time.perf_counter() - begun
+            print(
+                f"turn {turn + 1} of {args.turns}, recorder {how}: {1e3 * one['step_s']:.2f} ms a"
+                f" step, {took:.0f} s with its start",
+                flush=True,
+            )
     step = {how: min(one["step_s"] for one in each) for how, each in found.items()}
     dump = found["on"][-1]
     print(
@@ -53,7 +62,15 @@ def _measured(size: str, port: int, steps: int) -> dict[str, float]:
         }
         argv = [sys.executable, "-m", "benchmarks.flight_recorder_rank", str(steps)]
         children.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True))
-    said = [child.communicate(timeout=300)[0] for child in children]
+    try:
+        said = [child.communicate(timeout=LIMIT_S)[0] for child in children]
+    except subprocess.TimeoutExpired:
+        raise SystemExit(
+            f"{steps} steps were not done within {LIMIT_S:.0f} s; try --steps {max(6, steps // 4)}"
+        ) from None
+    finally:
+        for child in children:
+            child.kill()
     if any(child.returncode for child in children):
         raise SystemExit(f"a rank failed: {[child.returncode for child in children]}")
     first: dict[str, float] = json.loads(said[0].splitlines()[-1])

@@ -22,7 +22,7 @@ import aiohttp
 
 from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.fabric import check_fabric
-from orchestrator.agent.gathering import gather, look_back
+from orchestrator.agent.gathering import gather, look_back, with_last_lines
 from orchestrator.agent.probes import Probe, no_probe
 from orchestrator.agent.sockets import free_port, listen
 from orchestrator.agent.standby import Standby
@@ -113,6 +113,8 @@ class Agent:
         self.running: asyncio.Task[None] | None = None
         self.looking: asyncio.Task[None] | None = None
         """At this host, where a rank of the attempt has ended."""
+        self.told: list[asyncio.Task[None]] = []
+        """Of ranks of the attempt that have failed: the leader is being told."""
         self.ended: Stopped | None = None
         """How the last attempt ended here."""
         self.outbox: deque[Report] = deque()
@@ -214,7 +216,7 @@ class Agent:
         both: list[asyncio.Task[None]] = []
         try:
             await self._send(ws, self._register())
-            self._repeat_ends()
+            await self._repeat_ends()
             both += [asyncio.create_task(self._speak(ws)), asyncio.create_task(self._obey(ws))]
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -241,12 +243,14 @@ class Agent:
             running=0 if self.attempt is None else self.attempt.start.attempt,
         )
 
-    def _repeat_ends(self) -> None:
+    async def _repeat_ends(self) -> None:
         """After a reconnection, say again what may have been lost with the old connection."""
-        if self.attempt is not None:
-            for record in self.attempt.ranks.values():
-                if record.ended is not None and record.ended.exit_code != 0:
-                    self.outbox.append(self.attempt.exited(record.ended))
+        if (attempt := self.attempt) is not None:
+            ends = [record.ended for record in attempt.ranks.values() if record.ended is not None]
+            failed = [attempt.exited(end) for end in ends if end.exit_code != 0]
+            self.outbox.extend(
+                await asyncio.gather(*(with_last_lines(attempt, exited) for exited in failed))
+            )
         elif self.ended is not None:
             self.outbox.append(self.ended)
 
@@ -315,10 +319,11 @@ class Agent:
             case _:
                 assert_never(order)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._worked)
+        return task
 
     def _worked(self, task: asyncio.Task[None]) -> None:
         """A defect here must not look like a rank that is silent: the leader is to see us go."""
@@ -353,7 +358,7 @@ class Agent:
         if self.attempt is not None or (self.ended and self.ended.attempt >= order.attempt):
             return  # said twice
         self.attempt = Attempt(order, self.config.place, self.clock)
-        self.looking = None
+        self.looking, self.told = None, []
         self.running = asyncio.create_task(self._run_attempt(self.attempt))
         self.running.add_done_callback(self._worked)
 
@@ -369,6 +374,7 @@ class Agent:
             )
         for exited in unseen:
             self._failed(exited, attempt)
+        await asyncio.gather(*self.told)
         if self.looking is not None:
             await self.looking
         self._remember(stopped)
@@ -440,9 +446,12 @@ class Agent:
 
     def _failed(self, exited: Exited, attempt: Attempt) -> None:
         """The first that ended by itself has this host looked at: it may be the host's fault."""
-        self._report(exited)
+        self.told.append(self._spawn(self._tell_of_end(exited, attempt)))
         if not exited.stopped and self.looking is None:
             self.looking = asyncio.create_task(self._look_back(attempt))
+
+    async def _tell_of_end(self, exited: Exited, attempt: Attempt) -> None:
+        self._report(await with_last_lines(attempt, exited))
 
     async def _look_back(self, attempt: Attempt) -> None:
         """The leader is told of what tells something: a fabric that breaks ends ranks everywhere,

@@ -129,6 +129,7 @@ class Attempt:
         record.memory_bytes = beat.memory_bytes or record.memory_bytes
 
     def exited(self, ended: RankEnded) -> Exited:
+        """Without the last lines of its log, which lie on storage that may not answer."""
         record = self.ranks[ended.rank]
         return Exited(
             host=self.place.host,
@@ -137,7 +138,7 @@ class Attempt:
             step=record.step,
             stopped=record.stopped if record.ended else self.stopping and not record.gone,
             error=record.error,
-            log_tail=last_lines(self.log_dir / f"rank-{ended.rank}.log"),
+            log_tail=(),
             phase=record.phase,
         )
 
@@ -256,7 +257,8 @@ class Attempt:
         finished = all_came and all(end.exit_code == 0 for end in ended)
         why = ""
         if not (finished or self.stopping):  # what it says of being stopped explains nothing
-            why = f"torchrun ended with code {code}\n" + self._torchrun_said()
+            said = await asyncio.to_thread(self._torchrun_said)
+            why = f"torchrun ended with code {code}\n{said}"
         stopped = Stopped(
             attempt=self.start.attempt, host=self.place.host, finished=finished, why=why
         )

@@ -96,14 +96,22 @@ class Errands:
         meanwhile were not lost."""
         if hosts:
             await self._outlast_silence(hosts)
-        taken = await self._taken(lost) if has_successors(self.run()) else {}
+        silent_s = {event.host: event.silent_s for event in lost}
+        taken = await self._taken(silent_s) if has_successors(self.run()) else {}
         for event in lost:
             if event.host not in self.connections.by_host:
                 self.happened(replace(event, taken=taken.get(event.host, "")))
 
-    async def _taken(self, lost: Sequence[AgentLost]) -> Mapping[str, str]:
+    async def taken_before(self, host: str, silent_s: float) -> str:
+        """Why the scheduler took the agent in whose place there is another already, before its
+        silence was noticed."""
+        known = self.run().hosts.get(host)
+        if known is None or not known.alive or not has_successors(self.run()):
+            return ""
+        return (await self._taken({host: silent_s})).get(host, "")
+
+    async def _taken(self, silent_s: Mapping[str, float]) -> Mapping[str, str]:
         """Did the scheduler take them without a warning? Not known is as good as no."""
-        silent_s = {event.host: event.silent_s for event in lost}
         asking = asyncio.to_thread(self.backend.taken, self.job.launch, silent_s)
         try:
             return await asyncio.wait_for(asking, TAKEN_S)

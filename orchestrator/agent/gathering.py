@@ -5,6 +5,7 @@ traces, and what did not come recorded with why.
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.agent.attempt import Attempt
@@ -14,9 +15,12 @@ from orchestrator.agent.probes import HostProbe, Probe, probed, telling
 from orchestrator.contract.codec import encode
 from orchestrator.contract.events import RankEvidence
 from orchestrator.contract.findings import Finding
-from orchestrator.contract.protocol import Evidence
+from orchestrator.contract.protocol import Evidence, Exited
 
 log = logging.getLogger(__name__)
+
+TAIL_S = 2.0
+"""For the last lines of a rank's log: that it ended is told without them as well."""
 
 
 async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidence:
@@ -62,6 +66,20 @@ async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidenc
     )
     await asyncio.to_thread(_keep, attempt, evidence, attempt.ended(), found)
     return evidence
+
+
+async def with_last_lines(attempt: Attempt, exited: Exited, limit_s: float = TAIL_S) -> Exited:
+    """What the rank wrote last. In a thread: storage that does not answer may be why it ended, and
+    the agent is to be heard meanwhile."""
+    begun = attempt.clock.monotonic()
+    path = attempt.log_dir / f"rank-{exited.ended.rank}.log"
+    try:
+        tail = await asyncio.wait_for(asyncio.to_thread(last_lines, path), limit_s)
+    except TimeoutError:
+        log.warning("the log of rank %s does not answer: told without it", exited.ended.rank)
+        tail = (f"{path} did not answer within {limit_s:.1f} s",)
+    age_s = exited.age_s + attempt.clock.monotonic() - begun
+    return replace(exited, age_s=age_s, log_tail=tail)
 
 
 def _troubles(found: HostProbe) -> tuple[Finding, ...]:

@@ -223,10 +223,12 @@ class Leader:
 
     async def _listen(self, register: Register, ws: web.WebSocketResponse) -> None:
         """Take in what an agent says until its connection breaks, or it is given up."""
+        silent_s = self.connections.silent_for(register.host)
         connection, is_new = self.connections.admit(register, ws)
         if is_new:
             findings = await self.errands.look_at(register) if self.granted.allocation else ()
-            self._happened(registered(register, self.steady.now(), findings))
+            taken = await self.errands.taken_before(register.host, silent_s)
+            self._happened(registered(register, self.steady.now(), findings, taken))
         if self.ending is not None and _all_leave(self.ending):
             self.connections.order(register.host, Leave(reason=self.ending.reason))
         speaking = asyncio.create_task(self.connections.speak(connection, ws))

@@ -22,7 +22,7 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.locks import try_lock
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.log import read
+from orchestrator.supervise.log import has_writer, read
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
@@ -39,7 +39,7 @@ the lock of a host that died in its turn."""
 LOOK_S = 5.0
 """For a leader that lives to write something: it gives up a host about when that gives it up."""
 GIVEN_UP_S = 30.0
-"""The same where it has given this host up and had yet to do something about it."""
+"""The same where it has given this host up, and it is not sure that it has gone on since."""
 
 SEE_S = 30.0
 """Longer than a leader whose host lives takes to come back; and how long each host waits for the
@@ -52,24 +52,52 @@ class Seen:
 
     run: Run
     lines: int
+    led: bool
+    """Some process holds it for writing: a leader that lives, or one whose host was lost so lately
+    that the file server keeps its lock."""
     given_up: bool
     """The leader has lost this host, and has not heard from it since …"""
-    outlived: bool
-    """… and has gone on, or other hosts are there to see whether it does."""
+    goes_on: bool
+    """… and has written more, or other hosts are there to see whether it does."""
 
 
 def look(run_dir: RunDir, host: str) -> Seen:
     entries = read(run_dir.journal)
     run = fold(entry.event for entry in entries)
-    return seen_by(host, run, len(entries), entries[-1].event if entries else None)
+    last = entries[-1].event if entries else None
+    return seen_by(host, run, len(entries), last, led=_is_led(run_dir))
 
 
-def seen_by(host: str, run: Run, lines: int, last: Event | None) -> Seen:
+def _is_led(run_dir: RunDir) -> bool:
+    try:
+        return has_writer(run_dir.journal)
+    except OSError:  # a file system without locks: its lines alone tell
+        return True
+
+
+def seen_by(host: str, run: Run, lines: int, last: Event | None, *, led: bool) -> Seen:
     known = run.hosts.get(host)
     given_up = known is not None and not known.alive
     others = any(h.alive for h in run.hosts.values() if h.name not in (host, run.leader))
-    goes_on = not (isinstance(last, AgentLost) and last.host == host)
-    return Seen(run, lines, given_up, given_up and (others or goes_on))
+    more = not (isinstance(last, AgentLost) and last.host == host)
+    return Seen(run, lines, led, given_up, others or more)
+
+
+def patience_s(before: Seen) -> float | None:
+    """How long to wait for a line of the leader before the scheduler is asked; None: it lives, and
+    this host is none of its job any more.
+
+    A leader that gave up its only other host and died since, whatever it wrote in between, leaves
+    that host as the only one that can have the job queued again.
+    """
+    if before.given_up and before.goes_on and before.led:
+        return None
+    return GIVEN_UP_S if before.given_up else LOOK_S
+
+
+def lives(before: Seen, now: Seen) -> bool:
+    """It has written since, and has not died of it."""
+    return now.lines > before.lines and now.led
 
 
 def queue_again(
@@ -83,13 +111,14 @@ def queue_again(
     fence = read_fence(run_dir.fence)
     former = None if fence is None else fence.leader
     before = look(run_dir, host)
-    if before.outlived:
+    waits_s = patience_s(before)
+    if waits_s is None:
         log.info("the leader lives, and has given %s up: the job is not queued again", host)
         return
-    clock.sleep(GIVEN_UP_S if before.given_up else LOOK_S)
+    clock.sleep(waits_s)
     begun, refused_at = clock.monotonic(), None
     with run_dir.requeue_lock.open("a") as turn:
-        while (run := _still_ours(run_dir, term, former, host, before.lines)) is not None:
+        while (run := _still_ours(run_dir, term, former, host, before)) is not None:
             now = clock.monotonic()
             if not try_lock(turn.fileno()) and now - begun < TURN_S:
                 clock.sleep(RETRY_S)
@@ -121,9 +150,9 @@ def queue_again(
 
 
 def _still_ours(
-    run_dir: RunDir, term: Term, former: str | None, host: str, lines: int
+    run_dir: RunDir, term: Term, former: str | None, host: str, before: Seen
 ) -> Run | None:
-    """The job, if nobody has ended it or leads it again, and its leader wrote no more than that."""
+    """The job, if nobody has ended it or leads it again, and its leader is as dead as it was."""
     seen, now = look(run_dir, host), read_fence(run_dir.fence)
     run = seen.run
     if run.job is None or run.ending is not None:
@@ -132,7 +161,7 @@ def _still_ours(
     if run.job.launch.launch != term.launch or (now is not None and now.leader != former):
         log.info("another leader has the job: it is not queued again")
         return None
-    if seen.lines > lines:
+    if lives(before, seen):
         log.info("%s was cut off from a leader that lives: the job is not queued again", host)
         return None
     return run

@@ -101,9 +101,10 @@ def _exited(report: Exited, at: float) -> RankExited:
 
 
 def registered(
-    register: Register, at: float, findings: tuple[Finding, ...] = ()
+    register: Register, at: float, findings: tuple[Finding, ...] = (), taken: str = ""
 ) -> AgentRegistered:
-    """`findings` are the leader's own, beside those of the agent."""
+    """`findings` are the leader's own, beside those of the agent; `taken`: why the scheduler ended
+    the agent that was there before."""
     return AgentRegistered(
         at=at,
         host=register.host,
@@ -113,6 +114,7 @@ def registered(
         incarnation=register.incarnation,
         findings=(*register.findings, *findings),
         running=register.running,
+        taken=taken,
     )
 
 

@@ -79,6 +79,8 @@ class AgentRegistered:
     """What is not in order on the host."""
     running: int = 0
     """The attempt whose ranks it still has; 0: none."""
+    taken: str = ""
+    """Why the scheduler itself ended the agent that was there before; empty: it says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

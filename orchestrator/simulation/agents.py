@@ -26,8 +26,9 @@ from orchestrator.contract.protocol import (
     Stop,
     Stopped,
     Told,
+    Warned,
 )
-from orchestrator.simulation.leaderless import Leaderless
+from orchestrator.simulation.leaderless import Leaderless, SeeingToTheLeader
 from orchestrator.simulation.network import Line
 from orchestrator.simulation.ranks import HostRanks
 from orchestrator.simulation.training import Word
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 LEAVE_GRACE_S = 3.0
 FIND_LEADER_S = 60.0
+HEARD_S = 5.0
 SEEK_S = 1.0
 HOLD_POLL_S = 1.0
 HOLD_S = 60.0
@@ -50,7 +52,13 @@ RESET_S = 0.1
 
 class Agent:
     def __init__(
-        self, world: "World", host: "Host", launch: int, restarts: int, lead: bool
+        self,
+        world: "World",
+        host: "Host",
+        launch: int,
+        restarts: int,
+        lead: bool,
+        turn: int = 1,
     ) -> None:
         self.world, self.host, self.launch, self.restarts = world, host, launch, restarts
         self.lead = lead
@@ -68,7 +76,11 @@ class Agent:
         """It is the only agent of its host, with no rank of a former one left."""
         self.leaving = False
         self.checks: dict[int, Checked | None] = {}
+        self.going = False
+        """The scheduler ends it alone."""
         world.timeline.after(0.0, partial(self._hold, world.timeline.now))
+        if world.scenario.successor_s is not None and not lead:
+            SeeingToTheLeader(world, self, turn).wait()
 
     # Its beginning
 
@@ -99,9 +111,12 @@ class Agent:
         if self.line is not None:
             self._hang_up()
         if self._lost_patience(self.patience):
-            self.world.history.note(self.host.name, "no word from the leader: leaving")
-            self.leave(exits.LEADER_LOST)
-            return
+            if self.ranks is not None and not self.ranks.stopping:
+                self.ranks.stop(LEAVE_GRACE_S)
+            if self._lost_patience(self.patience + (self.world.scenario.successor_s or 0.0)):
+                self.world.history.note(self.host.name, "no word from the leader: leaving")
+                self.leave(exits.LEADER_LOST)
+                return
         self._find()
         timeline.after(SEEK_S, self._seek)
 
@@ -294,6 +309,20 @@ class Agent:
 
     # Its end
 
+    def warned(self, signal_name: str) -> None:
+        """The scheduler ends it alone: it tells the leader, and goes when no rank is left."""
+        if not self.going:
+            self.going = True
+            self.report(Warned(host=self.host.name, signal=signal_name))
+            self._go_when_idle()
+
+    def _go_when_idle(self) -> None:
+        idle = self.ranks is None and not self.outbox
+        if not self.alive or self.leaving or idle or self._lost_patience(HEARD_S):
+            self.leave(exits.LEADER_LOST)
+        else:
+            self.world.timeline.after(SEEK_S, self._go_when_idle)
+
     def leave(self, code: int) -> None:
         """Stop the ranks first, then go."""
         if not self.alive or self.leaving:
@@ -309,7 +338,9 @@ class Agent:
     def exit(self, code: int) -> None:
         if not self.alive:
             return
-        if code == exits.LEADER_LOST and self.world.scenario.scheduled and not self.lead:
+        scenario = self.world.scenario
+        queues = scenario.scheduled and scenario.successor_s is None
+        if code == exits.LEADER_LOST and queues and not self.lead:
             Leaderless(self.world, self, partial(self._gone, code)).ask()
         else:
             self._gone(code)

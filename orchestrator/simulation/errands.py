@@ -1,6 +1,8 @@
 """What a leader has done beside its decisions, as `agent/errands.py` does it, in virtual time."""
 
+import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import Checked, CheckFabric
 from orchestrator.errors import BackendError, PlanError, Unanswered
 from orchestrator.simulation.jobs import plan_for
+from orchestrator.simulation.operators import Operators
 from orchestrator.supervise.fabric import judge
 
 if TYPE_CHECKING:
@@ -49,8 +52,11 @@ class Errands:
         if self.leader.alive:
             do()
 
-    def lose(self, lost: Sequence[AgentLost]) -> None:
-        self._cut_off(lost, self.world.timeline.now + CUT_OFF_S)
+    def lose(self, lost: Sequence[AgentLost], *, alone: bool) -> None:
+        if alone:
+            self._cut_off(lost, self.world.timeline.now + CUT_OFF_S)
+        else:
+            self._lose(lost)
 
     def _cut_off(self, lost: Sequence[AgentLost], deadline: float) -> None:
         """While neither agents nor scheduler are heard, nobody is blamed."""
@@ -62,9 +68,32 @@ class Errands:
                 return
         except BackendError:
             pass
+        self._lose(lost)
+
+    def taken_before(self, host: str, silent_s: float) -> str:
+        known, scheduler = self.leader.supervisor.run.hosts.get(host), self.world.scheduler
+        if known is None or not known.alive or not isinstance(scheduler, Operators):
+            return ""
+        with contextlib.suppress(Unanswered):
+            return scheduler.taken(self.leader.host.name, {host: silent_s}).get(host, "")
+        return ""
+
+    def _lose(self, lost: Sequence[AgentLost]) -> None:
+        if isinstance(self.world.scheduler, Operators):
+            self._after(ANSWER_S, partial(self._lost, lost, self.world.scheduler))
+        else:
+            self._lost(lost, None)
+
+    def _lost(self, lost: Sequence[AgentLost], operators: Operators | None) -> None:
+        """Those that are not heard again meanwhile; and did the scheduler take them?"""
+        silent_s = {event.host: event.silent_s for event in lost}
+        taken: dict[str, str] = {}
+        if operators is not None:
+            with contextlib.suppress(Unanswered):
+                taken = operators.taken(self.leader.host.name, silent_s)
         for event in lost:
             if event.host not in self.leader.connections.by_host:
-                self.leader.happened(event)
+                self.leader.happened(replace(event, taken=taken.get(event.host, "")))
 
     def run_errand(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
         match action:
@@ -107,7 +136,10 @@ class Errands:
         if action.host == self.leader.host.name and not action.elsewhere:
             return
         try:
-            self.world.replace_agent(self.leader, action.host)
+            silent_s = self.leader.connections.silent_for(action.host)
+            self.world.replace_agent(
+                self.leader, action.host, elsewhere=action.elsewhere, silent_s=silent_s
+            )
         except Unanswered:
             pass
         except BackendError as exc:
@@ -172,9 +204,10 @@ class Errands:
         """Until the scheduler takes it."""
         self.world.scheduler.requeue(
             self.leader.host.name,
-            self.leader.agent.restarts,
+            self.leader.agent,
             action.exclude,
             partial(self._requeued, action),
+            whole=action.whole,
         )
 
     def _requeued(self, action: Requeue, taken: bool) -> None:

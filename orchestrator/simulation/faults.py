@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from orchestrator.contract import exits
 from orchestrator.simulation.hosts import BROKEN, Host
 from orchestrator.simulation.network import SCHEDULER, STORAGE, Weather
+from orchestrator.simulation.operators import Operators
 from orchestrator.simulation.scenario import Fault
 from orchestrator.simulation.storage import Crash
 from orchestrator.simulation.troubles import ERRORS, HEALING, Words
@@ -205,6 +206,23 @@ def _joined(world: "World", names: Sequence[str], side: int) -> None:
     world.hears_anew()
 
 
+def _deafen(world: "World", names: Sequence[str], seconds: float) -> float:
+    """From the other hosts alone: each still reads the journal and is heard by the scheduler."""
+    side = world.drawn()
+    for name in names:
+        world.network.deaf[name] = side
+    world.history.note("network", f"{', '.join(names)} not heard by others for {seconds:.0f} s")
+    return _after(world, seconds, partial(_heard, world, names, side))
+
+
+def _heard(world: "World", names: Sequence[str], side: int) -> None:
+    for name in names:
+        if world.network.deaf.get(name) == side:
+            del world.network.deaf[name]
+    world.history.note("network", f"{', '.join(names)} heard again")
+    world.trouble(0.0)
+
+
 def _switch(world: "World", fault: Fault) -> float:
     leaf = world.switches_of(_pick(list(world.hosts), fault))
     below = [name for name in world.hosts if world.switches_of(name) == leaf]
@@ -212,11 +230,15 @@ def _switch(world: "World", fault: Fault) -> float:
 
 
 def _partition(world: "World", fault: Fault) -> float:
-    """The hosts up to one of them; with the scheduler, the storage, both or neither."""
+    """The hosts up to one of them; with the scheduler, the storage, both or neither; or from the
+    other hosts alone."""
     names = [host.name for host in world.hosts.values() if host.agent] or list(world.hosts)
     cut = names[: 1 + int(fault.pick * len(names))] if fault.size < 0.5 else [_pick(names, fault)]
-    others = ([], [STORAGE], [SCHEDULER], [STORAGE, SCHEDULER])[int(fault.pick * 97) % 4]
-    return _cut(world, [*cut, *others], 1.0 + 300.0 * (fault.size * 7 % 1) ** 2)
+    seconds = 1.0 + 300.0 * (fault.size * 7 % 1) ** 2
+    with_them = ([], [STORAGE], [SCHEDULER], [STORAGE, SCHEDULER], None)[int(fault.pick * 97) % 5]
+    if with_them is None:
+        return _deafen(world, cut, seconds)
+    return _cut(world, [*cut, *with_them], seconds)
 
 
 def _storage_slow(world: "World", fault: Fault) -> float:
@@ -265,7 +287,7 @@ def _time_limit(world: "World", fault: Fault) -> float:
 
 def _drain(world: "World", fault: Fault) -> float:
     host = _pick(list(world.hosts.values()), fault)
-    host.draining = "a fan"
+    host.draining, host.drained_at = "a fan", world.timeline.now
     return _after(world, 600.0, partial(_resumed, host))
 
 
@@ -284,6 +306,12 @@ def _amnesia(world: "World", fault: Fault) -> float:
     world.scheduler.down_until = world.timeline.now + seconds
     forget = partial(world.scheduler.forget, everything=fault.pick < 0.5)
     return _after(world, seconds, forget)
+
+
+def _eviction(world: "World", fault: Fault) -> float:
+    if isinstance(world.scheduler, Operators):
+        world.scheduler.evict(fault.pick)
+    return 0.0
 
 
 def _dead_spare(world: "World", fault: Fault) -> float:
@@ -339,6 +367,7 @@ FAULTS: Mapping[str, "Callable[[World, Fault], float]"] = {
     "drain": _drain,
     "scheduler": _scheduler,
     "amnesia": _amnesia,
+    "eviction": _eviction,
     "dead-spare": _dead_spare,
     "cancel": _cancel,
 }

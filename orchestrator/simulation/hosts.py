@@ -30,7 +30,9 @@ class Host:
     lagged: bool = False
     """… or were slower than others."""
     draining: str = ""
-    """Why an administrator wants it back."""
+    """Why an administrator wants it back …"""
+    drained_at: float = 0.0
+    """… and since when."""
     down_since: float | None = None
     """Since when the scheduler does not hear it."""
     agents: list["Agent"] = field(default_factory=list)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.contract.actions import Action, EndJob, Requeue, StartAttempt
 from orchestrator.contract.events import (
     AgentLost,
+    AgentRegistered,
     CheckpointSaved,
     Event,
     HostFlagged,
@@ -18,11 +19,13 @@ from orchestrator.contract.events import (
     TrainingResumed,
 )
 from orchestrator.simulation.laws import hold
+from orchestrator.simulation.operators import Operators
 from orchestrator.simulation.remedies import Remedies
 from orchestrator.simulation.storage import read_whole
 from orchestrator.supervise.state import LIVE, OUTSIDE, Run, Stage
 
 if TYPE_CHECKING:
+    from orchestrator.simulation.hosts import Host
     from orchestrator.simulation.leaders import Leader
     from orchestrator.simulation.ranks import HostRanks
     from orchestrator.simulation.storage import Checkpoint
@@ -39,10 +42,12 @@ class Witness:
         self.attempt = 0
         self.explained = True
         """Why the attempt before the next one ended has been said."""
-        self.requeues: set[tuple[int, int]] = set()
+        self.requeues: set[tuple[int, int, str]] = set()
         """Launch and restart of the runs that were given back by their leader."""
         self.left_out: set[str] = set()
         """Hosts that the scheduler was last asked to do without."""
+        self.taken: set[str] = set()
+        """Hosts that the scheduler took in this attempt, as its leader was told."""
         self.checked = 0
         """Entries that were replayed."""
         self.replayed = Run()
@@ -76,6 +81,15 @@ class Witness:
         others = [other for other in ranks.agent.host.ranks if other is not ranks]
         hold(not others, f"{ranks.host} runs ranks of two attempts")
 
+    def taken_for_alive(self, host: "Host") -> None:
+        """Of a leader, by a host that leaves its job to it: if it is not, nobody is left who could
+        have the job queued again. One whose own host was lost is for the scheduler to miss."""
+        world = self.world
+        lost = world.storage.holder_host in world.unserved_since
+        others = [other for other in world.hosts.values() if other is not host and other.agent]
+        known = any(leader.alive for leader in world.leaders.values()) or lost or bool(others)
+        hold(known, f"{host.name} leaves the job to a leader that is dead")
+
     # Each decision
 
     def submitted(self, before: Run, event: JobSubmitted) -> None:
@@ -89,6 +103,7 @@ class Witness:
     ) -> None:
         run = leader.supervisor.run
         self._count(event, before, run)
+        self._blames(event, before, run)
         self._spends(event, before, run)
         self.remedies.decided(event, actions, before, run)
         for action in actions:
@@ -96,7 +111,7 @@ class Witness:
                 case StartAttempt():
                     self._start(action, run)
                 case Requeue():
-                    self._requeue(leader, action)
+                    self._requeue(leader, action, event.at, before)
                 case EndJob():
                     hold(run.stage is Stage.ENDED, "the end of a job that has not ended")
                 case _:
@@ -110,6 +125,9 @@ class Witness:
             self.explained = True
         if len(run.incidents) > len(before.incidents) or run.ending is not None:
             self.explained = True
+        elif self._taken(event, before, run):
+            self.starts -= 1
+            self.explained = True
         match event:
             case CheckpointSaved() if run.saved > before.saved:
                 self.starts = 0
@@ -122,9 +140,29 @@ class Witness:
             case _:
                 pass
 
+    def _taken(self, event: Event, before: Run, run: Run) -> bool:
+        """Whether an attempt came to nothing because the scheduler took a host: nobody's fault."""
+        over = run.attempt > before.attempt or run.stage not in (*LIVE, Stage.STOPPING)
+        if not over or before.stage not in (*LIVE, Stage.STOPPING):
+            return False
+        if isinstance(event, LeaderStarted):
+            return self._evicted(event.taken, before.leader)
+        lost = before.findings.lost if before.findings is not None else ()
+        if isinstance(event, AgentLost | AgentRegistered) and event.taken:
+            return self._evicted(event.taken, event.host)
+        return any(self._evicted(one.taken, one.host) for one in lost)
+
+    def _evicted(self, taken: str, host: str) -> bool:
+        """`taken`: what the scheduler is said to have said."""
+        scheduler = self.world.scheduler
+        truly = isinstance(scheduler, Operators) and host in scheduler.evicted
+        hold(truly or not taken, f"{host} is said to have been taken, and never was")
+        return bool(taken)
+
     def _spends(self, event: Event, before: Run, run: Run) -> None:
         """What a scheduler wants of a job costs it nothing."""
-        failed = len(run.incidents) > len(before.incidents) or isinstance(event, AgentLost)
+        lost = isinstance(event, AgentLost) and not event.taken
+        failed = len(run.incidents) > len(before.incidents) or lost
         free = failed or run.fruitless <= before.fruitless
         hold(free, f"{type(event).__name__} spends the budget, and nothing failed")
 
@@ -146,8 +184,28 @@ class Witness:
             left = [ranks.attempt for ranks in self.world.hosts[name].ranks]
             hold(not left, f"attempt {action.attempt} starts on {name}, where {left} still runs")
 
-    def _requeue(self, leader: "Leader", action: Requeue) -> None:
-        run = leader.agent.launch, leader.agent.restarts
+    def _blames(self, event: Event, before: Run, run: Run) -> None:
+        """Nobody for a host that the scheduler took."""
+        if isinstance(event, AgentLost | AgentRegistered) and event.taken:
+            self.taken.add(event.host)
+        taken = self.taken | (
+            {before.leader} if isinstance(event, LeaderStarted) and event.taken else set()
+        )
+        for incident in run.incidents[len(before.incidents) :]:
+            lost = incident.kind in ("host-lost", "leader-lost")
+            host = incident.culprit.host
+            hold(not (lost and host in taken), f"{host} is blamed, and the scheduler took it")
+        if run.attempt > before.attempt:
+            self.taken = set()
+
+    def _requeue(self, leader: "Leader", action: Requeue, at: float, before: Run) -> None:
+        patience_s = self.world.scenario.successor_s
+        waited_s = at - before.since if before.stage is Stage.WAITING else 0.0
+        hasty = action.whole and patience_s is not None and waited_s < patience_s
+        hold(not hasty, f"all hosts are given up after {waited_s:.0f} s without a successor")
+        run = leader.agent.launch, leader.agent.restarts, ""
+        if leader.supervisor.run.allocation and self.world.scenario.successor_s is not None:
+            run = (*run[:2], leader.name)  # each leader may give its hosts back
         hold(run not in self.requeues, f"launch {run[0]}, run {run[1]} is queued again twice")
         self.requeues.add(run)
         self.left_out |= set(action.exclude)

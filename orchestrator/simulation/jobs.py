@@ -61,7 +61,7 @@ def submitted(
     wanted = scenario.hosts + scenario.spares
     return JobSubmitted(
         at=at,
-        backend="slurm" if scenario.scheduled else "local",
+        backend=_backend(scenario),
         steps=scenario.steps,
         plan=plan_for(scenario.hosts, scenario.ranks_per_host),
         plan_number=1,
@@ -87,3 +87,9 @@ def submitted(
         on_nan=scenario.on_nan,
         replace_stragglers=scenario.replace_stragglers,
     )
+
+
+def _backend(scenario: Scenario) -> str:
+    if scenario.successor_s is not None:
+        return "kubernetes"
+    return "slurm" if scenario.scheduled else "local"

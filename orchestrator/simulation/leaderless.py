@@ -1,14 +1,16 @@
-"""A follower whose leader is gone, as `agent/leaderless.py` has it ask for the job's requeue.
+"""A follower whose leader is gone, as `agent/leaderless.py` has it ask for the job's requeue, or,
+where lost hosts have successors, for another agent in the leader's place.
 
-It asks until the scheduler has taken the job back, or the job is over or led by another, or it is
-this one that was cut off; where several are left, one after the other.
+The first asks until the scheduler has taken the job back, or the job is over or led by another, or
+it is this one that was cut off; where several are left, one after the other.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.agent.leaderless import GIVEN_UP_S, LOOK_S, RETRY_S, TURN_S, Seen, seen_by
-from orchestrator.errors import Unanswered
+from orchestrator.agent.leaderless import RETRY_S, SEE_S, TURN_S, Seen, lives, patience_s, seen_by
+from orchestrator.errors import BackendError, Unanswered
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
@@ -32,6 +34,8 @@ class Leaderless:
             self._again()  # what it wants to read blocks
         elif self.before is None:
             self._look()
+        elif lives(self.before, self._seen()):
+            self._lives()
         elif not self._still_ours():
             self._over()
         elif not self._in_turn():
@@ -42,23 +46,26 @@ class Leaderless:
     def _look(self) -> None:
         self.before = self._seen()
         self.begun = self.world.timeline.now
-        if self.before.outlived:
-            self._over()
-            return
-        wait_s = GIVEN_UP_S if self.before.given_up else LOOK_S
-        self.world.timeline.after(wait_s, self.ask)
+        waits_s = patience_s(self.before)
+        if waits_s is None:
+            self._lives()
+        else:
+            self.world.timeline.after(waits_s, self.ask)
 
     def _seen(self) -> Seen:
         entries = self.world.storage.recall()
         last = entries[-1].event if entries else None
-        return seen_by(self.agent.host.name, self.world.run, len(entries), last)
+        led = not self.world.lock_is_free
+        return seen_by(self.agent.host.name, self.world.run, len(entries), last, led=led)
 
     def _still_ours(self) -> bool:
         run, fence = self.world.run, self.world.storage.fence
         led = fence is not None and fence.leader != self.former
-        if self.before is not None and self._seen().lines > self.before.lines:
-            return False
         return run.ending is None and self.world.job.launch == self.agent.launch and not led
+
+    def _lives(self) -> None:
+        self.world.witness.taken_for_alive(self.agent.host)
+        self._over()
 
     def _in_turn(self) -> bool:
         """The lock is let go of by its holder's death; not by that of its host, for a while."""
@@ -78,7 +85,7 @@ class Leaderless:
             self._again()
             return
         without = (self.world.run.leader,)
-        scheduler.requeue(host, self.agent.restarts, without, self._answered)
+        scheduler.requeue(host, self.agent, without, self._answered)
 
     def _answered(self, taken: bool) -> None:
         if taken:
@@ -93,3 +100,41 @@ class Leaderless:
         if self.world.storage.asks is self and self.agent.host.up:
             self.world.storage.asks = None
         self.done()
+
+
+class SeeingToTheLeader:
+    """As `see_to_the_leader`: hosts take turns."""
+
+    def __init__(self, world: "World", agent: "Agent", turn: int) -> None:
+        self.world, self.agent, self.turn = world, agent, turn
+        self.lines: int | None = None
+
+    def wait(self, more_s: float = 0.0) -> None:
+        self.world.timeline.after(SEE_S / 3 + more_s, self._see)
+
+    def _see(self) -> None:
+        agent, world = self.agent, self.world
+        if not agent.alive or agent.leaving:
+            return
+        silent_s, timeout = world.timeline.now - agent.last_heard, world.job.agent_timeout
+        if silent_s < timeout + SEE_S * (self.turn - 1):
+            self.lines = None
+            self.wait()
+            return
+        if not world.storage.serves(agent.host.name):
+            self.wait()  # what it wants to read blocks
+            return
+        lines = len(world.storage.recall())
+        writes, self.lines = self.lines is None or lines > self.lines, lines
+        if writes or silent_s < timeout + SEE_S * self.turn or not self._replaces(silent_s):
+            self.wait()
+        else:
+            self.wait(SEE_S)
+
+    def _replaces(self, silent_s: float) -> bool:
+        run, scheduler = self.world.run, self.world.scheduler
+        if run.ending is not None or not run.leader:
+            return False
+        with contextlib.suppress(BackendError):
+            scheduler.replace(self.agent.host.name, self.agent, run.leader, silent_s=silent_s)
+        return True

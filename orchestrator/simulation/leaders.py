@@ -44,6 +44,7 @@ from orchestrator.simulation.network import Line
 from orchestrator.simulation.orders import Orders
 from orchestrator.simulation.storage import Crash, Crashed, StoredJournal
 from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.roster import has_successors
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
@@ -83,7 +84,6 @@ class Leader:
         self.crash_between: int | None = None
         """How many actions from here it dies."""
         self.looks = 0
-        self.look()
 
     def now(self) -> float:
         """The time that events carry: unix seconds of a clock that never jumps."""
@@ -117,10 +117,12 @@ class Leader:
         if not found:
             return
         self.agents[register.host] = found[0]
+        silent_s = self.connections.silent_for(register.host)
         _, is_new = self.connections.admit(register, cast(Any, line))
         if is_new:
-            self.happened(registered(register, self.now()))
-        if self.ending is not None:
+            taken = self.errands.taken_before(register.host, silent_s)
+            self.happened(registered(register, self.now(), taken=taken))
+        if self.ending is not None and _all_leave(self.ending):
             self.order(register.host, Leave(reason=self.ending.reason))
         self._speak(register.host)
 
@@ -228,8 +230,10 @@ class Leader:
     def _lose(self, silences: Sequence[Silence], at: float) -> None:
         lost = [AgentLost(at=at, host=s.host, why=s.why, silent_s=s.silent_s) for s in silences]
         others = set(self.connections.by_host) - {self.host.name}
-        if self.supervisor.run.allocation is not None and lost and not others:
-            self.errands.lose(lost)
+        run = self.supervisor.run
+        alone = run.allocation is not None and not others
+        if lost and (alone or has_successors(run)):
+            self.errands.lose(lost, alone=alone)
             return
         for event in lost:
             self.happened(event)
@@ -324,6 +328,9 @@ class Leader:
         self.ending = ending
         if isinstance(ending, EndJob):
             self.world.announce(self, over=True)
+        if not _all_leave(ending):  # they wait for the next leader
+            self._farewell(self.world.timeline.now)
+            return
         for host in list(self.connections.by_host):
             self.order(host, Leave(reason=ending.reason))
         self._farewell(self.world.timeline.now + FAREWELL_S)
@@ -351,3 +358,7 @@ class Leader:
         """Its process is gone."""
         self.alive = self.serves = False
         self.world.leader_gone(self, silently=silently)
+
+
+def _all_leave(ending: EndJob | Requeue) -> bool:
+    return isinstance(ending, EndJob) or ending.whole

@@ -13,6 +13,7 @@ from orchestrator.simulation.clock import Timeline
 
 SCHEDULER = "scheduler"
 STORAGE = "storage"
+OUTSIDE = {SCHEDULER, STORAGE}
 NOTICED_S = 10.0
 """At most, for TCP to give up a connection that lost something."""
 
@@ -54,9 +55,13 @@ class Network:
     weather: Weather = field(default_factory=Weather)
     apart: dict[str, int] = field(default_factory=dict)
     """Side of a partition on which a host, the scheduler or the storage is; 0 unless told."""
+    deaf: dict[str, int] = field(default_factory=dict)
+    """The same of hosts alone, which all reach the scheduler and the storage."""
 
     def reaches(self, one: str, other: str) -> bool:
-        return self.apart.get(one, 0) == self.apart.get(other, 0)
+        if self.apart.get(one, 0) != self.apart.get(other, 0):
+            return False
+        return bool(OUTSIDE & {one, other}) or self.deaf.get(one, 0) == self.deaf.get(other, 0)
 
     def send(self, line: Line, sender: str, arrive: Callable[[], None]) -> None:
         delay, now = 0.002 + 0.01 * self.random.random(), self.timeline.now

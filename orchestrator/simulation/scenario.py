@@ -33,6 +33,7 @@ KINDS: dict[str, str] = {
     "drain": "an administrator wants a host back",
     "scheduler": "the scheduler does not answer for a while",
     "amnesia": "the scheduler starts again and has forgotten the job, or whom to leave out",
+    "eviction": "a kubelet kills a pod for want of memory, without a warning",
     "dead-spare": "a host that comes next never gets an agent, or is found broken",
     "cancel": "a person cancels the job, at ndctl or in the scheduler",
     "double": "two of the others at once",
@@ -58,6 +59,8 @@ class Scenario:
     seed: int
     scheduled: bool
     """By a scheduler that chooses the hosts; else they are given."""
+    successor_s: float | None
+    """Where the scheduler replaces each host that is lost: for how long the others wait for it."""
     hosts: int
     spares: int
     ranks_per_host: int
@@ -88,6 +91,7 @@ class Scenario:
     @property
     def words(self) -> str:
         where = "of a scheduler" if self.scheduled else "of this machine"
+        where = where if self.successor_s is None else "with successors"
         return (
             f"{self.hosts}+{self.spares} hosts {where}, {self.steps} steps of {self.step_s} s,"
             f" a checkpoint each {self.save_every}, max_restarts {self.max_restarts},"
@@ -113,6 +117,7 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
     short = Scenario(
         seed=seed,
         scheduled=scheduled,
+        successor_s=choices.successor_s if scheduled else None,
         hosts=hosts,
         spares=random.choice((0, 0, 1, 2)),
         ranks_per_host=random.choice((1, 2)),
@@ -185,6 +190,7 @@ class _Choices:
     steps: int
     """Of a job that is longer than most; 0: it is not."""
     step_s: float
+    successor_s: float | None
 
 
 def _choices(random: Random, hosts: int) -> _Choices:
@@ -208,6 +214,7 @@ def _choices(random: Random, hosts: int) -> _Choices:
         replace_stragglers=random.random() < 0.7,
         paced=random.random() < 0.3,
         pinned={name: random.choice(uses) for name in names},
+        successor_s=random.choice((None, None, 60.0, 150.0)),
     )
 
 

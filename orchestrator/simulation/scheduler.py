@@ -13,6 +13,7 @@ from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.errors import BackendError, Unanswered
 from orchestrator.seams import HostNotice
 from orchestrator.simulation.agents import Agent
+from orchestrator.simulation.laws import hold
 from orchestrator.simulation.network import SCHEDULER
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Scheduler:
                 return
         self._end_if_idle(job)
 
-    def agent_left(self, agent: Agent) -> None:
+    def agent_left(self, agent: Agent, code: int) -> None:
         """The job ends with the last of its tasks."""
         if self.job is not None and agent in self.job.agents:
             self._end_if_idle(self.job)
@@ -206,8 +207,11 @@ class Scheduler:
         causes.append((near, "time-limit"))
         return next((cause for holds, cause in causes if holds), "unknown")
 
-    def replace(self, asker: str, agent: Agent, name: str) -> None:
+    def replace(
+        self, asker: str, agent: Agent, name: str, *, elsewhere: bool = False, silent_s: float = 0.0
+    ) -> None:
         """Raises BackendError when no agent can be had on the host any more."""
+        hold(not elsewhere, f"another host is asked for in the place of {name}")
         self._answers(asker)
         job, host = self.job, self.world.hosts[name]
         if job is None or name not in job.nodes or job.restarts != agent.restarts:
@@ -220,10 +224,17 @@ class Scheduler:
     # Hosts are given back
 
     def requeue(
-        self, asker: str, mine: int, exclude: Sequence[str], done: Callable[[bool], None]
+        self,
+        asker: str,
+        mine: Agent,
+        exclude: Sequence[str],
+        done: Callable[[bool], None],
+        *,
+        whole: bool = True,
     ) -> None:
         """As the backend does it: says True once the job is queued again, by whomever."""
-        self._requeue(asker, mine, exclude, done, self._now())
+        hold(whole, "part of an allocation is given back")
+        self._requeue(asker, mine.restarts, exclude, done, self._now())
 
     def _requeue(
         self,

@@ -12,6 +12,7 @@ from orchestrator.contract.fence import Fence, GivenUp
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import Start
+from orchestrator.errors import Unanswered
 from orchestrator.simulation.agents import Agent
 from orchestrator.simulation.clock import EPOCH, HostClock, Timeline
 from orchestrator.simulation.history import History
@@ -20,6 +21,7 @@ from orchestrator.simulation.invariants import Witness
 from orchestrator.simulation.jobs import submitted
 from orchestrator.simulation.leaders import Leader
 from orchestrator.simulation.network import SCHEDULER, Network
+from orchestrator.simulation.operators import Operators
 from orchestrator.simulation.ranks import HostRanks
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.scheduler import Scheduler
@@ -71,7 +73,9 @@ class World:
         self.crash_next: tuple[int, Crash | None] | None = None
         """For the next leader, where none was there to be killed."""
         self.witness = Witness(self)
-        self.scheduler = Scheduler(self)
+        self.scheduler: Scheduler | Operators = (
+            Scheduler(self) if scenario.successor_s is None else Operators(self)
+        )
         self.run = Run()
         """As the newest leader, or the person, left it."""
         for _ in range(scenario.hosts + scenario.spares + (2 if scenario.scheduled else 0)):
@@ -208,8 +212,21 @@ class World:
                 allocation=allocation,
                 exclude=exclude,
                 always=always,
+                taken=self._taken(leader),
             )
         )
+        leader.look()
+
+    def _taken(self, leader: Leader) -> str:
+        """Why the scheduler itself ended the leader before, if it did and says so."""
+        former = leader.supervisor.run
+        if not isinstance(self.scheduler, Operators) or not former.leader:
+            return ""
+        silent_s = {former.leader: max(0.0, leader.host.clock.now() - former.last_at)}
+        try:
+            return self.scheduler.taken(leader.host.name, silent_s).get(former.leader, "")
+        except Unanswered:
+            return ""
 
     def _arm(self, leader: Leader) -> None:
         if self.crash_next is not None:
@@ -281,7 +298,7 @@ class World:
             self.storage.holder = None
         self.history.note(agent.host.name, f"its agent has left with code {code}")
         if self.scenario.scheduled:
-            self.scheduler.agent_left(agent)
+            self.scheduler.agent_left(agent, code)
 
     # Orders to the world
 
@@ -318,10 +335,11 @@ class World:
         self.timeline.after(RANKS_START_S, join)
         return ranks
 
-    def replace_agent(self, leader: Leader, name: str) -> None:
+    def replace_agent(self, leader: Leader, name: str, *, elsewhere: bool, silent_s: float) -> None:
         """Raises BackendError."""
         if self.scenario.scheduled:
-            self.scheduler.replace(leader.host.name, leader.agent, name)
+            asker, agent = leader.host.name, leader.agent
+            self.scheduler.replace(asker, agent, name, elsewhere=elsewhere, silent_s=silent_s)
             return
         host = self.hosts[name]
         host.end_agents()  # on its own host the leader ends itself, before it can start another

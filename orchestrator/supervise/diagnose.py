@@ -118,6 +118,8 @@ def _is_symptom(exited: RankExited, own: tuple[FailureRule, ...]) -> bool:
     found = failure_of(exited, own)
     if found is not None and (found.rule.symptom or found.rule in own):
         return found.rule.symptom  # the user knows better than the words below
+    if found is not None and found.line and found.rule.scope == "user":
+        return False  # gloo ends a rank with the words of a connection over sizes that differ
     if exited.error is not None:
         return SYMPTOMS.search(f"{exited.error.error}: {exited.error.message}") is not None
     aborted = exited.signal == signal.SIGABRT

@@ -29,7 +29,11 @@ def registered(run: Run, event: AgentRegistered) -> Result:
     expected = known is not None and known.back and run.stage is Stage.STOPPING
     if known is not None and (known.alive or expected):
         lost = AgentLost(
-            at=event.at, host=event.host, why="another agent took its place", silent_s=0.0
+            at=event.at,
+            host=event.host,
+            why="another agent took its place",
+            silent_s=0.0,
+            taken=event.taken,
         )
         run, actions = agent_lost(run, lost)
         itself = {a for a in actions if isinstance(a, ReplaceAgent) and a.host == event.host}

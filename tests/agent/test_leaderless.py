@@ -1,9 +1,11 @@
 """Agents whose leader is gone, and a scheduler that answers late, refuses, or has ended the job."""
 
+import errno
 import fcntl
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -153,7 +155,15 @@ def _assert_held(run_dir: RunDir) -> None:
     assert not is_free(run_dir.requeue_lock)
 
 
-# A host that was cut off from a leader that lives
+# A host that was cut off from a leader that lives, or died meanwhile
+
+
+@contextmanager
+def led(run_dir: RunDir) -> Iterator[None]:
+    """A leader lives: it has the journal's lock, which the kernel would let go of with it."""
+    with run_dir.journal.open("a") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        yield
 
 
 def here(run_dir: RunDir, *hosts: str) -> None:
@@ -175,40 +185,90 @@ def test_a_host_that_the_leader_has_given_up_leaves_at_once(
     here(run_dir, "host-0", "host-1", "host-2")
     append(run_dir, lost("host-1"))
     queue = Queue()
-    assert asked(run_dir, queue) == 0
+    with led(run_dir):
+        assert asked(run_dir, queue) == 0
     assert queue.requeued == []
     assert "has given host-1 up" in caplog.messages[-1]
 
 
-def test_a_leader_whose_last_line_gave_the_only_other_host_up_may_be_gone(run_dir: RunDir) -> None:
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_leader_whose_last_line_gave_the_only_other_host_up_may_be_gone(
+    run_dir: RunDir, lives: bool
+) -> None:
+    """With its host, the lock of which a file server keeps for a while; or alone."""
     here(run_dir, "host-0", "host-1")
     append(run_dir, lost("host-1"))
+    queue = Queue()
+    with led(run_dir) if lives else nullcontext():
+        assert asked(run_dir, queue) == GIVEN_UP_S
+    assert queue.requeued == [("host-0",)]
+
+
+def gone_on() -> HostUnavailable:
+    return HostUnavailable(at=time.time(), host="host-1", why="Slurm does not answer it")
+
+
+def test_one_that_wrote_more_since_and_lives_is_not(run_dir: RunDir) -> None:
+    here(run_dir, "host-0", "host-1")
+    append(run_dir, lost("host-1"), gone_on())
+    queue = Queue()
+    with led(run_dir):
+        assert asked(run_dir, queue) == 0
+    assert queue.requeued == []
+
+
+@pytest.mark.parametrize("others", [(), ("host-2",)])
+def test_one_that_wrote_more_and_died_of_it_leaves_the_job_to_the_host_that_it_gave_up(
+    run_dir: RunDir, others: tuple[str, ...]
+) -> None:
+    """Nor is it known whether the others are there still."""
+    here(run_dir, "host-0", "host-1", *others)
+    append(run_dir, lost("host-1"), gone_on())
     queue = Queue()
     assert asked(run_dir, queue) == GIVEN_UP_S
     assert queue.requeued == [("host-0",)]
 
 
-def test_one_that_wrote_more_since_is_not(run_dir: RunDir) -> None:
+def test_a_file_system_that_knows_no_locks_leaves_the_lines_to_tell(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here(run_dir, "host-0", "host-1")
-    gone_on = HostUnavailable(at=time.time(), host="host-1", why="Slurm does not answer it")
-    append(run_dir, lost("host-1"), gone_on)
+    append(run_dir, lost("host-1"), gone_on())
     queue = Queue()
+
+    def refuses(fd: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
     assert asked(run_dir, queue) == 0
     assert queue.requeued == []
 
 
 @pytest.mark.parametrize("lines_after_s", [1.0, 60.0])
-def test_a_leader_that_writes_lives_whenever_that_is_seen(
-    run_dir: RunDir, lines_after_s: float, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_leader_that_writes_lives_unless_it_has_died_since(
+    run_dir: RunDir, lines_after_s: float, lives: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also after the scheduler was asked, and did not answer."""
+    """Whenever that is seen: also after the scheduler was asked, and did not answer."""
     caplog.set_level(logging.INFO)
     here(run_dir, "host-0", "host-1", "host-2")
-    clock = Writing(lambda: append(run_dir, lost("host-1")), lines_after_s)
-    queue = Queue(says=lambda before: SILENT)
-    queue_again(run_dir, TERM, "host-1", lambda name: queue, clock)
-    assert bool(queue.requeued) == (lines_after_s > LOOK_S)
-    assert "host-1 was cut off from a leader that lives" in caplog.messages[-1]
+    stack = ExitStack()
+
+    def writes() -> None:
+        append(run_dir, lost("host-1"))
+        if lives:
+            stack.enter_context(led(run_dir))
+
+    clock = Writing(writes, lines_after_s)
+    queue = Queue(says=lambda before: SILENT if before < 40 else None)
+    with stack:
+        queue_again(run_dir, TERM, "host-1", lambda name: queue, clock)
+    if lives:
+        assert bool(queue.requeued) == (lines_after_s > LOOK_S)
+        assert "host-1 was cut off from a leader that lives" in caplog.messages[-1]
+    else:
+        assert len(queue.requeued) == 41
+        assert "queued again, without host-0" in caplog.messages[-1]
 
 
 @dataclass

@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.contract.actions import Action, Requeue, StartAttempt
 from orchestrator.contract.events import (
+    AgentLost,
     AgentRegistered,
     CheckpointIntervalChanged,
     CheckpointSaved,
@@ -157,6 +158,18 @@ def blames_whom_it_likes_for_a_hang(run: Run, event: Event) -> Result:
     return step(run, event)
 
 
+def blames_whom_the_scheduler_took(run: Run, event: Event) -> Result:
+    if isinstance(event, AgentLost | AgentRegistered | LeaderStarted):
+        event = replace(event, taken="")
+    return step(run, event)
+
+
+def gives_all_hosts_up_for_one(run: Run, event: Event) -> Result:
+    """Though each has a successor."""
+    after, actions = step(run, event)
+    return after, tuple(replace(a, whole=True) if isinstance(a, Requeue) else a for a in actions)
+
+
 class RemembersBesideTheJournal:
     """Decides by what it saw, not by the state: a new leader does not know it."""
 
@@ -202,6 +215,8 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (grows_at_every_checkpoint, ("drain",), "grows twice"),
         (forgets_the_pace, ("rank",), "interval between checkpoints is forgotten"),
         (blames_whom_it_likes_for_a_hang, ("hang",), "and it never stood"),
+        (blames_whom_the_scheduler_took, ("eviction",), "is blamed, and the scheduler took it"),
+        (gives_all_hosts_up_for_one, ("preemption",), "all hosts are given up"),
     ],
 )
 def test_a_broken_supervisor_is_caught(decide: Decide, kinds: Sequence[str], law: str) -> None:

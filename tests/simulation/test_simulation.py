@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli import cli
+from orchestrator.contract.events import AgentLost, StepReached
 from orchestrator.simulation.faults import CRASHES
 from orchestrator.simulation.many import command, outcomes, tally
 from orchestrator.simulation.run import Simulation, simulate
@@ -65,6 +66,30 @@ def test_the_leader_may_die_at_every_line_of_the_journal(where: Crash | None) ->
         assert one.world.run.ending == "SUCCEEDED"
         died += len(one.world.leaders) > len(undisturbed.world.leaders)
     assert died >= (lines - 2 if where else 3), "it died wherever there was something to do"
+
+
+def test_a_host_that_was_given_up_has_the_job_queued_again_whatever_its_leader_wrote_last() -> None:
+    """The leader gives up its only other host, and dies before or after any line from there on
+    until it trains alone: nobody has to submit the job again."""
+    deaf = Fault("partition", 60.0, pick=0.506, size=0.57)
+    alone = replace(
+        scenario(3), scheduled=True, hosts=2, spares=0, step_s=3.0, steps=20, faults=(deaf,)
+    )
+    alone = replace(alone, agent_timeout=10.0, shrink=True, min_hosts=1, preflight=False)
+    alone = replace(alone, max_restarts=3, policy=(), pinned={}, resubmitted=False)
+    undisturbed = Simulation(alone)
+    undisturbed.run()
+    events = [entry.event for entry in undisturbed.world.storage.recall()]
+    first = next(number for number, event in enumerate(events) if isinstance(event, AgentLost))
+    trains = [n for n, event in enumerate(events) if isinstance(event, StepReached) and n > first]
+    assert trains, "it went on alone"
+    for where in CRASHES[:3]:
+        for number in range(first, trains[0] + 1):
+            one = Simulation(alone)
+            one.world.crash_next = (number, where)
+            one.run()
+            assert one.world.run.ending == "SUCCEEDED"
+            assert one.launch == 1, f"a person was needed: died {where}, {events[number]}"
 
 
 # The command

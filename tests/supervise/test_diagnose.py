@@ -61,6 +61,23 @@ def evidence(*ranks: RankEvidence) -> tuple[EvidenceGathered, ...]:
     )
 
 
+MISMATCH = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+    "  what():  [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:456]"
+    " op.preamble.length <= op.nbytes. 16 vs 8. Received data size doesn't match expected size."
+    " Is there a distributed collective mismatch in your code?",
+)
+"""What gloo said of a drill `shape`, before it ended the process."""
+
+
+def test_sizes_that_differ_are_the_programs_own_although_gloo_speaks_as_of_a_connection() -> None:
+    peers = (raised(0, RESET, at=START + 49.9), raised(1, GLOO_CLOSED, at=START + 50.2))
+    said = verdict(exited(2, at=START + 50, signal=signal.SIGABRT, log_tail=MISMATCH), *peers)
+    assert said.failure is not None
+    assert (said.failure.name, said.failure.scope) == ("collective-mismatch", "user")
+    assert said.kind == "rank-killed"
+
+
 KILLED = exited(1, at=START + 50)
 PEERS = (
     raised(0, RESET, at=START + 49.9),  # clocks of hosts differ

@@ -1,0 +1,81 @@
+"""A host that comes back late: the job goes on without it meanwhile, and takes it in again."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.e2e.job import Ndctl, assert_nothing_left, processes_of, wait_for
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(900)]
+
+AXES = {"resilience__shrink": "true", "resilience__min_hosts": "1"}
+SAME_DATA = 0.02
+"""Between losses of two meshes over these steps; those of other data differ by more."""
+
+
+@contextmanager
+def stopped_as_it_starts(ndctl: Ndctl) -> Iterator[int]:
+    """The next agent of host-1, which says nothing before it may run again."""
+    (first,) = agents(ndctl)
+    pid = wait_for(lambda: next(iter(agents(ndctl) - {first}), None), "another agent of host-1")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def agents(ndctl: Ndctl) -> set[int]:
+    return {
+        pid
+        for pid, command in processes_of(ndctl.run_dir).items()
+        if "-m orchestrator.agent " in command and "--host=host-1 " in command
+    }
+
+
+@pytest.mark.slow
+def test_a_host_that_comes_back_is_taken_in_again_after_a_checkpoint(
+    ndctl: Ndctl, reference: Ndctl
+) -> None:
+    done = ndctl.submit("--drill", "kill:host=1@step=12", **AXES)
+    assert done.code == 0, done.out + done.err
+    wait_for(lambda: ndctl.steps() >= 1, "the first step")
+    with stopped_as_it_starts(ndctl):
+        wait_for(lambda: len(starts(ndctl)) > 1, "a start without host-1")
+    wait_for(ndctl.has_ended, "the end")
+    status = ndctl.status()
+    assert (status["state"], status["attempt"]) == ("SUCCEEDED", 3)
+    assert [start["hosts"] for start in starts(ndctl)] == [
+        ["host-0", "host-1"],
+        ["host-0"],
+        ["host-0", "host-1"],
+    ]
+    first, second, third = (event["step"] for event in ndctl.events("TrainingResumed"))
+    saved = [event["step"] for event in ndctl.events("CheckpointSaved")]
+    assert (first, second) == (0, 8)
+    assert 16 in saved
+    assert third in saved, "nothing is trained twice because it grew"
+    assert third >= 16
+    (stop,) = (a for a in ndctl.actions() if a["kind"] == "StopAttempt" and a["attempt"] == 2)
+    assert "growing from 1 to 2 hosts" in stop["reason"]
+    assert "host-1 can be used again" in stop["reason"]
+    (incident,) = status["incidents"]
+    assert incident["kind"] == "host-lost", "to grow is no failure"
+    assert_same_training(ndctl, reference)
+    assert_nothing_left(ndctl.run_dir)
+
+
+def starts(ndctl: Ndctl) -> list[dict[str, object]]:
+    return [action for action in ndctl.actions() if action["kind"] == "StartAttempt"]
+
+
+def assert_same_training(ndctl: Ndctl, reference: Ndctl) -> None:
+    """Whatever the mesh: each step once per attempt, on the same batches."""
+    expected = reference.losses()
+    assert {metric["step"] for metric in ndctl.metrics()} == set(expected)
+    for metric in ndctl.metrics():
+        same = 0.0 if metric["attempt"] == 1 else SAME_DATA
+        assert metric["loss"] == pytest.approx(expected[metric["step"]], abs=same), metric

@@ -1,0 +1,70 @@
+"""Where a scheduler replaces each host that is lost, the others stay where they are."""
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.contract.events import AgentLost, AgentRegistered, LeaderStarted
+from orchestrator.simulation.agents import Agent
+from orchestrator.simulation.run import Simulation
+from orchestrator.simulation.scenario import Fault, scenario
+from orchestrator.simulation.world import World
+
+AT = 60.0
+CHOSEN = replace(
+    scenario(3),
+    scheduled=True,
+    successor_s=150.0,
+    hosts=3,
+    spares=0,
+    steps=40,
+    step_s=3.0,
+    policy=(),
+    pinned={},
+    resubmitted=False,
+)
+
+
+def agents(world: World) -> dict[str, Agent]:
+    return {host.name: host.agent for host in world.hosts.values() if host.agent is not None}
+
+
+def struck(
+    kind: str, pick: float, allowed: int = 1
+) -> tuple[Simulation, dict[str, Agent], dict[str, Agent]]:
+    """The job, and its agents just before the fault and as the ranks train again."""
+    fault = Fault(kind, AT, pick, 0.5)
+    one = Simulation(replace(CHOSEN, max_restarts=allowed, faults=(fault,)))
+    before: dict[str, Agent] = {}
+    after: dict[str, Agent] = {}
+    one.world.timeline.after(AT - 0.1, lambda: before.update(agents(one.world)))
+    one.world.timeline.after(AT + 60.0, lambda: after.update(agents(one.world)))
+    one.run()
+    return one, before, after
+
+
+@pytest.mark.parametrize("pick", [0.1, 0.5, 0.9])
+def test_a_host_that_the_scheduler_takes_costs_nothing_and_moves_nobody_else(pick: float) -> None:
+    """The leader's own among them; no restart is allowed here."""
+    one, before, after = struck("eviction", pick, allowed=0)
+    run = one.world.run
+    assert (run.ending, one.launch) == ("SUCCEEDED", 1)
+    assert (run.incidents, run.fruitless, run.attempt) == ((), 0, 2)
+    assert len(after) == len(before) == 3
+    stayed = [agent for agent in before.values() if agent in after.values()]
+    assert len(stayed) == 2
+    events = [entry.event for entry in one.world.storage.recall()]
+    told = AgentLost | AgentRegistered | LeaderStarted
+    assert [event.taken for event in events if isinstance(event, told) and event.taken]
+
+
+def test_where_the_leaders_node_is_lost_one_that_waits_has_another_made() -> None:
+    _, before, _ = struck("host", 0.0)
+    (leader,) = (number for number, agent in enumerate(before.values()) if agent.lead)
+    one, before, after = struck("host", (leader + 0.5) / len(before))
+    lost = list(before)[leader]
+    assert one.world.run.ending == "SUCCEEDED"
+    assert one.launch == 1, "no person was needed"
+    assert lost not in after
+    assert sum(agent in after.values() for agent in before.values()) == 2, "the others waited"
+    assert [incident.kind for incident in one.world.run.incidents] == ["leader-lost"]
