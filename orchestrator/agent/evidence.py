@@ -49,11 +49,18 @@ def holders(path: Path) -> list[int]:
     """Every process of this user that has the file `path` open, this one left out."""
     wanted = str(path.resolve())
     found = set()
-    for fd in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if str(fd.readlink()) == wanted:
-                found.add(int(fd.parts[2]))
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ends while it is looked at, or is another user's
+            if wanted in map(_leads_to, (process / "fd").iterdir()):
+                found.add(int(process.name))
     return sorted(found - {os.getpid()})
+
+
+def _leads_to(fd: Path) -> str:
+    try:
+        return str(fd.readlink())
+    except OSError:  # closed meanwhile
+        return ""
 
 
 def last_lines(path: Path, lines: int = LOG_LINES) -> tuple[str, ...]:

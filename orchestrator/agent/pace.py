@@ -8,6 +8,8 @@ from orchestrator.contract.datagrams import Beat
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.protocol import StepTimes
 
+LONGEST = 5
+"""Steps of which a digest tells each: of as many as the leader keeps, four do not count."""
 STEPPING: tuple[Phase, ...] = ("train", "write")
 """A step begins when a rank says the first, and is done when it says either at the next step."""
 
@@ -31,7 +33,9 @@ class Pace:
         """When its present step began; None outside a step, and in an attempt's first."""
         self._trained = False
         self._count = 0
-        self._total = self._longest = 0.0
+        self._total = 0.0
+        self._longest: list[float] = []
+        """The longest ones, from the longest down."""
         self._own: float | None = None
 
     def beat(self, step: int, phase: Phase, beat: Beat, now: float) -> None:
@@ -50,7 +54,8 @@ class Pace:
         """`steps` is more than one where beats were lost."""
         self._count += steps
         self._total += seconds
-        self._longest = max(self._longest, seconds / steps)
+        each = [seconds / steps] * min(steps, LONGEST)
+        self._longest = sorted([*self._longest, *each], reverse=True)[:LONGEST]
         if own_s is not None:
             self._own = (self._own or 0.0) + own_s * steps
 
@@ -69,7 +74,11 @@ class Pace:
         if not self._count:
             return None
         times = StepTimes(
-            count=self._count, total_s=self._total, longest_s=self._longest, own_s=self._own
+            count=self._count,
+            total_s=self._total,
+            longest_s=self._longest[0],
+            next_s=tuple(self._longest[1:]),
+            own_s=self._own,
         )
-        self._count, self._total, self._longest, self._own = 0, 0.0, 0.0, None
+        self._count, self._total, self._longest, self._own = 0, 0.0, [], None
         return times

@@ -84,6 +84,9 @@ class StepTimes:
     count: int
     total_s: float
     longest_s: float
+    next_s: tuple[float, ...] = ()
+    """The next longest, from the longest of them down: by how steps vary it is known which one is
+    too long, and short steps are many to a digest."""
     own_s: float | None = None
     """Of `total_s`, the rank's own work before each step's first collective."""
 

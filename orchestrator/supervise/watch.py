@@ -230,7 +230,8 @@ def _standstill(rank: _RankWatch, now: float) -> float:
 
 
 def _lengths(steps: StepTimes) -> list[float]:
-    """Of the steps between two digests, of which the longest is known and the mean."""
-    rest = min(steps.count, STEPS_KEPT) - 1
-    others = (steps.total_s - steps.longest_s) / (steps.count - 1) if steps.count > 1 else 0.0
-    return [*[max(0.0, others)] * rest, steps.longest_s]
+    """Of the steps between two digests, of which the longest ones are known, and the mean."""
+    told = (*steps.next_s, steps.longest_s)
+    rest = steps.count - len(told)
+    others = max(0.0, steps.total_s - sum(told)) / rest if rest > 0 else 0.0
+    return [*[others] * max(0, min(rest, STEPS_KEPT - len(told))), *told]

@@ -37,7 +37,9 @@ def test_the_first_step_of_an_attempt_is_not_counted(rank: Rank) -> None:
 def test_steps_are_told_once_with_the_longest_and_its_own_work(rank: Rank) -> None:
     rank.beat(11.0, 9, "train", own_s=0.25)
     rank.beat(14.0, 10, "train", own_s=0.5)
-    assert rank.pace.take() == StepTimes(count=2, total_s=4.0, longest_s=3.0, own_s=0.75)
+    assert rank.pace.take() == StepTimes(
+        count=2, total_s=4.0, longest_s=3.0, next_s=(1.0,), own_s=0.75
+    )
     assert rank.pace.take() is None
 
 
@@ -62,7 +64,21 @@ def test_steps_that_are_profiled_are_not_counted(rank: Rank) -> None:
 
 def test_a_lost_beat_makes_two_steps_of_one(rank: Rank) -> None:
     rank.beat(14.0, 10, "train")
-    assert rank.pace.take() == StepTimes(count=2, total_s=4.0, longest_s=2.0)
+    assert rank.pace.take() == StepTimes(count=2, total_s=4.0, longest_s=2.0, next_s=(2.0,))
+
+
+def test_of_many_short_steps_the_five_longest_are_told(rank: Rank) -> None:
+    now = 10.0
+    for number in range(100):
+        now += (number * 37 % 100) / 1000
+        rank.beat(now, 9 + number, "train")
+    times = rank.pace.take()
+    assert times is not None
+    assert times.count == 100
+    assert times.total_s == pytest.approx(4.95)
+    longest = (times.longest_s, *times.next_s)
+    assert longest == pytest.approx((0.099, 0.098, 0.097, 0.096, 0.095))
+    assert rank.pace.take() is None
 
 
 def test_it_stands_still_since_step_or_phase_changed(rank: Rank) -> None:

@@ -127,3 +127,37 @@ def test_steps_of_up_to_four_medians_are_no_hang_however_they_vary(
         lengths.append(min(drawn, 4 * median(lengths[-64:])))
         step(job, number, lengths[-1])
     assert job.hang is None, job.hang
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    step_s=st.floats(0.1, 5.0),
+    spread=st.floats(1.0, 30.0),
+    often=st.floats(0.02, 1.0),
+    latency_s=st.floats(0.0, 1.5),
+)
+@settings(max_examples=12, deadline=None)
+def test_a_step_little_longer_than_those_that_were_told_is_no_hang(
+    seed: int, step_s: float, spread: float, often: float, latency_s: float
+) -> None:
+    """Up to 2.5 times the fifth longest of 64; what is told of a step comes seconds after it."""
+    job = line(seed, latency_s=latency_s)
+    done: list[tuple[float, float]] = [(0.0, step_s)]
+    for number in range(1, 400):
+        slow = job.random.random() < often
+        drawn = step_s * (job.random.uniform(1.0, spread) if slow else 1.0)
+        told = sorted([took for at, took in done if at < job.now - 3.0][-64:]) or [0.0]
+        usual = 4 * median([took for _, took in done[-64:]])
+        step(job, number, min(drawn, max(usual, 2.5 * told[-min(5, len(told))])))
+        done.append((job.now, job.now - done[-1][0]))
+    assert job.hang is None, job.hang
+
+
+def test_long_steps_that_one_digest_tells_together_are_each_known() -> None:
+    """Six long ones in three seconds, among short ones: a seventh that is twice as long is none."""
+    job = line(5, hosts=1, look_s=0.25)
+    number = 0
+    for length in (*[0.02] * 300, *[0.45, 0.45, *[0.02] * 5] * 3, *[0.02] * 60, 1.1):
+        number += 1
+        step(job, number, length)
+    assert job.hang is None, job.hang

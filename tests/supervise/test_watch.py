@@ -292,6 +292,15 @@ def test_of_the_steps_between_two_digests_the_longest_is_known() -> None:
     assert seen.step_s == pytest.approx(0.2)
 
 
+def test_of_many_the_longest_ones_are_known_and_the_mean_of_the_rest() -> None:
+    seen = watch()
+    seen.observe(level(0), 0.0)
+    seen.observe(level(1), 3.0)
+    times = StepTimes(count=6, total_s=2.0, longest_s=0.8, next_s=(0.5, 0.3))
+    seen.observe(level(7, steps=times), 4.0)
+    assert sorted(seen.durations) == pytest.approx([0.4 / 3] * 3 + [0.3, 0.5, 0.8])
+
+
 def test_many_steps_at_once_keep_the_window_small() -> None:
     seen = watch()
     seen.observe(level(0), 0.0)
