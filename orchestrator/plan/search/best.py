@@ -299,6 +299,8 @@ def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
             break  # nothing takes less
         if least is not None and least <= node.seconds[number]:
             continue
+        if space.is_too_large(least_bytes(setup)):
+            continue
         if space.fits(space.peak(setup), node.smallest):
             seconds = node.seconds[number] if number else node.first_seconds
             least = seconds if least is None else min(least, seconds)
