@@ -74,7 +74,7 @@ def recovery(runs: int) -> None:
     with running_testbed(nodes=4, gpus=2, knobs=knobs) as testbed:
         print(f"{testbed.told('sinfo', '--version')}, load {os.getloadavg()[0]:.1f} before")
         for _ in range(runs):
-            for name, seconds in chain(ours(testbed), plain(testbed), bare(testbed)):
+            for name, seconds in chain(starts(testbed), plain(testbed), ours(testbed)):
                 times.setdefault(name, []).append(seconds)
                 print(f"  {name} {seconds:.2f} s", flush=True)
     for what, mine, theirs, limit in FIGURES:
@@ -88,9 +88,10 @@ def recovery(runs: int) -> None:
 
 def ours(testbed: SlurmTestbed) -> Iterator[tuple[str, float]]:
     """Seconds to each thing, of a job that suffers one failure after the other."""
+    testbed.restore()
     spare = "--set=cluster.spare_hosts=1"
     with tempfile.TemporaryDirectory() as folder, under_ndctl(testbed, Path(folder), spare) as job:
-        yield "submit", job.await_step() - job.begun
+        job.await_step()
         job.await_checkpoint()
         yield from _broken(job, "kill", 1, signal.SIGKILL, "RankExited")
         job.await_checkpoint()
@@ -100,12 +101,16 @@ def ours(testbed: SlurmTestbed) -> Iterator[tuple[str, float]]:
         yield from _node_killed(testbed, job)
 
 
-def bare(testbed: SlurmTestbed) -> Iterator[tuple[str, float]]:
-    """Where the hosts do not try each other first."""
-    testbed.restore()
-    bold = "--set=resilience.preflight=false"
-    with tempfile.TemporaryDirectory() as folder, under_ndctl(testbed, Path(folder), bold) as job:
-        yield "bare submit", job.await_step() - job.begun
+def starts(testbed: SlurmTestbed) -> Iterator[tuple[str, float]]:
+    """On as many hosts as the batch job has, where these try each other first and where not."""
+    for name, preflight in (("submit", "true"), ("bare submit", "false")):
+        testbed.restore()
+        wish = f"--set=resilience.preflight={preflight}"
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            under_ndctl(testbed, Path(folder), wish) as job,
+        ):
+            yield name, job.await_step() - job.begun
 
 
 def _broken(

@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import signal
+
 from hypothesis import settings
 
 pytest_plugins = [
@@ -11,3 +13,7 @@ pytest_plugins = [
 # Times on a loaded machine say nothing about the code.
 settings.register_profile("ndctl", deadline=None)
 settings.load_profile("ndctl")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in the background so, and every process of a test would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -219,7 +219,7 @@ def files_of(sizes: Mapping[str, int], max_bytes: int) -> dict[str, list[str]]:
 
 
 def _config(origin: Origin, dtype: str) -> PretrainedConfig:
-    values: dict[str, Any] = dict(origin.config)
+    values: dict[str, Any] = copy.deepcopy(dict(origin.config))
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.dtype = DTYPES[dtype]
     with torch.device("meta"):

@@ -25,6 +25,7 @@ from orchestrator.agent.fabric import check_fabric
 from orchestrator.agent.gathering import gather, look_back, with_last_lines
 from orchestrator.agent.probes import Probe, no_probe
 from orchestrator.agent.sockets import free_port, listen
+from orchestrator.agent.standby import Standby
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term, leader_of
 from orchestrator.contract import exits
@@ -106,6 +107,7 @@ class Agent:
         self.config = config
         self.environ = environ
         self.clock = clock
+        self.standby = Standby(config.place, environ)
         self.incarnation = secrets.token_hex(8)
         self.attempt: Attempt | None = None
         self.running: asyncio.Task[None] | None = None
@@ -129,9 +131,11 @@ class Agent:
         """Serve the leader until it lets go, or is gone; the exit code."""
         transport = await listen(self.config.place.socket, self.hear)
         try:
+            await self.standby.prepare()
             await self._serve()
         finally:
             await self._stop_attempt(LEAVE_GRACE_S)
+            await self.standby.close()
             transport.close()
             for task in self.tasks:
                 task.cancel()
@@ -339,7 +343,7 @@ class Agent:
             return
         self.checks[order.check] = None
         self.checks[order.check] = await check_fabric(
-            order, self.config.place, self.environ, self.clock
+            order, self.config.place, self.standby, self.environ, self.clock
         )
         self._report_check(self.checks[order.check])
 
@@ -360,7 +364,7 @@ class Agent:
 
     async def _run_attempt(self, attempt: Attempt) -> None:
         try:
-            await attempt.launch(self.environ)
+            await attempt.launch(self.standby, self.environ)
             unseen, stopped = await attempt.wait()
         except OSError as exc:
             number, host = attempt.start.attempt, self.config.place.host
@@ -384,6 +388,8 @@ class Agent:
 
     async def _stop(self, order: Stop) -> None:
         host = self.config.place.host
+        if order.another:
+            self._spawn(self.standby.prepare())
         if self.attempt is not None and self.attempt.start.attempt == order.attempt:
             await self._stop_attempt(order.grace_s)
         elif self.ended is not None and self.ended.attempt == order.attempt:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shlex
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from orchestrator.agent.evidence import (
     waited_for_cpu,
 )
 from orchestrator.agent.pace import Pace, still_in
+from orchestrator.agent.standby import Standby
 from orchestrator.agent.torchrun import HostPlace, environment, render
 from orchestrator.contract.datagrams import (
     Beat,
@@ -74,20 +76,15 @@ class Attempt:
         self.stopping = False
         self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
 
-    async def launch(self, environ: Mapping[str, str]) -> None:
+    async def launch(self, standby: Standby, environ: Mapping[str, str]) -> None:
         """Start torchrun. Raises OSError when it cannot be started."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self.place.run_dir.traces(self.start.attempt).mkdir(parents=True, exist_ok=True)
-        with (self.log_dir / "torchrun.log").open("ab") as out:
-            self.torchrun = await asyncio.create_subprocess_exec(
-                *render(self.start, self.place),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=environment(self.start, self.place, environ),
-                start_new_session=True,
-            )
-        log.info("attempt %s: torchrun is process %s", self.start.attempt, self.torchrun.pid)
+        command = render(self.start, self.place)
+        known = environment(self.start, self.place, environ)
+        self.torchrun = await standby.run(command, known, self.log_dir / "torchrun.log")
+        number, pid = self.start.attempt, self.torchrun.pid
+        log.info("attempt %s: torchrun is process %s: %s", number, pid, shlex.join(command))
         if self.stopping:  # told to while torchrun was being started
             self.kill()
 

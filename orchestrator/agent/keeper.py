@@ -1,13 +1,11 @@
-"""Ties a process to its parent's life, and waits for a rank on behalf of the agent.
+"""Ties a rank to torchrun's life, and waits for it on behalf of the agent.
 
-    python -m orchestrator.agent.keeper bind --lock FILE -- COMMAND …
-    python -m orchestrator.agent.keeper rank --lock FILE --log-dir DIR --socket PATH -- COMMAND …
+    python -m orchestrator.agent.keeper --lock FILE --log-dir DIR -- COMMAND …
 
-`bind` becomes COMMAND, which the kernel then kills when its parent dies. torchrun is started so,
-and `rank` is what torchrun starts: it writes the rank's output to its own log, runs COMMAND as a
-child that dies with it, and tells the agent how the child ended, which torchrun keeps to itself. So
-whichever of agent, torchrun and keeper is killed, nothing below it survives. Both hold a shared
-lock on FILE, and so does all that they start: when it is free, no process of the host is left.
+It is what torchrun starts: it writes the rank's output to its own log, runs COMMAND as a child that
+dies with it, and tells the agent how the child ended, which torchrun keeps to itself. torchrun dies
+with the agent (`launcher`), this with torchrun: whichever of them is killed, nothing below it
+survives. It holds a shared lock on FILE, and so does all that it starts.
 """
 
 import argparse
@@ -41,16 +39,6 @@ def hold_lock(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
     os.set_inheritable(fd, True)
     fcntl.flock(fd, fcntl.LOCK_SH)
-
-
-def _ignore_signals_of_a_scheduler() -> None:
-    """For COMMAND and, until they decide otherwise, all that it starts.
-
-    Slurm sends its warnings and SIGTERM to every process of a step. They are for the agent, and for
-    ranks that know what to do; torchrun would end the ranks before they have saved anything.
-    """
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def keep_rank(env: RankEnv, log: Path, command: Sequence[str]) -> int:
@@ -116,18 +104,12 @@ def report_end(env: RankEnv, status: int) -> int:
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser = argparse.ArgumentParser(prog="orchestrator.agent.keeper")
-    parser.add_argument("role", choices=["bind", "rank"])
-    parser.add_argument("--parent", type=int)
     parser.add_argument("--lock", type=Path, required=True)
-    parser.add_argument("--log-dir", type=Path)
+    parser.add_argument("--log-dir", type=Path, required=True)
     parser.add_argument("command", nargs="+")
     args = parser.parse_args(argv)
-    die_with_parent(args.parent or int(environ.get(TORCHRUN_PID, os.getppid())))
+    die_with_parent(int(environ.get(TORCHRUN_PID, os.getppid())))
     hold_lock(args.lock)
-    if args.role == "bind":
-        _ignore_signals_of_a_scheduler()
-        known = {**environ, TORCHRUN_PID: str(os.getpid())}
-        os.execvpe(args.command[0], args.command, known)
     env = RankEnv.from_mapping(environ)
     status = keep_rank(env, args.log_dir / f"rank-{env.rank}.log", args.command)
     return report_end(env, status)

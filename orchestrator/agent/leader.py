@@ -371,10 +371,11 @@ class Leader:
                 if not action.hosts:
                     self.lookout.end()
                     self.pending = None
-                for host in action.hosts or self.supervisor.run.placement:
-                    self.connections.order(
-                        host, Stop(attempt=action.attempt, grace_s=action.grace_s)
-                    )
+                run = self.supervisor.run
+                another = run.cancelled_by is None and run.leaving is None
+                stop = Stop(attempt=action.attempt, grace_s=action.grace_s, another=another)
+                for host in action.hosts or run.placement:
+                    self.connections.order(host, stop)
             case GatherEvidence():
                 self.judge.forget()
                 for host in self.supervisor.run.placement:

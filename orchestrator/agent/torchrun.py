@@ -26,6 +26,8 @@ class HostPlace:
     """Where ranks send their datagrams."""
     parent: int
     """The agent's process id."""
+    imports: tuple[str, ...] = ("torch.distributed.launcher.api",)
+    """What takes torchrun, and the check of the fabric, seconds to import."""
 
     @property
     def lock(self) -> Path:
@@ -34,9 +36,7 @@ class HostPlace:
 
 def render(start: Start, place: HostPlace) -> list[str]:
     """torchrun with static rendezvous; attempts are ours, so it restarts nothing itself."""
-    lock = ["--lock", str(place.lock)]
     log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
-    bind = [place.python, *KEEPER, "bind", "--parent", str(place.parent), *lock, "--"]
     torchrun = [
         place.python,
         "-m",
@@ -52,8 +52,8 @@ def render(start: Start, place: HostPlace) -> list[str]:
         "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT",
         "--no-python",
     ]
-    keep = [place.python, *KEEPER, "rank", *lock, "--log-dir", str(log_dir), "--"]
-    return [*bind, *torchrun, *keep, place.python, "-m", "trainer", start.config]
+    keep = [place.python, *KEEPER, "--lock", str(place.lock), "--log-dir", str(log_dir), "--"]
+    return [*torchrun, *keep, place.python, "-m", "trainer", start.config]
 
 
 def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> Mapping[str, str]:

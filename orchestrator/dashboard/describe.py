@@ -74,8 +74,8 @@ def _left_out(run: Run) -> Iterator[str]:
         yield row(host, f"not used: {words.one_line(why)}")
     asked = run.job.launch.kubernetes if run.job else None
     if run.exclude and asked is not None and asked.kind != "pytorchjob":
-        why = f"pods of a running {asked.kind} cannot be kept off them"
-        yield row("next", f"{why}, but by `kubectl cordon {' '.join(sorted(run.exclude))}`")
+        kept = f"`ndctl controller` keeps pods of a running {asked.kind} off them; without one:"
+        yield row("next", f"{kept} `kubectl cordon {' '.join(sorted(run.exclude))}`")
 
 
 def _training(snapshot: Snapshot) -> Iterator[str]:

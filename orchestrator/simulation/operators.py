@@ -63,6 +63,8 @@ class Operators:
     done: set[int] = field(default_factory=set)
     """Ranks whose pod has succeeded."""
     excluded: set[str] = field(default_factory=set)
+    short_since: float | None = None
+    """No host fits any more that the job would have."""
     evicted: dict[str, float] = field(default_factory=dict)
     """Host -> when its kubelet last killed the pod there, without a warning."""
     down_until: float = 0.0
@@ -121,17 +123,27 @@ class Operators:
             return
         used = {other.host for other in self.pods.values()}
         free = [h for h in self.world.hosts.values() if self._fits(h) and h.name not in used]
+        if all(host.name in self.excluded for host in free):
+            self._run_short()
+        else:
+            self.short_since = None
         if not free:
-            if self._now() - pod.made_at > FRESH_S:
-                pod.made_at = self._now()
-                self.world.add_host()
             return
         pod.host, pod.bound_at = self.world.random.choice(free).name, self._now()
         self._later(START_S * self.world.random.random(), partial(self._begin, pod))
 
+    def _run_short(self) -> None:
+        """None fits that the job would have: after a while there is a fresh one."""
+        if self.short_since is None:
+            self.short_since = self._now()
+        elif self._now() - self.short_since > FRESH_S:
+            self.short_since = None
+            self.world.add_host()
+
     def _fits(self, host: "Host") -> bool:
         idle = not host.ranks and not any(agent.alive for agent in host.agents)
-        return self._hears(host) and idle and not host.draining and host.name not in self.excluded
+        kept_off = self.world.scenario.keeps_off and host.name in self.excluded
+        return self._hears(host) and idle and not host.draining and not kept_off
 
     def _begin(self, pod: Pod) -> None:
         host = self.world.hosts[pod.host]

@@ -6,7 +6,7 @@ What a host or a batch did is known from the simulated world, what was decided f
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.contract.actions import Action, Requeue, StartAttempt
+from orchestrator.contract.actions import Action, ReplaceAgent, Requeue, StartAttempt
 from orchestrator.contract.events import (
     CheckpointIntervalChanged,
     Event,
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from orchestrator.simulation.world import World
 
 GROWS_EVERY_S = 1800.0
+AWAY_S = 30.0
+"""Before a host that came back is sent away again; twice as long each time after that."""
 SHORTEST = 0.75
 """Of a rule's wait: the least that jitter leaves of it."""
 
@@ -48,6 +50,8 @@ class Remedies:
         """Numbers of plans that a plan for less memory was asked for in the place of."""
         self.grown_at: float | None = None
         self.every: int | None = None
+        self.away: dict[str, tuple[int, float]] = {}
+        """Host -> how often it was sent away since the newest attempt began, and when last."""
 
     def decided(self, event: Event, actions: Sequence[Action], before: Run, run: Run) -> None:
         self._heard(event, before, run)
@@ -65,6 +69,8 @@ class Remedies:
                     self._start(action, event, run)
                 case Requeue():
                     self.not_before = 0.0
+                case ReplaceAgent(host=host, elsewhere=True):
+                    self._sent_away(host, event.at)
                 case _:
                     pass
 
@@ -132,12 +138,20 @@ class Remedies:
         soon = last is not None and at - last < GROWS_EVERY_S
         hold(not soon, f"the job grows twice within {GROWS_EVERY_S:.0f} s")
 
+    def _sent_away(self, host: str, at: float) -> None:
+        """Where one comes back again and again it is not for being sent away at once each time."""
+        times, last = self.away.get(host, (0, 0.0))
+        wait_s = AWAY_S * 2 ** (times - 1) if times else 0.0
+        soon = times > 0 and at - last < wait_s
+        hold(not soon, f"{host} is sent away again within {wait_s:.0f} s")
+        self.away[host] = (times + 1, at)
+
     # Attempts
 
     def _start(self, action: StartAttempt, event: Event, run: Run) -> None:
         early = self.not_before - event.at
         hold(early <= 0.1, f"attempt {action.attempt} starts {early:.1f} s too early")
-        self.not_before = 0.0
+        self.not_before, self.away = 0.0, {}
         if run.allocation is not None:
             used = set(action.hosts) & set(self.replaced)
             hold(not used, f"{sorted(used)} used again, after 'replace'")

@@ -61,6 +61,8 @@ class Scenario:
     """By a scheduler that chooses the hosts; else they are given."""
     successor_s: float | None
     """Where the scheduler replaces each host that is lost: for how long the others wait for it."""
+    keeps_off: bool
+    """Nothing comes to a host that the job left out; else it may come back there."""
     hosts: int
     spares: int
     ranks_per_host: int
@@ -118,6 +120,7 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
         seed=seed,
         scheduled=scheduled,
         successor_s=choices.successor_s if scheduled else None,
+        keeps_off=choices.keeps_off,
         hosts=hosts,
         spares=random.choice((0, 0, 1, 2)),
         ranks_per_host=random.choice((1, 2)),
@@ -191,6 +194,7 @@ class _Choices:
     """Of a job that is longer than most; 0: it is not."""
     step_s: float
     successor_s: float | None
+    keeps_off: bool
 
 
 def _choices(random: Random, hosts: int) -> _Choices:
@@ -215,6 +219,7 @@ def _choices(random: Random, hosts: int) -> _Choices:
         paced=random.random() < 0.3,
         pinned={name: random.choice(uses) for name in names},
         successor_s=random.choice((None, None, 60.0, 150.0)),
+        keeps_off=random.random() < 0.5,
     )
 
 

@@ -107,7 +107,8 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
         return run, ()
     again = ReplaceAgent(host=event.host, reason=f"the agent of {event.host} is gone: {event.why}")
     if run.stage in IDLE:
-        return (run, ()) if known.going or event.taken else _lost_while_waiting(run, event, again)
+        expected = known.going or known.sent_away or event.taken
+        return (run, ()) if expected else _lost_while_waiting(run, event, again)
     if event.host not in run.placement or event.host in run.done:
         return run, (again,)
     found = run.findings or Findings(opened_at=event.at)

@@ -18,6 +18,7 @@ from orchestrator.contract.actions import (
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 from orchestrator.supervise import rollback, shortage
+from orchestrator.supervise.away import in_the_way, make_room, send_away
 from orchestrator.supervise.diagnose import diagnose
 from orchestrator.supervise.growing import grown
 from orchestrator.supervise.incidents import decided, incident_of, left_out
@@ -26,7 +27,6 @@ from orchestrator.supervise.roster import (
     coming,
     has_successors,
     hosts_given,
-    in_the_way,
     successor_may_come,
     switches_of,
     usable,
@@ -118,6 +118,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         stragglers={},
         findings=None,
         leaving=None,
+        away={},
     )
     drills = tuple(drill for drill in run.job.drills if drill.id not in run.fired)
     start = StartAttempt(
@@ -153,9 +154,10 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
         return run, ()
     reason = f"{_left(run, there)}, and no spare"
     if has_successors(run):
-        if any(host.name == run.leader for host in in_the_way(run)):
-            return requeue(run, at, reason, whole=False)
-        run, orders = _make_room(run, reason)
+        away = in_the_way(run, at)
+        if leaders := [host for host in away if host.name == run.leader]:
+            return requeue(send_away(run, leaders, at), at, reason, whole=False)
+        run, orders = make_room(run, away, at, reason)
         if orders or successor_may_come(run, at):
             return run, orders
     if _may_shrink(run, len(there)):
@@ -181,14 +183,6 @@ def _left(run: Run, there: list[str]) -> str:
     room = room_for(run.plan, there, switches_of(run))
     whole = "" if room == len(there) else f", in NVLink blocks with room for {room}"
     return f"{len(there)} of {need} hosts are left{whole}"
-
-
-def _make_room(run: Run, reason: str) -> Result:
-    """Send hosts that are no good away, for others to come in their place."""
-    away = in_the_way(run)
-    gone = {host.name: replace(host, sent_away=True) for host in away}
-    orders = tuple(ReplaceAgent(host=host.name, reason=reason, elsewhere=True) for host in away)
-    return replace(run, hosts={**run.hosts, **gone}) if away else run, orders
 
 
 def _absent(run: Run) -> dict[str, str]:

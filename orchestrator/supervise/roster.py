@@ -30,11 +30,11 @@ def usable(run: Run) -> list[str]:
     return [
         host.name
         for host in run.hosts.values()
-        if host.alive and not host.going and host.devices >= need and not _no_good(run, host)
+        if host.alive and not host.going and host.devices >= need and not no_good(run, host)
     ]
 
 
-def _no_good(run: Run, host: HostState) -> bool:
+def no_good(run: Run, host: HostState) -> bool:
     return bool(host.unfit) or host.name in run.exclude
 
 
@@ -48,15 +48,6 @@ def successor_may_come(run: Run, at: float) -> bool:
     assert run.allocation is not None
     patience_s = run.allocation.successor_s
     return patience_s is not None and at < run.since + patience_s
-
-
-def in_the_way(run: Run) -> list[HostState]:
-    """Hosts that are no good and keep others from coming in their place."""
-    return [
-        host
-        for host in run.hosts.values()
-        if host.alive and not host.going and not host.sent_away and _no_good(run, host)
-    ]
 
 
 def coming(run: Run, at: float) -> list[str]:

@@ -89,6 +89,14 @@ class HostState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Away:
+    """How often a host was sent away, for another to come."""
+
+    times: int
+    last_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
     """Who caused an incident; None where it is not known."""
 
@@ -270,6 +278,8 @@ class Run:
     """Hosts that are not to be used -> why."""
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Those of them that this job decided to do without: no later leader uses them either."""
+    away: Mapping[str, Away] = field(default_factory=dict)
+    """Those that were sent away, for others to come, since the newest attempt began."""
     refitted: JobPlan | None = None
     """In place of the job's own plan, which did not fit into memory."""
     replanned: JobPlan | None = None

@@ -208,6 +208,7 @@ def _submitted(run: Run, event: JobSubmitted) -> Result:
         leader="",
         allocation=None,
         exclude={},
+        away={},
         replaced={},
         refitted=None,
         replanned=None,

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,7 @@ class FakeLeader:
     lines: list[web.WebSocketResponse] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
     refuse: int | None = None
+    pulses: bool = False
     frozen: bool = False
     """Takes nothing in, and answers not even a farewell."""
 
@@ -130,7 +132,7 @@ XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus."
 async def world(
     folder: Path, agent_timeout: float, pulses: bool, patience_s: float, told: Pointer
 ) -> AsyncIterator[World]:
-    place, leader = a_place(folder), FakeLeader()
+    place, leader = a_place(folder), FakeLeader(pulses=pulses)
     app = web.Application()
     app.router.add_get(AGENT_PATH, leader.agent)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -153,19 +155,18 @@ async def world(
     async def pulse() -> None:
         while True:
             await asyncio.sleep(0.05)
-            if leader.lines and not leader.lines[-1].closed:
+            if leader.pulses and leader.lines and not leader.lines[-1].closed:
                 with contextlib.suppress(ConnectionError):
                     await leader.say(Pulse(launch=LAUNCH))
 
-    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(pulse())] if pulses else []
+    pulsing = asyncio.create_task(pulse())
     running = asyncio.create_task(agent.run())
     try:
         yield World(agent, leader, running)
     finally:
         agent.leave(exits.OK)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(running, *tasks, return_exceptions=True)
+        pulsing.cancel()
+        await asyncio.gather(running, pulsing, return_exceptions=True)
         await runner.cleanup()
 
 
@@ -285,9 +286,10 @@ def test_silence_of_the_leader_stops_the_ranks_and_the_agent_leaves(tmp_path: Pa
         await here.leader.say(a_start(place, SLEEPS))
         attempt = await until(lambda: here.agent.attempt, "the attempt")
         record = await until(lambda: attempt.ranks.get(0), "the rank")
+        here.leader.pulses = False
         return record.pid, await here.ends()
 
-    pid, code = play(tmp_path, script, agent_timeout=1.5, pulses=False)
+    pid, code = play(tmp_path, script, agent_timeout=1.5)
     assert code == exits.LEADER_LOST
     assert is_gone(pid)
 
@@ -538,7 +540,8 @@ def test_a_torchrun_that_cannot_be_started_is_told(tmp_path: Path) -> None:
 
     stopped = play(tmp_path, script)
     assert not stopped.finished
-    assert "torchrun could not be run" in stopped.why
+    assert stopped.why.startswith("torchrun ended with code 127\n")
+    assert "python could not be started: [Errno 2]" in stopped.why
 
 
 def test_a_defect_in_a_task_makes_the_agent_leave(
@@ -583,7 +586,9 @@ def test_an_agent_takes_part_in_a_check_of_the_fabric_once(tmp_path: Path) -> No
         said = json.dumps({key: getattr(verdict, key) for key in ("check", "host", "state")})
         child = Path(here.agent.config.place.python)
         line = said[:-1] + ', "seconds": 0.25}'
-        child.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\necho '{line}'\n")
+        child.write_text(f'#!/bin/sh\n[ $2 = trainer.fabric ] || exec {sys.executable} "$@"\n')
+        with child.open("a") as program:
+            program.write(f"echo run >> {tmp_path}/runs\necho '{line}'\n")
         await here.leader.hear(Register)
         await here.leader.say(order)
         await here.leader.hear(Checked)

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.sockets import listen
+from orchestrator.agent.standby import Standby
 from orchestrator.contract.datagrams import Beat, Raised, RankEnded, RankStarted
 from orchestrator.contract.protocol import Exited, Stopped
 from orchestrator.locks import is_free
@@ -38,10 +39,11 @@ def play(
     async def run() -> tuple[list[Exited], Outcome]:
         place = a_place(folder)
         attempt = Attempt(a_start(place, program, ranks), place, SystemClock())
+        standby = Standby(place, os.environ)
         reports: list[Exited] = []
         ears = await listen(place.socket, lambda d: reports.extend(filter(None, [attempt.hear(d)])))
         try:
-            await attempt.launch({**os.environ, **environ})
+            await attempt.launch(standby, {**os.environ, **environ})
             waiting = asyncio.create_task(attempt.wait())
             await script(attempt)
             outcome = await asyncio.wait_for(waiting, WAIT_S)
@@ -130,7 +132,7 @@ def test_a_stop_while_torchrun_is_being_started_is_not_lost(tmp_path: Path) -> N
     async def run() -> Stopped:
         place = a_place(tmp_path)
         attempt = Attempt(a_start(place, SLEEPS), place, SystemClock())
-        launching = asyncio.create_task(attempt.launch(os.environ))
+        launching = asyncio.create_task(attempt.launch(Standby(place, os.environ), os.environ))
         await asyncio.sleep(0)
         assert attempt.torchrun is None
         await attempt.stop(60.0)
@@ -184,7 +186,8 @@ def test_a_python_that_does_not_exist_raises_oserror(tmp_path: Path) -> None:
         place = a_place(tmp_path)
         start = a_start(place, SLEEPS)
         Path(place.python).unlink()
-        await Attempt(start, place, SystemClock()).launch(os.environ)
+        standby = Standby(place, os.environ)
+        await Attempt(start, place, SystemClock()).launch(standby, os.environ)
 
     with pytest.raises(OSError, match="python"):
         asyncio.run(run())

@@ -13,19 +13,27 @@ import pytest
 
 from orchestrator.agent.evidence import process_state
 from orchestrator.agent.fabric import check_fabric, read_checked, render
+from orchestrator.agent.launcher import Tried
 from orchestrator.agent.sockets import free_port
+from orchestrator.agent.standby import Standby
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.contract.protocol import Checked, CheckFabric
 from orchestrator.contract.rundir import RunDir
 from orchestrator.locks import is_free
 from orchestrator.supervise.fabric import judge
 from orchestrator.system import SystemClock
+from tests.agent.world import wait_for
 from trainer.fabric import turns
 
 HOSTS = ("node1", "node2", "node3")
 
 
-def a_place(folder: Path, host: str, python: str = sys.executable) -> HostPlace:
+IMPORTS = ("torch.distributed.launcher.api",)
+
+
+def a_place(
+    folder: Path, host: str, python: str = sys.executable, imports: tuple[str, ...] = ()
+) -> HostPlace:
     run_dir = RunDir(folder / "job")
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     return HostPlace(
@@ -35,6 +43,7 @@ def a_place(folder: Path, host: str, python: str = sys.executable) -> HostPlace:
         address="127.0.0.1",
         socket=folder / "sock",
         parent=os.getpid(),
+        imports=imports,
     )
 
 
@@ -49,14 +58,13 @@ def an_order(rank: int, port: int, timeout_s: float) -> CheckFabric:
     )
 
 
-def child_of(rank: int) -> int | None:
-    """The process of a rank of ours, once it is the check itself."""
+def child_of(place: HostPlace) -> int | None:
+    """The process of a host's check, below its launcher."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            ours = b"trainer.fabric" in words and f"--rank={rank}".encode() in words
-            if ours and int(parent) == os.getpid():
+            if str(place.lock).encode() in words and int(parent) != os.getpid():
                 return int(folder.name)
     return None
 
@@ -65,20 +73,24 @@ def check(folder: Path, timeout_s: float, stopped: int | None = None) -> dict[st
     """Three hosts check one another; one of them may be stopped soon after its start."""
     port = free_port("127.0.0.1")
 
+    places = [a_place(folder, host, imports=IMPORTS) for host in HOSTS]
+
     async def stop(rank: int) -> None:
-        while (pid := child_of(rank)) is None:
+        while (pid := child_of(places[rank])) is None:
             await asyncio.sleep(0.02)
         os.kill(pid, signal.SIGSTOP)
 
     async def all_hosts() -> list[Checked]:
-        clock = SystemClock()
+        standbys = [Standby(place, os.environ) for place in places]
         checks = [
-            check_fabric(an_order(rank, port, timeout_s), a_place(folder, host), os.environ, clock)
-            for rank, host in enumerate(HOSTS)
+            check_fabric(
+                an_order(rank, port, timeout_s), places[rank], standby, os.environ, SystemClock()
+            )
+            for rank, standby in enumerate(standbys)
         ]
-        if stopped is None:
-            return list(await asyncio.gather(*checks))
-        *reports, _ = await asyncio.gather(*checks, stop(stopped))
+        others = [] if stopped is None else [stop(stopped)]
+        reports = await asyncio.gather(*checks, *others)
+        await asyncio.gather(*(standby.close() for standby in standbys))
         return [report for report in reports if report is not None]
 
     reports = {report.host: report for report in asyncio.run(all_hosts())}
@@ -114,7 +126,27 @@ def test_the_one_that_is_stopped_is_named(tmp_path: Path, stopped: int) -> None:
 
 
 def ask(place: HostPlace, timeout_s: float) -> Checked:
-    return asyncio.run(check_fabric(an_order(0, 1, timeout_s), place, os.environ, SystemClock()))
+    order = an_order(0, 1, timeout_s)
+
+    async def run() -> Checked:
+        standby = Standby(place, os.environ)
+        try:
+            return await check_fabric(order, place, standby, os.environ, SystemClock())
+        finally:
+            await standby.close()
+
+    return asyncio.run(run())
+
+
+def playing(folder: Path, program: str) -> str:
+    """A python that runs `program`, of a shell, where the check is asked for."""
+    python = folder / "python"
+    python.write_text(
+        f'#!/bin/sh\ncase "$2" in\ntrainer.fabric) {program} ;;\n'
+        f'*) exec {sys.executable} "$@" ;;\nesac\n'
+    )
+    python.chmod(0o755)
+    return str(python)
 
 
 @pytest.mark.process
@@ -130,21 +162,17 @@ def ask(place: HostPlace, timeout_s: float) -> Checked:
 def test_whatever_the_child_does_there_is_an_answer(
     tmp_path: Path, program: str, state: str, why: str
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\n{program}\n")
-    python.chmod(0o755)
-    report = ask(a_place(tmp_path, "node1", str(python)), timeout_s=20.0)
+    report = ask(a_place(tmp_path, "node1", playing(tmp_path, program)), timeout_s=20.0)
     assert (report.host, report.state, report.why) == ("node1", state, why)
 
 
 @pytest.mark.process
 def test_a_child_that_gives_no_answer_is_killed(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
-    python.chmod(0o755)
-    report = ask(a_place(tmp_path, "node1", str(python)), timeout_s=0.5)
-    assert (report.state, report.why) == ("broke", "its check gave no answer within 0 s")
-    assert process_state(int((tmp_path / "pid").read_text())) in ("gone", "Z")
+    python = playing(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
+    report = ask(a_place(tmp_path, "node1", python), timeout_s=5.0)
+    assert (report.state, report.why) == ("broke", "its check gave no answer within 5 s")
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: process_state(pid) in ("gone", "Z"), "the end of the child")
 
 
 def test_a_python_that_is_not_there_is_an_answer_too(tmp_path: Path) -> None:
@@ -163,12 +191,11 @@ def test_the_command_line(tmp_path: Path) -> None:
         "--port=23456",
         "--until=1234.500",
     ]
-    assert words[1:4] == ["-m", "orchestrator.agent.keeper", "bind"]
 
 
-@pytest.mark.parametrize("text", [b"", b"\xff\n", b"{}\n", b"3\n"])
-def test_what_is_no_verdict(text: bytes) -> None:
-    assert read_checked(text) is None
+@pytest.mark.parametrize("text", ["", "\ufffd\n", "{}\n", "3\n"])
+def test_what_is_no_verdict(text: str) -> None:
+    assert read_checked(Tried(code=0, out=text, err="")) is None
 
 
 @pytest.mark.parametrize("count", range(2, 20))

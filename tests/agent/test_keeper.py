@@ -1,121 +1,25 @@
 """Real processes, as cheap as they come: `sh` and `sleep` around the keeper."""
 
 import os
-import shlex
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from orchestrator.contract.datagrams import Datagram, RankEnded, RankStarted, from_bytes
-from orchestrator.locks import is_free
+from orchestrator.contract.datagrams import RankEnded
+from tests.agent.kept import Host, listening
 from tests.agent.world import WAIT_S, is_gone, kill, wait_for
 
 pytestmark = pytest.mark.process
 
-KEEPER = [sys.executable, "-m", "orchestrator.agent.keeper"]
-
-
-@dataclass
-class Host:
-    """A place with a lock, a log folder, and ears."""
-
-    folder: Path
-    ears: socket.socket
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "logs" / "rank-2.log"
-
-    @property
-    def environ(self) -> dict[str, str]:
-        told = {"RANK": "2", "LOCAL_RANK": "0", "NDCTL_ATTEMPT": "4"}
-        return {**os.environ, **told, "NDCTL_HEARTBEAT_SOCKET": str(self.folder / "sock")}
-
-    def rank(self, *command: str) -> list[str]:
-        place = ["--lock", str(self.lock), "--log-dir", str(self.folder / "logs")]
-        return [*KEEPER, "rank", *place, "--", *command]
-
-    def hear(self) -> Datagram:
-        return from_bytes(self.ears.recv(65_536))
-
-    def hear_start(self) -> RankStarted:
-        started = self.hear()
-        assert isinstance(started, RankStarted)
-        assert (started.attempt, started.rank, started.local_rank) == (4, 2, 0)
-        return started
-
-    def run(self, *command: str) -> int:
-        """Keep one command to its end; the keeper's exit code."""
-        argv = self.rank(*command)
-        return subprocess.run(argv, env=self.environ, timeout=WAIT_S, check=False).returncode
-
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ears:
-        ears.settimeout(WAIT_S)
-        ears.bind(str(tmp_path / "sock"))
-        yield Host(tmp_path, ears)
-
-
-@dataclass
-class Chain:
-    agent: int
-    torchrun: int
-    keeper: int
-    child: int
-
-
-@contextmanager
-def chain(host: Host) -> Iterator[Chain]:
-    """agent (sh) -> torchrun (sh, bound to it) -> keeper -> child (sleep)."""
-    rank = shlex.join(host.rank("sleep", "60"))
-    bind = shlex.join([*KEEPER, "bind", "--lock", str(host.lock)])
-    torchrun = shlex.join(["sh", "-c", f"{rank} & wait"])
-    agent = subprocess.Popen(
-        ["sh", "-c", f"{bind} --parent $$ -- {torchrun} & wait"], env=host.environ
-    )
-    try:
-        child = host.hear_start().pid
-        keeper = parent_of(child)
-        yield Chain(agent.pid, parent_of(keeper), keeper, child)
-    finally:
-        agent.kill()
-        agent.wait(WAIT_S)
-
-
-def parent_of(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("PPid:")[1].split()[0])
-
-
-@pytest.mark.parametrize("victim", ["agent", "torchrun", "keeper", "child"])
-def test_nothing_below_a_killed_process_survives_and_the_lock_is_free(
-    host: Host, victim: str
-) -> None:
-    with chain(host) as processes:
-        assert parent_of(processes.torchrun) == processes.agent
-        assert not is_free(host.lock)
-        kill(getattr(processes, victim))
-        for name in ("torchrun", "keeper", "child"):
-            pid = getattr(processes, name)
-            wait_for(partial(is_gone, pid), f"the end of the {name}")
-        wait_for(lambda: is_free(host.lock), "the lock")
-        if victim == "child":
-            assert host.hear() == RankEnded(attempt=4, rank=2, exit_code=None, signal=9)
+    with listening(tmp_path) as host:
+        yield host
 
 
 @pytest.mark.parametrize(
@@ -174,47 +78,9 @@ def test_being_asked_for_stacks_does_not_kill_a_rank_that_cannot_answer_yet(host
     assert host.hear() == RankEnded(attempt=4, rank=2, exit_code=None, signal=9)
 
 
-def test_a_bound_command_is_not_started_when_its_parent_has_gone(host: Host) -> None:
-    mark = host.folder / "mark"
-    argv = [*KEEPER, "bind", "--lock", str(host.lock), "--parent", "1", "--", "touch", str(mark)]
-    assert subprocess.run(argv, timeout=WAIT_S, check=False).returncode == 137
-    assert not mark.exists()
-
-
 def test_a_rank_is_not_started_when_its_torchrun_has_gone(host: Host) -> None:
     mark = host.folder / "mark"
     orphan = {**host.environ, "NDCTL_TORCHRUN_PID": "1"}
     done = subprocess.run(host.rank("touch", str(mark)), env=orphan, timeout=WAIT_S, check=False)
     assert done.returncode == 137
     assert not mark.exists()
-
-
-def ignored(status: str) -> set[int]:
-    """Numbers of the signals in the mask of a /proc/PID/status."""
-    line = next(line for line in status.splitlines() if line.startswith("SigIgn:"))
-    mask = int(line.split()[1], 16)
-    return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}
-
-
-FROM_A_SCHEDULER = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
-
-
-def bound(host: Host, *command: str) -> list[str]:
-    place = ["--lock", str(host.lock), "--parent", str(os.getpid())]
-    return [*KEEPER, "bind", *place, "--", *command]
-
-
-def test_what_a_scheduler_sends_to_all_processes_does_not_end_torchrun(host: Host) -> None:
-    argv = bound(host, "cat", "/proc/self/status")
-    said = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S, check=True).stdout
-    assert ignored(said) >= FROM_A_SCHEDULER
-
-
-def test_a_rank_below_it_can_be_ended_by_sigterm_all_the_same(host: Host) -> None:
-    # The shell in between is torchrun: what is ignored there, it hands down.
-    script = shlex.join(host.rank("cat", "/proc/self/status"))
-    environ = {**host.environ, "NDCTL_TORCHRUN_PID": ""}
-    argv = bound(host, "sh", "-c", f"NDCTL_TORCHRUN_PID=$$ {script} & wait")
-    subprocess.run(argv, env=environ, timeout=WAIT_S, check=True)
-    found = ignored(host.log.read_text())
-    assert found & FROM_A_SCHEDULER == {signal.SIGUSR1, signal.SIGUSR2}

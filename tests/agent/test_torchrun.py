@@ -29,15 +29,13 @@ START = Start(
 )
 
 
-def test_torchrun_is_bound_to_the_agent_and_each_rank_has_a_keeper() -> None:
+def test_each_rank_below_torchrun_has_a_keeper() -> None:
     assert render(START, PLACE) == [
-        *("/opt/bin/python", "-m", "orchestrator.agent.keeper", "bind", "--parent", "77"),
-        *("--lock", "/runs/job/logs/ranks-host-1.lock", "--"),
         *("/opt/bin/python", "-m", "torch.distributed.run"),
         *("--nnodes=4", "--node-rank=1", "--nproc-per-node=8"),
         *("--master-addr=10.0.0.1", "--master-port=20123", "--local-addr=10.0.0.2"),
         *("--max-restarts=0", "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT", "--no-python"),
-        *("/opt/bin/python", "-m", "orchestrator.agent.keeper", "rank"),
+        *("/opt/bin/python", "-m", "orchestrator.agent.keeper"),
         *("--lock", "/runs/job/logs/ranks-host-1.lock"),
         *("--log-dir", "/runs/job/logs/attempt-2/host-1", "--"),
         *("/opt/bin/python", "-m", "trainer", "/runs/job/trainer-1.json"),

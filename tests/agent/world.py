@@ -261,6 +261,7 @@ def a_place(folder: Path, host: str = "host-0") -> HostPlace:
         address="127.0.0.1",
         socket=folder / "s" / "ranks.sock",
         parent=os.getpid(),
+        imports=(),
     )
 
 

@@ -96,6 +96,7 @@ def test_a_killed_leader_takes_everything_with_it_and_resume_goes_on(
     assert_nothing_left(ndctl.run_dir)
 
 
+@pytest.mark.slow
 def test_the_same_exception_twice_is_the_programs_own(ndctl: Ndctl) -> None:
     drill = ("--drill", "raise:rank=1@step=10")
     done = ndctl.submit("--follow", *drill, *drill, **SMALL)

@@ -25,6 +25,7 @@ def test_a_spoiled_weight_costs_one_checkpoint_and_the_data_since(ndctl: Ndctl) 
     assert_nothing_left(ndctl.run_dir)
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_makes_a_plan_that_takes_less(ndctl: Ndctl) -> None:
     keys = {"resilience__on_oom": "replan"}
     done = ndctl.submit("--follow", "--drill", "oom:rank=0@step=5", **SMALL, **keys)

@@ -9,6 +9,7 @@ from tests.e2e.job import Ndctl, assert_nothing_left
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(600)]
 
 
+@pytest.mark.slow
 def test_a_slowed_rank_is_named_and_its_peers_are_not(ndctl: Ndctl) -> None:
     more = {
         "train__steps": "40",

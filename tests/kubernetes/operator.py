@@ -50,8 +50,8 @@ class Operator:
 
     def _pod_changed(self, change: str, pod: Object) -> None:
         for ref in pod["metadata"].get("ownerReferences", ()):
-            if ref["kind"] not in self.controllers:
-                continue
+            if ref["kind"] not in self.controllers or not ref.get("controller"):
+                continue  # another's, who wants it to go with the job
             theirs = self.owned.setdefault(ref["uid"], {})
             if change == "DELETED":
                 theirs.pop(key_of(pod), None)

@@ -13,6 +13,7 @@ import yaml
 
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
 from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.render.topology import affinity
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.system import SystemClock
@@ -26,8 +27,11 @@ ACCOUNT = "system:serviceaccount:ndctl:ndctl-controller"
 LEASE_S = 6
 COMMAND = [sys.executable, "-m", "orchestrator", "controller", "--lease-duration", str(LEASE_S)]
 HOSTS = 3
-MAY = ("patch pytorchjobs.kubeflow.org", "delete pods", "watch nodes", "deletecollection secrets")
-MAY_NOT = ("list secrets", "get secrets", "create pods", "patch nodes", "delete jobsets")
+MAY = (
+    *("patch pytorchjobs.kubeflow.org", "create pods", "delete pods", "watch nodes"),
+    "deletecollection secrets",
+)
+MAY_NOT = ("list secrets", "get secrets", "patch nodes", "delete jobsets")
 Object = dict[str, Any]
 
 
@@ -50,6 +54,34 @@ def job() -> Object:
         "kind": "PyTorchJob",
         "metadata": {"name": "job", "labels": labels, "annotations": note},
         "spec": {"nprocPerNode": "2", "pytorchReplicaSpecs": kinds},
+    }
+
+
+def jobset() -> Object:
+    """Of two pods, which stay away from nodes as those that ndctl makes."""
+    launch = a_launch(KubernetesSpec(kind="jobset", image="ndctl:1"))
+    script = ["python3", "-c", "import time; time.sleep(600)"]
+    pod = {
+        "restartPolicy": "Never",
+        "affinity": affinity(launch, KubernetesSpec(kind="jobset")),
+        "containers": [{"name": "pytorch", "image": "ndctl:1", "command": script}],
+    }
+    labels = names.labels_of_job("job")
+    work = {
+        "completionMode": "Indexed",
+        "completions": 2,
+        "parallelism": 2,
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {
+            "name": "job",
+            "labels": labels,
+            "annotations": {names.LAUNCH_ANNOTATION: "1"},
+        },
+        "spec": {"replicatedJobs": [{"name": "node", "template": {"spec": work}}]},
     }
 
 
@@ -225,3 +257,50 @@ def test_once_does_what_is_to_be_done_and_ends(kube: KubeTestbed) -> None:
         assert process.returncode == 0, said
     assert notes(kube, "default")[names.REQUEUES_ANNOTATION] == "1"
     assert not before.keys() & running(kube, "default").keys()
+
+
+def test_a_placeholder_keeps_the_pods_of_a_jobset_off_a_node_that_it_left_out(
+    kube: KubeTestbed,
+) -> None:
+    kube.apply(jobset())
+    kube.wait_for("both pods", lambda: len(where(kube, "default")) == 2, 300)
+    first, bad = where(kube, "default").values()
+    spare, *_ = others = [node for node in kube.nodes if node not in (first, bad)]
+    kube.kubectl("cordon", *others)
+    kind = "jobsets.jobset.x-k8s.io"
+    with controller(kube) as process:
+
+        def looked_after() -> bool:
+            found = kube.get(kind, "job", "default")["metadata"]["annotations"]
+            return names.CONTROLLER_ANNOTATION in found
+
+        kube.wait_for("a mark", looked_after)
+        launch = a_launch(KubernetesSpec(namespace="default", kind="jobset"))
+        backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
+        backend.replace(launch, bad, elsewhere=True)
+
+        def placeholders() -> dict[str, str]:
+            """Node to phase."""
+            found = kube.objects("pods", "default", f"{names.KEEPS_OFF_LABEL}=job")
+            return {it["spec"]["nodeName"]: it["status"].get("phase", "Pending") for it in found}
+
+        kube.wait_for("a placeholder", lambda: placeholders() == {bad: "Running"}, 300)
+
+        def why() -> str:
+            conditions = [
+                each
+                for it in kube.objects("pods", "default", SELECTED)
+                for each in it["status"].get("conditions", ())
+            ]
+            return " ".join(str(it.get("message")) for it in conditions)
+
+        kube.wait_for("no place", lambda: "anti-affinity" in why(), 300)
+        kube.kubectl("uncordon", spare)
+        kube.wait_for(
+            "another node", lambda: set(where(kube, "default").values()) == {first, spare}, 300
+        )
+        kube.kubectl("annotate", kind, "job", f"{names.CANCELLED_ANNOTATION}=ada")
+        kube.wait_for("no placeholder", lambda: not placeholders(), 300)
+        said = ended(process)
+    assert "create Pod default/job-not-on-" in said
+    assert f"job default/job left {bad} out, and its own pods cannot be changed" in said

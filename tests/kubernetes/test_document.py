@@ -134,7 +134,8 @@ class Told:
         assert re.search(SAYS[command], said), f"{command}:\n{said}"
 
     def pods(self) -> dict[str, str]:
-        return self.testbed.phases(namespace="ndctl")
+        """Of jobs: the controller's stay."""
+        return self.testbed.phases("ndctl.dev/job", namespace="ndctl")
 
     def await_event(self, words: str) -> None:
         self.testbed.wait_for(

@@ -41,6 +41,11 @@ def charges_for_a_schedulers_wish(run: Run, event: Event) -> Result:
     return (replace(after, fruitless=after.fruitless + 1) if asked else after), actions
 
 
+def sends_away_at_once_who_comes_back(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    return replace(after, away={}), actions
+
+
 def does_not_say_what_it_did(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
     silent = tuple(replace(incident, action="") for incident in after.incidents)
@@ -216,6 +221,7 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (forgets_the_pace, ("rank",), "interval between checkpoints is forgotten"),
         (blames_whom_it_likes_for_a_hang, ("hang",), "and it never stood"),
         (blames_whom_the_scheduler_took, ("eviction",), "is blamed, and the scheduler took it"),
+        (sends_away_at_once_who_comes_back, ("drain", "dead-spare"), "is sent away again"),
         (gives_all_hosts_up_for_one, ("preemption",), "all hosts are given up"),
     ],
 )

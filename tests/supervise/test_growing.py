@@ -141,3 +141,20 @@ def test_where_the_scheduler_replaces_hosts_nobody_is_asked() -> None:
     job.registers("host-9", pid=2)
     assert kinds(job.saves(5)) == [StopAttempt]
     assert job.run.stage is Stage.STOPPING
+
+
+def test_where_hosts_have_successors_it_grows_with_whoever_comes_late() -> None:
+    job = Job(hosts=2, shrink=True).granted(successor_s=300.0).running()
+    job.loses("host-1")
+    job.stops("host-0")
+    assert kinds(job.waits(310)) == [Replan]
+    assert kinds(planned(job, 1, 2)) == [StartAttempt]
+    job.trains(10)
+    assert job.waits(ASK_EVERY_S + 1) == (), "the scheduler looks for one without being asked"
+    assert job.registers("host-7") == ()
+    (stop,) = job.saves(20)
+    assert isinstance(stop, StopAttempt)
+    assert stop.reason == "growing from 1 to 2 hosts by plan 1: host-7 can be used again"
+    (start,) = job.stops()
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-7")

@@ -15,6 +15,7 @@ from orchestrator.contract.actions import (
 )
 from orchestrator.contract.events import HostFlagged, HostLeaving, LeaveAsked
 from orchestrator.contract.findings import Finding
+from orchestrator.supervise.away import AGAIN_S
 from orchestrator.supervise.state import Stage
 from tests.supervise.supervise_stage import Job
 
@@ -188,6 +189,45 @@ def test_a_host_that_is_no_good_is_sent_away_once() -> None:
     job.loses("host-1")
     start = one(job.registers("host-7"), StartAttempt)
     assert start.hosts == ("host-0", "host-7")
+
+
+def comes_back(job: Job, host: str, pid: int) -> float:
+    """Until it is sent away again: for how many seconds it stays."""
+    assert job.loses(host) == ()
+    assert job.registers(host, pid=pid, findings=(BROKEN,)) == ()
+    came_at = job.at
+    while not (asked := job.waits(1)):
+        assert job.at < came_at + PATIENCE_S
+    assert one(asked, ReplaceAgent).elsewhere
+    return job.at - came_at
+
+
+def test_one_that_comes_back_is_sent_away_later_and_later_and_that_is_said() -> None:
+    job = scheduled()
+    job.leads()
+    job.registers("host-0")
+    job.registers("host-1", findings=(BROKEN,))
+    stays = [comes_back(job, "host-1", pid) for pid in (2, 3, 4)]
+    assert stays[0] < AGAIN_S < stays[1] < 2 * AGAIN_S < stays[2] < 4 * AGAIN_S
+    assert job.run.reason == (
+        "1 of 2 hosts are left, and no spare; host-1 is not used (devices: 1 of 2 devices),"
+        " was sent away 3 times, and came back"
+    )
+    job.loses("host-1")
+    start = one(job.registers("host-7"), StartAttempt)
+    assert start.hosts == ("host-0", "host-7")
+    assert job.run.away == {}
+    assert job.run.fruitless == 0, "that it went each time was asked of it"
+
+
+def test_nor_does_a_leader_that_comes_back_leave_at_once() -> None:
+    job = scheduled()
+    job.leads()
+    one(job.registers("host-0", findings=(BROKEN,)), Requeue)
+    job.leads()
+    assert job.registers("host-0", pid=2, findings=(BROKEN,)) == ()
+    assert "host-0 is not used" in job.run.reason
+    assert not one(job.waits(AGAIN_S), Requeue).whole
 
 
 def test_a_leader_on_a_host_that_is_no_good_gives_that_back() -> None:

@@ -1,7 +1,7 @@
 """Builds the model on the meta device, cut into the stages that this rank has."""
 
 from collections.abc import Sequence
-from typing import Any
+from copy import deepcopy
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -18,7 +18,8 @@ def read_model_config(spec: ModelSpec) -> PretrainedConfig:
     try:
         if spec.path is not None:
             return AutoConfig.from_pretrained(spec.path, local_files_only=True)
-        values: dict[str, Any] = dict(PRESETS[spec.preset] if spec.preset else spec.config or {})
+        # transformers writes into what it is given, as into `rope_scaling`.
+        values = deepcopy(dict(PRESETS[spec.preset] if spec.preset else spec.config or {}))
         return AutoConfig.for_model(values.pop("model_type", None), **values)
     except (OSError, ValueError, TypeError) as exc:
         name = spec.path or spec.preset or "model.config"

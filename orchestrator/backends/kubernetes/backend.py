@@ -263,8 +263,6 @@ class KubernetesBackend:
             notes[names.REQUEUES_ANNOTATION] = str(requeues_of(job) + 1)
         noted = {"metadata": {"annotations": notes}} if notes else {}
         kept_off = without(spec.kind, job, hosts)
-        if hosts and not kept_off:
-            log.warning("%s", unchangeable(spec.kind, hosts))
         change = {**noted, **kept_off}
         if not change:
             return
@@ -275,6 +273,9 @@ class KubernetesBackend:
         except BackendError as exc:
             # Then the leader alone keeps to the list of those it does not use.
             log.warning("%s are not excluded: %s", ", ".join(hosts) or "no nodes", exc.message)
+            return
+        if hosts and not kept_off and not asking.kept_off(api, self.clock, namespace, job, hosts):
+            log.warning("%s", unchangeable(spec.kind, hosts))
 
     # The end
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.backends.kubernetes.render.topology import CHANGEABLE, HOSTNAME
 from orchestrator.backends.kubernetes.resources import Object, lookup
 from orchestrator.contract.kubernetes import Kind
 
-HOSTNAME = "kubernetes.io/hostname"
 TERMS = (
     "affinity",
     "nodeAffinity",
@@ -20,7 +20,7 @@ def without(kind: Kind, job: Object, hosts: Sequence[str]) -> dict[str, Any]:
 
     Empty where nothing changes, or the kind does not let its pods be changed: a Job's never can.
     """
-    if kind != "pytorchjob" or not hosts:
+    if kind not in CHANGEABLE or not hosts:
         return {}
     replicas: Mapping[str, Any] = lookup(job, ("spec", "pytorchReplicaSpecs"), {})
     changed = {
@@ -31,13 +31,10 @@ def without(kind: Kind, job: Object, hosts: Sequence[str]) -> dict[str, Any]:
 
 
 def unchangeable(kind: Kind, hosts: Sequence[str]) -> str:
-    """What there is to do where `without` can do nothing: the leader keeps to it, and that is all
-    that it can."""
-    names = " ".join(hosts)
+    """Who does what `without` cannot, and what there is to do where nobody does."""
     return (
-        f"the leader gives {', '.join(hosts)} no rank, but a running {kind} takes no change of its"
-        " pods: new ones may come there again, unless `ndctl controller` may taint the nodes;"
-        f" `kubectl cordon {names}` keeps them off"
+        f"a running {kind} takes no change of its pods: `ndctl controller`, where it runs, keeps"
+        f" new ones off {', '.join(hosts)}; `kubectl cordon {' '.join(hosts)}` does it for all"
     )
 
 

@@ -110,7 +110,7 @@ def layer_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
     attention = attention_of(machine, shape, part)
     cheap = cheap_of(machine, shape, part)
     beside = (0.0, 0.0) if part.lora is None else _adapters(machine, shape, part, part.lora)
-    matmuls = len(linears(shape, part))
+    matmuls = sum(product.alike for product in linears(shape, part))
     extra = COMPILED.ops if part.compiled else EAGER.ops
     return Passes(
         forward=products[0] + attention[0] + cheap[0] + beside[0],
@@ -132,7 +132,7 @@ def _inner_values(shape: ModelShape) -> float:
 
 
 class Product(NamedTuple):
-    """Matrix products of a layer that are alike: [rows, into] times [into, out], one for each of
+    """A layer's matrix products that are `alike`: [rows, into] times [into, out], one for each of
     `experts`, which share the rows."""
 
     rows: int
@@ -141,38 +141,47 @@ class Product(NamedTuple):
     experts: int
     share: float
     """Of the layers, that have it."""
+    alike: int = 1
 
 
 def linears(shape: ModelShape, part: Slice) -> list[Product]:
     """As cut over tp."""
     hidden, tp, rows = shape.hidden_size, part.tp, part.rows
     query, kv = math.ceil(shape.query_size / tp), math.ceil(shape.kv_size / tp)
-    into = [(hidden, query + 2 * kv)] if shape.fused else [(hidden, query), *[(hidden, kv)] * 2]
-    found = [Product(rows, *sides, 1, 1.0) for sides in [*into, (query, hidden)]]
+    if shape.fused:
+        found = [Product(rows, hidden, query + 2 * kv, 1, 1.0)]
+    else:
+        found = [Product(rows, hidden, query, 1, 1.0), Product(rows, hidden, kv, 1, 1.0, alike=2)]
+    found.append(Product(rows, query, hidden, 1, 1.0))
     with_experts = shape.expert_layers / shape.num_layers if shape.num_experts else 0.0
     if with_experts:
         chosen = math.ceil(rows * shape.experts_per_token / shape.num_experts)
         # A kernel for all experts has tiles of each of them.
         together = shape.num_experts * math.ceil(chosen / EXPERT_TILE) * EXPERT_TILE
         found.append(Product(rows, hidden, shape.num_experts, 1, with_experts))
-        sides = _mlp(shape, math.ceil(shape.intermediate_size / tp))
-        found += [Product(together, *side, shape.num_experts, with_experts) for side in sides]
+        inner = math.ceil(shape.intermediate_size / tp)
+        found += _mlp(shape, together, inner, shape.num_experts, with_experts)
     if with_experts < 1:
         inner = shape.dense_intermediate_size if shape.num_experts else shape.intermediate_size
-        sides = _mlp(shape, math.ceil(inner / tp))
-        found += [Product(rows, *side, 1, 1 - with_experts) for side in sides]
+        found += _mlp(shape, rows, math.ceil(inner / tp), 1, 1 - with_experts)
     return found
 
 
-def _mlp(shape: ModelShape, inner: int) -> list[tuple[int, int]]:
-    ways_up = 2 if shape.gated else 1
-    return [*[(shape.hidden_size, inner)] * ways_up, (inner, shape.hidden_size)]
+def _mlp(
+    shape: ModelShape, rows: int, inner: int, experts: int, share: float
+) -> tuple[Product, Product]:
+    hidden, ways_up = shape.hidden_size, 2 if shape.gated else 1
+    return (
+        Product(rows, hidden, inner, experts, share, alike=ways_up),
+        Product(rows, inner, hidden, experts, share),
+    )
 
 
 def _products(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float, float]:
     kind = "float8" if part.float8 else part.dtype
     forward = inputs = weights = 0.0
-    for rows, into, out, experts, share in linears(shape, part):
+    for rows, into, out, experts, of_layers, alike in linears(shape, part):
+        share = of_layers * alike
         # Each expert's weights are read, however few rows it has.
         least = move_s(machine, experts * into * out * COMPUTE_BYTES[kind]) if experts > 1 else 0.0
         forward += share * max(least, matmul_s(machine, rows, out, into, kind))

@@ -74,8 +74,8 @@ def least_step_s(
 def _products(machine: Machine, shape: ModelShape, part: Slice) -> list[float]:
     kind = "float8" if part.float8 else part.dtype
     return [
-        share * least_matmul_s(machine, 2.0 * rows * into * out, inner, kind)
-        for rows, into, out, experts, share in linears(shape, part)
+        alike * share * least_matmul_s(machine, 2.0 * rows * into * out, inner, kind)
+        for rows, into, out, experts, share, alike in linears(shape, part)
         for inner in (into, out, *([] if part.lora else [rows // experts]))
     ]
 

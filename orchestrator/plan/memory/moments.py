@@ -7,7 +7,6 @@ trainer's buckets, seen by tracing the trainer (`benchmarks/memory.py`).
 
 import math
 from collections.abc import Iterator
-from functools import cache
 from typing import NamedTuple
 
 from orchestrator.contract.pipeline import SPLITS_BACKWARD
@@ -57,12 +56,14 @@ class _Turn(NamedTuple):
     """As of `At`."""
 
 
-@cache
 def _turn(moments: tuple[Moment, ...], tokens: int, weight_bytes: int) -> _Turn:
     """Without what waits; `weight_bytes`: of an element of a gradient as it is computed."""
-    parts = [(of_token * tokens, grown * weight_bytes) for of_token, grown in moments]
-    most, weights = max(part[0] for part in parts), max(part[1] for part in parts)
-    return _Turn(most, weights, max(map(sum, parts)) - most - weights)
+    most = weights = both = 0.0
+    for of_token, grown in moments:
+        activations, gradients = of_token * tokens, grown * weight_bytes
+        most, weights = max(most, activations), max(weights, gradients)
+        both = max(both, activations + gradients)
+    return _Turn(most, weights, both - most - weights)
 
 
 class _Rank(NamedTuple):
@@ -82,6 +83,9 @@ class _Rank(NamedTuple):
     """Of an element of a gradient as it is computed."""
     accumulates: bool
     """Gradients of several micro batches are added up before ranks reduce them."""
+
+    turn: _Turn
+    """Of each layer, but for those of `every_k` that keep all."""
 
     @property
     def others(self) -> float:
@@ -125,10 +129,10 @@ class _Rank(NamedTuple):
     def layer_back(self, done: int) -> "_Turn":
         """Of the layer that goes backward after `done` others."""
         waiting = self.others + self.below(self.units.layers - 1 - done)
-        plain = self.setup.checkpointing == "every_k" and self._is_plain(done)
-        moments = self.layer.plain_moments if plain else self.layer.moments
-        most, weights, apart = _turn(moments, self.tokens, self.weight_bytes)
-        return _Turn(waiting + most, weights, apart)
+        turn = self.turn
+        if self.setup.checkpointing == "every_k" and self._is_plain(done):
+            turn = _turn(self.layer.plain_moments, self.tokens, self.weight_bytes)
+        return _Turn(waiting + turn.activations, turn.weights, turn.apart)
 
     def _is_plain(self, done: int) -> bool:
         return (self.units.layers - done) % every(self.setup) != 0
@@ -151,16 +155,18 @@ def moments_of(setup: Setup, rank: StageRank, units: Units, states: States) -> l
     plain = alone and setup.dtype == "float32" and not setup.cpu_offload
     sharded, size = setup.data == "fsdp" and not plain, COMPUTE_BYTES[setup.dtype]
     tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
+    layer, weight_bytes = layer_of(setup), size if sharded else MASTER_BYTES
     one = _Rank(
         setup,
         units,
-        layer_of(setup),
+        layer,
         rank.kept,
         tokens,
         size,
         rank.is_last,
-        size if sharded else MASTER_BYTES,
+        weight_bytes,
         setup.micro_batches > 1,
+        _turn(layer.moments, tokens, weight_bytes),
     )
     return list(_sharded(one, states) if sharded else _copied(one, states))
 

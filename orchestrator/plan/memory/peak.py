@@ -31,12 +31,38 @@ class _Rank(NamedTuple):
     peak: int
 
 
-def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
+class Peak(NamedTuple):
+    """Of the fullest rank. What it is made of is told apart only where somebody asks: of most
+    setups a search wants to know whether they fit."""
+
+    setup: Setup
+    fabric: Fabric | None
+    rank: _Rank
+    reserve: Mapping[str, int]
+    bytes: int
+
+    def memory(self) -> Memory:
+        setup, fabric, rank = self.setup, self.fabric, self.rank
+        return Memory(
+            peak_bytes=self.bytes,
+            device_bytes=fabric.profile.memory_bytes if fabric else None,
+            worst_rank=f"pp stage {rank.number}" if setup.mesh.pp > 1 else "every rank",
+            items={**_items(rank), **self.reserve},
+            host=_host(setup, rank.states),
+        )
+
+
+def peak_of(setup: Setup, fabric: Fabric | None) -> Peak:
     """What the fullest rank of `setup` needs, against what a device of `fabric` has."""
     mesh = setup.mesh
     ranks = _telling(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
-    worst = max((_rank(setup, n, rank) for n, rank in ranks.items()), key=lambda one: one.peak)
-    return _memory(setup, worst, fabric)
+    worst = max([_rank(setup, n, rank) for n, rank in ranks.items()], key=_fullness)
+    return _peak(setup, worst, fabric)
+
+
+def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
+    """The same with all that it is made of."""
+    return peak_of(setup, fabric).memory()
 
 
 def memories_of(setup: Setup, fabric: Fabric | None) -> tuple[Memory, ...]:
@@ -44,22 +70,22 @@ def memories_of(setup: Setup, fabric: Fabric | None) -> tuple[Memory, ...]:
     ranks = stage_ranks(
         setup.shape, setup.mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens
     )
-    return tuple(_memory(setup, _rank(setup, n, rank), fabric) for n, rank in enumerate(ranks))
-
-
-def _memory(setup: Setup, rank: _Rank, fabric: Fabric | None) -> Memory:
-    reserve = reserve_bytes(setup.mesh, rank.peak, fabric)
-    return Memory(
-        peak_bytes=rank.peak + sum(reserve.values()),
-        device_bytes=fabric.profile.memory_bytes if fabric else None,
-        worst_rank=f"pp stage {rank.number}" if setup.mesh.pp > 1 else "every rank",
-        items={**_items(rank), **reserve},
-        host=_host(setup, rank.states),
+    return tuple(
+        _peak(setup, _rank(setup, n, rank), fabric).memory() for n, rank in enumerate(ranks)
     )
 
 
+def _fullness(rank: _Rank) -> int:
+    return rank.peak
+
+
+def _peak(setup: Setup, rank: _Rank, fabric: Fabric | None) -> Peak:
+    reserve = reserve_bytes(setup.mesh, rank.peak, fabric)
+    return Peak(setup, fabric, rank, reserve, rank.peak + sum(reserve.values()))
+
+
 def least_bytes(setup: Setup) -> int:
-    """No more than the peak of `memory_of`, for a fraction of its time: weights, moments and kept
+    """No more than the bytes of `peak_of`, for a fraction of its time: weights, moments and kept
     activations of the pipeline's first rank, as the last micro batch has gone forward."""
     mesh = setup.mesh
     rank = _first(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)

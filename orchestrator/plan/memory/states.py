@@ -1,7 +1,7 @@
 """Weights, gradients and the optimizer's state: what a rank keeps from step to step."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -109,8 +109,8 @@ def sharing_of(setup: Setup) -> int:
 
 @cache
 def _units(shape: ModelShape, tp: int, sharing: int, rank: StageRank, whole_model: bool) -> Units:
-    def piece(tensors: Sequence[Tensor]) -> Piece:
-        return sum((_piece(tensor, tp, sharing) for tensor in tensors), NOTHING)
+    def piece(tensors: Iterable[Tensor]) -> Piece:
+        return _piece(_cut(tensors, tp), sharing)
 
     vocabulary: Tensor = (shape.vocab_size, shape.hidden_size, 0)
     large = shape.vocabulary_parameters >= LARGE and not shape.tied_embeddings
@@ -126,7 +126,7 @@ def _units(shape: ModelShape, tp: int, sharing: int, rank: StageRank, whole_mode
         tied_here = piece([vocabulary]) if not copied else NOTHING
         late, root = norm + after + tied_here, root + norm + after
     return Units(
-        layer=piece(list(layer_tensors(shape))),
+        layer=_piece(_layer(shape, tp), sharing),
         layers=rank.layers,
         embedding=before if large else NOTHING,
         head=norm + after if large and rank.is_last else NOTHING,
@@ -135,11 +135,26 @@ def _units(shape: ModelShape, tp: int, sharing: int, rank: StageRank, whole_mode
     )
 
 
-def _piece(tensor: Tensor, tp: int, sharing: int) -> Piece:
-    rows, columns, cut = tensor
-    rows = math.ceil(rows / tp) if cut == 0 else rows
-    columns = math.ceil(columns / tp) if cut == 1 else columns
-    return Piece(rows * columns, math.ceil(rows / sharing) * columns)
+def _cut(tensors: Iterable[Tensor], tp: int) -> list[tuple[int, int]]:
+    """Rows and columns of each on a tp rank."""
+    return [
+        (-(-rows // tp) if cut == 0 else rows, -(-columns // tp) if cut == 1 else columns)
+        for rows, columns, cut in tensors
+    ]
+
+
+@cache
+def _layer(shape: ModelShape, tp: int) -> Sequence[tuple[int, int]]:
+    return _cut(layer_tensors(shape), tp)
+
+
+def _piece(sides: Iterable[tuple[int, int]], sharing: int) -> Piece:
+    """Of tensors with so many rows and columns, whose rows are cut."""
+    whole = shard = 0
+    for rows, columns in sides:
+        whole += rows * columns
+        shard += -(-rows // sharing) * columns
+    return Piece(whole, shard)
 
 
 def _norm(shape: ModelShape) -> list[Tensor]:
@@ -210,15 +225,17 @@ def adapters(setup: Setup, rank: StageRank) -> Piece:
 @cache
 def _adapters(shape: ModelShape, lora: LoraSpec, tp: int, sharing: int) -> Piece:
     """Of one layer."""
-    found = NOTHING
+    tensors: list[Tensor] = []
     for name, inputs, outputs in shape.linear:
         if name not in lora.target_modules:
             continue
         # The linear layer's outputs are cut as those of B are, its inputs as those of A.
         by_inputs = name in ("o_proj", "down_proj")
-        found += _piece((lora.rank, inputs, 1 if by_inputs else None), tp, sharing)
-        found += _piece((outputs, lora.rank, None if by_inputs else 0), tp, sharing)
-    return found
+        tensors += [
+            (lora.rank, inputs, 1 if by_inputs else None),
+            (outputs, lora.rank, None if by_inputs else 0),
+        ]
+    return _piece(_cut(tensors, tp), sharing)
 
 
 def frozen_bytes(setup: Setup, units: Units) -> int:

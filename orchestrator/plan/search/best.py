@@ -117,7 +117,7 @@ def can_fit(space: Space) -> bool:
     """Whether anything of it does, without looking for the best."""
     families, _ = _families(space)
     return any(
-        _least_if_none_fits(space, _widest(family), _nodes(space, family)) is None
+        _least_if_none_fits(space, _widest(family), _smallest(_nodes(space, family))) is None
         for family in families
     )
 
@@ -172,8 +172,8 @@ def _is_dominated(space: Space, mesh: Mesh, pipeline: PipelineSpec, micro: int) 
 
 def _too_large(space: Space, family: Sequence[Mesh], nodes: Sequence[_Node]) -> dict[Mesh, Memory]:
     """The meshes of a family that nothing makes fit, each with the least that it needs."""
-    widest = _widest(family)
-    least = _least_if_none_fits(space, widest, nodes)
+    widest, smallest = _widest(family), _smallest(nodes)
+    least = _least_if_none_fits(space, widest, smallest)
     if least is not None:
         return dict.fromkeys(family, least)
     found = {}
@@ -183,7 +183,7 @@ def _too_large(space: Space, family: Sequence[Mesh], nodes: Sequence[_Node]) -> 
         axes = tuple(degree > 1 for degree in mesh.degrees)
         if mesh is widest or axes in enough:
             continue
-        needed = _least_if_none_fits(space, mesh, nodes)
+        needed = _least_if_none_fits(space, mesh, smallest)
         if needed is None:
             enough.add(axes)
         else:
@@ -191,20 +191,26 @@ def _too_large(space: Space, family: Sequence[Mesh], nodes: Sequence[_Node]) -> 
     return found
 
 
-def _least_if_none_fits(space: Space, mesh: Mesh, nodes: Sequence[_Node]) -> Memory | None:
-    """None where something fits. Of nodes that are alike the first needs the least."""
-    least: Memory | None = None
+def _smallest(nodes: Sequence[_Node]) -> Collection[_Node]:
+    """Of the nodes of a family that are alike those that need the least."""
     first: dict[tuple[PipelineSpec, bool], _Node] = {}
     for node in nodes:
         first.setdefault(node.alike, node)
-    for node in first.values():
+    return first.values()
+
+
+def _least_if_none_fits(space: Space, mesh: Mesh, nodes: Collection[_Node]) -> Memory | None:
+    """None where something fits of `nodes`, the smallest of their kinds."""
+    least: Memory | None = None
+    for node in nodes:
         for widest in reversed(node.setups):
             setup = widest if mesh is widest.mesh else replace(widest, mesh=mesh)
             if least is not None and least_bytes(setup) >= max(least.peak_bytes, space.limit):
                 continue
-            memory = space.memory(setup)
-            if space.fits(setup, memory, node.smallest):
+            peak = space.peak(setup)
+            if space.fits(peak, node.smallest):
                 return None
+            memory = peak.memory()
             if least is None or memory.peak_bytes < least.peak_bytes:
                 least = memory
             if space.is_too_large(standing_bytes(memory)):
@@ -236,7 +242,7 @@ def _best_first(
         for mesh in node.family:
             if mesh in too_large:
                 continue
-            for option in _options(space, objective, node, mesh):
+            for option in _options(space, objective, node, mesh, last):
                 place = rank(option)
                 if mesh not in best or place < best[mesh][0]:
                     best[mesh] = place, option
@@ -256,7 +262,7 @@ def _bounds(space: Space, objective: str, nodes: Sequence[_Node]) -> Iterator[fl
     for node in nodes:
         alike = (id(node.family), *node.alike)
         if alike not in least:
-            least[alike] = min(space.memory(setup).peak_bytes for setup in node.setups)
+            least[alike] = min(space.peak(setup).bytes for setup in node.setups)
         yield least[alike]
 
 
@@ -285,16 +291,15 @@ def _tighter_bound(space: Space, objective: str, node: _Node, level: int) -> flo
 def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
     """With what fits on the mesh that shards most; None where nothing does."""
     if objective == "memory":
-        memories = [(setup, space.memory(setup)) for setup in node.setups]
-        fit = (m.peak_bytes for setup, m in memories if space.fits(setup, m, node.smallest))
-        return min(fit, default=None)
+        peaks = [space.peak(setup) for setup in node.setups]
+        return min((p.bytes for p in peaks if space.fits(p, node.smallest)), default=None)
     least: float | None = None
     for number, setup in enumerate(node.setups):
         if least == node.first_seconds:
             break  # nothing takes less
         if least is not None and least <= node.seconds[number]:
             continue
-        if space.fits(setup, space.memory(setup), node.smallest):
+        if space.fits(space.peak(setup), node.smallest):
             seconds = node.seconds[number] if number else node.first_seconds
             least = seconds if least is None else min(least, seconds)
     return least
@@ -305,16 +310,21 @@ def _seconds(space: Space, setup: Setup) -> float:
     return passes_s(setup, machine_of(space.fabric)) * ROUNDING
 
 
-def _options(space: Space, objective: str, node: _Node, mesh: Mesh) -> Iterator[Option]:
-    """With each way to reshard, every checkpointing that fits and may be better than one before."""
+def _options(
+    space: Space, objective: str, node: _Node, mesh: Mesh, last: float
+) -> Iterator[Option]:
+    """With each way to reshard, every checkpointing that fits and may be better than one before,
+    and than `last`."""
     for reshard in reshardings(space.spec, mesh, node.pipeline):
-        least = math.inf
+        least = math.inf if objective == "memory" else last
         for widest, seconds in zip(node.setups, node.seconds, strict=True):
             if objective != "memory" and seconds > least:
                 continue
             setup = replace(widest, mesh=mesh, reshard=reshard)
-            memory = space.memory(setup)
-            if space.fits(setup, memory, node.smallest):
-                option = space.option(setup, memory)
+            if space.is_too_large(least_bytes(setup)):
+                continue
+            peak = space.peak(setup)
+            if space.fits(peak, node.smallest):
+                option = space.option(peak)
                 least = min(least, option.time.step_s)
                 yield option

@@ -79,7 +79,7 @@ def micro_sizes(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> list[int]:
     if left:
         return []
     asked = spec.train.micro_batch_size
-    sizes = divisors(share) if asked == "auto" else [asked] if share % asked == 0 else []
+    sizes = divisors(share) if asked == "auto" else (asked,) if share % asked == 0 else ()
     return [size for size in sizes if takes(pipeline, mesh.pp, share // size)]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from orchestrator.cluster.profile import blocks_hold
 from orchestrator.contract.mesh import AXES, Mesh
@@ -9,10 +10,11 @@ from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.model.shape import ModelShape
 
 
-def divisors(number: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def divisors(number: int) -> tuple[int, ...]:
     """From 1 up."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
+    return tuple(sorted({*small, *(number // n for n in small)}))
 
 
 def meshes(spec: JobSpec, world: int) -> Iterator[Mesh]:

@@ -7,7 +7,7 @@ from orchestrator.cluster.profile import Fabric
 from orchestrator.contract.plan import Memory, StepTime
 from orchestrator.contract.spec import JobSpec
 from orchestrator.plan.cost.step import step_time
-from orchestrator.plan.memory.peak import memory_of
+from orchestrator.plan.memory.peak import Peak, peak_of
 from orchestrator.plan.memory.states import MOMENTS
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.degrees import simplicity
@@ -54,24 +54,24 @@ class Space:
         moments = MOMENTS[self.spec.train.optimizer.name]
         return 4 * (2 + moments) * self.shape.parameters
 
-    def memory(self, setup: Setup) -> Memory:
-        return memory_of(setup, self.fabric)
+    def peak(self, setup: Setup) -> Peak:
+        return peak_of(setup, self.fabric)
 
     def time(self, setup: Setup) -> StepTime:
         return step_time(setup, self.fabric)
 
-    def option(self, setup: Setup, memory: Memory) -> Option:
-        return Option(setup, memory, self.time(setup))
+    def option(self, peak: Peak) -> Option:
+        return Option(peak.setup, peak.memory(), self.time(peak.setup))
 
     def is_too_large(self, count: int) -> bool:
         return count > self.limit
 
-    def fits(self, setup: Setup, memory: Memory, smallest: int) -> bool:
+    def fits(self, peak: Peak, smallest: int) -> bool:
         """`smallest` is the least micro batch there is."""
-        if self.is_too_large(memory.peak_bytes):
+        if self.is_too_large(peak.bytes):
             return False
-        free = self.fabric.profile.device == "cpu" and setup.micro_batch_size > smallest
-        return not free or _bytes_of(memory, KEPT) <= MODEST_BYTES
+        free = self.fabric.profile.device == "cpu" and peak.setup.micro_batch_size > smallest
+        return not free or _bytes_of(peak.memory(), KEPT) <= MODEST_BYTES
 
 
 PASSING = frozenset({"activations", "logits", "boundaries", "temporary", "slack"})

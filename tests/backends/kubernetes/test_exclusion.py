@@ -32,4 +32,6 @@ def test_every_alternative_leaves_the_hosts_out_and_keeps_what_it_asked() -> Non
 def test_pods_of_a_job_cannot_be_changed() -> None:
     assert without("jobset", {}, ["node-2"]) == {}
     assert without("pytorchjob", job([]), []) == {}
-    assert "`kubectl cordon node-1 node-2`" in unchangeable("jobset", ["node-1", "node-2"])
+    said = unchangeable("jobset", ["node-1", "node-2"])
+    assert "`ndctl controller`, where it runs, keeps new ones off node-1, node-2" in said
+    assert "`kubectl cordon node-1 node-2`" in said

@@ -19,6 +19,8 @@ LIMIT_S = 600.0
 """For what takes seconds on a quiet machine."""
 TAIL = 60
 """Lines of each pod's log, in the story of a failure."""
+PATIENCE_S = "30"
+"""Of agents and leader with each other: beside an API server one may stand still for seconds."""
 STEPS = range(1, 25)
 """That the job trains."""
 LONG = {"train__steps": "5000", "checkpoint__every_steps": "5000"}
@@ -65,6 +67,7 @@ class KubeNdctl(Ndctl):
             "cluster__kubernetes__namespace": self.namespace,
             "cluster__kubernetes__runs__host_path": runs,
             "cluster__kubernetes__run_root": runs,
+            "resilience__agent_timeout": PATIENCE_S,
             **options,
         }
         return ("--backend", "kubernetes", *submission(**said)[1:])

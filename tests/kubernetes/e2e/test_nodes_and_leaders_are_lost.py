@@ -29,6 +29,7 @@ def others(job: KubeNdctl) -> str:
     return host
 
 
+@pytest.mark.slow
 def test_a_node_is_lost_and_then_that_of_the_leader(
     job: KubeNdctl, reference: dict[int, float]
 ) -> None:

@@ -1,5 +1,6 @@
 """What layers keep for their backward pass."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ from tests.plan.model.models import LLAMA3_8B, TINY, TINY_GPT2
 def test_activations_are_about_what_autograd_keeps(config: dict[str, Any]) -> None:
     micro, tokens = 2, 256
     model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        transformers.AutoConfig.for_model(**config, use_cache=False), attn_implementation="sdpa"
+        transformers.AutoConfig.for_model(**deepcopy(config), use_cache=False),
+        attn_implementation="sdpa",
     )
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}

@@ -1,5 +1,6 @@
 """What a rank keeps from step to step, against the models themselves and published figures."""
 
+from copy import deepcopy
 from typing import Any
 
 import peft
@@ -143,7 +144,7 @@ def test_optimizers_keep_what_they_keep(name: str, values: int) -> None:
 def test_adapters_are_those_that_peft_makes(config: Any, targets: tuple[str, ...]) -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            transformers.AutoConfig.for_model(**config)
+            transformers.AutoConfig.for_model(**deepcopy(config))
         )
         fan_in_fan_out = config["model_type"] == "gpt2"
         wanted = peft.LoraConfig(r=4, target_modules=list(targets), fan_in_fan_out=fan_in_fan_out)

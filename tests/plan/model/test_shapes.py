@@ -1,5 +1,6 @@
 """Counts against the models themselves, built by transformers on the meta device."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ from trainer.model.families import FAMILIES
     ],
 )
 def test_parameters_are_those_of_the_model_itself(config: dict[str, Any]) -> None:
-    built = transformers.AutoConfig.for_model(**config)
+    built = transformers.AutoConfig.for_model(**deepcopy(config))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(built)  # type: ignore[no-untyped-call]
     assert shape_of(config).parameters == sum(p.numel() for p in model.parameters())

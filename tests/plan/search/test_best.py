@@ -42,9 +42,9 @@ def every_option(space: Space) -> Iterator[Option]:
                     for reshard in reshardings(spec, mesh, pipeline):
                         setup = setup_of(spec, shape, mesh, micro, kind, pipeline)
                         setup = replace(setup, reshard=reshard)
-                        memory = space.memory(setup)
-                        if space.fits(setup, memory, sizes[0]):
-                            yield space.option(setup, memory)
+                        peak = space.peak(setup)
+                        if space.fits(peak, sizes[0]):
+                            yield space.option(peak)
 
 
 def best_of_each_mesh(space: Space, objective: str) -> dict[Mesh, Rank]:

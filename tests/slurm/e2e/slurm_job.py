@@ -11,6 +11,7 @@ from orchestrator.locks import is_free
 from tests.e2e.job import Done, Ndctl, processes_of, wait_for
 from tests.slurm.testbed import SlurmTestbed
 
+UNDER_WAY = ("RUNNING", "COMPLETING")
 LIMIT_S = 240.0
 """For what takes seconds on a quiet machine."""
 LOG_CHARS = 6000
@@ -78,6 +79,7 @@ class SlurmNdctl(Ndctl):
         except AssertionError as exc:
             raise AssertionError(f"{exc}\n{self.story()}") from exc
         assert self.state() == state, self.story()
+        wait_for(lambda: self.slurm_job()["JobState"] not in UNDER_WAY, "Slurm's word", LIMIT_S)
 
     def story(self) -> str:
         """For whoever has to find out why a test failed."""

@@ -16,7 +16,8 @@ SHRUNK = 1e-3
 """Between float32 losses of two meshes, some steps after the change."""
 
 
-@pytest.mark.parametrize("busy", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [False, True])
 def test_the_leaders_node_dies_and_a_new_leader_goes_on(
     ndctl: SlurmNdctl, finished: SlurmNdctl, busy: bool
 ) -> None:

@@ -64,6 +64,7 @@ def test_preempted_where_the_site_sends_the_users_signal(tmp_path: Path) -> None
         assert_went_on(job, "preempted", "SIGUSR2")
 
 
+@pytest.mark.slow
 def test_requeued_by_an_administrator(job: Job) -> None:
     """Whoever follows it sees it to its end, through the queue."""
     following = job.followed()

@@ -47,6 +47,18 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    what: Ref
+    """By the uid of its owner: there is one of that name."""
+    item: Object
+    reason: str
+
+    @property
+    def does(self) -> str:
+        return f"create {self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
     what: Ref
     reason: str
@@ -72,4 +84,4 @@ class Sweep:
         return f"delete every {self.what.resource.kind} of {self.what.namespace} with {self.labels}"
 
 
-Action = Patch | Delete | Sweep
+Action = Patch | Create | Delete | Sweep

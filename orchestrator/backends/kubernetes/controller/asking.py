@@ -1,7 +1,8 @@
-"""How a leader asks for a gang restart: of the controller where there is one that answers."""
+"""What a leader has of the controller, where there is one that answers: a gang restart; nodes to
+which no pod of the job comes."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +11,15 @@ from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.controller.wish import GangRestart, annotations_of
 from orchestrator.backends.kubernetes.refusals import Conflict, Forbidden
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.resources import JOB_KINDS, LEASES, JobKind, Object, lookup
+from orchestrator.backends.kubernetes.resources import (
+    JOB_KINDS,
+    LEASES,
+    PODS,
+    JobKind,
+    Object,
+    lookup,
+    name_of,
+)
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.seams import Clock
@@ -46,6 +55,21 @@ def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, wish: GangRe
             return True
         clock.sleep(LOOK_S)
     return not _withdrawn(api, kind, namespace, launch.job)
+
+
+def kept_off(api: Api, clock: Clock, namespace: str, job: Object, hosts: Sequence[str]) -> bool:
+    """Whether a controller keeps the next pods of `job` off `hosts`, of which it was written down
+    that they are left out: they are to go after that alone, or they might be there again first."""
+    duration_s = _lives_for(api, clock, job)
+    if duration_s is None:
+        return False
+    missing = [names.placeholder_of(name_of(job), host) for host in hosts]
+    deadline = clock.monotonic() + duration_s + PATIENCE_S
+    while missing and clock.monotonic() < deadline:
+        missing = [name for name in missing if api.get(PODS, namespace, name) is None]
+        if missing:
+            clock.sleep(LOOK_S)
+    return not missing
 
 
 def _lives_for(api: Api, clock: Clock, job: Object) -> float | None:

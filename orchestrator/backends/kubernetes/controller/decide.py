@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.backends.kubernetes import fields, observe
 from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Ref, Sweep
+from orchestrator.backends.kubernetes.controller.placeholders import placeholders
 from orchestrator.backends.kubernetes.controller.taints import taints
 from orchestrator.backends.kubernetes.controller.wish import (
     GangRestart,
@@ -105,6 +106,8 @@ def decide(seen: Seen, scope: Scope, since: Mapping[str, float], now: float) -> 
     ours = [(kind, job) for kind, job in ours if _place(job) not in anothers]
     begun = [_restart(kind, job, pods.get(_place(job), ()), scope) for kind, job in ours]
     chains: list[tuple[Action, ...]] = [*filter(None, begun)]
+    # Before anything else: where pods are to go there are still some to make placeholders of.
+    chains[:0] = [(one,) for one in placeholders(ours, seen.pods, seen.nodes)]
     mine = [pod for pod in seen.pods if is_ours(pod) and _job_of(pod) not in anothers]
     chains += [(one,) for one in _lost(mine, seen.nodes, timers)]
     chains += [(one,) for one in _late([job for _, job in ours], pods, timers)]
@@ -222,9 +225,6 @@ def _resume(kind: Kind, job: Object, wish: GangRestart) -> Patch:
     what, change = Ref.of(JOB_KINDS[kind].resource, job), _settled(kind, job, wish)
     change["spec"] = merged(change.get("spec", {}), nested(JOB_KINDS[kind].suspend, False)["spec"])
     reason = f"no pod is left; restart {requeues_of(job) + 1}{_but(wish)}"
-    if wish.exclude and not without(kind, job, wish.exclude):
-        reason += f" (a {what.resource.kind} takes no change of its pods: only the leader, and"
-        reason += " taints, keep to that)"
     return Patch(what=what, change=change, does=f"resume {what}", reason=reason)
 
 

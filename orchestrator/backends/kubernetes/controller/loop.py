@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.backends.kubernetes.api import Api
-from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch
+from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Patch
 from orchestrator.backends.kubernetes.controller.decide import Decision, Scope, Seen, decide
 from orchestrator.backends.kubernetes.controller.election import Election, Standing
 from orchestrator.backends.kubernetes.controller.informer import Informer
@@ -32,6 +32,8 @@ TOGETHER_S = 0.2
 BACKOFF_S = (1.0, 5.0, 30.0, 120.0)
 """Before an order that was refused is given again."""
 OURS = f"{names.MANAGED_LABEL}=ndctl,{names.JOB_LABEL}"
+MADE = f"{names.MANAGED_LABEL}=ndctl"
+"""Of pods: those of jobs, and placeholders, which are of none."""
 
 Order = tuple[str, str, str]
 """What is done, to which object, in which version."""
@@ -58,7 +60,7 @@ class Controller:
 
     def __post_init__(self) -> None:
         self.jobs = {kind: self._informer(one.resource) for kind, one in JOB_KINDS.items()}
-        self.pods = self._informer(PODS, OURS)
+        self.pods = self._informer(PODS, MADE)
         self.config_maps = self._informer(CONFIG_MAPS, OURS)
         self.nodes = self._informer(NODES)
         me = f"{socket.gethostname()}-{os.getpid()}"
@@ -185,6 +187,8 @@ def perform(api: Api, action: Action) -> None:
         metadata = {**action.change.get("metadata", {}), "resourceVersion": what.version}
         change = {**action.change, "metadata": metadata}
         api.merge(what.resource, what.namespace or None, what.name, change)
+    elif isinstance(action, Create):
+        api.create(action.item, what.namespace)
     elif isinstance(action, Delete):
         api.delete(what.resource, what.namespace, what.name, grace_s=action.grace_s, uid=what.uid)
     else:

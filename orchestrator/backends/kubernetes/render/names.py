@@ -1,5 +1,7 @@
 """What the objects of a job are called, and how they are found again. Pure."""
 
+import hashlib
+
 from orchestrator.contract.kubernetes import Kind
 from orchestrator.contract.launch import LaunchPlan
 
@@ -18,6 +20,8 @@ CONTROLLER_ANNOTATION = "ndctl.dev/controller"
 """The namespace of the Lease of the controller that looks after the job."""
 EXCLUDED_ANNOTATION = "ndctl.dev/excluded"
 """Of a job: the nodes that its leader left out. Of a node: the job that did."""
+KEEPS_OFF_LABEL = "ndctl.dev/keeps-off"
+"""Of a placeholder: the job whose pods are not to come to its node."""
 FORCE_ANNOTATION = "ndctl.dev/force-delete-after"
 """Of a pod: seconds that a node may be silent before its pods are deleted by force."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -39,6 +43,11 @@ def config_map_of(job: str) -> str:
 
 def secret_of(job: str) -> str:
     return f"{job}-token"
+
+
+def placeholder_of(job: str, host: str) -> str:
+    """One for each node that a job leaves out."""
+    return f"{job}-not-on-{hashlib.sha256(host.encode()).hexdigest()[:8]}"
 
 
 def leader_host_of(job: str) -> str:

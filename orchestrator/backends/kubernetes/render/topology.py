@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.contract.kubernetes import KubernetesSpec, TopologyRequest
+from orchestrator.contract.kubernetes import Kind, KubernetesSpec, TopologyRequest
 from orchestrator.contract.launch import LaunchPlan
 
 HOSTNAME = "kubernetes.io/hostname"
 KUEUE = "kueue.x-k8s.io"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+CHANGEABLE: tuple[Kind, ...] = ("pytorchjob",)
+"""Kinds whose new pods can be told of nodes to leave out; a Job's template stays as it was."""
 STRONGLY = 100
 """The heaviest weight of a preference."""
 
@@ -38,14 +40,22 @@ def queue_annotations(spec: KubernetesSpec) -> dict[str, str]:
 
 def affinity(launch: LaunchPlan, spec: KubernetesSpec) -> dict[str, Any]:
     own = {"matchLabels": {names.JOB_LABEL: launch.job}}
-    apart = {"labelSelector": own, "topologyKey": HOSTNAME}
     nodes = node_affinity(spec, launch.exclude)
     near = _near(spec.topology, own) if spec.topology and spec.queue is None else {}
     return {
         **({"nodeAffinity": nodes} if nodes else {}),
         **({"podAffinity": near} if near else {}),
-        "podAntiAffinity": {REQUIRED: [apart]},
+        "podAntiAffinity": {REQUIRED: _apart(launch.job, spec.kind)},
     }
+
+
+def _apart(job: str, kind: Kind) -> list[dict[str, Any]]:
+    """One pod a node; where the kind's pods cannot be changed later, none beside a placeholder."""
+    labels = [names.JOB_LABEL, *([] if kind in CHANGEABLE else [names.KEEPS_OFF_LABEL])]
+    return [
+        {"labelSelector": {"matchLabels": {label: job}}, "topologyKey": HOSTNAME}
+        for label in labels
+    ]
 
 
 def node_affinity(spec: KubernetesSpec, exclude: Sequence[str]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.backends.kubernetes.api import Api
-from orchestrator.backends.kubernetes.controller.asking import SKEW_S, ask
+from orchestrator.backends.kubernetes.controller.asking import PATIENCE_S, SKEW_S, ask, kept_off
 from orchestrator.backends.kubernetes.controller.wish import GangRestart
 from orchestrator.backends.kubernetes.refusals import Conflict
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.resources import LEASES, Object, Resource
+from orchestrator.backends.kubernetes.resources import LEASES, PODS, Object, Resource
 from orchestrator.contract.kubernetes import KubernetesSpec
 from tests.backends.kubernetes.controller.world import HOME, Item, job, merge
 from tests.backends.kubernetes.rendered import a_launch
@@ -36,7 +36,8 @@ class Clock:
 
 @dataclass
 class Cluster:
-    """One job, and a controller that suspends it after so many looks at it, None: never."""
+    """One job, and a controller that suspends it, or makes its placeholders, after so many looks;
+    None: never."""
 
     lease: Item | None
     begins: int | None = None
@@ -51,6 +52,9 @@ class Cluster:
             assert (namespace, name) == (HOME, "ndctl-controller")
             return self.lease
         self.looks += 1
+        if resource is PODS:
+            there = self.begins is not None and self.looks > self.begins
+            return {"metadata": {"name": name}} if there else None
         if self.begins is not None and self.looks > self.begins:
             self._suspend()
         return cast("Object", self.job)
@@ -115,3 +119,20 @@ def test_a_job_that_nobody_looks_after_is_its_leaders() -> None:
     cluster.job["metadata"]["annotations"] = {names.CONTROLLER_ANNOTATION: HOME}
     assert not asked(cluster), "it is of another launch"
     assert cluster.merges == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "begins", "keeps", "waits_s"),
+    [
+        (lease(), 4, True, 2.0),
+        (lease(), None, False, 15 + PATIENCE_S),
+        (None, 0, False, 0.0),
+    ],
+    ids=["in a moment", "never", "nobody there"],
+)
+def test_pods_go_after_what_keeps_their_successors_off(
+    found: Item | None, begins: int | None, keeps: bool, waits_s: float
+) -> None:
+    cluster, clock = Cluster(found, begins=begins), Clock()
+    assert kept_off(cast("Api", cluster), clock, HOME, cluster.job, ["node1", "node2"]) is keeps
+    assert clock.at == waits_s

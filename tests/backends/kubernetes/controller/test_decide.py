@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Sweep
+from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Patch, Sweep
 from orchestrator.backends.kubernetes.controller.decide import (
     FORCE_S,
     LATE_S,
@@ -97,7 +97,7 @@ def test_a_whole_restart_of_each_kind(kind: Kind) -> None:
     world = World(seen(job(kind, notes=WISH), kind=kind, pods=(pod("a"), pod("b"))))
     orders = [words(chain) for _ in range(4) for chain in world.round().chains]
     assert [one.split()[0] for (one,) in orders] == ["suspend", "resume"]
-    assert not world.seen.pods
+    assert not world.seen.pods, "node3, which is to be left out, is no node any more"
     (after,) = world.seen.jobs[kind]
     assert after["metadata"]["annotations"] == {
         names.CONTROLLER_ANNOTATION: HOME,
@@ -213,6 +213,41 @@ def test_a_node_is_tainted_for_as_long_as_a_job_that_left_it_out() -> None:
     assert (after["spec"]["taints"], after["metadata"]["annotations"]) == ([theirs], {})
 
 
+EXCLUDED = {names.EXCLUDED_ANNOTATION: "node1,node9"}
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_a_placeholder_keeps_pods_that_cannot_be_changed_off_a_node(kind: Kind) -> None:
+    world = World(seen(job(kind, notes=EXCLUDED), kind=kind, pods=(pod("a", on="node2"),)))
+    (made,) = (one for chain in world.round().chains for one in chain)
+    assert isinstance(made, Create)
+    assert made.reason == "job training/job left node1 out, and its own pods cannot be changed"
+    assert made.item["metadata"]["labels"][names.KEEPS_OFF_LABEL] == "job"
+    assert names.JOB_LABEL not in made.item["metadata"]["labels"], "it is none of the job's pods"
+    (owner,) = made.item["metadata"]["ownerReferences"]
+    assert (owner["kind"].lower(), owner["name"], owner["uid"]) == (kind, "job", "uid-job")
+    spec = made.item["spec"]
+    assert (spec["nodeName"], spec["priorityClassName"]) == ("node1", "high")
+    assert spec["containers"][0]["command"][:2] == ["/venv/bin/python", "-c"]
+    assert world.round().chains == (), "one is enough"
+    gone = [f"delete Pod training/{made.what.name} by force"]
+    ended = [{**one, "status": {"phase": "Failed"}} for one in world.seen.pods]
+    assert words(decided(replace(world.seen, pods=ended))) == gone
+    for over in (job(kind), job(kind, notes=EXCLUDED, ended="Failed")):
+        assert words(decided(replace(world.seen, jobs={kind: (over,)}))) == gone
+
+
+def test_placeholders_are_there_before_all_pods_go() -> None:
+    wish = {names.GANG_ANNOTATION: GangRestart(by="ada", exclude=("node1",)).text()}
+    asked = seen(job("jobset", notes=wish), kind="jobset", pods=(pod(),))
+    first, second = words(decided(asked))
+    assert first.startswith("create Pod training/job-not-on-")
+    assert second == "suspend JobSet training/job"
+    assert words(decided(seen(job(notes=wish), pods=(pod(),)))) == [
+        "suspend PyTorchJob training/job"
+    ], "a PyTorchJob's pods are told"
+
+
 # Laws
 
 NAMES = ("a", "b")
@@ -283,7 +318,7 @@ def test_it_touches_ndctls_alone_and_comes_to_an_end(world: World) -> None:
         for action in (one for chain in decision.chains for one in chain):
             assert action.what.uid not in foreign
             assert action.reason
-            if action.what.uid in queued:
+            if action.what.uid in queued and not isinstance(action, Create):
                 assert isinstance(action, Patch)
                 assert "suspend" not in str(action.change.get("spec"))
         world.now += ORPHAN_S

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch
+from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Patch
 from orchestrator.backends.kubernetes.controller.decide import Decision, Scope, Seen, decide
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import JOB_KINDS, Resource, nested
@@ -13,6 +13,11 @@ from orchestrator.contract.kubernetes import Kind
 Item = dict[str, Any]
 HOME = "training"
 SCOPE = Scope(home=HOME, namespace=HOME)
+CONTAINER = {
+    "name": "pytorch",
+    "image": "registry.example.org/ndctl:0.1",
+    "command": ["/venv/bin/python", "-u", "-m", "task"],
+}
 LABELS = {names.MANAGED_LABEL: "ndctl"}
 
 
@@ -62,7 +67,7 @@ def pod(
     gone = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if leaving else {}
     return {
         "metadata": meta(name, labels, notes or {}, **gone),
-        "spec": {"nodeName": on},
+        "spec": {"nodeName": on, "priorityClassName": "high", "containers": [dict(CONTAINER)]},
         "status": {"phase": phase},
     }
 
@@ -110,6 +115,10 @@ class World:
     def obey(self, action: Action) -> None:
         if isinstance(action, Patch):
             self._each(action.what.resource, action.what.uid, action.change)
+        elif isinstance(action, Create):
+            about = {**action.item["metadata"], "uid": "uid-" + action.what.name}
+            made = {**action.item, "metadata": {**about, "resourceVersion": "1"}}
+            self.seen = replace(self.seen, pods=(*self.seen.pods, made))
         elif isinstance(action, Delete):
             self._each(action.what.resource, action.what.uid, None)
 
@@ -145,7 +154,8 @@ class World:
             for each in items
             if _at(each, JOB_KINDS[kind].suspend) is True
         }
-        pods = [p for p in self.seen.pods if p["metadata"]["labels"][names.JOB_LABEL] not in gone]
+        labelled = [(p["metadata"]["labels"].get(names.JOB_LABEL), p) for p in self.seen.pods]
+        pods = [pod for of, pod in labelled if of not in gone]
         self.seen = replace(self.seen, pods=tuple(pods))
 
 

@@ -1,0 +1,133 @@
+"""A pod that does nothing, on each node that a job leaves out: none of the job's comes there. Pure.
+
+For the kinds whose pods cannot be changed once they run: these are made to stay away from a pod
+with that label, and only they are. It goes when its job is over, or with the job.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from orchestrator.backends.kubernetes import fields, observe
+from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Ref
+from orchestrator.backends.kubernetes.controller.wish import annotations_of, excluded_of, wish_of
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.render.topology import CHANGEABLE
+from orchestrator.backends.kubernetes.resources import (
+    JOB_KINDS,
+    PODS,
+    Object,
+    lookup,
+    name_of,
+)
+from orchestrator.contract.kubernetes import Kind
+
+WAIT = "import signal; signal.pause()"
+RESOURCES: Mapping[str, str] = {"cpu": "10m", "memory": "64Mi"}
+"""As a quota may want them, and limits as well: what asks for nothing is evicted first."""
+LIKE = ("imagePullSecrets", "priorityClassName", "securityContext")
+"""As the job's own pods have it. Of the same priority: theirs would else preempt it."""
+
+
+def placeholders(
+    jobs: Sequence[tuple[Kind, Object]], pods: Sequence[Object], nodes: Sequence[Object]
+) -> Iterator[Action]:
+    """What is missing of them, and what is there in vain; `pods` may be of anything."""
+    there = {(*_owner(pod), fields.node_of(pod)): pod for pod in pods if _owner(pod)[1]}
+    known = {name_of(node) for node in nodes}
+    for kind, job in jobs:
+        place = (str(lookup(job, ("metadata", "namespace"), "")), name_of(job))
+        wanted = _left_out(kind, job) & known
+        for host in sorted(wanted):
+            found = there.pop((*place, host), None)
+            if found is None:
+                yield from _make(kind, job, host, pods)
+            elif not fields.alive([found]):
+                yield _delete(found, f"it has ended, and {host} is still left out")
+        for host in sorted(host for *of, host in there if tuple(of) == place):
+            yield _delete(there[(*place, host)], f"{place[1]} does not leave {host} out any more")
+
+
+def _owner(pod: Object) -> tuple[str, str]:
+    """Namespace and name of the job that a placeholder is for; no name: it is none."""
+    label = lookup(pod, ("metadata", "labels", names.KEEPS_OFF_LABEL), "")
+    return str(lookup(pod, ("metadata", "namespace"), "")), str(label)
+
+
+def _left_out(kind: Kind, job: Object) -> set[str]:
+    over = observe.has_ended(job) or names.CANCELLED_ANNOTATION in annotations_of(job)
+    if kind in CHANGEABLE or over:
+        return set()
+    wish = wish_of(job)
+    return {*excluded_of(job), *(wish.exclude if wish else ())}
+
+
+def _make(kind: Kind, job: Object, host: str, pods: Sequence[Object]) -> Iterator[Create]:
+    """Once there is a pod of the job to take image and account of."""
+    namespace, name = job["metadata"].get("namespace", ""), name_of(job)
+    theirs = [
+        pod
+        for pod in fields.pods_of(job, pods)
+        if lookup(pod, ("metadata", "namespace"), "") == namespace
+    ]
+    if theirs:
+        made = _placeholder(kind, job, host, theirs[0])
+        uid = str(job["metadata"].get("uid", ""))
+        called = made["metadata"]["name"]
+        yield Create(
+            what=Ref(resource=PODS, namespace=namespace, name=called, uid=uid, version=""),
+            item=made,
+            reason=f"job {namespace}/{name} left {host} out, and its own pods cannot be changed",
+        )
+
+
+def _placeholder(kind: Kind, job: Object, host: str, like: Object) -> dict[str, Any]:
+    name, resource = name_of(job), JOB_KINDS[kind].resource
+    spec: Mapping[str, Any] = like["spec"]
+    own = names.CONTAINERS[kind]
+    main = next((one for one in spec["containers"] if one["name"] == own), spec["containers"][0])
+    pull = {"imagePullPolicy": main["imagePullPolicy"]} if "imagePullPolicy" in main else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.placeholder_of(name, host),
+            "namespace": job["metadata"].get("namespace", ""),
+            "labels": {
+                names.MANAGED_LABEL: "ndctl",
+                "app.kubernetes.io/part-of": "ndctl",
+                names.KEEPS_OFF_LABEL: name,
+            },
+            "ownerReferences": [
+                {
+                    "apiVersion": f"{resource.group}/{resource.version}",
+                    "kind": resource.kind,
+                    "name": name,
+                    "uid": job["metadata"]["uid"],
+                }
+            ],
+        },
+        "spec": {
+            "nodeName": host,
+            **{key: spec[key] for key in LIKE if key in spec},
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [
+                {
+                    "name": "placeholder",
+                    "image": main["image"],
+                    **pull,
+                    "command": [main["command"][0], "-c", WAIT],
+                    "resources": {"requests": dict(RESOURCES), "limits": dict(RESOURCES)},
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+            ],
+        },
+    }
+
+
+def _delete(pod: Object, reason: str) -> Delete:
+    return Delete(what=Ref.of(PODS, pod), reason=reason, grace_s=0)

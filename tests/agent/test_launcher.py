@@ -1,0 +1,199 @@
+"""Real processes, as cheap as they come: `sh` and `sleep` where torchrun and the ranks are."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.launcher import LaunchOrder, Run, Try
+from orchestrator.contract.codec import encode_tagged
+from orchestrator.contract.datagrams import RankEnded
+from orchestrator.locks import is_free
+from tests.agent.kept import Host, listening
+from tests.agent.world import WAIT_S, is_gone, kill, wait_for
+
+pytestmark = pytest.mark.process
+
+LAUNCHER = [sys.executable, "-m", "orchestrator.agent.launcher"]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with listening(tmp_path) as host:
+        yield host
+
+
+def run(host: Host, *command: str) -> Run:
+    return Run(command=command, environ=host.environ, log=str(host.folder / "torchrun.log"))
+
+
+def said(host: Host) -> str:
+    return (host.folder / "torchrun.log").read_text()
+
+
+def launcher(host: Host, *modules: str, parent: int | None = None) -> list[str]:
+    place = ["--parent", str(parent or os.getpid()), "--lock", str(host.lock)]
+    return [*LAUNCHER, *place, "--", *modules]
+
+
+def order(host: Host, *orders: LaunchOrder, modules: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Give orders to a launcher; its exit code, and what it answered."""
+    lines = "".join(json.dumps(encode_tagged(one)) + "\n" for one in orders)
+    done = subprocess.run(
+        launcher(host, *modules),
+        input=lines,
+        stdout=subprocess.PIPE,
+        env=host.environ,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@dataclass
+class Chain:
+    agent: int
+    torchrun: int
+    keeper: int
+    child: int
+
+
+@contextmanager
+def chain(host: Host) -> Iterator[Chain]:
+    """agent (sh) -> torchrun (a launcher that became sh) -> keeper -> child (sleep)."""
+    script = f"{shlex.join(host.rank('sleep', '60'))} & wait"
+    told = host.folder / "order"
+    told.write_text(json.dumps(encode_tagged(run(host, "sh", "-c", script))) + "\n")
+    place = ["--lock", str(host.lock)]
+    waits = f"{shlex.join([*LAUNCHER, *place])} --parent $$ < {told} & wait"
+    agent = subprocess.Popen(["sh", "-c", waits], env=host.environ)
+    try:
+        child = host.hear_start().pid
+        keeper = parent_of(child)
+        yield Chain(agent.pid, parent_of(keeper), keeper, child)
+    finally:
+        agent.kill()
+        agent.wait(WAIT_S)
+
+
+def parent_of(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("PPid:")[1].split()[0])
+
+
+@pytest.mark.parametrize("victim", ["agent", "torchrun", "keeper", "child"])
+def test_nothing_below_a_killed_process_survives_and_the_lock_is_free(
+    host: Host, victim: str
+) -> None:
+    with chain(host) as processes:
+        assert parent_of(processes.torchrun) == processes.agent
+        assert not is_free(host.lock)
+        kill(getattr(processes, victim))
+        for name in ("torchrun", "keeper", "child"):
+            pid = getattr(processes, name)
+            wait_for(partial(is_gone, pid), f"the end of the {name}")
+        wait_for(lambda: is_free(host.lock), "the lock")
+        if victim == "child":
+            assert host.hear() == RankEnded(attempt=4, rank=2, exit_code=None, signal=9)
+
+
+def ignored(status: str) -> set[int]:
+    """Numbers of the signals in the mask of a /proc/PID/status."""
+    line = next(line for line in status.splitlines() if line.startswith("SigIgn:"))
+    mask = int(line.split()[1], 16)
+    return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}
+
+
+FROM_A_SCHEDULER = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+
+
+def test_what_a_scheduler_sends_to_all_processes_does_not_end_torchrun(host: Host) -> None:
+    order(host, run(host, "cat", "/proc/self/status"))
+    assert ignored(said(host)) >= FROM_A_SCHEDULER
+
+
+def test_a_rank_below_it_can_be_ended_by_sigterm_all_the_same(host: Host) -> None:
+    # The shell in between is torchrun: what is ignored there, it hands down.
+    script = shlex.join(host.rank("cat", "/proc/self/status"))
+    order(host, run(host, "sh", "-c", f"NDCTL_TORCHRUN_PID=$$ {script} & wait"))
+    found = ignored(host.log.read_text())
+    assert found & FROM_A_SCHEDULER == {signal.SIGUSR1, signal.SIGUSR2}
+
+
+def test_a_module_runs_in_the_process_that_has_imported_what_it_needs(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is none the wiser: its arguments, its environment and its exit code are its own."""
+    program = "import os, sys\nprint('cmath' in sys.modules, sys.argv[1:], os.environ['RANK'])\n"
+    (host.folder / "program.py").write_text(f"{program}print(sys.stdin.read())\nsys.exit(7)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    asked = run(host, sys.executable, "-m", "program", "--now")
+    assert order(host, asked, modules=("cmath", "no_such_module")) == (7, "")
+    assert said(host) == "True ['--now'] 2\n\n"
+
+
+def test_what_a_module_raises_is_in_the_log(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    (host.folder / "program.py").write_text("raise ValueError('no port')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    assert order(host, run(host, sys.executable, "-m", "program")) == (1, "")
+    assert said(host).endswith("ValueError: no port\n")
+
+
+def test_a_program_that_does_not_exist_is_told_as_127(host: Host) -> None:
+    assert order(host, run(host, "no-such-program-here"))[0] == 127
+    assert "no-such-program-here could not be started" in said(host)
+
+
+def test_what_is_tried_is_answered_and_the_launcher_lives_on(host: Host) -> None:
+    script = "cat; echo badly >&2; exit $RANK"
+    tries = [
+        Try(command=("sh", "-c", script), environ=host.environ, given="x" * 200_000),
+        Try(command=("sh", "-c", "kill -9 $$"), environ=host.environ, given=""),
+    ]
+    code, answers = order(host, *tries, run(host, "sh", "-c", "echo at last; exit 5"))
+    first, second = map(json.loads, answers.splitlines())
+    assert first == {"code": 2, "out": "x" * 200_000, "err": "badly\n"}
+    assert second == {"code": -9, "out": "", "err": ""}
+    assert (code, said(host)) == (5, "at last\n")
+
+
+def test_a_launcher_that_waits_holds_no_lock_and_what_it_tries_does(host: Host) -> None:
+    agent = subprocess.Popen(
+        launcher(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=host.environ, text=True
+    )
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    locked = Try(command=("sh", "-c", "sleep 60"), environ=host.environ, given="")
+    quick = Try(command=("true",), environ=host.environ, given="")
+    for one in (quick, locked):
+        assert is_free(host.lock)
+        agent.stdin.write(json.dumps(encode_tagged(one)) + "\n")
+        agent.stdin.flush()
+        if one is quick:
+            assert json.loads(agent.stdout.readline())["code"] == 0
+    wait_for(lambda: not is_free(host.lock), "the second try")
+    kill(agent.pid)
+    agent.communicate(timeout=WAIT_S)
+    wait_for(lambda: is_free(host.lock), "the end of what was tried")
+
+
+def test_a_launcher_ends_with_its_parent_gone_or_nothing_more_to_read(host: Host) -> None:
+    mark = host.folder / "mark"
+    line = json.dumps(encode_tagged(run(host, "touch", str(mark)))) + "\n"
+    orphan = launcher(host, parent=1)
+    done = subprocess.run(
+        orphan, input=line, env=host.environ, text=True, timeout=WAIT_S, check=False
+    )
+    assert done.returncode == 137
+    assert not mark.exists()
+    assert order(host) == (0, "")
