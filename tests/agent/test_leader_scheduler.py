@@ -12,6 +12,7 @@ from orchestrator.agent.errands import Errands
 from orchestrator.contract.actions import ReplaceAgent, Requeue
 from orchestrator.contract.events import (
     AgentLost,
+    AgentRegistered,
     HostFlagged,
     HostsChecked,
     HostUnavailable,
@@ -91,6 +92,21 @@ def test_a_host_that_the_scheduler_took_is_nobodys_fault(tmp_path: Path) -> None
         await zero.say(stopped("host-0"))
         lost = await job.happens(AgentLost)
         assert (lost.host, lost.taken) == ("host-1", "Evicted")
+        assert job.leader.supervisor.run.incidents == ()
+
+    play(tmp_path, script, allocation=replace(GRANTED, successor_s=300.0))
+
+
+def test_one_that_the_scheduler_took_and_replaced_at_once_is_nobodys_fault(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        zero, _ = await job.started()
+        job.backend.evicted = {"host-1": "Evicted"}
+        await job.agent("host-1", pid=101)
+        await zero.hear(Stop)
+        await zero.say(stopped("host-0"))
+        assert (await zero.hear(OfferPort)).attempt == 2
+        came = [(event.host, event.taken) for event in job.events(AgentRegistered)]
+        assert came == [("host-0", ""), ("host-1", ""), ("host-1", "Evicted")]
         assert job.leader.supervisor.run.incidents == ()
 
     play(tmp_path, script, allocation=replace(GRANTED, successor_s=300.0))

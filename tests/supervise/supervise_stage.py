@@ -175,6 +175,7 @@ class Job:
         devices: int | None = None,
         findings: tuple[Finding, ...] = (),
         running: int = 0,
+        taken: str = "",
     ) -> tuple[Action, ...]:
         devices = self.each if devices is None else devices
         return self.tell(
@@ -187,6 +188,7 @@ class Job:
                 incarnation=str(pid),
                 findings=findings,
                 running=running,
+                taken=taken,
             )
         )
 

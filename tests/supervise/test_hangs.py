@@ -156,8 +156,7 @@ def test_a_step_little_longer_than_those_that_were_told_is_no_hang(
 def test_long_steps_that_one_digest_tells_together_are_each_known() -> None:
     """Six long ones in three seconds, among short ones: a seventh that is twice as long is none."""
     job = line(5, hosts=1, look_s=0.25)
-    number = 0
-    for length in (*[0.02] * 300, *[0.45, 0.45, *[0.02] * 5] * 3, *[0.02] * 60, 1.1):
-        number += 1
+    lengths = (*[0.02] * 300, *[0.45, 0.45, *[0.02] * 5] * 3, *[0.02] * 60, 1.1)
+    for number, length in enumerate(lengths, 1):
         step(job, number, length)
     assert job.hang is None, job.hang

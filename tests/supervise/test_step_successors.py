@@ -127,6 +127,14 @@ def test_an_error_from_before_a_host_was_taken_counts() -> None:
     assert (incident.culprit.rank, job.run.restarts) == (0, 1)
 
 
+def test_one_that_was_taken_and_is_back_before_its_silence_was_noticed_costs_nothing() -> None:
+    job = scheduled().running()
+    job.registers("host-1", pid=2, taken=EVICTED)
+    job.stops("host-0")
+    assert (job.run.incidents, job.run.fruitless, job.run.restarts) == ((), 0, 0)
+    assert (job.run.stage, job.run.attempt) == (Stage.STARTING, 2)
+
+
 def test_one_that_is_taken_while_the_job_waits_costs_nothing() -> None:
     job = scheduled()
     job.leads()
