@@ -534,6 +534,11 @@ def test_a_torchrun_that_cannot_be_started_is_told(tmp_path: Path) -> None:
         await here.leader.hear(Register)
         place = here.agent.config.place
         start = a_start(place, SLEEPS)
+        waiting = here.agent.standby.waiting
+        assert waiting is not None
+        words = Path(f"/proc/{waiting.pid}/cmdline")
+        # A shell until it has read what is taken away.
+        await until(lambda: words.read_bytes().startswith(sys.executable.encode()), "python")
         Path(place.python).unlink()
         await here.leader.say(start)
         return await here.leader.hear(Stopped)

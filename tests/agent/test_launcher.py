@@ -173,7 +173,7 @@ def test_a_launcher_that_waits_holds_no_lock_and_what_it_tries_does(host: Host) 
     )
     assert agent.stdin is not None
     assert agent.stdout is not None
-    locked = Try(command=("sh", "-c", "sleep 60"), environ=host.environ, given="")
+    locked = Try(command=("sleep", "60"), environ=host.environ, given="")
     quick = Try(command=("true",), environ=host.environ, given="")
     for one in (quick, locked):
         assert is_free(host.lock)

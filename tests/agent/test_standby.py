@@ -93,7 +93,7 @@ def test_what_is_given_up_is_killed_with_its_launcher(tmp_path: Path) -> None:
 
 def test_a_launcher_that_is_killed_meanwhile_is_an_answer(tmp_path: Path) -> None:
     async def script(standby: Standby) -> Tried:
-        return await standby.try_out(["sh", "-c", "kill -9 $PPID; sleep 60"], os.environ, "")
+        return await standby.try_out(["sh", "-c", "kill -9 $PPID; exec sleep 60"], os.environ, "")
 
     assert play(tmp_path, script) == Tried(code=-9, out="", err="the launcher was killed")
 

@@ -58,10 +58,10 @@ def run_forked(
 def _ended(ranks: Sequence[BaseProcess], timeout: float) -> list[int | None]:
     """The exit codes; when a rank fails or time is up the others are killed."""
     until = time.monotonic() + timeout
-    while any(rank.exitcode is None for rank in ranks) and time.monotonic() < until:
+    while (left := [r for r in ranks if r.exitcode is None]) and time.monotonic() < until:
         if any(rank.exitcode for rank in ranks):
             break
-        next(rank for rank in ranks if rank.exitcode is None).join(0.2)
+        left[0].join(0.2)
     for rank in ranks:
         rank.join(0.5)
         rank.kill()
