@@ -6,7 +6,8 @@
     ├── JobError         the job is unknown, or not in a state that allows the verb
     ├── BackendError     the cluster refused
     │   ├── Unanswered   it did not answer: nothing is known, and to ask again may help
-    │   └── Ended        it has nothing of the job any more: to ask again does not help
+    │   ├── Ended        it has nothing of the job any more: to ask again does not help
+    │   └── CannotLead   from where the leader runs it cannot be asked: the job ends there
     └── TrainingError    the trainer refuses its configuration; trying again would not help
 
 A message holds the offending value and the limit; `fix` says what to type or to change.
@@ -53,6 +54,10 @@ class Unanswered(BackendError):
 
 
 class Ended(BackendError):
+    pass
+
+
+class CannotLead(BackendError):
     pass
 
 

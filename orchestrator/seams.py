@@ -82,8 +82,15 @@ class Backend(Protocol):
     def cluster(self) -> str:
         """Which cluster it is: strikes against hosts are kept for each."""
 
+    def rival(self, launch: LaunchPlan) -> str | None:
+        """What else than these hosts the scheduler has for this very launch, in words: then they
+        are none of the job's. None: nothing. Asked by each agent before it begins."""
+
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
-        """What the leader was given; None where the hosts are those of `launch`."""
+        """What the leader was given; None where the hosts are those of `launch`.
+
+        Raises CannotLead where the scheduler cannot be asked from the leader's place.
+        """
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         """Hosts that the scheduler wants back or has given up."""
@@ -104,10 +111,26 @@ class Backend(Protocol):
         `silent_s`: since when nobody there is heard; what began since then may yet be.
         """
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+    def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
+        """Another agent in the place of the one that is to lead, elsewhere where that never began;
+        asked by the others, of an allocation that has successors.
+
+        `silent_s`: since when it is not heard; None: it has yet to begin, and may only be slow.
+        """
+
+    def requeue(
+        self,
+        launch: LaunchPlan,
+        exclude: Sequence[str],
+        *,
+        again: Sequence[str] = (),
+        whole: bool = True,
+    ) -> None:
         """Give the hosts back and queue for others, without those to `exclude`; by the leader.
 
-        Not `whole`: the leader's own host alone, asked where an allocation has successors.
+        `again`: hosts that this job asked to leave out before, and that may be used again; said
+        where an allocation has no successors. Not `whole`: the leader's own host alone, asked
+        where it has.
         """
 
     def clear(self, launch: LaunchPlan) -> None:

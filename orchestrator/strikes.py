@@ -11,17 +11,23 @@ line that cannot be read, as the torn one of a crash, is passed over. (On NFS tw
 hosts in the same moment may cost one of them; the next incident of a bad host is not far.)
 """
 
+import contextlib
 import errno
 import json
+import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.contract.codec import Invalid, decode, encode
+from orchestrator.contract.failures import Remedy, Scope
+from orchestrator.errors import JobError
+
+log = logging.getLogger(__name__)
 
 FOLDER = ".hosts"
 LOCAL = "local"
@@ -38,6 +44,8 @@ STRAGGLER = "straggler"
 """Kind of the strike of a host that was replaced for being slow …"""
 FIRST_STRAGGLER = 0.5
 """… and what the first of these counts; slowness may pass."""
+LEAST = 0.01
+"""Strikes that count less, which is after a week, are shown on demand alone."""
 MOST_EVIDENCE = 5
 """Lines that a strike keeps."""
 HOST_KINDS = frozenset({"host-lost", "leader-lost", "hang", "preflight"})
@@ -59,6 +67,9 @@ class Strike:
     cause: str
     evidence: tuple[str, ...] = ()
     """What shows it, in lines: the end of a log, a signal, a stack."""
+    submitted: float | None = None
+    """When the job was, for one that is begun anew counts its attempts anew; None: written by an
+    ndctl that did not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,22 +140,31 @@ def path_of(run_root: Path, cluster: str) -> Path:
     return run_root / FOLDER / f"{cluster}.jsonl"
 
 
-def counts(kind: str, signal: str | None = None, drill: str | None = None) -> bool:
+def counts(
+    kind: str,
+    signal: str | None = None,
+    drill: str | None = None,
+    scope: Scope | None = None,
+    remedy: Remedy | None = None,
+) -> bool:
     """Whether an incident is a strike against the host that it names.
 
-    Not a program's own exception or exit, not a preemption, and not what was rehearsed.
+    Not a program's own exception or exit, nor a kill for the memory that it took, not a preemption,
+    and not what was rehearsed. By whichever sign a rank ended: a host that its class speaks
+    against, and that was left out for it.
     """
-    if drill is not None:
+    if drill is not None or scope == "user":
         return False
+    if scope == "host" and remedy == "replace":
+        return True
     return kind in HOST_KINDS or (kind == "rank-killed" and signal in HOST_SIGNALS)
 
 
 def record(path: Path, line: Line) -> None:
     """Append; many processes may at once. Raises OSError when the disk does not take it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     body = {type(line).__name__.lower(): encode(line)}
     data = json.dumps(body, separators=(",", ":")).encode() + b"\n"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o664)
+    fd = _open(path)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
@@ -154,6 +174,34 @@ def record(path: Path, line: Line) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _open(path: Path) -> int:
+    """To append. Whoever comes first makes it for all who share the run root."""
+    flags = os.O_RDWR | os.O_APPEND
+    try:
+        # Without O_CREAT, which Linux forbids for another's file in a sticky folder.
+        return os.open(path, flags)
+    except FileNotFoundError:
+        folder = path.parent
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(parents=True)
+        _share(folder, folder.parent, 0o7777)
+    try:
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o664)
+    except FileExistsError:
+        return os.open(path, flags)
+    _share(path, folder.parent, 0o666)
+    return fd
+
+
+def _share(path: Path, run_root: Path, most: int) -> None:
+    """Let those read and write here who may in the run root, whatever this user's umask."""
+    like = run_root.stat()
+    with contextlib.suppress(OSError):  # not a member of its group
+        os.chown(path, -1, like.st_gid)
+    with contextlib.suppress(OSError):  # a file system that has none
+        path.chmod(like.st_mode & most)
 
 
 def recall(path: Path) -> tuple[Line, ...]:
@@ -180,12 +228,13 @@ def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:
 
     An incident that is told twice, as by a leader that performs an action again, counts once.
     """
-    held: dict[str, dict[tuple[str, int, str], Strike]] = {}
+    held: dict[str, dict[tuple[str, float, int, str], Strike]] = {}
     pins: dict[str, Pinned] = {}
     for line in sorted(lines, key=lambda line: line.at):
         match line:
             case Strike():
-                key = (line.job, line.attempt, line.kind)
+                run = line.at if line.submitted is None else line.submitted
+                key = (line.job, run, line.attempt, line.kind)
                 held.setdefault(line.host, {}).setdefault(key, line)
             case Cleared():
                 held.pop(line.host, None)
@@ -225,17 +274,25 @@ def _faded(score: float, seconds: float) -> float:
 
 def excluded(path: Path, now: float) -> Mapping[str, str]:
     """Host to why it is left out, in words; nobody where hosts are only names."""
-    if path.stem == LOCAL:
-        return {}
-    return {found.host: describe(found) for found in fold(recall(path), now) if found.is_excluded}
+    return {found.host: describe(found) for found in _held(path, now) if found.is_excluded}
 
 
 def always(path: Path, now: float) -> tuple[str, ...]:
     """Hosts that are to be used whatever happens on them."""
+    held = _held(path, now)
+    return tuple(found.host for found in held if found.pin and found.pin.use == "always")
+
+
+def _held(path: Path, now: float) -> tuple[Record, ...]:
+    """What counts for a job. A file that cannot be read keeps none from starting: a bad host will
+    be found again."""
     if path.stem == LOCAL:
         return ()
-    records = fold(recall(path), now)
-    return tuple(found.host for found in records if found.pin and found.pin.use == "always")
+    try:
+        return fold(recall(path), now)
+    except OSError as exc:
+        log.warning("the strikes against hosts cannot be read, so none is left out: %s", exc)
+        return ()
 
 
 def describe(found: Record) -> str:
@@ -263,9 +320,41 @@ def stamp(at: float) -> str:
 
 
 def records(run_root: Path, now: float) -> Mapping[str, tuple[Record, ...]]:
-    """Cluster to what is held against its hosts at `now`."""
+    """Cluster to what is held against its hosts at `now`. Raises JobError."""
     files = sorted((run_root / FOLDER).glob("*.jsonl"))
-    return {path.stem: fold(recall(path), now) for path in files}
+    with said_to_a_person():
+        return {path.stem: fold(recall(path), now) for path in files}
+
+
+@contextlib.contextmanager
+def said_to_a_person() -> Iterator[None]:
+    """Of a file that cannot be read or written: what to do about it."""
+    try:
+        yield
+    except OSError as exc:
+        raise JobError(
+            f"the strikes against hosts cannot be read or written: {exc}",
+            fix="the owner of the file lets others of the run root read and append to it:"
+            " `chmod g+rw,o+rw FILE`, as far as the run root itself is theirs",
+        ) from exc
+
+
+def still_counting(
+    found: Mapping[str, tuple[Record, ...]], now: float
+) -> Mapping[str, tuple[Record, ...]]:
+    """Without strikes that have faded, and hosts that have nothing else."""
+    return {
+        cluster: tuple(
+            replace(record, strikes=tuple(s for s in record.strikes if _counts_at(s, now)))
+            for record in held
+            if record.pin is not None or record.score >= LEAST
+        )
+        for cluster, held in found.items()
+    }
+
+
+def _counts_at(strike: Strike, now: float) -> bool:
+    return _faded(1.0, now - strike.at) >= LEAST
 
 
 def hosts_json(found: Mapping[str, tuple[Record, ...]]) -> list[dict[str, Any]]:

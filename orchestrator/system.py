@@ -1,8 +1,10 @@
 """The real Clock and Shell."""
 
+import os
 import time
 from collections.abc import Sequence
 
+from orchestrator.contract.env import without_habits
 from orchestrator.seams import Completed
 
 
@@ -18,7 +20,7 @@ class SystemClock:
 
 
 def run_command(argv: Sequence[str], /, *, timeout: float) -> Completed:
-    """The real `Shell`."""
+    """The real `Shell`; commands mean what they say, whatever the user is used to."""
     import subprocess  # late: the clock is in every command, processes are in few
 
     try:
@@ -29,6 +31,7 @@ def run_command(argv: Sequence[str], /, *, timeout: float) -> Completed:
             errors="replace",
             timeout=timeout,
             check=False,
+            env=without_habits(os.environ),
         )
     except OSError as exc:  # there is no such program, or it may not be run
         return Completed(127, "", str(exc))

@@ -1,5 +1,9 @@
+import contextlib
 import json
 import math
+import os
+import stat
+from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -11,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.cli import cli
+from orchestrator.contract.failures import Remedy, Scope
+from orchestrator.errors import JobError
 from orchestrator.strikes import (
     HALF_LIFE_S,
     LOCAL,
@@ -28,13 +34,26 @@ from orchestrator.strikes import (
     recall,
     record,
 )
+from orchestrator.system import SystemClock
 
 NOW = 1_800_000_000.0
 
 
-def strike(host: str = "node1", at: float = NOW, attempt: int = 1, job: str = "llama") -> Strike:
+def strike(
+    host: str = "node1",
+    at: float = NOW,
+    attempt: int = 1,
+    job: str = "llama",
+    submitted: float | None = NOW - 60,
+) -> Strike:
     return Strike(
-        at=at, host=host, job=job, attempt=attempt, kind="host-lost", cause="it said nothing"
+        at=at,
+        host=host,
+        job=job,
+        attempt=attempt,
+        kind="host-lost",
+        cause="it said nothing",
+        submitted=submitted,
     )
 
 
@@ -129,6 +148,15 @@ def test_a_strike_that_is_told_twice_counts_once() -> None:
     assert found.excluded_until == pytest.approx(NOW + HALF_LIFE_S * math.log2(2 / 0.75))
 
 
+@pytest.mark.parametrize("submitted", [NOW - 1, None])
+def test_a_job_that_is_begun_anew_strikes_anew(submitted: float | None) -> None:
+    """`submit --new` begins at attempt 1 again; older lines do not tell when that was."""
+    again = strike(at=NOW + 5, submitted=submitted)
+    (found,) = fold([replace(strike(), submitted=submitted and NOW - 60), again], NOW + 6)
+    assert len(found.strikes) == 2
+    assert found.is_excluded
+
+
 def test_a_host_that_was_cleared_begins_anew() -> None:
     cleared = Cleared(at=NOW + 2, host="node1", by="ada")
     lines: list[Line] = [strike(), strike(at=NOW + 1, attempt=2), cleared]
@@ -204,7 +232,44 @@ def test_what_counts_against_a_host(
     assert counts(kind, signal, drill) is expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "signal", "scope", "remedy", "expected"),
+    [
+        ("exception", None, "host", "replace", True),
+        ("rank-killed", "SIGABRT", "host", "replace", True),
+        ("exception", None, "host", "restart", False),
+        ("exception", None, "storage", "replace", False),
+        ("exception", None, "user", "replace", False),
+        ("rank-killed", "SIGKILL", "user", "stop", False),
+        ("rank-killed", "SIGKILL", "host", "restart", True),
+        ("hang", None, "rank", "replace", True),
+    ],
+)
+def test_the_class_says_whether_the_host_or_the_program_is_to_blame(
+    kind: str, signal: str | None, scope: Scope, remedy: Remedy, expected: bool
+) -> None:
+    assert counts(kind, signal, None, scope, remedy) is expected
+    assert not counts(kind, signal, "kill:rank=0@step=2", scope, remedy)
+
+
 # ndctl hosts
+
+
+def test_strikes_that_count_no_more_are_shown_on_demand(tmp_path: Path) -> None:
+    now = SystemClock().now()
+    path = path_of(tmp_path, "tb")
+    record(path, strike(at=now - 8 * HALF_LIFE_S))
+    record(path, strike(at=now, attempt=2))
+    record(path, strike("node2", at=now - 8 * HALF_LIFE_S))
+    record(path, strike("node3", at=now - 8 * HALF_LIFE_S))
+    record(path, pinned("never", host="node3"))
+
+    def shown(*options: str) -> dict[str, int]:
+        told = CliRunner().invoke(cli, ["hosts", "--run-root", str(tmp_path), "--json", *options])
+        return {host["host"]: len(host["strikes"]) for host in json.loads(told.output)}
+
+    assert shown() == {"node1": 1, "node3": 0}
+    assert shown("--all") == {"node1": 2, "node2": 1, "node3": 1}
 
 
 def ndctl(*words: str) -> tuple[int, str]:
@@ -247,7 +312,7 @@ def test_clearing_a_host_that_nothing_is_held_against_is_an_error(tmp_path: Path
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / ".hosts").write_text("")
-    with pytest.raises(OSError, match="exists"):
+    with pytest.raises(OSError, match="Not a directory"):
         record(path_of(tmp_path, "tb"), strike())
     assert list(tmp_path.iterdir()) == [tmp_path / ".hosts"]
 
@@ -287,3 +352,68 @@ def test_a_strike_shows_its_evidence(tmp_path: Path) -> None:
     assert recall(path_of(tmp_path, "tb")) == (found,)
     said = ndctl("hosts", "--run-root", str(tmp_path))[1]
     assert "    NVRM: Xid 79\n    rank 3: killed by SIGKILL\n" in said
+
+
+def test_a_file_that_cannot_be_read_keeps_no_job_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = path_of(tmp_path, "tb")
+    path.mkdir(parents=True)
+    assert excluded(path, NOW) == {}
+    assert always(path, NOW) == ()
+    assert "cannot be read, so none is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["hosts"], ["hosts", "clear", "n"], ["hosts", "pin", "n", "--never", "--reason", "x"]],
+)
+def test_a_person_is_told_when_strikes_cannot_be_read(tmp_path: Path, words: list[str]) -> None:
+    path_of(tmp_path, "tb").mkdir(parents=True)
+    done = CliRunner().invoke(cli, [words[0], "--run-root", str(tmp_path), *words[1:]])
+    assert isinstance(done.exception, JobError)
+    assert "cannot be read or written: " in done.exception.message
+    assert "chmod" in done.exception.fix
+
+
+@pytest.mark.parametrize(
+    ("run_root", "folder", "file"),
+    [(0o700, 0o700, 0o600), (0o2775, 0o2775, 0o664), (0o1777, 0o1777, 0o666)],
+)
+def test_whoever_shares_the_run_root_shares_the_strikes(
+    tmp_path: Path, run_root: int, folder: int, file: int
+) -> None:
+    """Whatever the umask of who was there first."""
+    tmp_path.chmod(run_root)
+    path = path_of(tmp_path, "tb")
+    with umask(0o077):
+        record(path, strike())
+        record(path, strike(attempt=2))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == folder
+    assert stat.S_IMODE(path.stat().st_mode) == file
+    assert len(recall(path)) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be another user")
+def test_another_user_reads_and_appends(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    fd = os.open(tmp_path, os.O_PATH)
+    path = path_of(Path(f"/proc/self/fd/{fd}"), "tb")  # who may not pass the folders above
+    with umask(0o077):
+        record(path, strike())
+    os.seteuid(65534)
+    try:
+        record(path, strike(attempt=2))
+        assert len(recall(path)) == 2
+    finally:
+        os.seteuid(0)
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def umask(bits: int) -> Iterator[None]:
+    before = os.umask(bits)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -8,7 +8,7 @@ from orchestrator.contract.fence import check_attempt
 from orchestrator.contract.rundir import RunDir
 
 Admit = Callable[[], None]
-"""Raises GivenUp when a later attempt has begun."""
+"""Raises GivenUp when a later attempt has begun, and another OSError when that cannot be told."""
 
 
 def everybody() -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 from pathlib import Path
 
+from orchestrator.contract.fence import GivenUp
 from trainer.fence import Admit, everybody
 
 LOG = logging.getLogger("trainer")
@@ -21,15 +22,18 @@ class LineFile:
         self._torn = bool(size) and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def append(self, line: bytes) -> None:
-        """Write a line, its newline included; a full disk costs lines, never the training.
+        """Write a line, its newline included; a full disk, or one that does not say whether this
+        attempt may still write, costs lines, never the training.
 
         Raises:
             GivenUp: a later attempt has begun; nothing was written.
         """
-        self._admit()
         data = b"\n" + line if self._torn else line
         try:
+            self._admit()
             written = os.write(self._fd, data)
+        except GivenUp:
+            raise
         except OSError as exc:
             LOG.warning("a line of %s could not be written: %s", self._path, exc)
         else:

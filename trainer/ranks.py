@@ -23,10 +23,11 @@ T = TypeVar("T")
 
 INIT_TIMEOUT = timedelta(minutes=30)
 """Of a collective until the first step is done: ranks load, compile and wait for one another."""
-TRAIN_TIMEOUT = timedelta(minutes=10)
-"""Afterwards. Whoever supervises the job notices a hang long before; this only ends what nobody
-watches. The longest that a healthy rank waits is for rank 0 to complete a checkpoint, or for a
-profile to be written."""
+TRAIN_TIMEOUT = timedelta(minutes=20)
+"""Afterwards. Longer than ndctl lets ranks stand still by itself, which is 900 s in a checkpoint,
+an evaluation or a profile: a shorter one would end what it still allows, such as the wait of all
+ranks for rank 0 to complete a checkpoint. Within a step ndctl notices a hang long before; in the
+others, before; and where nobody watches, this ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

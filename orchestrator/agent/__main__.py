@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -10,27 +11,31 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from orchestrator import strikes
-from orchestrator.agent.agent import Agent, AgentConfig
+from orchestrator.agent.agent import FIND_LEADER_S, Agent, AgentConfig
 from orchestrator.agent.errands import Planners
 from orchestrator.agent.evidence import holders, send_signal
 from orchestrator.agent.leader import Granted, Leader, take_over
 from orchestrator.agent.leaderless import RETRY_S, queue_again, see_to_the_leader
+from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.probes import prober
+from orchestrator.agent.superseding import later_launch, superseded
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term
 from orchestrator.app.replanning import refit, replan
 from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
 from orchestrator.contract.actions import EndJob, Requeue
+from orchestrator.contract.events import LeaderStarted
 from orchestrator.contract.fence import GivenUp, check_leader
 from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, Unanswered
+from orchestrator.errors import BackendError, CannotLead, Unanswered
 from orchestrator.locks import is_free, try_lock
 from orchestrator.preflight.host import Wanted, examine_host, sight
 from orchestrator.seams import Backend, Clock
@@ -47,6 +52,9 @@ LOCK_POLL_S = 0.1
 TAKE_OVER_S = 120.0
 """For a former leader, cut off on its host, to see that it was replaced and to let go of the
 journal, or for a file server to take the lock from a host that is gone."""
+FIND_ALLOCATED_S = LOCK_WAIT_S + TAKE_OVER_S + 120.0
+"""For a leader in an allocation: after both of these, and after its interpreter and its look at its
+host, each of which takes a minute on a cold file server."""
 ORPHANS_S = 5.0
 """The kernel ends what a former agent left running; what then still runs, a rank left itself."""
 
@@ -56,9 +64,11 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     clock = SystemClock()
     run_dir = RunDir(args.run_dir)
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    logs = partial(run_dir.logs.mkdir, parents=True, exist_ok=True)
+    once_it_serves(logs, "there is no room for logs", clock)
     if not _hold_host(run_dir, args.host, clock):
         return exits.LEADER_LOST if args.patience else exits.NOT_ADMITTED
+    scheduled = args.restarts is not None
     config = AgentConfig(
         place=HostPlace(
             python=sys.executable,
@@ -73,12 +83,17 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         devices=args.devices,
         agent_timeout=args.agent_timeout,
         findings=_look_at_host(args, environ),
+        find_leader_s=FIND_ALLOCATED_S if scheduled and not args.patience else FIND_LEADER_S,
         patience_s=args.patience,
         leader_at=args.leader_at,
         probe=prober(_wanted(args), environ, sight(run_command)),
     )
     try:
-        scheduled = args.restarts is not None
+        looked = partial(superseded, run_dir, config.term, _named(environ, clock), clock)
+        why = once_it_serves(looked, "whether this host counts is not known", clock)
+        if why is not None:
+            log.error("leaving: %s", why)
+            return exits.NOT_ADMITTED
         if args.lead:
             return asyncio.run(_lead(config, args.bind, scheduled, environ, clock, args.port))
         return asyncio.run(_follow(config, scheduled, args.turn, environ, clock))
@@ -144,7 +159,7 @@ async def _follow(
     queued again, which is when the scheduler ends it, too.
     """
     agent = Agent(config, environ, clock)
-    named = partial(backend_named, environ=environ, clock=clock, shell=run_command)
+    named = _named(environ, clock)
     loop = asyncio.get_running_loop()
     if config.patience_s:
         loop.add_signal_handler(signal.SIGTERM, agent.warned, signal.SIGTERM.name)
@@ -166,6 +181,10 @@ async def _follow(
     return code
 
 
+def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], Backend]:
+    return partial(backend_named, environ=environ, clock=clock, shell=run_command)
+
+
 async def _lead(
     config: AgentConfig,
     bind: str,
@@ -178,14 +197,24 @@ async def _lead(
     place = config.place
     patience_s = TAKE_OVER_S if scheduled else LOCK_PATIENCE_S
     name = secrets.token_hex(8)
-    take_over(place.run_dir, name)
+    once_it_serves(partial(take_over, place.run_dir, name), "the fence cannot be taken", clock)
     guard = partial(check_leader, place.run_dir.fence, name)
     with Journal(place.run_dir.journal, clock, patience_s, guard) as journal:
         supervisor = Supervisor(journal)
         job = supervisor.run.job
         assert job is not None
+        if job.launch.launch != config.term.launch:  # submitted again since it was looked
+            log.error("leaving: %s", later_launch(job.launch, config.term))
+            return exits.NOT_ADMITTED
         backend = backend_named(job.backend, environ, clock, run_command)
-        granted = _granted_at_last(config, backend, supervisor.run, clock)
+        try:
+            granted = _granted_at_last(config, backend, supervisor.run, clock)
+        except CannotLead as exc:
+            log.critical("the leader cannot begin: %s", exc)
+            at, why = clock.now(), f"{exc.message}; {exc.fix}"
+            started = LeaderStarted(at=at, host=place.host, pid=os.getpid(), unable=why)
+            supervisor.feed(started)
+            return exits.FAILED
         planners = Planners(
             fewer=partial(replan, place.run_dir, environ=environ),
             less=partial(refit, place.run_dir, environ=environ),
@@ -200,23 +229,26 @@ async def _lead(
                 loop.add_signal_handler(number, leader.warned, number.name)
         else:
             loop.add_signal_handler(signal.SIGTERM, leader.cancel, "SIGTERM to the leader")
-        following = asyncio.create_task(agent.run())
-        leading = asyncio.create_task(
-            leader.serve(place.host, bind, place.address, os.getpid(), port)
-        )
-        try:
-            await asyncio.wait([leading, following], return_when=asyncio.FIRST_COMPLETED)
-            if not leading.done() and following.result() != exits.OK:
-                log.critical("the leader's own agent left: so does the leader")
-                return exits.FAILED
-            return _exit_code(await leading)
-        except GivenUp as exc:
-            log.error("leaving: %s", exc)
-            return exits.LEADER_LOST
-        finally:
-            leading.cancel()
-            agent.leave(exits.LEADER_LOST)
-            await asyncio.gather(leading, following, return_exceptions=True)
+        serving = leader.serve(place.host, bind, place.address, os.getpid(), port)
+        return await _run_both(serving, agent)
+
+
+async def _run_both(serving: Coroutine[Any, Any, EndJob | Requeue], agent: Agent) -> int:
+    """The leader and its own agent: neither outlives the other."""
+    following, leading = asyncio.create_task(agent.run()), asyncio.create_task(serving)
+    try:
+        await asyncio.wait([leading, following], return_when=asyncio.FIRST_COMPLETED)
+        if not leading.done() and following.result() != exits.OK:
+            log.critical("the leader's own agent left: so does the leader")
+            return exits.FAILED
+        return _exit_code(await leading)
+    except GivenUp as exc:
+        log.error("leaving: %s", exc)
+        return exits.LEADER_LOST
+    finally:
+        leading.cancel()
+        agent.leave(exits.LEADER_LOST)
+        await asyncio.gather(leading, following, return_exceptions=True)
 
 
 def _granted_at_last(config: AgentConfig, backend: Backend, run: Run, clock: Clock) -> Granted:
@@ -261,7 +293,8 @@ def _exit_code(ending: EndJob | Requeue) -> int:
 
 def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
     """Be the only agent of this host, with no process of a former one left."""
-    fd = os.open(run_dir.agent_lock(host), os.O_RDWR | os.O_CREAT, 0o644)
+    opened = partial(os.open, run_dir.agent_lock(host), os.O_RDWR | os.O_CREAT, 0o644)
+    fd = once_it_serves(opened, f"{host} cannot be taken over", clock)
     begun = clock.monotonic()
     while not try_lock(fd):
         if clock.monotonic() - begun > LOCK_WAIT_S:
@@ -269,8 +302,9 @@ def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
             return False
         clock.sleep(LOCK_POLL_S)
     # At once: whoever wants to end the holder of the lock reads here which process that is.
-    os.ftruncate(fd, 0)
-    os.write(fd, str(os.getpid()).encode())
+    with contextlib.suppress(OSError):  # a full disk has no room for it
+        os.ftruncate(fd, 0)
+        os.write(fd, str(os.getpid()).encode())
     ranks, begun, patience = run_dir.ranks_lock(host), clock.monotonic(), ORPHANS_S
     while not is_free(ranks):
         waited = clock.monotonic() - begun

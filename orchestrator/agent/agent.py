@@ -1,4 +1,4 @@
-"""The agent of one host: runs attempts as the leader orders, and reports what becomes of them.
+"""The agent of one host: has attempts run as the leader orders, and reports what becomes of them.
 
 It holds no policy. It leaves when the leader says so, and when the leader is gone: then it stops
 its ranks first.
@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import secrets
-import signal
 from collections import deque
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
@@ -20,34 +19,21 @@ from typing import Any, assert_never
 
 import aiohttp
 
-from orchestrator.agent.attempt import Attempt
+from orchestrator.agent.attempts import Attempts
 from orchestrator.agent.fabric import check_fabric
-from orchestrator.agent.gathering import gather, look_back, with_last_lines
 from orchestrator.agent.probes import Probe, no_probe
 from orchestrator.agent.sockets import free_port, listen
 from orchestrator.agent.standby import Standby
-from orchestrator.agent.torchrun import HostPlace
+from orchestrator.agent.torchrun import HostPlace, with_defaults
 from orchestrator.agent.whereabouts import Term, leader_of
 from orchestrator.contract import exits
 from orchestrator.contract.codec import decode, encode_tagged
-from orchestrator.contract.datagrams import (
-    Beat,
-    Datagram,
-    DrillFired,
-    IntervalChanged,
-    Resumed,
-    Saved,
-    SaveFailed,
-)
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.protocol import (
     AGENT_PATH,
     PULSE_S,
     Checked,
     CheckFabric,
-    Digest,
-    Evidence,
-    Exited,
     Gather,
     Leave,
     OfferPort,
@@ -58,8 +44,6 @@ from orchestrator.contract.protocol import (
     Report,
     Start,
     Stop,
-    Stopped,
-    Told,
     Warned,
 )
 from orchestrator.seams import Clock
@@ -69,7 +53,7 @@ log = logging.getLogger(__name__)
 LEAVE_GRACE_S = 3.0
 """SIGTERM to SIGKILL for ranks whose leader is gone or whose job is over."""
 FIND_LEADER_S = 60.0
-"""How long a new agent looks for its leader."""
+"""For a leader that was started at the same time, by the same hand."""
 RETRY_S = 0.2
 HEARD_S = 5 * PULSE_S
 """A leader that is silent for so long may be gone, with nobody left to order anything."""
@@ -78,10 +62,6 @@ STILL_MARGIN_S = 0.02
 LATE_S = 0.2
 """An agent that is woken later than this has not had the processor, or its host stood still."""
 CLOSE_S = 1.0
-LOOK_BACK_S = 3.0
-"""For what this host says of itself when a rank of it has ended; meanwhile the others stop."""
-HOST_DRILL_S = 0.5
-"""Between telling the leader of a host drill and dying of it: the journal is to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +73,8 @@ class AgentConfig:
     agent_timeout: float
     findings: tuple[Finding, ...] = ()
     """What is not in order here, found before it registered."""
+    find_leader_s: float = FIND_LEADER_S
+    """How long it looks for its leader when it is new."""
     patience_s: float = 0.0
     """How long it waits in place for another leader once its own is gone, its ranks stopped."""
     leader_at: str = ""
@@ -105,20 +87,20 @@ class AgentConfig:
 class Agent:
     def __init__(self, config: AgentConfig, environ: Mapping[str, str], clock: Clock) -> None:
         self.config = config
-        self.environ = environ
+        self.environ = with_defaults(environ)
         self.clock = clock
-        self.standby = Standby(config.place, environ)
+        self.standby = Standby(config.place, self.environ)
         self.incarnation = secrets.token_hex(8)
-        self.attempt: Attempt | None = None
-        self.running: asyncio.Task[None] | None = None
-        self.looking: asyncio.Task[None] | None = None
-        """At this host, where a rank of the attempt has ended."""
-        self.told: list[asyncio.Task[None]] = []
-        """Of ranks of the attempt that have failed: the leader is being told."""
-        self.ended: Stopped | None = None
-        """How the last attempt ended here."""
         self.outbox: deque[Report] = deque()
         self.wake = asyncio.Event()
+        self.attempts = Attempts(
+            self.standby,
+            config.probe,
+            clock,
+            report=self._report,
+            hurry=self.wake.set,
+            spawn=self._spawn,
+        )
         self.last_heard = clock.monotonic()
         self.still_s = math.inf
         """The leader wants to hear at once of ranks that stand still for so long."""
@@ -129,12 +111,12 @@ class Agent:
 
     async def run(self) -> int:
         """Serve the leader until it lets go, or is gone; the exit code."""
-        transport = await listen(self.config.place.socket, self.hear)
+        transport = await listen(self.config.place.socket, self.attempts.hear)
         try:
             await self.standby.prepare()
             await self._serve()
         finally:
-            await self._stop_attempt(LEAVE_GRACE_S)
+            await self.attempts.end(LEAVE_GRACE_S)
             await self.standby.close()
             transport.close()
             for task in self.tasks:
@@ -154,16 +136,16 @@ class Agent:
 
     async def _go_when_idle(self) -> None:
         """Without a leader nobody stops the ranks in good order: they stop now."""
-        while self.outbox or self.attempt is not None:
+        while self.outbox or self.attempts.attempt is not None:
             if self.silent_for() > HEARD_S:
-                await self._stop_attempt(LEAVE_GRACE_S)
+                await self.attempts.end(LEAVE_GRACE_S)
                 break
             await asyncio.sleep(RETRY_S)
         self.leave(exits.LEADER_LOST)
 
     async def _serve(self) -> None:
         """Keep a connection to the leader; give up when it was silent for too long."""
-        patience = max(FIND_LEADER_S, self.config.agent_timeout)
+        patience = max(self.config.find_leader_s, self.config.agent_timeout)
         async with aiohttp.ClientSession() as session:
             while self.exit_code is None:
                 leader = leader_of(self.config.place.run_dir, self.config.term)
@@ -190,9 +172,9 @@ class Agent:
 
     async def _without_leader(self, alone_s: float) -> None:
         """Stop the ranks; leave, unless another leader may yet come."""
-        if self.attempt is not None:
+        if self.attempts.attempt is not None:
             log.error("no word from the leader for %.1f s: stopping", self.silent_for())
-            await self._stop_attempt(LEAVE_GRACE_S)
+            await self.attempts.end(LEAVE_GRACE_S)
         if alone_s >= self.config.patience_s:
             log.error("no word from the leader for %.1f s: leaving", self.silent_for())
             self.exit_code = exits.LEADER_LOST
@@ -216,7 +198,7 @@ class Agent:
         both: list[asyncio.Task[None]] = []
         try:
             await self._send(ws, self._register())
-            await self._repeat_ends()
+            self.outbox.extend(await self.attempts.ends())
             both += [asyncio.create_task(self._speak(ws)), asyncio.create_task(self._obey(ws))]
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -240,19 +222,8 @@ class Agent:
             launch=self.config.term.launch,
             sent_at=self.clock.now(),
             findings=self.config.findings,
-            running=0 if self.attempt is None else self.attempt.start.attempt,
+            running=self.attempts.number,
         )
-
-    async def _repeat_ends(self) -> None:
-        """After a reconnection, say again what may have been lost with the old connection."""
-        if (attempt := self.attempt) is not None:
-            ends = [record.ended for record in attempt.ranks.values() if record.ended is not None]
-            failed = [attempt.exited(end) for end in ends if end.exit_code != 0]
-            self.outbox.extend(
-                await asyncio.gather(*(with_last_lines(attempt, exited) for exited in failed))
-            )
-        elif self.ended is not None:
-            self.outbox.append(self.ended)
 
     async def _speak(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         """Send reports as they come, and a digest with every pulse."""
@@ -261,17 +232,14 @@ class Agent:
                 await self._send(ws, self.outbox[0])
                 self.outbox.popleft()
             self.wake.clear()
-            attempt = self.attempt
-            number = attempt.start.attempt if attempt else 0
-            ranks = attempt.digest() if attempt else ()
-            await self._send(ws, Digest(attempt=number, ranks=ranks))
+            await self._send(ws, self.attempts.digest())
             await self._rest()
 
     async def _rest(self) -> None:
         """Until there is something to say: a report, ranks that stand still, or the next digest."""
         due = self.clock.monotonic() + PULSE_S
         while not (self.wake.is_set() or self.exit_code is not None):
-            begun, attempt = self.clock.monotonic(), self.attempt
+            begun, attempt = self.clock.monotonic(), self.attempts.attempt
             still_in = attempt.still_in(self.still_s) if attempt else math.inf
             left = min(due - begun, still_in + STILL_MARGIN_S)
             if left <= 0:
@@ -308,11 +276,11 @@ class Agent:
             case CheckFabric():
                 self._spawn(self._check(order))
             case Start():
-                self._spawn(self._start(order))
+                self._spawn(self.attempts.start(order))
             case Stop():
-                self._spawn(self._stop(order))
+                self._spawn(self.attempts.stop(order))
             case Gather():
-                self._spawn(self._gather(order))
+                self._spawn(self.attempts.gather(order))
             case Leave():
                 log.info("leaving: %s", order.reason)
                 self.exit_code = exits.OK
@@ -350,119 +318,3 @@ class Agent:
     def _report_check(self, checked: Checked | None) -> None:
         if checked is not None:
             self._report(checked)
-
-    async def _start(self, order: Start) -> None:
-        if self.attempt is not None and self.attempt.start.attempt < order.attempt:
-            log.warning("attempt %s is under way, and given up", self.attempt.start.attempt)
-            await self._stop_attempt(0.0)
-        if self.attempt is not None or (self.ended and self.ended.attempt >= order.attempt):
-            return  # said twice
-        self.attempt = Attempt(order, self.config.place, self.clock)
-        self.looking, self.told = None, []
-        self.running = asyncio.create_task(self._run_attempt(self.attempt))
-        self.running.add_done_callback(self._worked)
-
-    async def _run_attempt(self, attempt: Attempt) -> None:
-        try:
-            await attempt.launch(self.standby, self.environ)
-            unseen, stopped = await attempt.wait()
-        except OSError as exc:
-            number, host = attempt.start.attempt, self.config.place.host
-            unseen = []
-            stopped = Stopped(
-                attempt=number, host=host, finished=False, why=f"torchrun could not be run: {exc}"
-            )
-        for exited in unseen:
-            self._failed(exited, attempt)
-        await asyncio.gather(*self.told)
-        if self.looking is not None:
-            await self.looking
-        self._remember(stopped)
-        self.attempt = None
-        log.info(
-            "attempt %s: no process left, %s",
-            stopped.attempt,
-            "all ranks returned 0" if stopped.finished else stopped.why.split("\n")[0],
-        )
-        self._report(stopped)
-
-    async def _stop(self, order: Stop) -> None:
-        host = self.config.place.host
-        if order.another:
-            self._spawn(self.standby.prepare())
-        if self.attempt is not None and self.attempt.start.attempt == order.attempt:
-            await self._stop_attempt(order.grace_s)
-        elif self.ended is not None and self.ended.attempt == order.attempt:
-            self._report(self.ended)
-        else:
-            # Never begun: remember, so that a Start that comes late is not obeyed.
-            stopped = Stopped(attempt=order.attempt, host=host, finished=False)
-            self._remember(stopped)
-            self._report(stopped)
-
-    def _remember(self, stopped: Stopped) -> None:
-        if self.ended is None or self.ended.attempt < stopped.attempt:
-            self.ended = stopped
-
-    async def _stop_attempt(self, grace_s: float) -> None:
-        if self.attempt is None or self.running is None:
-            return
-        await self.attempt.stop(grace_s)
-        await self.running
-
-    async def _gather(self, order: Gather) -> None:
-        attempt = self.attempt
-        running = attempt is not None and attempt.start.attempt == order.attempt
-        if attempt is not None and running:
-            evidence = await gather(attempt, order.timeout_s, self.config.probe)
-            # First whether they still stand still: evidence of all hosts has the ranks stopped.
-            self._report(Digest(attempt=order.attempt, ranks=attempt.digest()))
-            self._report(evidence)
-            return
-        nothing = {"ranks": "no attempt runs here"}
-        host = self.config.place.host
-        self._report(Evidence(attempt=order.attempt, host=host, ranks=(), missing=nothing))
-
-    def hear(self, datagram: Datagram) -> None:
-        """A rank of this host said something."""
-        attempt = self.attempt
-        if attempt is None or datagram.attempt != attempt.start.attempt:
-            return
-        known = attempt.ranks.get(datagram.rank)
-        before = known.loss if known else None
-        exited = attempt.hear(datagram)
-        if exited is not None:
-            self._failed(exited, attempt)
-        match datagram:
-            case Beat() if before is None and datagram.loss is not None:
-                self.wake.set()  # the first step of the attempt: the leader waits for it
-            case Resumed() | Saved() | SaveFailed() | IntervalChanged():
-                self._report(Told(host=self.config.place.host, datagram=datagram))
-            case DrillFired():
-                self._report(Told(host=self.config.place.host, datagram=datagram))
-                self._drill_host(datagram, attempt)
-            case _:
-                pass
-
-    def _failed(self, exited: Exited, attempt: Attempt) -> None:
-        """The first that ended by itself has this host looked at: it may be the host's fault."""
-        self.told.append(self._spawn(self._tell_of_end(exited, attempt)))
-        if not exited.stopped and self.looking is None:
-            self.looking = asyncio.create_task(self._look_back(attempt))
-
-    async def _tell_of_end(self, exited: Exited, attempt: Attempt) -> None:
-        self._report(await with_last_lines(attempt, exited))
-
-    async def _look_back(self, attempt: Attempt) -> None:
-        """The leader is told of what tells something: a fabric that breaks ends ranks everywhere,
-        and most hosts know nothing of it."""
-        evidence = await look_back(attempt, LOOK_BACK_S, self.config.probe)
-        if evidence.kernel or any(finding.verdict == "stops" for finding in evidence.findings):
-            self._report(evidence)
-
-    def _drill_host(self, fired: DrillFired, attempt: Attempt) -> None:
-        drill = next((d for d in attempt.start.drills if d.id == fired.drill), None)
-        if drill is not None and drill.target == "host":
-            log.warning("drill %s: this agent and its ranks die now", drill)
-            loop = asyncio.get_running_loop()
-            loop.call_later(HOST_DRILL_S, os.kill, os.getpid(), signal.SIGKILL)

@@ -277,7 +277,7 @@ class Errands:
         """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs."""
         while True:
             try:
-                requeued = partial(self.backend.requeue, whole=action.whole)
+                requeued = partial(self.backend.requeue, again=action.again, whole=action.whole)
                 return await asyncio.to_thread(requeued, self.job.launch, action.exclude)
             except BackendError as exc:
                 log.error("the scheduler does not take the job back, trying again: %s", exc)

@@ -41,7 +41,7 @@ async def check_fabric(
 ) -> Checked:
     """Take part; always with an answer, and never later than the order's limit."""
     command = render(order, place, clock.monotonic() + order.timeout_s - MARGIN_S)
-    known = {"OMP_NUM_THREADS": "1", **environ, env.HOST: place.host}
+    known = {**environ, env.HOST: place.host}
     # Not on the command line, where Linux takes 128 KiB a word: too short for 10,000 names.
     names = " ".join(order.hosts)
     try:

@@ -46,7 +46,7 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidence:
         withheld=dumps.withheld,
         missing=_missing(ranks, dumps, found),
         findings=_troubles(found),
-        kernel=telling(found.kernel, attempt.begun),
+        kernel=telling(found.kernel, attempt.begun, attempt.start.classes),
     )
     await asyncio.to_thread(_keep, attempt, evidence, ended, found)
     return evidence
@@ -61,7 +61,7 @@ async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidenc
         ranks=(),
         missing=dict(words.split(": ", 1) for words in found.missing),
         findings=_troubles(found),
-        kernel=telling(found.kernel, attempt.begun),
+        kernel=telling(found.kernel, attempt.begun, attempt.start.classes),
         unasked=True,
     )
     await asyncio.to_thread(_keep, attempt, evidence, attempt.ended(), found)

@@ -8,7 +8,6 @@ on FILE, and so does all that is started then: when that is free, no process of 
 """
 
 import argparse
-import contextlib
 import importlib
 import json
 import os
@@ -67,18 +66,25 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
     _ignore_signals_of_a_scheduler()
-    for name in args.modules:
-        with contextlib.suppress(ImportError):  # the program that needs it will say so
-            importlib.import_module(name)
+    imported = all(list(map(_imported, args.modules)))
     orders = os.fdopen(os.dup(sys.stdin.fileno()))  # its buffer is not the program's
     for line in orders:
         order: LaunchOrder = decode(LaunchOrder, json.loads(line))
         if isinstance(order, Run):
             hold_lock(args.lock)
-            _run(order)
-        sys.stdout.write(json.dumps(encode(_try(order, args.lock))) + "\n")
+            _run(order, imported)
+        sys.stdout.write(json.dumps(encode(_try(order, args.lock, imported))) + "\n")
         sys.stdout.flush()
     return 0
+
+
+def _imported(name: str) -> bool:
+    """Whether it could be. What failed is not said here: the program that needs it will."""
+    try:
+        importlib.import_module(name)
+    except Exception:  # noqa: BLE001 - a library that does not load raises what it likes
+        return False
+    return True
 
 
 def _ignore_signals_of_a_scheduler() -> None:
@@ -91,16 +97,17 @@ def _ignore_signals_of_a_scheduler() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _run(order: Run) -> NoReturn:
+def _run(order: Run, imported: bool) -> NoReturn:
     out = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    _become(order.command, order.environ | {TORCHRUN_PID: str(os.getpid())}, _null(), out, out)
+    environ = order.environ | {TORCHRUN_PID: str(os.getpid())}
+    _become(order.command, environ, _null(), out, out, imported)
 
 
 def _null() -> int:
     return os.open(os.devnull, os.O_RDONLY)
 
 
-def _try(order: Try, lock: Path) -> Tried:
+def _try(order: Try, lock: Path, imported: bool) -> Tried:
     given, out, err = (os.memfd_create(name) for name in ("given", "out", "err"))
     try:
         os.write(given, order.given.encode())
@@ -108,7 +115,7 @@ def _try(order: Try, lock: Path) -> Tried:
         launcher = os.getpid()
         child = os.fork()
         if child == 0:
-            _be_tried(order, launcher, lock, given, out, err)
+            _be_tried(order, launcher, lock, imported, (given, out, err))
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         return Tried(code=code, out=_written(out), err=_written(err))
@@ -123,12 +130,14 @@ def _written(fd: int) -> str:
         return file.read().decode(errors="replace")
 
 
-def _be_tried(order: Try, launcher: int, lock: Path, given: int, out: int, err: int) -> NoReturn:
+def _be_tried(
+    order: Try, launcher: int, lock: Path, imported: bool, files: tuple[int, int, int]
+) -> NoReturn:
     """In the child; it must never come back to the launcher's loop."""
     try:
         die_with_parent(launcher)
         hold_lock(lock)
-        _become(order.command, order.environ, given, out, err)
+        _become(order.command, order.environ, *files, imported)
     except SystemExit as exc:
         code = exc.code if isinstance(exc.code, int) else FAILED if exc.code else 0
     except BaseException:  # noqa: BLE001 - as the interpreter ends a program that raised
@@ -140,9 +149,16 @@ def _be_tried(order: Try, launcher: int, lock: Path, given: int, out: int, err: 
 
 
 def _become(
-    command: Sequence[str], environ: Mapping[str, str], given: int, out: int, err: int
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    given: int,
+    out: int,
+    err: int,
+    imported: bool,
 ) -> NoReturn:
-    """Be `command`: at once where it is a module for this very interpreter, which has it imported.
+    """Be `command`: at once where it is a module for this very interpreter, which has imported what
+    it needs. After an import that failed it is begun afresh: half of a library that is loaded
+    already hides why the rest does not.
 
     Raises:
         SystemExit: with its exit code.
@@ -153,7 +169,7 @@ def _become(
     os.environ.clear()
     os.environ.update(environ)
     program, *words = command
-    if (program, words[:1]) != (sys.executable, ["-m"]):
+    if not imported or (program, words[:1]) != (sys.executable, ["-m"]):
         try:
             os.execvp(program, list(command))
         except OSError as exc:

@@ -19,6 +19,7 @@ from orchestrator.agent.connections import Connections, Silence, report_in
 from orchestrator.agent.errands import Errands, Planners
 from orchestrator.agent.judging import Judge
 from orchestrator.agent.lookout import Lookout
+from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.reception import Reception
 from orchestrator.agent.striking import new_strikes, record
 from orchestrator.agent.translate import (
@@ -180,10 +181,7 @@ class Leader:
             GivenUp: another leader has taken over; nothing was touched since.
         """
         self.errands.host, self.errands.address = host, address
-        port = await self.reception.open(bind, port)
-        announce(self.run_dir, self.granted.term, address, port)
-        log.info("leading %s at %s:%s", self.job.launch.job, address, port)
-        self._happened(
+        self._happened(  # before any agent can come
             LeaderStarted(
                 at=self.steady.now(),
                 host=host,
@@ -194,6 +192,12 @@ class Leader:
                 taken=self.granted.taken,
             )
         )
+        port = await self.reception.open(bind, port)
+        announced = partial(announce, self.run_dir, self.granted.term, address, port)
+        await asyncio.to_thread(
+            once_it_serves, announced, "agents cannot be told where the leader is", self.clock
+        )
+        log.info("leading %s at %s:%s", self.job.launch.job, address, port)
         deciding = asyncio.create_task(self._consume())
         tasks = [deciding, asyncio.create_task(self._tick())]
         if self.granted.allocation is not None:
@@ -285,11 +289,23 @@ class Leader:
                 continue  # first hear what was said meanwhile
             if self.clock.monotonic() - looked >= FENCE_S:
                 looked = self.clock.monotonic()
-                await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
+                await self._look_at_fence()
             at = self.steady.now()
             self._lose(self.connections.forget_silent(), at)
             self._look(at)
             self._happened(Tick(at=at))
+
+    async def _look_at_fence(self) -> None:
+        """Raises GivenUp when another leader has taken over.
+
+        One that cannot be read ends no leader: each mark that it makes waits until it can.
+        """
+        try:
+            await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
+        except GivenUp:
+            raise
+        except OSError as exc:
+            log.error("whether another leader has taken over is not known: %s", exc)
 
     def _lose(self, silences: Sequence[Silence], at: float) -> None:
         lost = [
@@ -434,6 +450,7 @@ class Leader:
                     drills=action.drills,
                     skip=action.skip,
                     pace=pace_of(self.supervisor.run),
+                    classes=self.job.failure_classes,
                 ),
             )
 

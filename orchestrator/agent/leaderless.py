@@ -10,14 +10,15 @@ does about it. Then it is for this host to go.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.agent.agent import Agent
+from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract.events import AgentLost, Event
-from orchestrator.contract.fence import read_fence
+from orchestrator.contract.fence import Fence, read_fence
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.locks import try_lock
@@ -28,6 +29,7 @@ from orchestrator.supervise.step import fold
 
 log = logging.getLogger(__name__)
 
+UNREADABLE = "the journal cannot be read"
 RETRY_S = 5.0
 REFUSED_S = 600.0
 """How long a scheduler is asked that answers and refuses; one that does not answer is asked for
@@ -36,10 +38,14 @@ TURN_S = 400.0
 """For the one whose turn it is: longer than Slurm takes to give up a node. A file server may keep
 the lock of a host that died in its turn."""
 
+UNLED = 3
+"""Runs in a row in which no leader began: another one would not help."""
+
 LOOK_S = 5.0
 """For a leader that lives to write something: it gives up a host about when that gives it up."""
 GIVEN_UP_S = 30.0
-"""The same where it has given this host up, and it is not sure that it has gone on since."""
+"""The same where it writes of other things alone, or has given this host up and it is not sure that
+it has gone on since."""
 
 SEE_S = 30.0
 """Longer than a leader whose host lives takes to come back; and how long each host waits for the
@@ -96,7 +102,17 @@ def patience_s(before: Seen) -> float | None:
 
 
 def lives(before: Seen, now: Seen) -> bool:
-    """It has written since, and has not died of it."""
+    """It has written since, and has not died of it, and does without this host."""
+    return _writes(before, now) and now.given_up
+
+
+def in_doubt(before: Seen, now: Seen, waited_s: float) -> bool:
+    """It has written since, and not of this host: late, or cut off itself from all the others, when
+    it gives nobody up."""
+    return _writes(before, now) and not now.given_up and waited_s < GIVEN_UP_S
+
+
+def _writes(before: Seen, now: Seen) -> bool:
     return now.lines > before.lines and now.led
 
 
@@ -108,63 +124,110 @@ def queue_again(
     Nobody else would: the allocation would stand idle to its end. Every agent that is left comes
     here, and they ask one after the other: a thousand at once are more than a scheduler bears.
     """
-    fence = read_fence(run_dir.fence)
-    former = None if fence is None else fence.leader
-    before = look(run_dir, host)
+    fence = once_it_serves(partial(read_fence, run_dir.fence), "the fence cannot be read", clock)
+    before = once_it_serves(partial(look, run_dir, host), UNREADABLE, clock)
     waits_s = patience_s(before)
     if waits_s is None:
         log.info("the leader lives, and has given %s up: the job is not queued again", host)
         return
+    if (unled := runs_without_leader(before.run, term)) >= UNLED:
+        log.error(
+            "no leader has begun in %s allocations in a row: the job is not queued again; %s say"
+            " why, and then `ndctl submit SPEC --resume` goes on",
+            unled,
+            run_dir.agent_log("*"),
+        )
+        return
+    looked = clock.monotonic()
     clock.sleep(waits_s)
-    begun, refused_at = clock.monotonic(), None
-    with run_dir.requeue_lock.open("a") as turn:
-        while (run := _still_ours(run_dir, term, former, host, before)) is not None:
+    begun, asking = clock.monotonic(), _Asking(term, host, backend_named, clock)
+    still_ours = partial(_still_ours, run_dir, term, fence, host, before)
+    opened = partial(run_dir.requeue_lock.open, "a")
+    with once_it_serves(opened, "hosts cannot take turns", clock) as turn:
+        while (seen := once_it_serves(still_ours, UNREADABLE, clock)) is not None:
             now = clock.monotonic()
-            if not try_lock(turn.fileno()) and now - begun < TURN_S:
-                clock.sleep(RETRY_S)
-                continue
-            assert run.job is not None
-            try:
-                backend_named(run.job.backend).requeue(run.job.launch, (run.leader,))
-            except Ended as exc:
-                log.info("the job is not queued again: %s", exc)
-                return
-            except Unanswered as exc:
-                log.error("the job is not queued again yet, asking again: %s", exc)
-                refused_at = None
-            except BackendError as exc:
-                refused_at = now if refused_at is None else refused_at
-                if now - refused_at >= REFUSED_S:
-                    log.error(
-                        "the job could not be queued again, and its hosts stand idle: `ndctl cancel"
-                        " %s` gives them back, and `ndctl submit SPEC --resume` goes on: %s",
-                        run.job.launch.job,
-                        exc,
-                    )
-                    return
-                log.error("the scheduler does not take the job back, asking again: %s", exc)
-            else:
-                log.info("the job is queued again, without %s, whose leader is gone", run.leader)
+            doubts = in_doubt(before, seen, now - looked)
+            its_turn = not doubts and (try_lock(turn.fileno()) or now - begun >= TURN_S)
+            if its_turn and asking.settles(seen.run):
                 return
             clock.sleep(RETRY_S)
 
 
+@dataclass(slots=True)
+class _Asking:
+    term: Term
+    host: str
+    backend_named: Callable[[str], Backend]
+    clock: Clock
+    refused_at: float | None = None
+
+    def settles(self, run: Run) -> bool:
+        """Ask the scheduler once to take the job back; whether there is no more to be done."""
+        assert run.job is not None
+        launch, backend = run.job.launch, self.backend_named(run.job.backend)
+        try:
+            led = runs_without_leader(run, self.term) == 0
+            granted = None if led else backend.allocation(launch)
+            without = to_leave_out(run, self.term, self.host, granted.hosts if granted else ())
+            backend.requeue(launch, without)
+        except Ended as exc:
+            log.info("the job is not queued again: %s", exc)
+        except Unanswered as exc:
+            log.error("the job is not queued again yet, asking again: %s", exc)
+            self.refused_at = None
+            return False
+        except BackendError as exc:
+            return self._refused(launch.job, exc)
+        else:
+            named = ", ".join(without) or "any host left out"
+            log.info("the job is queued again, without %s: its leader is gone", named)
+        return True
+
+    def _refused(self, job: str, why: BackendError) -> bool:
+        now = self.clock.monotonic()
+        self.refused_at = now if self.refused_at is None else self.refused_at
+        if now - self.refused_at < REFUSED_S:
+            log.error("the scheduler does not take the job back, asking again: %s", why)
+            return False
+        log.error(
+            "the job could not be queued again, and its hosts stand idle: `ndctl cancel %s` gives"
+            " them back, and `ndctl submit SPEC --resume` goes on: %s",
+            job,
+            why,
+        )
+        return True
+
+
+def runs_without_leader(run: Run, term: Term) -> int:
+    """How many runs of the scheduler there were, this one included, since a leader began in one."""
+    led = -1 if run.allocation is None else run.allocation.restarts
+    return term.restarts - led
+
+
+def to_leave_out(run: Run, term: Term, host: str, granted: Sequence[str]) -> tuple[str, ...]:
+    """The host of the leader that is gone. Where none has begun in this run the journal knows the
+    one before, and it is the first of the hosts that were granted that should have led."""
+    if runs_without_leader(run, term) == 0:
+        return (run.leader,)
+    return tuple(name for name in granted[:1] if name != host)
+
+
 def _still_ours(
-    run_dir: RunDir, term: Term, former: str | None, host: str, before: Seen
-) -> Run | None:
-    """The job, if nobody has ended it or leads it again, and its leader is as dead as it was."""
+    run_dir: RunDir, term: Term, former: Fence | None, host: str, before: Seen
+) -> Seen | None:
+    """The journal, if nobody has ended the job or leads it again, and its leader does not go on."""
     seen, now = look(run_dir, host), read_fence(run_dir.fence)
-    run = seen.run
+    run, leader = seen.run, None if former is None else former.leader
     if run.job is None or run.ending is not None:
         log.info("the job is over: it is not queued again")
         return None
-    if run.job.launch.launch != term.launch or (now is not None and now.leader != former):
+    if run.job.launch.launch != term.launch or (now is not None and now.leader != leader):
         log.info("another leader has the job: it is not queued again")
         return None
     if lives(before, seen):
         log.info("%s was cut off from a leader that lives: the job is not queued again", host)
         return None
-    return run
+    return seen
 
 
 async def see_to_the_leader(
@@ -172,8 +235,9 @@ async def see_to_the_leader(
 ) -> None:
     """While no leader is heard, ask now and then for another agent in the place of the last one.
 
-    A scheduler does that by itself unless the leader's host does not answer; hosts take turns, for
-    the first one that lives to be enough.
+    A scheduler does that by itself unless the leader's host does not answer, or cannot begin one;
+    hosts take turns, for the first one that lives to be enough. Later ones ask more seldom, so that
+    a thousand ask no more than a few.
     """
     run_dir, timeout = agent.config.place.run_dir, agent.config.agent_timeout
     lines: int | None = None
@@ -186,13 +250,15 @@ async def see_to_the_leader(
         writes, lines, run = lines is None or seen.lines > lines, seen.lines, seen.run
         if writes or agent.silent_for() < timeout + SEE_S * turn:
             continue
-        if run.job is None or run.ending is not None or not run.leader:
+        if run.job is None or run.ending is not None:
             continue
-        backend = backend_named(run.job.backend)
+        revive = partial(
+            backend_named(run.job.backend).revive_leader,
+            run.job.launch,
+            silent_s=agent.silent_for(),
+        )
         try:
-            silent_s = agent.silent_for()
-            replaced = partial(backend.replace, run.job.launch, run.leader, silent_s=silent_s)
-            await asyncio.to_thread(replaced)
+            await asyncio.to_thread(revive)
         except BackendError as exc:
-            log.error("whether %s can be replaced is not known: %s", run.leader, exc)
-        await asyncio.sleep(SEE_S)
+            log.error("no other leader can be had yet, trying again: %s", exc)
+        await asyncio.sleep(SEE_S * turn)

@@ -4,11 +4,13 @@ kernel's last words. Each has a limit, and what does not come is recorded with w
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.findings import Finding
 from orchestrator.diagnosis.classes import Signs, classify
 from orchestrator.preflight.host import Sight, Wanted, examine_host
@@ -86,21 +88,25 @@ async def probed(probe: Probe, pids: Mapping[int, int], limit_s: float) -> HostP
         return HostProbe(missing=(f"host probes: not done within {limit_s + KERNEL_S:.0f} s",))
 
 
-def telling(kernel: Iterable[str], since: float) -> tuple[str, ...]:
-    """The lines that speak of broken hardware, of what was logged after `since` (monotonic clock):
-    a log tells of what befell earlier jobs as well. A line without its time proves nothing."""
-    found = [line for line in kernel if _is_new(line, since) and _is_of_the_host(line)]
-    return tuple(found[:MOST_TELLING])
+def telling(
+    kernel: Iterable[str], since: float, own: tuple[FailureRule, ...] = ()
+) -> tuple[str, ...]:
+    """The lines that have a class, of what was logged after `since` (monotonic clock): a log tells
+    of what befell earlier jobs as well. A line without its time proves nothing. Where there are too
+    many the first of each class go before the second, and broken hardware before all else."""
+    seen: Counter[str] = Counter()
+    found = []
+    for number, line in enumerate(kernel):
+        one = classify(Signs(lines=(line,)), own) if _is_new(line, since) else None
+        if one is not None:
+            found.append((seen[one.rule.name], one.rule.scope != "host", number, line))
+            seen[one.rule.name] += 1
+    return tuple(line for *_, line in sorted(sorted(found)[:MOST_TELLING], key=lambda it: it[2]))
 
 
 def _is_new(line: str, since: float) -> bool:
     stamp = STAMP.match(line)
     return stamp is not None and float(stamp[1]) >= since - STAMP_SLACK_S
-
-
-def _is_of_the_host(line: str) -> bool:
-    found = classify(Signs(lines=(line,)))
-    return found is not None and found.rule.scope == "host"
 
 
 def _kernel(shell: Shell, limit_s: float, missing: list[str]) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class Standby:
             *("--parent", str(place.parent), "--lock", str(place.lock), "--", *place.imports),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={"OMP_NUM_THREADS": "1", **self.environ},
+            env=self.environ,
             start_new_session=True,
             limit=LINE_BYTES,
         )

@@ -4,6 +4,8 @@ import logging
 from pathlib import Path
 
 from orchestrator import strikes
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.supervise.policy import is_strike
 from orchestrator.supervise.replacing import strike_of
 from orchestrator.supervise.state import Incident, Run, evidence_lines
 
@@ -13,28 +15,27 @@ log = logging.getLogger(__name__)
 def new_strikes(before: Run, after: Run) -> list[strikes.Strike]:
     """Against whom the last decision speaks."""
     assert after.job is not None
-    job = after.job.launch.job
     fresh = after.incidents[len(before.incidents) :]
-    found = [_strike(incident, job) for incident in fresh if _counts(incident)]
+    found = [_strike(incident, after.job) for incident in fresh if _counts(incident)]
     slow = strike_of(before, after)
     return found if slow is None else [*found, slow]
 
 
 def _counts(incident: Incident) -> bool:
-    blamed = incident.culprit.host is not None
-    return blamed and strikes.counts(incident.kind, incident.evidence.signal, incident.drill)
+    return incident.culprit.host is not None and is_strike(incident)
 
 
-def _strike(incident: Incident, job: str) -> strikes.Strike:
+def _strike(incident: Incident, job: JobSubmitted) -> strikes.Strike:
     assert incident.culprit.host is not None
     return strikes.Strike(
         at=incident.at,
         host=incident.culprit.host,
-        job=job,
+        job=job.launch.job,
         attempt=incident.attempt,
         kind=incident.kind,
         cause=incident.cause,
         evidence=evidence_lines(incident),
+        submitted=job.at,
     )
 
 

@@ -56,10 +56,14 @@ def render(start: Start, place: HostPlace) -> list[str]:
     return [*torchrun, *keep, place.python, "-m", "trainer", start.config]
 
 
+def with_defaults(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """What torchrun sets itself where nobody has, said so that it does not warn of it."""
+    return {"OMP_NUM_THREADS": "1", **environ}
+
+
 def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> Mapping[str, str]:
     """The agent's own environment, and what the ranks are told besides what torchrun tells them."""
     return {
-        "OMP_NUM_THREADS": "1",  # torchrun's own default; said so that it does not warn of it
         **environ,
         env.ATTEMPT: str(start.attempt),
         env.HOST: place.host,

@@ -8,6 +8,7 @@ from functools import partial
 
 from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import clear, standing
+from orchestrator.app.submission_lock import refuse_while_submitting
 from orchestrator.contract import env
 from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
@@ -45,6 +46,7 @@ def cancel(
         return _cancel_there(found.here(run), found.copy, environ, clock)
     if has_writer(run_dir.journal) and _ask_to_cancel(run_dir, run.job.launch.launch, environ):
         return f"{name} is being cancelled: its ranks write a checkpoint and leave"
+    refuse_while_submitting(run_dir)
     clear(run, environ, clock)
     if fold(entry.event for entry in read(run_dir.journal)).ending is not None:
         return f"{name} was ended by its scheduler: its leader could not be asked from here"

@@ -5,13 +5,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract.events import EvidenceGathered, HangDetected
+from orchestrator.contract.events import Event, EvidenceGathered, HangDetected, HangJudged, HangOver
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.axes import axes_of
 from orchestrator.diagnosis.facts import Diagnosis, RankFacts, Scene
 from orchestrator.diagnosis.folder import read_folder, with_facts
+from orchestrator.diagnosis.words import SHOWN
 from orchestrator.errors import JobError
 from orchestrator.supervise.judgement import facts_of
 from orchestrator.supervise.log import Entry, read
@@ -23,10 +24,19 @@ def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
     """Of a folder of dumps and stacks.
 
     Raises:
-        JobError: there is nothing in it that could be evidence.
+        JobError: there is nothing in it that could be evidence, or none of it can be read.
     """
     scene = read_folder(folder)
-    if not (scene.dumps or scene.facts or scene.unreadable):
+    if scene.unreadable and not (scene.dumps or scene.facts):
+        first = list(scene.unreadable.items())[:SHOWN]
+        more = len(scene.unreadable) - len(first)
+        reasons = "\n".join(f"  {name}: {why}" for name, why in first)
+        raise JobError(
+            f"{folder.absolute()} holds no dump and no stack that can be read:\n{reasons}"
+            + (f"\n  and {more} more" if more > 0 else ""),
+            fix="dumps are what torch's flight recorder writes, as pickle or JSON",
+        )
+    if not (scene.dumps or scene.facts):
         raise JobError(
             f"{folder.absolute()} holds no dump and no stack",
             fix="name the folder that holds them, each with its rank in its name: flight-3,"
@@ -35,8 +45,12 @@ def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
     return scene, analyse(scene)
 
 
-def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis]:
-    """Of the job's attempt, or its newest that hung or left dumps."""
+def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis, int]:
+    """Of the job's attempt, or its newest that hung or left dumps; and which that is.
+
+    Raises:
+        JobError: the job has no such attempt.
+    """
     entries = read(run_dir.journal)
     run = Run()
     placements: dict[int, tuple[Plan, tuple[str, ...]]] = {}
@@ -44,6 +58,11 @@ def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis
         run, _ = step(run, entry.event)
         if run.placement:
             placements[run.attempt] = (run.plan, run.placement)
+    if attempt is not None and not 1 <= attempt <= run.attempt:
+        raise JobError(
+            f"{run_dir.path.name} has no attempt {attempt}; {run.attempt} were started",
+            fix="`ndctl describe JOB` names the attempt of each incident",
+        )
     chosen = _newest_evident(run_dir, entries, run.attempt) if attempt is None else attempt
     folder = run_dir.traces(chosen)
     scene = read_folder(folder) if folder.is_dir() else Scene()
@@ -56,7 +75,7 @@ def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis
         scene = replace(scene, world=plan.world_size, axes=axes_of(plan.mesh))
         facts = _on_hosts({**scene.facts, **facts}, plan, hosts)
     scene = with_facts(scene, facts)
-    return scene, analyse(scene)
+    return scene, analyse(scene), chosen
 
 
 def _stack(scene: Scene, rank: int) -> tuple[str, ...]:
@@ -66,11 +85,23 @@ def _stack(scene: Scene, rank: int) -> tuple[str, ...]:
 
 
 def _newest_evident(run_dir: RunDir, entries: Iterable[Entry], newest: int) -> int:
-    hung = [entry.event.attempt for entry in entries if isinstance(entry.event, HangDetected)]
+    hung = _hung(entry.event for entry in entries)
     if hung:
         return hung[-1]
     with_files = [n for n in range(newest, 0, -1) if any(run_dir.traces(n).glob("*"))]
     return with_files[0] if with_files else newest
+
+
+def _hung(events: Iterable[Event]) -> list[int]:
+    """Attempts that did, seen by ndctl or by a watchdog, oldest first."""
+    hung: list[int] = []
+    for event in events:
+        match event:
+            case HangDetected(attempt=attempt) | HangJudged(attempt=attempt):
+                hung.append(attempt)
+            case HangOver() if hung:
+                hung.pop()
+    return hung
 
 
 def _facts(entries: Iterable[Entry], attempt: int) -> dict[int, RankFacts]:
@@ -94,9 +125,10 @@ def _on_hosts(
     }
 
 
-def diagnosis_json(scene: Scene, diagnosis: Diagnosis) -> dict[str, Any]:
-    """For scripts: the verdict, and what it was made of."""
+def diagnosis_json(scene: Scene, diagnosis: Diagnosis, attempt: int | None) -> dict[str, Any]:
+    """For scripts: the verdict, and what it was made of; `attempt` is null for a folder's."""
     return {
+        "attempt": attempt,
         **asdict(diagnosis),
         "rank_hosts": {str(rank): scene.host(rank) for rank in diagnosis.ranks},
         "num_dumps": len(scene.dumps),

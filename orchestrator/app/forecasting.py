@@ -52,7 +52,9 @@ def forecast_spec(
     seen = inventory_at(inventory, environ, planned.spec.cluster.backend).inventory
     rates = rates_of(asked.rates)
     if asked.mtbf_h is not None:
-        rates = rates.with_mtbf(asked.mtbf_h)
+        rates = rates.with_mtbf(asked.mtbf_h)  # a host as it is
+    else:
+        rates = rates.for_devices(planned.plan.ranks_per_host)
     storage = asked.storage_gb_per_s
     around = Circumstances(
         rates=rates,

@@ -9,7 +9,7 @@ from orchestrator.errors import JobError
 from orchestrator.seams import Clock
 
 if TYPE_CHECKING:
-    from orchestrator.strikes import Record
+    from orchestrator.strikes import Line, Record
 
 
 def clear_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:
@@ -25,7 +25,7 @@ def clear_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> 
         )
     for name in found:
         cleared = strikes.Cleared(at=now, host=host, by=user())
-        strikes.record(strikes.path_of(run_root, name), cleared)
+        _record(run_root, name, cleared)
     return f"{host} has no strikes any more in {', '.join(found)}"
 
 
@@ -57,7 +57,7 @@ def pin_host(
         )
     name = cluster or known[0]
     pinned = strikes.Pinned(at=now, host=host, use=use, by=user(), reason=reason)
-    strikes.record(strikes.path_of(run_root, name), pinned)
+    _record(run_root, name, pinned)
     return (
         f"{host} of {name} is {use} used from the next start on, until `ndctl hosts unpin {host}`"
     )
@@ -76,8 +76,15 @@ def unpin_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> 
         )
     for name in found:
         unpinned = strikes.Unpinned(at=now, host=host, by=user())
-        strikes.record(strikes.path_of(run_root, name), unpinned)
+        _record(run_root, name, unpinned)
     return f"{host} is not pinned any more in {', '.join(found)}"
+
+
+def _record(run_root: Path, cluster: str, line: "Line") -> None:
+    from orchestrator import strikes
+
+    with strikes.said_to_a_person():
+        strikes.record(strikes.path_of(run_root, cluster), line)
 
 
 def _where(

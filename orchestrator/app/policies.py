@@ -1,5 +1,6 @@
 """What ndctl would do about a failure, and which rules say so: `ndctl policy`."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,13 @@ from orchestrator.contract.codec import encode, nearest
 from orchestrator.contract.failures import FailureRule, Remedy
 from orchestrator.contract.policy import PolicyRule
 from orchestrator.contract.spec import ResilienceSpec
+from orchestrator.diagnosis.classes import Signs, classify
 from orchestrator.diagnosis.classes import default_rules as default_classes
 from orchestrator.errors import SpecError
 from orchestrator.load import read_spec
 from orchestrator.supervise import policy
+
+XID = re.compile(r"(?:xid)?[-_ ]?(\d+)", re.IGNORECASE)
 
 REMEDIES: dict[Remedy, str] = {
     "restart": "restart in place",
@@ -66,17 +70,14 @@ def policy_of(spec: str | None, overrides: Sequence[str] = ()) -> Policy:
 
 
 def explain(name: str, found: Policy) -> Explained:
-    """Raises SpecError where there is no such class."""
+    """Of a class, by its name, the beginning of its name, or the number of an Xid.
+
+    Raises SpecError where there is no such class, or several.
+    """
+    names = list(dict.fromkeys(rule.name for rule in found.classes))
+    if name not in names:
+        name = _meant(name, names, found)
     classes = tuple(rule for rule in found.classes if rule.name == name)
-    if not classes:
-        names = list(dict.fromkeys(rule.name for rule in found.classes))
-        near = nearest(name, names)
-        guess = f"did you mean {near}? " if near else ""
-        raise SpecError(
-            f"there is no failure class {name}",
-            fix=f"{guess}`ndctl policy` lists the classes; a spec adds its own with"
-            " resilience.failure_classes",
-        )
     rules = []
     for rule in found.rules:
         if any(_fits(rule, one) for one in classes):
@@ -85,6 +86,24 @@ def explain(name: str, found: Policy) -> Explained:
                 break
     return Explained(
         name=name, classes=classes, rules=tuple(rules), max_restarts=found.max_restarts
+    )
+
+
+def _meant(said: str, names: Sequence[str], found: Policy) -> str:
+    begun = [name for name in names if name.startswith(f"{said}-")]
+    if len(begun) == 1:
+        return begun[0]
+    if xid := XID.fullmatch(said):
+        line = f"NVRM: Xid (PCI:0000:01:00): {xid[1]}, pid=1"
+        known = classify(Signs(lines=(line,)), found.classes)
+        if known is not None:
+            return known.rule.name
+    near = ", ".join(begun) or nearest(said, names)
+    guess = f"did you mean {near}? " if near else ""
+    raise SpecError(
+        f"there is no failure class {said}",
+        fix=f"{guess}`ndctl policy` lists the classes; a spec adds its own with"
+        " resilience.failure_classes",
     )
 
 

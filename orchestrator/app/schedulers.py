@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.seams import Backend, Clock
+from orchestrator.supervise.roster import is_short
 from orchestrator.supervise.state import Run
 
 
@@ -33,19 +34,23 @@ def scheduler_words(
     """Of each job with whether its leader lives: which job of a scheduler it is and, where no
     leader says more, how that stands; and whether the scheduler may still bring it up again.
 
-    A scheduler is asked once for all jobs together, and not at all of those that are led or over.
+    A scheduler is asked once for all jobs together, and not at all of those that are over, or led
+    and in want of nothing from it.
     """
     said: dict[int, tuple[str | None, bool]] = {}
     doubtful: dict[str, list[tuple[int, LaunchPlan]]] = {}
     for at, (run, led) in enumerate(jobs):
         if run.job is None or run.job.backend == "local":
             continue
-        if led or run.ending is not None:
+        if run.ending is not None or (led and not is_short(run)):
             backend = backend_of(run.job.backend, environ, clock)
             said[at] = (backend.name_of(run.job.launch), False)
         else:
             doubtful.setdefault(run.job.backend, []).append((at, run.job.launch))
     for name, launches in doubtful.items():
         seen = backend_of(name, environ, clock).glance([launch for _, launch in launches])
-        said |= {at: (one.words, one.held) for (at, _), one in zip(launches, seen, strict=True)}
+        said |= {
+            at: (one.words, one.held and not jobs[at][1])
+            for (at, _), one in zip(launches, seen, strict=True)
+        }
     return [said.get(at, (None, False)) for at in range(len(jobs))]

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.app.planning import Planned
 from orchestrator.app.schedulers import backend_of, clear, standing
+from orchestrator.app.submission_lock import alone
 from orchestrator.contract.codec import encode
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import JobSubmitted
@@ -71,10 +73,17 @@ def _struck(submission: Submission, backend: Backend, clock: Clock) -> tuple[str
 
     if isinstance(backend, RemoteBackend):
         return ()  # the run root, where they are counted, is for the pods to see: the leader asks
-    if not (submission.run_root / strikes.FOLDER).exists():
+    if not _may_exist(submission.run_root / strikes.FOLDER):
         return ()  # without asking the scheduler its name
     path = strikes.path_of(submission.run_root, backend.cluster())
     return tuple(sorted(strikes.excluded(path, clock.now())))
+
+
+def _may_exist(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # whoever reads it says what is wrong
+        return True
 
 
 def render(submission: Submission, environ: Mapping[str, str]) -> str:
@@ -146,7 +155,8 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
 
     Raises:
         PlanError: the bundled trainer cannot train the model, which can be planned all the same.
-        JobError: the job runs already, or ended and neither `resume` nor `new` is said.
+        JobError: the job runs already, or is being submitted, or ended and neither `resume` nor
+            `new` is said.
         BackendError: the agents could not be started; nothing is left running.
     """
     run_dir = submission.run_dir
@@ -158,23 +168,32 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     backend.check(handover_of(submission, first))
     if isinstance(backend, RemoteBackend):
         return _submit_remotely(submission, backend, first, clock)
-    try:
-        _admit(submission, environ, clock)
-        run_dir.logs.mkdir(parents=True, exist_ok=True)
-        with Journal(run_dir.journal, clock) as journal:
-            known = len(journal.entries)
-            past = fold(entry.event for entry in journal.entries)
-            job = submitted_event(submission, past, clock.now(), struck)
-            handover = handover_of(submission, job)
-            write_files(run_dir, handover, job.plan_number)
-            journal.append(job)
-    except OSError as exc:
-        raise BackendError(
-            f"the run directory cannot be written: {exc}",
-            fix="give --run-root a directory that you may write to; `ndctl doctor` looks at it",
-        ) from exc
-    backend.submit(handover)
+    with ExitStack() as held:
+        try:
+            held.enter_context(alone(run_dir))
+            _admit(submission, environ, clock)
+            known, handover = _begin(submission, struck, clock)
+        except OSError as exc:
+            raise BackendError(
+                f"the run directory cannot be written: {exc}",
+                fix="give --run-root a directory that you may write to; `ndctl doctor` looks at it",
+            ) from exc
+        backend.submit(handover)
     return Submitted(run_dir=run_dir, known=known)
+
+
+def _begin(submission: Submission, struck: Sequence[str], clock: Clock) -> tuple[int, Handover]:
+    """Write the run directory: how many lines its journal had before, and what is handed over."""
+    run_dir = submission.run_dir
+    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    with Journal(run_dir.journal, clock) as journal:
+        known = len(journal.entries)
+        past = fold(entry.event for entry in journal.entries)
+        job = submitted_event(submission, past, clock.now(), struck)
+        handover = handover_of(submission, job)
+        write_files(run_dir, handover, job.plan_number)
+        journal.append(job)
+    return known, handover
 
 
 def _submit_remotely(

@@ -109,6 +109,9 @@ class LocalBackend:
     def cluster(self) -> str:
         return LOCAL
 
+    def rival(self, launch: LaunchPlan) -> str | None:
+        return None
+
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         return None
 
@@ -121,8 +124,18 @@ class LocalBackend:
     def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
         return {}
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+    def requeue(
+        self,
+        launch: LaunchPlan,
+        exclude: Sequence[str],
+        *,
+        again: Sequence[str] = (),
+        whole: bool = True,
+    ) -> None:
         raise BackendError("this machine has no queue to go back to", fix="submit it with --resume")
+
+    def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
+        raise BackendError("on this machine nobody waits for another leader")
 
     def replace(
         self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0

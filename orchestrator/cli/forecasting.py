@@ -5,6 +5,7 @@ import os
 import click
 
 from orchestrator.cli.options import (
+    FiniteRange,
     inventory_option,
     json_option,
     print_json,
@@ -12,7 +13,7 @@ from orchestrator.cli.options import (
     spec_argument,
 )
 
-ABOVE_0 = click.FloatRange(min=0, min_open=True)
+ABOVE_0 = FiniteRange(min=0, min_open=True)
 
 
 @click.command(
@@ -38,7 +39,7 @@ ABOVE_0 = click.FloatRange(min=0, min_open=True)
 )
 @click.option(
     "--stall",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="SECONDS",
     help="That training stands still for a save. [reckoned]",
 )

@@ -141,14 +141,15 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
     from orchestrator.app.diagnosing import diagnose_folder, diagnose_job, diagnosis_json
     from orchestrator.diagnosis.words import diagnosis_text
 
+    chosen = None
     if Path(target).is_dir() and not Path(target, "journal.jsonl").exists():
         scene, verdict = diagnose_folder(Path(target))
     else:
-        scene, verdict = diagnose_job(find(target, run_root, None).run_dir, attempt)
+        scene, verdict, chosen = diagnose_job(find(target, run_root, None).run_dir, attempt)
     if as_json:
-        print_json(diagnosis_json(scene, verdict))
+        print_json(diagnosis_json(scene, verdict, chosen))
     else:
-        click.echo(diagnosis_text(verdict, scene))
+        click.echo(diagnosis_text(verdict, scene, chosen))
 
 
 @click.command(epilog="Example: ndctl logs quickstart --rank 1 --attempt 1")

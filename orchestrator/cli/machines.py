@@ -94,19 +94,23 @@ def doctor(
 @click.group(invoke_without_command=True, epilog="Example: ndctl hosts --json")
 @root_option
 @json_option
+@click.option("--all", "with_faded", is_flag=True, help="Also strikes that count less than 0.01.")
 @click.pass_context
-def hosts(ctx: click.Context, run_root: str | None, as_json: bool) -> None:
+def hosts(ctx: click.Context, run_root: str | None, as_json: bool, with_faded: bool) -> None:
     """Show the hosts that broke jobs, per cluster, with what their strikes count by now, and which
     are left out until when; clear them, or pin a host."""
     from orchestrator.jobs import run_root_of
-    from orchestrator.strikes import hosts_json, hosts_text, records
+    from orchestrator.strikes import hosts_json, hosts_text, records, still_counting
     from orchestrator.system import SystemClock
 
     root = run_root_of(run_root, os.environ)
     if ctx.invoked_subcommand is not None:
         ctx.obj = root
         return
-    found = records(root, SystemClock().now())
+    now = SystemClock().now()
+    found = records(root, now)
+    if not with_faded:
+        found = still_counting(found, now)
     if as_json:
         print_json(hosts_json(found))
     else:

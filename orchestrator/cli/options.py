@@ -1,6 +1,7 @@
 """Options and arguments that several verbs share, and how answers are printed."""
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,18 @@ import click
 if TYPE_CHECKING:
     from orchestrator.app.planning import Planned
     from orchestrator.app.remote import Found, Place
+
+
+class FiniteRange(click.FloatRange):
+    """Of numbers: neither `nan`, which no range keeps out, nor `inf`."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -7,16 +7,23 @@ import click
 
 from orchestrator.cli.options import json_option
 
+MANY = 1000
+
 
 @click.command(epilog="Example: ndctl simulate --seeds 1000 --faults leader,partition")
-@click.option("--seeds", type=click.IntRange(min=1), default=1000, help="How many. [1000]")
-@click.option("--from", "first", type=int, default=0, help="The first of them. [0]")
+@click.option("--seeds", type=click.IntRange(min=1), help="How many. [1000]")
+@click.option("--from", "first", type=int, help="The first of them. [0]")
 @click.option("--seed", type=int, help="This one alone.")
 @click.option("--faults", metavar="KINDS", help="Kinds of faults, with commas. [all]")
 @click.option("--trace", is_flag=True, help="Print the history of --seed.")
 @json_option
 def simulate(
-    seeds: int, first: int, seed: int | None, faults: str | None, trace: bool, as_json: bool
+    seeds: int | None,
+    first: int | None,
+    seed: int | None,
+    faults: str | None,
+    trace: bool,
+    as_json: bool,
 ) -> None:
     """Drive the supervisor through simulated clusters that break, and check its laws."""
     from orchestrator.simulation import many
@@ -24,6 +31,7 @@ def simulate(
     from orchestrator.system import SystemClock
 
     kinds = _kinds(faults)
+    chosen = _seeds(seeds, first, seed)
     if trace and seed is None:
         raise click.UsageError("--trace shows the history of one seed: give --seed as well")
     if trace and seed is not None:
@@ -33,12 +41,20 @@ def simulate(
         sys.exit(1 if outcome.broken else 0)
     clock = SystemClock()
     begun = clock.monotonic()
-    chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
     processes = min(len(os.sched_getaffinity(0)), 1 + len(chosen) // many.CHUNK)
     total = many.tally(many.outcomes(chosen, kinds, processes))
     tell = many.as_json if as_json else many.text
     click.echo(tell(total, kinds, clock.monotonic() - begun))
     sys.exit(1 if total.broken else 0)
+
+
+def _seeds(seeds: int | None, first: int | None, seed: int | None) -> range:
+    if seed is None:
+        first = first or 0
+        return range(first, first + (seeds or MANY))
+    if seeds is not None or first is not None:
+        raise click.UsageError("--seed is one alone: leave out --seeds and --from, or --seed")
+    return range(seed, seed + 1)
 
 
 def _kinds(faults: str | None) -> tuple[str, ...]:

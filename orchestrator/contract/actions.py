@@ -96,6 +96,8 @@ class Requeue:
     reason: str
     whole: bool = True
     """Or else the leader's host alone is given back, and the others wait for the next leader."""
+    again: tuple[str, ...] = ()
+    """Hosts that the scheduler was asked to leave out before, and need not any more."""
 
 
 Action = (

@@ -32,6 +32,17 @@ KUBERNETES_GPUS = "NDCTL_KUBERNETES_GPUS"
 """A site's own table of what GPUs its nodes' labels stand for, before ndctl's."""
 SUBMISSION = "NDCTL_SUBMISSION"
 """Where a pod finds what its job was handed over as."""
+SLURM_HABITS = (
+    "SBATCH_",
+    "SCANCEL_",
+    "SCONTROL_",
+    "SINFO_",
+    "SQUEUE_",
+    "SLURM_TIME_FORMAT",
+    "SLURM_TOPO_LEN",
+)
+"""How the names begin by which a user gives Slurm's commands options, filters and formats of his
+own: `SBATCH_PARTITION` goes before what a script says, `SQUEUE_STATES` hides jobs."""
 TOKEN = "NDCTL_TOKEN"
 """The job's token, where a backend cannot hand over the file."""
 
@@ -69,6 +80,11 @@ class RankEnv:
             skip=environ.get(SKIP, "[]"),
             pace=environ.get(PACE, "{}"),
         )
+
+
+def without_habits(environ: Mapping[str, str]) -> dict[str, str]:
+    """What Slurm's commands may see: so they mean the same for everybody."""
+    return {name: said for name, said in environ.items() if not name.startswith(SLURM_HABITS)}
 
 
 def nccl_pipes(heartbeat_socket: str, attempt: int) -> str:

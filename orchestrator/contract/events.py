@@ -64,6 +64,8 @@ class LeaderStarted:
     """Hosts that a person wants to be used whatever happens on them."""
     taken: str = ""
     """Why the scheduler itself ended the leader before this one; empty: it says nothing of that."""
+    unable: str = ""
+    """Why it cannot lead, and the job ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +290,7 @@ class EvidenceGathered:
     findings: tuple[Finding, ...] = ()
     """What the host's probes found that is not in order."""
     kernel: tuple[str, ...] = ()
-    """What its kernel said of broken hardware since the attempt began."""
+    """What its kernel said that has a class, since the attempt began."""
     unasked: bool = False
     """Of a host on which a rank has ended: it speaks for itself, and no other is asked."""
 

@@ -5,10 +5,13 @@ the attempts made since. Whoever is about to make a mark (a journal line, a chec
 looks here first; the leader writes it before it tells anybody of a new attempt.
 """
 
+import errno
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+STALE_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +27,31 @@ class GivenUp(OSError):
 
 
 def read_fence(path: Path) -> Fence | None:
-    """None where there is none, or it cannot be read: then nothing is known against anybody."""
+    """None where there is none, or what is there is none: nothing is known against anybody.
+
+    It is written whole or not at all, so one that makes no sense was damaged and says nothing for
+    good: to keep everybody out would end the job, and the next attempt writes another.
+
+    Raises:
+        OSError: it cannot be read at present, so nobody knows who may write.
+    """
     try:
-        body = json.loads(path.read_text())
+        body = json.loads(_text(path))
         return Fence(leader=str(body["leader"]), attempt=int(body["attempt"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
+
+
+def _text(path: Path) -> str:
+    """On NFS whoever opens a file while another takes its place may get a handle of what is gone:
+    opened again, it is the new one."""
+    for _ in range(STALE_TRIES - 1):
+        try:
+            return path.read_text()
+        except OSError as exc:
+            if exc.errno != errno.ESTALE:
+                raise
+    return path.read_text()
 
 
 def write_fence(path: Path, fence: Fence) -> None:
@@ -43,14 +65,16 @@ def write_fence(path: Path, fence: Fence) -> None:
 
 
 def check_leader(path: Path, leader: str) -> None:
-    """Raises GivenUp when another leader has taken over from `leader`."""
+    """Raises GivenUp when another leader has taken over from `leader`, and another OSError when
+    that cannot be told."""
     now = read_fence(path)
     if now is not None and now.leader != leader:
         raise GivenUp(f"another leader has taken over: {path} names it")
 
 
 def check_attempt(path: Path, attempt: int) -> None:
-    """Raises GivenUp when a later attempt than `attempt` has begun."""
+    """Raises GivenUp when a later attempt than `attempt` has begun, and another OSError when that
+    cannot be told."""
     now = read_fence(path)
     if now is not None and now.attempt > attempt:
         raise GivenUp(f"attempt {attempt} was given up: attempt {now.attempt} has begun")

@@ -19,6 +19,7 @@ from orchestrator.contract.datagrams import (
 )
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import RankError, RankEvidence
+from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.reliability import SavePace
@@ -157,7 +158,7 @@ class Evidence:
     findings: tuple[Finding, ...] = ()
     """What the host's probes found that is not in order."""
     kernel: tuple[str, ...] = ()
-    """What its kernel said of broken hardware since the attempt began."""
+    """What its kernel said that has a class, since the attempt began."""
     unasked: bool = False
     """Of a host on which a rank has ended: it speaks for itself, and no other is asked."""
 
@@ -235,6 +236,8 @@ class Start:
     skip: tuple[Window, ...] = ()
     """Data that is left out on purpose."""
     pace: SavePace = field(default_factory=SavePace)
+    classes: tuple[FailureRule, ...] = ()
+    """The user's: lines of a host's kernel are sorted by them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,7 +137,7 @@ def _incidents(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
         yield from incident_lines(incident, snapshot.standing.state, zone)
         ended = incident is run.incidents[-1] and incident.recovered_after_s is None
         if ended:
-            yield row("  next", f"{look_at(snapshot)}; {next_step(snapshot)}")
+            yield row("  next", f"{look_at(snapshot)}; {next_step(snapshot, zone)}")
 
 
 def incident_lines(incident: Incident, state: State, zone: tzinfo | None) -> Iterator[str]:
@@ -148,7 +148,7 @@ def incident_lines(incident: Incident, state: State, zone: tzinfo | None) -> Ite
     yield row("  cause", words.one_line(incident.cause))
     yield row("  culprit", str(incident.culprit))
     if incident.confidence is not None:
-        yield row("  confidence", f"{incident.confidence:.0%}")
+        yield row("  sure", f"{incident.confidence:.0%}")
     yield row("  when", f"attempt {incident.attempt}, after step {incident.step}")
     if incident.failure:
         yield row("  class", f"{incident.failure} (scope {incident.scope})")

@@ -228,7 +228,7 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         lines += ["", words.clean(run.incidents[-1].evidence.traceback.rstrip()), ""]
     if shown.state != "SUCCEEDED":
         lines.append(row("why", look_at(snapshot)))
-        lines.append(row("next", next_step(snapshot)))
+        lines.append(row("next", next_step(snapshot, zone)))
     lines.append(row("more", f"ndctl describe {shown.name}"))
     return "\n".join(lines)
 

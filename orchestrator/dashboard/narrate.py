@@ -197,6 +197,8 @@ def _no_plan(event: ReplanRefused) -> str:
 
 
 def _leader(event: LeaderStarted) -> str:
+    if event.unable:
+        return f"{event.host} cannot lead: {event.unable}"
     line = f"leader started on {event.host} (pid {event.pid})"
     if event.allocation is None:
         return line

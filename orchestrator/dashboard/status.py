@@ -23,7 +23,8 @@ from orchestrator.dashboard.view import (
 )
 from orchestrator.supervise import log
 from orchestrator.supervise.replacing import why_slow
-from orchestrator.supervise.state import ENDED, Incident, Stage, State
+from orchestrator.supervise.roster import gives_back_at, is_short, usable
+from orchestrator.supervise.state import ENDED, Incident, Run, Stage, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +170,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         *(row("straggler", line) for line in _slowest(shown)),
         *_last_incident(shown, zone),
         row("run dir", str(snapshot.run_dir.path)),
-        row("next", next_step(snapshot)),
+        row("next", next_step(snapshot, zone)),
     ]
     return "\n".join(lines)
 
@@ -270,17 +271,20 @@ def times(incident: Incident, state: State) -> str:
     return f"{seen}, recovered after {words.duration(incident.recovered_after_s)}"
 
 
-def next_step(snapshot: Snapshot) -> str:
+def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
     """What a person should type now."""
     run, job, standing = snapshot.seen.run, snapshot.seen.run.job, snapshot.standing
     assert job is not None
     name = job.launch.job
     again = f"ndctl submit {snapshot.run_dir.spec} --resume"
+    if snapshot.leader_alive and is_short(run):
+        return _short(run, name, again, snapshot.now, zone)
     match standing.state:
         case "SUBMITTED":
             return f"wait for the leader; if it does not come: ndctl logs {name}"
         case "PENDING" if snapshot.held:
-            return f"wait; to give it up: ndctl cancel {name}"
+            since = f" for hosts since {words.moment(run.short_since, zone)}{_given_back(run)}"
+            return f"wait{since if run.given_back else ''}; to give it up: ndctl cancel {name}"
         case "PENDING":
             here = sum(host.alive for host in run.hosts.values())
             return f"wait: {here} of {words.count(len(run.plan.hosts), 'host')} registered"
@@ -296,6 +300,27 @@ def next_step(snapshot: Snapshot) -> str:
             return standing.fix
         case _:
             return f"see why: {look_at(snapshot)}; then: {again}"
+
+
+def _short(run: Run, name: str, again: str, now: float, zone: tzinfo | None) -> str:
+    """Of a job that waits for hosts which a scheduler may yet replace."""
+    assert run.job is not None
+    since = run.short_since if run.given_back else run.since
+    there, want = len(usable(run)), words.count(len(run.plan.hosts), "host")
+    due_at = gives_back_at(run)
+    assert due_at is not None
+    ways = f"to give it up: ndctl cancel {name}"
+    if not run.job.shrink:
+        ways += f", and then with fewer: {again} --set resilience.shrink=true"
+    return (
+        f"wait: {there} of {want} are there, since {words.moment(since, zone)}"
+        f" ({words.duration(now - since)}){_given_back(run)};"
+        f" in vain until {words.moment(max(due_at, now), zone)} all are given back; {ways}"
+    )
+
+
+def _given_back(run: Run) -> str:
+    return f", all given back {words.count(run.given_back, 'time')}" if run.given_back else ""
 
 
 def look_at(snapshot: Snapshot) -> str:

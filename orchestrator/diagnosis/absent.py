@@ -1,13 +1,20 @@
 """Ranks of which there is no dump: who of them may be at the bottom of it."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from orchestrator.diagnosis import stacks
-from orchestrator.diagnosis.case import Case
+from orchestrator.diagnosis.case import Case, named
 from orchestrator.diagnosis.facts import Diagnosis, Kind, RankFacts
+from orchestrator.diagnosis.groups import Stuck
+from orchestrator.diagnosis.mismatch import PATHS
 from orchestrator.diagnosis.stacks import Place
 from orchestrator.diagnosis.words import ranks_words
+
+MOST_GUESSES = 4
+"""Ranks among which a verdict may leave it open who it was."""
+Suspects = tuple[tuple[int, ...], Kind, str, float]
+"""Ranks of which the same is known, what that makes of them, how it is said, and how sure it is."""
 
 
 def suspects(case: Case, direct: Counter[int]) -> list[int]:
@@ -65,8 +72,8 @@ def _waits_for(case: Case, rank: int) -> set[int]:
     """Ranks without a dump that keep `rank` where it is."""
     dumps, dump = case.scene.dumps, case.scene.dumps[rank]
     if dump.first is not None:
-        stuck = case.at[dump.first]
-        return set(stuck.unknown) if rank in stuck.entered else set()
+        stuck = case.at.get(dump.first)  # none where its operations are not numbered in order
+        return set(stuck.unknown) if stuck is not None and rank in stuck.entered else set()
     return {talk.peer for talk in dump.talks[:1] if talk.peer not in dumps}
 
 
@@ -83,16 +90,85 @@ def _unheard(case: Case) -> Iterable[int]:
                 yield talk.peer
 
 
+def went_past(case: Case) -> Diagnosis | None:
+    """Ranks with whom others did already what comes after an operation that they are missing from,
+    and that their peers wait in: they left it out."""
+    reached = _reached(case)
+    found = {
+        rank: (stuck, after) for stuck in case.stuck for rank, after in _past(case, stuck, reached)
+    }
+    if not 0 < len(found) <= MOST_GUESSES:
+        return None
+    ranks = tuple(sorted(found))
+    stuck, _ = found[ranks[0]]
+    return Diagnosis(
+        kind="skipped",
+        scope="user",
+        ranks=ranks,
+        hosts=(),
+        confidence=0.6 if len(ranks) == 1 else 0.3,
+        cause=f"{ranks_words(ranks)} left out what the others wait in: {named(stuck)}",
+        evidence=tuple(
+            f"there is no dump of rank {rank}; others did {after} with it, which comes later"
+            for rank, (_, after) in sorted(found.items())
+        ),
+        waiting=(case.waiting(stuck),),
+        advice=PATHS,
+    )
+
+
+def _reached(case: Case) -> dict[int, dict[str, int]]:
+    """Ranks without a dump -> the newest operation of each kind of group that is done with them."""
+    reached: dict[int, dict[str, int]] = {rank: {} for rank in case.no_dump}
+    for group in case.groups:
+        newest = max((seat.behind for seat in group.seats.values()), default=0)
+        for rank in group.members:
+            if rank in reached:
+                reached[rank][group.id.desc] = newest
+    return reached
+
+
+def _past(
+    case: Case, stuck: Stuck, reached: Mapping[int, Mapping[str, int]]
+) -> Iterable[tuple[int, str]]:
+    """Ranks without a dump, and what more was done with them than those who wait there could do."""
+    at_it: dict[int, Counter[str]] = defaultdict(Counter)
+    for rank in stuck.entered:
+        dump = case.scene.dumps[rank]
+        if dump.first == stuck.group.id:
+            done = at_it[case.stages.get(rank, 0)]
+            for group, seat in dump.seats.items():
+                done[group.desc] = max(done[group.desc], seat.behind)
+    for rank in stuck.unknown:
+        done = at_it.get(case.stages.get(rank, 0), Counter())
+        for desc, newest in reached[rank].items():
+            if desc != stuck.group.id.desc and newest > done[desc] > 0:
+                yield rank, f"operation {newest} of {desc}"
+
+
+def not_waiting(case: Case) -> Diagnosis | None:
+    """Ranks that wait for nobody, as the kernel and their stacks say, however little dumps do."""
+    return _first(
+        case,
+        (tuple(sorted(case.odd_states)), "stopped", "", 0.97),
+        (case.mute, "stopped", "gave no stack when it was asked", 0.92),
+        (stacks.outside(case.stacks), "alone", "is in no operation, as most others are", 0.8),
+    )
+
+
 def without_dumps(case: Case) -> Diagnosis | None:
+    """Ranks that differ from the others, which need not mean much."""
+    return _first(
+        case,
+        (stacks.lonely(case.stacks), "alone", "is where no other rank is", 0.8),
+        (_behind(case.scene.facts.values()), "alone", "reported fewer steps than the others", 0.7),
+    )
+
+
+def _first(case: Case, *suspects: Suspects) -> Diagnosis | None:
     facts = case.scene.facts
     if case.stuck and not case.no_dump:
         return None
-    suspects: list[tuple[tuple[int, ...], Kind, str, float]] = [
-        (tuple(sorted(case.odd_states)), "stopped", "", 0.97),
-        (case.mute, "stopped", "gave no stack when it was asked", 0.92),
-        (stacks.outsiders(case.stacks), "alone", "is where no other rank is", 0.8),
-        (_behind(facts.values()), "alone", "reported fewer steps than the others", 0.7),
-    ]
     for ranks, kind, why, confidence in suspects:
         hosts = {case.scene.host(rank) for rank in ranks}
         single = len(ranks) == 1 or (len(hosts) == 1 and None not in hosts)

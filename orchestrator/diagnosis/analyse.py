@@ -7,7 +7,7 @@ evidence does not single anybody out, that is the verdict, and no host is blamed
 
 from dataclasses import replace
 
-from orchestrator.diagnosis.absent import without_dumps
+from orchestrator.diagnosis.absent import not_waiting, went_past, without_dumps
 from orchestrator.diagnosis.case import Case
 from orchestrator.diagnosis.facts import Diagnosis, Scene
 from orchestrator.diagnosis.mismatch import mismatch, skipped, strayed
@@ -24,6 +24,8 @@ def analyse(scene: Scene) -> Diagnosis:
         or never_entered(case)
         or left_inside(case)
         or skipped(case)
+        or not_waiting(case)
+        or went_past(case)
         or never_entered(case, guess=True)
         or without_dumps(case)
         or network(case)

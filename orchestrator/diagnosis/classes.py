@@ -37,9 +37,11 @@ class _Table:
     classes: tuple[FailureRule, ...]
 
 
-def classify(signs: Signs, own: Sequence[FailureRule] = ()) -> Classified | None:
-    """The first rule that fits; None: this is not known."""
-    for rule in (*own, *default_rules()):
+def classify(
+    signs: Signs, own: Sequence[FailureRule] = (), rules: Sequence[FailureRule] | None = None
+) -> Classified | None:
+    """The first rule that fits; None: this is not known. `rules`: after `own`, instead of ours."""
+    for rule in (*own, *(default_rules() if rules is None else rules)):
         found = fit(rule, signs)
         if found is not None:
             return found

@@ -10,6 +10,7 @@ import io
 import json
 import pickle
 import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +22,8 @@ HISTORY = 48
 """Complete operations of one group that are kept: what a rank usually calls tells who is odd."""
 SHORTEST_PATH = 8
 """Of its calls in order, so many are kept of each rank, however little history is."""
+OF_AN_IDLE_RANK = {"version", "pg_config"}
+"""Keys that torch writes as well; as JSON it leaves `entries` out where there are none (2.13)."""
 P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
@@ -135,6 +138,8 @@ def parse(data: bytes) -> Mapping[str, Any]:
         raise Unreadable(f"neither JSON nor a pickle: {exc}") from exc
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
         raise Unreadable("no dump of a flight recorder: it has no list of entries")
+    if "entries" not in dump and not dump.keys() >= OF_AN_IDLE_RANK:
+        raise Unreadable("no dump of a flight recorder: it has neither entries nor groups")
     return dump
 
 
@@ -151,7 +156,7 @@ def condense(rank: int, dump: Mapping[str, Any], history: int = HISTORY) -> Rank
     """
     try:
         return _Condenser(rank, dump, history).result()
-    except (KeyError, TypeError, ValueError, IndexError, SyntaxError) as exc:
+    except Exception as exc:  # whatever can be wrong in a file that anybody may have written
         raise Unreadable(f"its entries are not as torch writes them: {exc!r}") from exc
 
 
@@ -210,10 +215,12 @@ class _Condenser:
         name, desc = entry["process_group"]
         group = self.groups.get((name, desc))
         if group is None:
-            known = GroupId(str(name), str(desc), self.members.get(name, ()))
+            known = GroupId(str(name), str(desc), self._members(name))
             group = self.groups[name, desc] = _Open(known)
         talks = bool(entry.get("is_p2p"))
         seq = entry["p2p_seq_id"] if talks else entry["collective_seq_id"]
+        if type(seq) is not int:
+            raise TypeError(f"{seq!r} is no number of an operation")
         if not talks and self.path_length:
             self._take_step(str(entry.get("thread_id", "")), group.id.desc, seq)
         if not talks and seq <= group.done - self.history + 1:
@@ -228,6 +235,13 @@ class _Condenser:
             self._take_talk(group.id, kind, done)
         elif seq != group.oldest:
             self._take_call(group, Called(seq, _op(kind, entry), _started(entry)), done)
+
+    def _members(self, name: str) -> tuple[int, ...]:
+        members = self.members.get(name, ())
+        place = bisect_left(members, self.rank)
+        if members and members[place : place + 1] != (self.rank,):
+            raise ValueError(f"it calls in group {name}, which rank {self.rank} is not in")
+        return members
 
     def _take_step(self, thread: str, desc: str, seq: int) -> None:
         path = self.paths.setdefault(thread, [])
@@ -279,10 +293,10 @@ def _started(entry: Mapping[str, Any]) -> bool:
 
 def _ranks(written: Any) -> tuple[int, ...]:
     """`"[0, 1]"`, as torch writes them."""
-    return _read_ranks(written) if isinstance(written, str) else tuple(written)
+    return _read_ranks(written) if isinstance(written, str) else tuple(sorted(map(int, written)))
 
 
 @lru_cache(maxsize=200_000)
 def _read_ranks(written: str) -> tuple[int, ...]:
     """Each text once: every rank of a group has the same."""
-    return tuple(sorted(ast.literal_eval(written)))
+    return tuple(sorted(map(int, ast.literal_eval(written))))

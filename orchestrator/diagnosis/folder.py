@@ -24,6 +24,7 @@ from orchestrator.diagnosis.dumps import (
     parse,
 )
 from orchestrator.diagnosis.facts import RankFacts, Scene
+from orchestrator.diagnosis.stacks import main_stack
 
 RANK = re.compile(r"rank[-_]?(\d+)|(\d+)(?:\.\w+)?$")
 STACKS = (".stacks", ".stack", ".txt", ".pyspy")
@@ -36,24 +37,49 @@ BATCH = 500
 
 
 def read_folder(folder: Path) -> Scene:
-    """All dumps and stacks in `folder`."""
-    dumps, facts, unreadable = {}, {}, {}
+    """All dumps and stacks in `folder`; of two dumps, or stacks, of one rank the one that tells
+    more, which is the first where they tell the same."""
+    unreadable: dict[str, str] = {}
     flights: list[tuple[int, Path]] = []
+    stacks: list[tuple[int, Path]] = []
     for path in _files(folder):
         rank = rank_of(path.name)
-        if rank is None:
-            continue
-        if path.suffix in STACKS:
-            lines = tuple(path.read_text(errors="replace").splitlines())
-            facts[rank] = RankFacts(rank=rank, asked=True, stack=lines)
-        else:
-            flights.append((rank, path))
-    for found in _read_all(flights):
-        if isinstance(found, RankDump):
-            dumps[found.rank] = found
-        else:
+        if rank is not None:
+            (stacks if path.suffix in STACKS else flights).append((rank, path))
+    facts = _stacks(stacks, unreadable)
+    dumps: dict[int, RankDump] = {}
+    names: dict[int, str] = {}
+    for (rank, path), found in zip(flights, _read_all(flights), strict=True):
+        if not isinstance(found, RankDump):
             unreadable[found[0]] = found[1]
+            continue
+        known, name = dumps.get(rank), path.name
+        if known is not None and (known.seats or known.talks or not (found.seats or found.talks)):
+            unreadable[name] = f"a second dump of rank {rank}; {names[rank]} is taken"
+            continue
+        if known is not None:
+            unreadable[names[rank]] = f"a second dump of rank {rank}, and empty; {name} is taken"
+        dumps[rank], names[rank] = found, name
     return Scene(dumps=dumps, facts=facts, unreadable=unreadable)
+
+
+def _stacks(files: Iterable[tuple[int, Path]], unreadable: dict[str, str]) -> dict[int, RankFacts]:
+    """Adds to `unreadable` what is not taken."""
+    facts: dict[int, RankFacts] = {}
+    names: dict[int, str] = {}
+    for rank, path in files:
+        try:
+            lines = tuple(path.read_text(errors="replace").splitlines())
+        except OSError as exc:
+            unreadable[path.name] = str(exc)
+            continue
+        if rank in facts and (main_stack(facts[rank].stack) or not main_stack(lines)):
+            unreadable[path.name] = f"second stacks of rank {rank}; {names[rank]} is taken"
+            continue
+        if rank in facts:
+            unreadable[names[rank]] = f"no stack of rank {rank}; {path.name} is taken"
+        facts[rank], names[rank] = RankFacts(rank=rank, asked=True, stack=lines), path.name
+    return facts
 
 
 def _files(folder: Path) -> list[Path]:

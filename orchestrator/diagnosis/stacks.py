@@ -60,14 +60,15 @@ def place(stack: Stack) -> Place:
     return tuple((frame.file.rsplit("/", 1)[-1], frame.function) for frame in stack[:DEPTH])
 
 
-def outsiders(stacks: Mapping[int, Stack]) -> tuple[int, ...]:
-    """Ranks that are not inside torch.distributed while most others are; else the one that is
-    somewhere where nobody else is. Empty where nobody stands out."""
-    known = {rank: stack for rank, stack in stacks.items() if stack}
-    away = [rank for rank, stack in sorted(known.items()) if not talks(stack)]
-    if away and 2 * len(away) < len(known):
-        return tuple(away)
-    places = Counter(place(stack) for stack in known.values())
-    alone = [rank for rank, stack in sorted(known.items()) if places[place(stack)] == 1]
+def outside(stacks: Mapping[int, Stack]) -> tuple[int, ...]:
+    """Ranks that are not inside torch.distributed, where most others are."""
+    away = [rank for rank, stack in sorted(stacks.items()) if not talks(stack)]
+    return tuple(away) if 2 * len(away) < len(stacks) else ()
+
+
+def lonely(stacks: Mapping[int, Stack]) -> tuple[int, ...]:
+    """The one rank that is somewhere where nobody else is, while others are together."""
+    places = Counter(map(place, stacks.values()))
+    alone = [rank for rank, stack in sorted(stacks.items()) if places[place(stack)] == 1]
     crowded = max(places.values(), default=0)
     return tuple(alone) if len(alone) == 1 and crowded >= 2 else ()

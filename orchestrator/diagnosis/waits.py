@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from orchestrator.diagnosis.absent import suspects
+from orchestrator.diagnosis.absent import MOST_GUESSES, suspects
 from orchestrator.diagnosis.case import SURE, Case, named
 from orchestrator.diagnosis.facts import Diagnosis
 from orchestrator.diagnosis.groups import Stuck
@@ -11,8 +11,6 @@ from orchestrator.diagnosis.words import ranks_words, spans
 
 KNOWN = 0.5
 GUESSED = 0.45
-MOST_GUESSES = 4
-"""Ranks among which a verdict may leave it open who it was."""
 
 
 def never_entered(case: Case, guess: bool = False) -> Diagnosis | None:

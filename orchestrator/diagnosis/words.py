@@ -25,8 +25,10 @@ def spans(ranks: Sequence[int]) -> str:
     return ", ".join(words[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def diagnosis_text(diagnosis: Diagnosis, scene: Scene) -> str:
-    return "\n".join(_lines(diagnosis, scene))
+def diagnosis_text(diagnosis: Diagnosis, scene: Scene, attempt: int | None = None) -> str:
+    """`attempt`: of the job, where it is one of a job of ours."""
+    of_job = [] if attempt is None else [_row("attempt", str(attempt))]
+    return "\n".join([*of_job, *_lines(diagnosis, scene)])
 
 
 def _lines(diagnosis: Diagnosis, scene: Scene) -> Iterator[str]:
@@ -40,6 +42,8 @@ def _lines(diagnosis: Diagnosis, scene: Scene) -> Iterator[str]:
     yield _row("evidence", _seen(diagnosis, scene))
     for name, why in list(scene.unreadable.items())[:SHOWN]:
         yield _row("unreadable", f"{name}: {why}")
+    if len(scene.unreadable) > SHOWN:
+        yield _row("", f"and {len(scene.unreadable) - SHOWN} more files: --json names them")
     if diagnosis.advice:
         yield _row("do", diagnosis.advice)
 

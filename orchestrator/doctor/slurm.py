@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from orchestrator.backends.slurm.commands import Slurm
+from orchestrator.backends.slurm.inventory import PARTITIONS
 from orchestrator.cluster.slurm.config import parse_config
 from orchestrator.cluster.slurm.partitions import Partition, parse_partitions, time_words
 from orchestrator.contract.findings import Finding, Verdict
@@ -109,7 +110,7 @@ def _cluster(spec: SlurmSpec, slurm: Slurm) -> Iterator[Finding]:
     name = config.get("ClusterName", "unknown")
     found = f"cluster {name}, Slurm {config.get('SLURM_VERSION', 'of unknown version')}"
     yield Finding(what="controller", verdict="ok", found=found)
-    partitions = _ask(slurm, "scontrol", "-o", "show", "partition")
+    partitions = _ask(slurm, *PARTITIONS)
     yield judge_partition(spec.partition, parse_partitions(partitions.out))
     yield _accounting(config, slurm)
     yield from judge_config(config, spec)

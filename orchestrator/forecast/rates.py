@@ -33,6 +33,7 @@ class Rates:
     hosts: Annotated[float, Above(0)]
     days: Annotated[float, Above(0)]
     devices_per_host: Annotated[int, AtLeast(1)]
+    """Of the hosts that were counted."""
     classes: tuple[FailureClass, ...]
 
     def per_host_s(self, one: FailureClass) -> float:
@@ -47,18 +48,33 @@ class Rates:
     def per_1000_host_days(self) -> float:
         return self.unplanned_per_host_s * 1000 * DAY_S
 
+    def for_devices(self, each: int) -> "Rates":
+        """Of hosts of which a job uses `each` devices: most of what breaks a host are its devices,
+        their memory, links and network cards. What is planned is the host's, and stays."""
+        if each == self.devices_per_host:
+            return self
+        factor = each / self.devices_per_host
+        source = (
+            f"{self.source} Counted on hosts with {self.devices_per_host} devices; taken as"
+            f" {factor:.3g} times that for hosts of which {each} are used."
+        )
+        return replace(self._scaled(factor), source=source, devices_per_host=each)
+
     def with_mtbf(self, hours: float) -> "Rates":
         """A host that breaks a job once in so many hours; each class keeps its share, and what is
         planned stays as it is."""
+        source = (
+            f"a host's mean time between failures was given as {hours:g} h; shares: {self.name}"
+        )
         factor = 1 / (hours * 3600 * self.unplanned_per_host_s)
+        return replace(self._scaled(factor), source=source)
+
+    def _scaled(self, factor: float) -> "Rates":
         classes = tuple(
             one if one.detected == "planned" else replace(one, count=one.count * factor)
             for one in self.classes
         )
-        source = (
-            f"a host's mean time between failures was given as {hours:g} h; shares: {self.name}"
-        )
-        return replace(self, classes=classes, source=source)
+        return replace(self, classes=classes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,12 @@
 """From a spec and its plan to what its forecast is reckoned from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from orchestrator.contract.limits import Above, AtLeast
 from orchestrator.contract.plan import Plan
+from orchestrator.contract.reliability import Interval, interval_of
 from orchestrator.contract.spec import JobSpec
 from orchestrator.forecast.rates import DAY_S, Detected, Rates
 from orchestrator.forecast.setting import Hazard, Setting
@@ -77,7 +78,12 @@ def basis_of(spec: JobSpec, plan: Plan, around: Circumstances) -> Basis:
         repair_s=around.repair_h * 3600,
         queue_s=around.queue_s,
     )
+    every = _interval_of(setting) if spec.checkpoint.every == "auto" else None
+    if every is not None:
+        steps = max(1, round(every.seconds / step_s))
+        setting = replace(setting, interval_s=steps * step_s)
     notes = {
+        **({} if every is None else {"interval": _interval_words(every)}),
         "storage": f"{storage / 1e9:,.4g} GB/s" + ("" if given else ", assumed (--storage GB/S)"),
         "stall": _stall_words(spec, around),
         "restart": "given"
@@ -87,6 +93,19 @@ def basis_of(spec: JobSpec, plan: Plan, around: Circumstances) -> Basis:
         "queue": f"{around.queue_s:g} s on average (--queue SECONDS)",
     }
     return Basis(setting=setting, step_s=step_s, checkpoint_bytes=total, notes=notes)
+
+
+def _interval_of(setting: Setting) -> Interval:
+    """What training comes to by itself, once it has seen how often it breaks."""
+    return interval_of(setting.stall_s, setting.write_s, setting.mtbf_s)
+
+
+def _interval_words(every: Interval) -> str:
+    bound = f"; bounded: {every.bound}" if every.bound else ""
+    return (
+        "what training comes to (checkpoint.every is auto) once it knows these rates"
+        f" and this cost of a save{bound}"
+    )
 
 
 def _stall_words(spec: JobSpec, around: Circumstances) -> str:

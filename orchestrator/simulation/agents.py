@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 LEAVE_GRACE_S = 3.0
 FIND_LEADER_S = 60.0
+FIND_ALLOCATED_S = 300.0
 HEARD_S = 5.0
 SEEK_S = 1.0
 HOLD_POLL_S = 1.0
@@ -70,7 +71,9 @@ class Agent:
         self.line: Line | None = None
         self.talks_to: Leader | None = None
         self.last_heard = world.timeline.now
-        self.patience = max(FIND_LEADER_S, world.job.agent_timeout)
+        allocated = world.scenario.scheduled and world.scenario.successor_s is None
+        finds_s = FIND_ALLOCATED_S if allocated else FIND_LEADER_S
+        self.patience = max(finds_s, world.job.agent_timeout)
         self.alive = True
         self.holds = False
         """It is the only agent of its host, with no rank of a former one left."""

@@ -207,6 +207,7 @@ class Errands:
             self.leader.agent,
             action.exclude,
             partial(self._requeued, action),
+            again=action.again,
             whole=action.whole,
         )
 

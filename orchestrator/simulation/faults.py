@@ -189,38 +189,42 @@ def _pause(world: "World", fault: Fault) -> float:
 
 
 def _cut(world: "World", names: Sequence[str], seconds: float) -> float:
-    side = world.drawn()
-    for name in names:
-        world.network.apart[name] = side
+    join = _set_apart(world.network.apart, names, world.drawn())
     world.history.note("network", f"{', '.join(names)} cut off for {seconds:.0f} s")
     world.hears_anew()
-    return _after(world, seconds, partial(_joined, world, names, side))
 
+    def joined() -> None:
+        join()
+        world.history.note("network", f"{', '.join(names)} back")
+        world.trouble(0.0)
+        world.hears_anew()
 
-def _joined(world: "World", names: Sequence[str], side: int) -> None:
-    for name in names:
-        if world.network.apart.get(name) == side:
-            del world.network.apart[name]
-    world.history.note("network", f"{', '.join(names)} back")
-    world.trouble(0.0)
-    world.hears_anew()
+    return _after(world, seconds, joined)
 
 
 def _deafen(world: "World", names: Sequence[str], seconds: float) -> float:
     """From the other hosts alone: each still reads the journal and is heard by the scheduler."""
-    side = world.drawn()
-    for name in names:
-        world.network.deaf[name] = side
+    join = _set_apart(world.network.deaf, names, world.drawn())
     world.history.note("network", f"{', '.join(names)} not heard by others for {seconds:.0f} s")
-    return _after(world, seconds, partial(_heard, world, names, side))
+
+    def heard() -> None:
+        join()
+        world.history.note("network", f"{', '.join(names)} heard again")
+        world.trouble(0.0)
+
+    return _after(world, seconds, heard)
 
 
-def _heard(world: "World", names: Sequence[str], side: int) -> None:
-    for name in names:
-        if world.network.deaf.get(name) == side:
-            del world.network.deaf[name]
-    world.history.note("network", f"{', '.join(names)} heard again")
-    world.trouble(0.0)
+def _set_apart(sides: dict[str, int], names: Sequence[str], side: int) -> Callable[[], None]:
+    """Put hosts on that side; the way back, for those that were not put elsewhere meanwhile."""
+    sides.update(dict.fromkeys(names, side))
+
+    def join() -> None:
+        for name in names:
+            if sides.get(name) == side:
+                del sides[name]
+
+    return join
 
 
 def _switch(world: "World", fault: Fault) -> float:

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from orchestrator.simulation.world import World
 
 
+MOST_DOUBLINGS = 6
+"""Of the wait for successors, where all hosts were given up before."""
+
+
 class Witness:
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -48,6 +52,8 @@ class Witness:
         """Hosts that the scheduler was last asked to do without."""
         self.taken: set[str] = set()
         """Hosts that the scheduler took in this attempt, as its leader was told."""
+        self.given_up = 0
+        """How often all hosts were given up, with successors, since the newest attempt began."""
         self.checked = 0
         """Entries that were replayed."""
         self.replayed = Run()
@@ -94,6 +100,7 @@ class Witness:
 
     def submitted(self, before: Run, event: JobSubmitted) -> None:
         self.starts, self.explained, self.left_out = 0, True, set()
+        self.given_up = 0
         self.remedies.submitted()
         stands = len(set(self.world.scheduler.submissions))
         hold(stands == len(self.world.scheduler.submissions), "one launch was submitted twice")
@@ -170,6 +177,7 @@ class Witness:
         hold(self.explained, f"attempt {action.attempt} starts, why its former ended is not said")
         hold(action.attempt == self.attempt + 1, f"attempt {action.attempt} after {self.attempt}")
         self.attempt, self.explained = action.attempt, False
+        self.given_up = 0
         self.starts += 1
         assert run.job is not None
         budget = run.job.max_restarts + 1
@@ -200,15 +208,18 @@ class Witness:
 
     def _requeue(self, leader: "Leader", action: Requeue, at: float, before: Run) -> None:
         patience_s = self.world.scenario.successor_s
-        waited_s = at - before.since if before.stage is Stage.WAITING else 0.0
-        hasty = action.whole and patience_s is not None and waited_s < patience_s
-        hold(not hasty, f"all hosts are given up after {waited_s:.0f} s without a successor")
+        if action.whole and patience_s is not None:
+            waited_s = at - before.since if before.stage is Stage.WAITING else 0.0
+            patience_s *= 2 ** min(self.given_up, MOST_DOUBLINGS)
+            words = f"all hosts are given up after {waited_s:.0f} s without a successor"
+            hold(waited_s >= patience_s, f"{words}, for the time {self.given_up + 1}")
+            self.given_up += 1
         run = leader.agent.launch, leader.agent.restarts, ""
         if leader.supervisor.run.allocation and self.world.scenario.successor_s is not None:
             run = (*run[:2], leader.name)  # each leader may give its hosts back
         hold(run not in self.requeues, f"launch {run[0]}, run {run[1]} is queued again twice")
         self.requeues.add(run)
-        self.left_out |= set(action.exclude)
+        self.left_out = (self.left_out - {*action.again}) | {*action.exclude}
 
     def _sound(self, run: Run) -> None:
         assert run.job is not None

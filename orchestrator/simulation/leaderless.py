@@ -9,7 +9,20 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.agent.leaderless import RETRY_S, SEE_S, TURN_S, Seen, lives, patience_s, seen_by
+from orchestrator.agent.leaderless import (
+    RETRY_S,
+    SEE_S,
+    TURN_S,
+    UNLED,
+    Seen,
+    in_doubt,
+    lives,
+    patience_s,
+    runs_without_leader,
+    seen_by,
+    to_leave_out,
+)
+from orchestrator.agent.whereabouts import Term
 from orchestrator.errors import BackendError, Unanswered
 
 if TYPE_CHECKING:
@@ -20,7 +33,7 @@ if TYPE_CHECKING:
 class Leaderless:
     def __init__(self, world: "World", agent: "Agent", done: Callable[[], None]) -> None:
         self.world, self.agent, self.done = world, agent, done
-        self.begun = world.timeline.now
+        self.looked = self.begun = world.timeline.now
         self.before: Seen | None = None
         """As the journal was when it was first read."""
         fence = world.storage.fence
@@ -38,18 +51,19 @@ class Leaderless:
             self._lives()
         elif not self._still_ours():
             self._over()
-        elif not self._in_turn():
+        elif self._in_doubt() or not self._in_turn():
             self._again()
         else:
             self._ask_scheduler()
 
     def _look(self) -> None:
         self.before = self._seen()
-        self.begun = self.world.timeline.now
+        self.looked = self.world.timeline.now
         waits_s = patience_s(self.before)
         if waits_s is None:
             self._lives()
         else:
+            self.begun = self.looked + waits_s
             self.world.timeline.after(waits_s, self.ask)
 
     def _seen(self) -> Seen:
@@ -62,6 +76,10 @@ class Leaderless:
         run, fence = self.world.run, self.world.storage.fence
         led = fence is not None and fence.leader != self.former
         return run.ending is None and self.world.job.launch == self.agent.launch and not led
+
+    def _in_doubt(self) -> bool:
+        assert self.before is not None
+        return in_doubt(self.before, self._seen(), self.world.timeline.now - self.looked)
 
     def _lives(self) -> None:
         self.world.witness.taken_for_alive(self.agent.host)
@@ -84,7 +102,12 @@ class Leaderless:
         except Unanswered:
             self._again()
             return
-        without = (self.world.run.leader,)
+        run, term = self.world.run, Term(self.agent.launch, self.agent.restarts)
+        if runs_without_leader(run, term) >= UNLED:
+            self._over()
+            return
+        granted = scheduler.allocation(self.agent)
+        without = to_leave_out(run, term, host, granted.hosts if granted else ())
         scheduler.requeue(host, self.agent, without, self._answered)
 
     def _answered(self, taken: bool) -> None:
@@ -129,12 +152,11 @@ class SeeingToTheLeader:
         if writes or silent_s < timeout + SEE_S * self.turn or not self._replaces(silent_s):
             self.wait()
         else:
-            self.wait(SEE_S)
+            self.wait(SEE_S * self.turn)
 
     def _replaces(self, silent_s: float) -> bool:
-        run, scheduler = self.world.run, self.world.scheduler
-        if run.ending is not None or not run.leader:
+        if self.world.run.ending is not None:
             return False
         with contextlib.suppress(BackendError):
-            scheduler.replace(self.agent.host.name, self.agent, run.leader, silent_s=silent_s)
+            self.world.revive_leader(self.agent, silent_s)
         return True

@@ -273,7 +273,7 @@ class Leader:
             self._consume()
 
     def _decide(self, event: Event) -> None:
-        known = len(self.supervisor.run.incidents)
+        before = self.supervisor.run
         try:
             actions = self.supervisor.feed(event)
         except Crashed as crashed:
@@ -288,11 +288,11 @@ class Leader:
         except OSError:
             self._wait(RETRY_S, partial(self._decide, event))
             return
-        if not isinstance(event, Tick) or actions:
+        if not isinstance(event, Tick) or self.supervisor.run is not before:
             self.world.decided(self, event, actions)
         self.todo.extend(actions)
         self._act()
-        for incident in self.supervisor.run.incidents[known:]:
+        for incident in self.supervisor.run.incidents[len(before.incidents) :]:
             self.world.strike(incident)
 
     def _act(self) -> None:

@@ -16,6 +16,7 @@ from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.errors import BackendError, Unanswered
 from orchestrator.seams import HostNotice
 from orchestrator.simulation.agents import Agent
+from orchestrator.simulation.laws import hold
 from orchestrator.simulation.network import SCHEDULER
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ FRESH_S = 120.0
 SUSPENDED_S = 40.0
 LIMIT_S = 40.0
 CLOCKS_S = 5.0
+BEGIN_S = 30.0
+"""For the leader's pod to begin on its node, before it is taken elsewhere."""
+YOUNG_S = 100.0
+"""For one that runs to be heard."""
+MOST_MOVES = 3
 OVER_S = 60.0
 """After which what ran on a node that is not heard counts as gone at the end of a job."""
 
@@ -63,8 +69,11 @@ class Operators:
     done: set[int] = field(default_factory=set)
     """Ranks whose pod has succeeded."""
     excluded: set[str] = field(default_factory=set)
+    never_began: list[str] = field(default_factory=list)
+    """Nodes that the leader's pod was taken away from, in this launch."""
     short_since: float | None = None
-    """No host fits any more that the job would have."""
+    """No host fits any more that the job would have: also while its pods are made anew, for a
+    cluster that grows does not start over for that."""
     evicted: dict[str, float] = field(default_factory=dict)
     """Host -> when its kubelet last killed the pod there, without a warning."""
     down_until: float = 0.0
@@ -94,7 +103,7 @@ class Operators:
     def submit(self, launch: int) -> None:
         self.submissions.append(launch)
         self.launch, self.state, self.cancelled = launch, "running", False
-        self.pods, self.done = {}, set()
+        self.pods, self.done, self.never_began = {}, set(), []
         self._turn(launch)
 
     def _turn(self, launch: int) -> None:
@@ -111,6 +120,8 @@ class Operators:
             for pod in list(self.pods.values()):
                 self._bind(pod)
                 self._drain(pod)
+            if all(pod.host not in ("", *self.excluded) for pod in self.pods.values()):
+                self.short_since = None
 
     def _make_pods(self) -> None:
         wanted = self.world.scenario.hosts + self.world.scenario.spares
@@ -125,8 +136,6 @@ class Operators:
         free = [h for h in self.world.hosts.values() if self._fits(h) and h.name not in used]
         if all(host.name in self.excluded for host in free):
             self._run_short()
-        else:
-            self.short_since = None
         if not free:
             return
         pod.host, pod.bound_at = self.world.random.choice(free).name, self._now()
@@ -296,6 +305,31 @@ class Operators:
             if not self._hears(self.world.hosts[name]):
                 self._later(FORCE_S, partial(self._force, pod))
 
+    def revive_leader(self, asker: str, agent: Agent, silent_s: float) -> None:
+        """Raises BackendError."""
+        self._answers(asker)
+        pod = self.pods.get(0)
+        if not self.stands or self.launch != agent.launch:
+            raise BackendError("there is no such job any more")
+        if pod is None or not pod.host:
+            return
+        age_s = self._now() - pod.bound_at
+        if pod.agent is not None:
+            if age_s < min(silent_s + CLOCKS_S, YOUNG_S):
+                return
+        elif not pod.deleting:
+            fails = self.world.hosts[pod.host].dead_on_arrival
+            if age_s < BEGIN_S or not (fails or not self._hears(self.world.hosts[pod.host])):
+                return
+            if len(self.never_began) >= MOST_MOVES:
+                raise BackendError("it does not begin elsewhere either")
+            self.never_began.append(pod.host)
+            self.excluded.add(pod.host)
+            self.world.history.note("operator", f"{asker} has the leader's pod leave {pod.host}")
+        self._delete(pod, "requeued")
+        if not self._hears(self.world.hosts[pod.host]):
+            self._later(FORCE_S, partial(self._force, pod))
+
     def requeue(
         self,
         asker: str,
@@ -303,9 +337,11 @@ class Operators:
         exclude: Sequence[str],
         done: Callable[[bool], None],
         *,
+        again: Sequence[str] = (),
         whole: bool = True,
     ) -> None:
         """All pods go, or the leader's own; whoever was asked says True once that is so."""
+        hold(not again, "hosts are allowed again where others come in their places")
         try:
             self._answers(asker)
         except Unanswered:

@@ -91,5 +91,6 @@ class Orders:
                 drills=action.drills,
                 skip=action.skip,
                 pace=pace_of(run),
+                classes=run.job.failure_classes if run.job else (),
             )
             self.leader.order(host, start)

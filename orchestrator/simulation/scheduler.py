@@ -230,17 +230,18 @@ class Scheduler:
         exclude: Sequence[str],
         done: Callable[[bool], None],
         *,
+        again: Sequence[str] = (),
         whole: bool = True,
     ) -> None:
         """As the backend does it: says True once the job is queued again, by whomever."""
         hold(whole, "part of an allocation is given back")
-        self._requeue(asker, mine.restarts, exclude, done, self._now())
+        self._requeue(asker, mine.restarts, (exclude, again), done, self._now())
 
     def _requeue(
         self,
         asker: str,
         mine: int,
-        exclude: Sequence[str],
+        hosts: tuple[Sequence[str], Sequence[str]],
         done: Callable[[bool], None],
         begun: float,
     ) -> None:
@@ -256,16 +257,17 @@ class Scheduler:
         if job.restarts > mine + 1 or (job.restarts > mine and job.state == "running"):
             done(True)
             return
+        exclude, again = hosts
         if job.restarts == mine and job.state == "running":
             doubtful = {*exclude, *job.given[:1]} - {asker}
             waits = [name for name in doubtful if self._in_doubt(job, name)]
             if waits and self._now() - begun < VERDICT_S:
-                again = partial(self._requeue, asker, mine, exclude, done, begun)
-                self._later(VERDICT_POLL_S, again)
+                later = partial(self._requeue, asker, mine, hosts, done, begun)
+                self._later(VERDICT_POLL_S, later)
                 return
             self.world.history.note("scheduler", f"{asker} has the job queued again")
             self._take_back(job, KILL_WAIT_S, requeue=True)
-        job.excluded |= set(exclude)
+        job.excluded = (job.excluded - {*again}) | {*exclude}
         done(True)
 
     def has_ended(self, asker: str) -> bool:

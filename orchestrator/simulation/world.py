@@ -29,6 +29,7 @@ from orchestrator.simulation.storage import LEASE_S, Crash, Storage, StoredJourn
 from orchestrator.simulation.training import Training, Work
 from orchestrator.simulation.troubles import Troubles
 from orchestrator.supervise.loop import Decide, Supervisor
+from orchestrator.supervise.policy import is_strike
 from orchestrator.supervise.state import Incident, Run, Stage
 
 LOGIN = "login"
@@ -261,10 +262,10 @@ class World:
         return out, tuple(each.host for each in found if each.pin and each.pin.use == "always")
 
     def strike(self, incident: Incident) -> None:
-        host, signal_name = incident.culprit.host, incident.evidence.signal
+        host = incident.culprit.host
         if host is None or not self.scenario.scheduled:
             return
-        if strikes.counts(incident.kind, signal_name, incident.drill):
+        if is_strike(incident):
             self.strikes.append(
                 strikes.Strike(
                     at=incident.at,
@@ -345,6 +346,11 @@ class World:
         host.end_agents()  # on its own host the leader ends itself, before it can start another
         if host.up and not host.dead_on_arrival and name != leader.host.name:
             host.agents.append(Agent(self, host, self.job.launch, 0, lead=False))
+
+    def revive_leader(self, agent: Agent, silent_s: float) -> None:
+        """Raises BackendError."""
+        assert isinstance(self.scheduler, Operators)
+        self.scheduler.revive_leader(agent.host.name, agent, silent_s)
 
     def decided(self, leader: Leader, event: Event, actions: tuple[Action, ...]) -> None:
         before, self.run = self.run, leader.supervisor.run

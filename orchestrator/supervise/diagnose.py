@@ -6,7 +6,8 @@ stand for itself, those last that are what a peer's death looks like; among equa
 
 import re
 import signal
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import IntEnum
 
@@ -18,17 +19,19 @@ from orchestrator.supervise.hang_verdict import hang_verdict
 from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
 from orchestrator.supervise.verdict import (
     Verdict,
-    broken_hosts,
     class_notes,
     exited_verdict,
     failure_of,
-    of_hardware,
+    kernel_words,
+    told_by_kernel,
 )
 
 SYMPTOMS = re.compile(
     r"connection closed by (remote )?peer|connection reset by peer|connection refused|broken pipe"
     r"|gloo/transport|gloo::|connectfullmesh|enforce fail(?! at alloc_cpu)"
     r"|recvvalue failed|sendbytes failed"
+    r"|no route to host|socket\w*connect\b.*(timed out|unreachable|connection abort)"
+    r"|ibv_\w+ failed.*timed out"
     r"|application timeout caused pair closure|store timed out|socket timeout|wait timeout"
     r"|socket has timed out|timed out waiting|failed to connect|failed to recv"
     r"|nccl.*(remote|peer|watchdog|was aborted)|ncclremoteerror|watchdog caught collective",
@@ -36,6 +39,8 @@ SYMPTOMS = re.compile(
 )
 """What a rank says when a peer went away (PyTorch's gloo, NCCL and TCPStore)."""
 
+MOST_UNREACHED = 8
+"""Addresses that an incident names."""
 
 TIMEOUTS = re.compile(
     r"watchdog caught collective|collective operation timeout|timed out waiting"
@@ -45,16 +50,27 @@ TIMEOUTS = re.compile(
 """What a rank says whose collective did not return in time: a hang, seen by the rank itself."""
 
 
-def diagnose(findings: Findings, own: tuple[FailureRule, ...] = ()) -> Verdict:
+NO_WAY = re.compile(r"no route to host|timed out|unreachable", re.IGNORECASE)
+UNREACHED = re.compile(r"connect to (?:([^\s<]+)<\d+>|([\d.]+):\d+)", re.IGNORECASE)
+"""Names the address that NCCL could not connect to."""
+
+
+def diagnose(
+    findings: Findings,
+    own: tuple[FailureRule, ...] = (),
+    addresses: Mapping[str, str] | None = None,
+) -> Verdict:
     """The first cause of an attempt's trouble; `unknown` is a verdict too, and blames nobody.
 
-    `own`: the user's classes.
+    `own`: the user's classes. `addresses`: address -> host.
     """
     signs = sorted(_signs(findings, own), key=lambda sign: sign[:2])
     if not signs:
         return _classed(_launch_failed(findings), own)
     weight, _, verdict = signs[0]
-    return _classed(_only_symptoms(verdict) if weight is Weight.SYMPTOM else verdict, own)
+    if weight is Weight.SYMPTOM:
+        verdict = _only_symptoms(verdict, tuple(_unreached(findings, addresses or {})))
+    return _classed(verdict, own)
 
 
 def _classed(verdict: Verdict, own: tuple[FailureRule, ...]) -> Verdict:
@@ -90,11 +106,10 @@ def _signs(findings: Findings, own: tuple[FailureRule, ...]) -> Iterator[Sign]:
         yield Weight.CAUSE, lost.at - lost.silent_s, _host_lost(lost)
     for stuck in findings.stuck:
         yield Weight.WEAK, stuck.at, _host_lost(stuck)
-    broken = broken_hosts(findings, own)
+    kernels = kernel_words(findings, own)
     for exited in findings.exits:
         if not exited.stopped:
-            known = broken.get(exited.host)
-            said = of_hardware(known, failure_of(exited, own))
+            said = told_by_kernel(kernels.get(exited.host, ()), exited, own)
             weight = Weight.CAUSE if said is not None else weigh(exited, own)
             yield weight, exited.at, exited_verdict(exited, own, said)
     if findings.hang is not None or findings.judge_by is not None:
@@ -165,7 +180,24 @@ def _leader_lost(last_heard: float, findings: Findings) -> Verdict:
     )
 
 
-def _only_symptoms(first: Verdict) -> Verdict:
+def _unreached(findings: Findings, addresses: Mapping[str, str]) -> Iterator[str]:
+    """Whom ranks could not connect to: it may be that host's link, or the way to it."""
+    tried = Counter(
+        address for exited in findings.exits if not exited.stopped for address in _tried(exited)
+    )
+    for address, count in tried.most_common(MOST_UNREACHED):
+        name = f", which is {addresses[address]}" if address in addresses else ""
+        many = "1 rank" if count == 1 else f"{count} ranks"
+        yield f"{many} could not connect to {address}{name}"
+
+
+def _tried(exited: RankExited) -> set[str]:
+    lines = exited.error.message.splitlines() if exited.error else exited.log_tail
+    found = (UNREACHED.search(line) for line in lines if NO_WAY.search(line))
+    return {match[1] or match[2] for match in found if match}
+
+
+def _only_symptoms(first: Verdict, notes: tuple[str, ...] = ()) -> Verdict:
     """Ranks lost a peer, and no peer is known to have died: nobody is blamed."""
     told = first.failure
     return Verdict(
@@ -174,7 +206,7 @@ def _only_symptoms(first: Verdict) -> Verdict:
         culprit=NOBODY,
         at=first.at,
         detected_after_s=first.detected_after_s,
-        evidence=first.evidence,
+        evidence=replace(first.evidence, notes=(*first.evidence.notes, *notes)),
         failure=told if told is not None and _tells_of_a_peer(told) else None,
         phase=first.phase,
     )

@@ -1,8 +1,10 @@
 """The verdict on a hang: what was judged of it, and what the hosts say of themselves."""
 
+import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from orchestrator.contract.events import HangJudged
+from orchestrator.contract.events import HangDetected, HangJudged, RankExited
 from orchestrator.contract.failures import FailureRule
 from orchestrator.diagnosis.case import SURE
 from orchestrator.diagnosis.classes import Classified
@@ -13,45 +15,53 @@ from orchestrator.supervise.verdict import Verdict, broken_hosts, class_notes, f
 
 MOST_HOSTS = 16
 """Whose probes an incident shows."""
+MOST_CHARACTERS = 300
+"""Of a watchdog's words."""
+WAITED = re.compile(r"(?:ran for|timeout\(ms\)=|timed out waiting) *(\d+)", re.IGNORECASE)
+"""How long a collective did not return, as NCCL's watchdog and gloo tell it."""
 
 
 def hang_verdict(findings: Findings, own: tuple[FailureRule, ...]) -> Verdict:
     """Only a verdict that is sure blames a host, and where the program is to blame, none.
 
-    Where it is not, the one host whose kernel tells of broken hardware is blamed. Where a watchdog
-    spoke first, the failure is of the class of what it said.
+    Where it is not, the one host whose kernel tells of broken hardware is blamed, and where a
+    watchdog spoke first, the failure is of the class of what it said. Who saw a hang whose cause is
+    known, ndctl or a watchdog, makes no difference to what is done.
     """
     attempt = findings.hang.attempt if findings.hang else findings.exits[0].attempt
     judged = findings.judged or judged_from(findings, attempt)
-    seen, at, detected_after_s = _hang_seen(findings)
+    seen = _hang_seen(findings)
     sure = bool(judged.hosts) or (judged.scope == "user" and judged.confidence >= SURE)
     rank = judged.ranks[0] if sure and judged.ranks else None
     culprit = Culprit(host=judged.hosts[0] if judged.hosts else None, rank=rank)
     broken = broken_hosts(findings, own)
     found, doubt = None if findings.hang else failure_of(findings.exits[0], own), ""
     if sure:
-        found = broken.get(culprit.host or "", found)
+        told = found if found and found.rule in own else None  # the user's own class stays
+        found = broken.get(culprit.host or "", told)
     elif alone := _broken_alone(broken):
         culprit, found = Culprit(host=alone), broken[alone]
         doubt = f", but {alone} has broken hardware ({found.rule.name})"
     elif judged.ranks:
         doubt = ", but that is not sure enough to blame it"
     notes = (
+        *seen.notes,
         *judged.signs,
         *(f"waiting: {words}" for words in judged.waiting),
         *(f"the kernel of {host}: {one.line}" for host, one in broken.items()),
         *_probes(findings),
         *class_notes(found),
     )
+    known = f"{judged.verdict} ({judged.confidence:.0%} sure): {judged.cause}{doubt}"
     return Verdict(
         kind="hang",
-        cause=f"{seen}; {judged.verdict} ({judged.confidence:.0%} sure): {judged.cause}{doubt}",
+        cause=f"{seen.words}; {known}",
         culprit=culprit,
-        at=at,
-        detected_after_s=detected_after_s,
-        phase=findings.hang.phase if findings.hang else findings.exits[0].phase,
+        at=seen.at,
+        detected_after_s=seen.detected_after_s,
+        phase=seen.by.phase,
         evidence=Evidence(stacks=judged.stacks, notes=notes),
-        signature=_desync(findings, judged) if sure and judged.scope == "user" else "",
+        signature=_desync(seen.by.step, judged) if sure and judged.scope == "user" else "",
         confidence=judged.confidence,
         failure=found.rule if found else None,
     )
@@ -63,20 +73,47 @@ def _broken_alone(broken: dict[str, Classified]) -> str | None:
     return hosts[0] if len(hosts) == 1 else None
 
 
-def _hang_seen(findings: Findings) -> tuple[str, float, float]:
+class _Seen(NamedTuple):
+    by: HangDetected | RankExited
+    """Ndctl, or a rank that a watchdog ended."""
+    words: str
+    at: float
+    """Since when it stood still."""
+    detected_after_s: float
+    notes: tuple[str, ...] = ()
+
+
+def _hang_seen(findings: Findings) -> _Seen:
     """How the hang was noticed, since when it stood still, and how long that took."""
     hang = findings.hang
-    if hang is None:
-        first = min(findings.exits, key=lambda exited: exited.at)
-        return f"a collective of rank {first.rank} timed out", first.at, first.detected_after_s
-    words = f"no rank made progress for {hang.stalled_s:.1f} s in phase {hang.phase}"
-    since = hang.at - hang.stalled_s
-    return f"{words} (limit {hang.limit_s:.1f} s)", since, hang.stalled_s
+    if hang is not None:
+        words = f"no rank made progress for {hang.stalled_s:.1f} s in phase {hang.phase}"
+        words = f"{words} (limit {hang.limit_s:.1f} s)"
+        return _Seen(hang, words, hang.at - hang.stalled_s, hang.stalled_s)
+    exits = sorted(findings.exits, key=lambda exited: exited.at)
+    for exited in exits:
+        line, waited_s = _waited(exited)
+        if waited_s:
+            words = f"a collective of rank {exited.rank} timed out after {waited_s:.0f} s"
+            notes = (f"rank {exited.rank} said: {line}",)
+            since, after_s = exited.at - waited_s, exited.detected_after_s + waited_s
+            return _Seen(exited, words, since, after_s, notes)
+    first = exits[0]
+    words = f"a collective of rank {first.rank} timed out"
+    return _Seen(first, words, first.at, first.detected_after_s)
 
 
-def _desync(findings: Findings, judged: HangJudged) -> str:
+def _waited(exited: RankExited) -> tuple[str, float]:
+    """The line in which a rank says how long its collective did not return, and how long."""
+    said = exited.error.message.splitlines() if exited.error else exited.log_tail
+    for line in said:
+        if told := WAITED.findall(line):
+            return line.strip()[:MOST_CHARACTERS], max(map(int, told)) / 1000
+    return "", 0.0
+
+
+def _desync(step: int, judged: HangJudged) -> str:
     """Two such hangs of the same ranks at the same step are the program's own."""
-    step = findings.hang.step if findings.hang else findings.exits[0].step
     return f"{judged.verdict} of {ranks_words(judged.ranks)} at step {step}"
 
 

@@ -24,6 +24,7 @@ from orchestrator.supervise.growing import grown
 from orchestrator.supervise.incidents import decided, incident_of, left_out
 from orchestrator.supervise.policy import Decision, decide, repeated_culprits
 from orchestrator.supervise.roster import (
+    addresses,
     coming,
     has_successors,
     hosts_given,
@@ -119,6 +120,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         findings=None,
         leaving=None,
         away={},
+        given_back=0,
     )
     drills = tuple(drill for drill in run.job.drills if drill.id not in run.fired)
     start = StartAttempt(
@@ -165,8 +167,13 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
     if run.allocation is not None:
         absent = _absent(run) if overdue and not has_successors(run) else {}
         run = replace(run, exclude={**run.exclude, **absent})
-        return requeue(run, at, f"{reason}{_refusal(run)}")
+        return requeue(_short(run), at, f"{reason}{_refusal(run)}")
     return _to_the_end(run, at, there, overdue=overdue)
+
+
+def _short(run: Run) -> Run:
+    since = run.short_since if run.given_back else run.since
+    return replace(run, given_back=run.given_back + 1, short_since=since)
 
 
 def _to_the_end(run: Run, at: float, there: list[str], *, overdue: bool) -> Result:
@@ -219,10 +226,16 @@ def requeue(run: Run, at: float, reason: str, *, whole: bool = True) -> Result:
         for host in run.hosts.values()
         if host.unfit or (silence_tells and not host.alive)
     }
-    exclude = {**bad, **run.exclude}
+    # Of other hosts than these a scheduler knows itself whether they are fit.
+    carried = () if has_successors(run) else run.carried
+    known = {host: why for host, why in run.exclude.items() if host not in carried}
+    exclude = {**bad, **known}
+    names = tuple(sorted(exclude))
+    again = () if has_successors(run) else tuple(sorted({*run.left_out} - {*exclude}))
     after = replace(
         run,
         stage=Stage.QUEUED,
+        left_out=names,
         since=at,
         deadline=None,
         reason=reason,
@@ -230,7 +243,7 @@ def requeue(run: Run, at: float, reason: str, *, whole: bool = True) -> Result:
         replanning=None,
         exclude=exclude,
     )
-    return after, (Requeue(exclude=tuple(sorted(exclude)), reason=reason, whole=whole),)
+    return after, (Requeue(exclude=names, reason=reason, whole=whole, again=again),)
 
 
 # Hosts are tried together
@@ -319,7 +332,7 @@ def _leave(run: Run, leaving: Leaving, at: float) -> Result:
 def recover(run: Run, findings: Findings, at: float) -> Result:
     """Record the incident; start again or give up."""
     assert run.job is not None
-    verdict = diagnose(findings, run.job.failure_classes)
+    verdict = diagnose(findings, run.job.failure_classes, addresses(run))
     if taken := _taken(findings, verdict):
         run = replace(run, findings=None)
         return _leave(run, run.leaving or Leaving(cause="drained", words=taken, requeue=False), at)

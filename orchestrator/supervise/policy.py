@@ -237,6 +237,17 @@ def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
 # Hosts
 
 
+def is_strike(incident: Incident) -> bool:
+    """Whether it is one against the host that it names, if it names one."""
+    return strikes.counts(
+        incident.kind,
+        incident.evidence.signal,
+        incident.drill,
+        incident.scope,
+        incident.remedy,
+    )
+
+
 def repeated_culprits(run: Run, at: float) -> dict[str, str]:
     """Hosts that have broken the job too often -> why they are not to be used.
 
@@ -247,8 +258,7 @@ def repeated_culprits(run: Run, at: float) -> dict[str, str]:
     blamed = Counter(
         incident.culprit.host
         for incident in run.incidents[run.forgiven :]
-        if strikes.counts(incident.kind, incident.evidence.signal, incident.drill)
-        and at - incident.at <= strikes.WINDOW_S
+        if is_strike(incident) and at - incident.at <= strikes.WINDOW_S
     )
     return {
         host: f"it was the culprit of {times} incidents"

@@ -58,6 +58,7 @@ def strike_of(before: Run, after: Run) -> Strike | None:
         kind=STRAGGLER,
         cause=cause,
         evidence=(looked,),
+        submitted=job.at,
     )
 
 

@@ -1,12 +1,15 @@
 """Which hosts a job has, which of them can carry ranks, and which may still come."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from orchestrator.plan.placement.place import room_for
-from orchestrator.supervise.state import HostState, Run
+from orchestrator.supervise.state import HostState, Run, Stage
 
 REPLACE_S = 30.0
 """After an agent was lost, for another one of its host to register."""
+MOST_DOUBLINGS = 6
+"""Of the wait for successors: at ten minutes, ten hours and 40 minutes are the longest."""
 
 
 def switches_of(run: Run) -> Mapping[str, tuple[str, ...]]:
@@ -22,6 +25,13 @@ def hosts_given(run: Run) -> tuple[str, ...]:
     if run.allocation.successor_s is None:
         return run.allocation.hosts
     return tuple(dict.fromkeys((*run.allocation.hosts, *run.hosts)))
+
+
+def addresses(run: Run) -> Mapping[str, str]:
+    """Address -> its host; none that several hosts have, as on one machine."""
+    known = [(host.address, host.name) for host in run.hosts.values()]
+    many = Counter(address for address, _ in known)
+    return {address: name for address, name in known if many[address] == 1}
 
 
 def usable(run: Run) -> list[str]:
@@ -45,9 +55,27 @@ def has_successors(run: Run) -> bool:
 
 def successor_may_come(run: Run, at: float) -> bool:
     """In the place of a host that was lost before the job began to wait."""
-    assert run.allocation is not None
-    patience_s = run.allocation.successor_s
-    return patience_s is not None and at < run.since + patience_s
+    until = gives_back_at(run)
+    return until is not None and at < until
+
+
+def gives_back_at(run: Run) -> float | None:
+    """When hosts that have successors have been waited for long enough.
+
+    Twice as long each time that all were given back and too few came again: it changed nothing,
+    and each time costs the hosts that are there, and lines in the journal.
+    """
+    patience_s = run.allocation.successor_s if run.allocation else None
+    if patience_s is None:
+        return None
+    return run.since + patience_s * 2.0 ** min(run.given_back, MOST_DOUBLINGS)
+
+
+def is_short(run: Run) -> bool:
+    """It waits for successors of hosts, without which it cannot go on."""
+    if run.stage is not Stage.WAITING or not has_successors(run):
+        return False
+    return room_for(run.plan, usable(run), switches_of(run)) < len(run.plan.hosts)
 
 
 def coming(run: Run, at: float) -> list[str]:

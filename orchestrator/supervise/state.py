@@ -276,10 +276,19 @@ class Run:
     """What the scheduler granted; None without one."""
     exclude: Mapping[str, str] = field(default_factory=dict)
     """Hosts that are not to be used -> why."""
+    carried: tuple[str, ...] = ()
+    """Those of them that were left out in the run before and that nothing else speaks against: the
+    next run may have them again. Else a job of weeks would run out of hosts."""
+    left_out: tuple[str, ...] = ()
+    """Hosts that the scheduler was asked to do without, and was not told since that it need not."""
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Those of them that this job decided to do without: no later leader uses them either."""
     away: Mapping[str, Away] = field(default_factory=dict)
     """Those that were sent away, for others to come, since the newest attempt began."""
+    given_back: int = 0
+    """How often all hosts were given back for want of some, since the newest attempt began."""
+    short_since: float = 0.0
+    """When hosts were first waited for that had not come when all were given back."""
     refitted: JobPlan | None = None
     """In place of the job's own plan, which did not fit into memory."""
     replanned: JobPlan | None = None

@@ -90,7 +90,7 @@ from orchestrator.supervise.scheduler import (
     replan_refused,
     replanned,
 )
-from orchestrator.supervise.state import LIVE, Findings, HostState, Run, Stage
+from orchestrator.supervise.state import LIVE, OUTSIDE, Findings, HostState, Run, Stage
 
 SETTLE_S = 5.0
 """For spares to register once enough hosts are there."""
@@ -208,7 +208,10 @@ def _submitted(run: Run, event: JobSubmitted) -> Result:
         leader="",
         allocation=None,
         exclude={},
+        carried=(),
+        left_out=(),
         away={},
+        given_back=0,
         replaced={},
         refitted=None,
         replanned=None,
@@ -258,12 +261,20 @@ def _left_behind(run: Run, at: float) -> Findings | None:
     )
 
 
+def _asked_by_followers(run: Run, event: LeaderStarted) -> tuple[str, ...]:
+    """Hosts that are left out, with that of a leader that could not ask for it itself."""
+    dead = run.stage not in OUTSIDE and run.allocation is not None and event.allocation is not None
+    return tuple(sorted({*run.left_out, run.leader})) if dead else run.left_out
+
+
 def _leader_started(run: Run, event: LeaderStarted) -> Result:
     assert run.job is not None
     if run.stage is Stage.ENDED and run.ending is not None:
         return run, (EndJob(state=run.ending, reason=f"the job has ended: {run.reason}"),)
     if run.cancelled_by is not None:
         return end(run, event.at, "CANCELLED", f"cancelled by {run.cancelled_by}")
+    if event.unable:
+        return end(run, event.at, "FAILED", event.unable)
     findings = _left_behind(run, event.at)
     # The scheduler was asked to leave these out, and may have killed the leader before it heard.
     kept = {host: why for host, why in run.replaced.items() if host not in event.always}
@@ -284,7 +295,15 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
         leaving=None,
     )
     repeated = repeated_culprits(waiting, event.at)
-    waiting = replace(waiting, exclude={**known, **event.exclude, **repeated})
+    # One that was given all the same has not been away for a run.
+    given = () if event.allocation is None else event.allocation.hosts
+    stands = {*event.exclude, *repeated, *kept, *given}
+    waiting = replace(
+        waiting,
+        exclude={**known, **event.exclude, **repeated},
+        carried=tuple(sorted({*known} - stands)),
+        left_out=_asked_by_followers(run, event),
+    )
     if run.stage is Stage.HOLDING:
         waiting = replace(
             waiting,

@@ -1,15 +1,26 @@
 """What one exit, or one line of a kernel, means: kind, class, words."""
 
+import re
 import signal
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from orchestrator.contract import exits
 from orchestrator.contract.events import RankExited
-from orchestrator.contract.failures import FailureRule
+from orchestrator.contract.failures import FailureRule, Scope
 from orchestrator.contract.phases import Phase
-from orchestrator.diagnosis.classes import Classified, Signs, classify
+from orchestrator.diagnosis.classes import Classified, Signs, classify, default_rules, fit
 from orchestrator.supervise.state import Culprit, Evidence, Findings
+
+OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
+"""A process does not end itself by these."""
+OUT_OF_MEMORY = "host-out-of-memory"
+SHARED: tuple[Scope, ...] = ("fabric", "storage")
+ABORTS = re.compile(
+    r"terminate called|^\s*what\(\):|Fatal Python error|thread terminated with exception"
+)
+"""How the last words of a process begin that aborts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +75,11 @@ def exited_verdict(
 
 @lru_cache(maxsize=1024)  # asked again for each exit that comes after it
 def failure_of(exited: RankExited, own: tuple[FailureRule, ...] = ()) -> Classified | None:
-    """The class of what ended a rank, by what it raised, else by its log and how it ended."""
+    """The class of what ended a rank, by what it raised, else by its log and how it ended.
+
+    A log also tells of what did no harm, as a save that failed an hour ago: of a rank that was
+    ended by a signal its lines tell only what can end with that signal.
+    """
     signs = Signs(
         lines=exited.log_tail,
         exit_code=exited.exit_code,
@@ -74,8 +89,50 @@ def failure_of(exited: RankExited, own: tuple[FailureRule, ...] = ()) -> Classif
     )
     if exited.error is not None:
         raised = f"{exited.error.error}: {exited.error.message}".splitlines()
-        signs = replace(signs, lines=tuple(raised))
-    return classify(signs, own)
+        return classify(replace(signs, lines=tuple(raised)), own)
+    if words := _last_words(exited):
+        found = classify(replace(signs, lines=words), own)
+        if found is not None and found.rule.name != "abort":
+            return found
+    by = _ended_by(exited)
+    if by is None:
+        return classify(signs, own)
+    rules = tuple(rule for rule in default_rules() if _may_tell(rule, by))
+    return classify(
+        signs, tuple(rule for rule in own if by not in OUTSIDE or _names(rule, by)), rules
+    )
+
+
+def _last_words(exited: RankExited) -> tuple[str, ...]:
+    """What an abort itself says, from where it begins: no old warning is among that."""
+    if exited.signal != signal.SIGABRT:
+        return ()
+    lines = exited.log_tail
+    first = next((n for n, line in enumerate(lines) if ABORTS.search(line)), len(lines))
+    return lines[first:]
+
+
+def _ended_by(exited: RankExited) -> str | None:
+    """The signal, also of a rank that left because of one, and of one that nobody saw end."""
+    if exited.exit_code == exits.CHECKPOINTED:
+        return "SIGTERM"
+    if exited.exit_code is None and exited.signal is None:
+        return "SIGKILL"
+    return signal_name(exited.signal)
+
+
+def _may_tell(rule: FailureRule, by: str) -> bool:
+    """Whether a line that fits the rule can be why a rank was ended by a signal."""
+    if _names(rule, by):
+        return True
+    if by in OUTSIDE:
+        killed_for_memory = by == "SIGKILL" and rule.name == OUT_OF_MEMORY
+        return rule.scope == "scheduler" or killed_for_memory
+    return rule.action != "stop" and rule.scope != "storage"
+
+
+def _names(rule: FailureRule, by: str) -> bool:
+    return not rule.patterns or by in rule.signals
 
 
 def class_notes(found: Classified | None) -> tuple[str, ...]:
@@ -120,14 +177,61 @@ def signal_name(number: int | None) -> str | None:
 
 def broken_hosts(findings: Findings, own: tuple[FailureRule, ...]) -> dict[str, Classified]:
     """Host -> what its kernel said of broken hardware while the attempt ran."""
+    return {
+        host: first
+        for host, said in kernel_words(findings, own).items()
+        if (first := next((one for one in said if one.rule.scope == "host"), None))
+    }
+
+
+def kernel_words(
+    findings: Findings, own: tuple[FailureRule, ...]
+) -> dict[str, tuple[Classified, ...]]:
+    """Host -> what its kernel said, by class. What the kernels of several hosts tell of network or
+    storage lies between them, and is none of theirs."""
     said = {part.host: part.kernel for part in findings.evidence if part.kernel}
-    found = {host: classify(Signs(lines=lines), own) for host, lines in said.items()}
-    return {host: one for host, one in found.items() if one is not None}
+    found = {host: _classes_of(lines, own) for host, lines in said.items()}
+    times = Counter(one.rule.name for all_of_it in found.values() for one in all_of_it)
+    return {
+        host: tuple(
+            one for one in all_of_it if one.rule.scope not in SHARED or times[one.rule.name] == 1
+        )
+        for host, all_of_it in found.items()
+    }
 
 
-def of_hardware(kernel: Classified | None, rank: Classified | None) -> Classified | None:
-    """What the kernel says, unless it is harmless and the rank itself says that it is its own."""
-    if kernel is None:
-        return None
-    own_fault = rank is not None and rank.rule.scope == "user"
-    return None if own_fault and kernel.rule.action != "replace" else kernel
+@lru_cache(maxsize=1024)
+def _classes_of(lines: tuple[str, ...], own: tuple[FailureRule, ...]) -> tuple[Classified, ...]:
+    """The first of each class, in the order of the rules."""
+    first: dict[str, Classified] = {}
+    for rule in (*own, *default_rules()):
+        one = fit(rule, Signs(lines=lines))
+        if one is not None:
+            first.setdefault(rule.name, one)
+    return tuple(first.values())
+
+
+def told_by_kernel(
+    said: tuple[Classified, ...], exited: RankExited, own: tuple[FailureRule, ...]
+) -> Classified | None:
+    """What the kernel says of this end, if it is not the rank that knows better.
+
+    Pids are not compared: the kernel's are those of the host, and a rank's those of its container.
+    """
+    rank = failure_of(exited, own)
+    return next((one for one in said if _explains(one.rule, exited, rank, own)), None)
+
+
+def _explains(
+    rule: FailureRule, exited: RankExited, rank: Classified | None, own: tuple[FailureRule, ...]
+) -> bool:
+    if rule.scope == "host" or rule in own:
+        own_fault = rank is not None and rank.rule.scope == "user"
+        return rule.action == "replace" or not own_fault
+    if rule.name == OUT_OF_MEMORY:
+        return exited.signal == signal.SIGKILL
+    if rule.symptom or rule.action == "stop" or _ended_by(exited) == "SIGTERM":
+        return False
+    if rank is None or not rank.line:
+        return True
+    return rank.rule.symptom and rule.scope in SHARED

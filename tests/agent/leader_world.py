@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from orchestrator.agent.whereabouts import Term, leader_of
 from orchestrator.contract.actions import EndJob, Requeue
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.datagrams import RankEnded
+from orchestrator.contract.fence import check_leader
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.protocol import (
     AGENT_PATH,
@@ -141,7 +143,8 @@ async def led(
     folder: Path, allocation: Allocation | None = None, **more: Any
 ) -> AsyncIterator[Led]:
     run_dir, clock = RunDir(folder), SystemClock()
-    with Journal(run_dir.journal, clock) as journal:
+    guard = partial(check_leader, run_dir.fence, NAME)
+    with Journal(run_dir.journal, clock, guard=guard) as journal:
         supervisor = Supervisor(journal)
         supervisor.feed(a_job(folder, **more))
         backend = FakeBackend()

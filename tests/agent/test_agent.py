@@ -17,12 +17,14 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from orchestrator.agent.agent import Agent, AgentConfig
+from orchestrator.agent.attempts import Attempts
 from orchestrator.agent.probes import HostProbe
 from orchestrator.agent.sockets import free_port
 from orchestrator.agent.whereabouts import Term, announce, announce_end
 from orchestrator.contract import exits
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.datagrams import RankEnded, RankStarted, Saved, SaveFailed, to_bytes
+from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.protocol import (
     AGENT_PATH,
@@ -126,6 +128,7 @@ class World:
 
 
 XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus."
+AER = "pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received"
 
 
 @contextlib.asynccontextmanager
@@ -254,12 +257,9 @@ def test_an_agent_that_comes_after_the_end_does_not_look_for_a_leader(tmp_path: 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"launch": 2, "address": "x", "port": 1}'])
-def test_a_leader_of_another_launch_is_no_leader(
-    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orchestrator.agent.agent.FIND_LEADER_S", 0.1)
-
+def test_a_leader_of_another_launch_is_no_leader(tmp_path: Path, text: str) -> None:
     async def script(here: World) -> int:
+        here.agent.config = replace(here.agent.config, find_leader_s=0.1)
         here.agent.config.place.run_dir.leader.write_text(text)
         return await here.ends()
 
@@ -284,7 +284,7 @@ def test_silence_of_the_leader_stops_the_ranks_and_the_agent_leaves(tmp_path: Pa
         await here.leader.hear(Register)
         place = here.agent.config.place
         await here.leader.say(a_start(place, SLEEPS))
-        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
         record = await until(lambda: attempt.ranks.get(0), "the rank")
         here.leader.pulses = False
         return record.pid, await here.ends()
@@ -302,7 +302,7 @@ def test_an_agent_that_waits_in_place_stops_its_ranks_and_serves_the_next_leader
         await here.leader.hear(Register)
         place = here.agent.config.place
         await here.leader.say(a_start(place, SLEEPS))
-        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
         record = await until(lambda: attempt.ranks.get(0), "the rank")
         here.leader.refuse = HTTPStatus.UNAUTHORIZED  # another job's leader has its address now
         await here.leader.lines[-1].close()
@@ -336,7 +336,7 @@ def test_a_host_that_has_to_go_says_so_and_goes_when_its_ranks_have_stopped(tmp_
         await here.leader.hear(Register)
         place = here.agent.config.place
         await here.leader.say(a_start(place, SLEEPS))
-        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
         await until(lambda: attempt.ranks.get(0), "the rank")
         here.agent.warned("SIGTERM")
         assert await here.leader.hear(Warned) == Warned(host=place.host, signal="SIGTERM")
@@ -357,7 +357,7 @@ def test_a_host_that_has_to_go_without_a_leader_stops_its_own_ranks(
     async def script(here: World) -> None:
         await here.leader.hear(Register)
         await here.leader.say(a_start(here.agent.config.place, SLEEPS))
-        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
         record = await until(lambda: attempt.ranks.get(0), "the rank")
         here.leader.frozen = True
         await here.leader.lines[-1].close()
@@ -407,14 +407,16 @@ def test_the_host_of_a_rank_that_ended_speaks_of_broken_hardware_before_the_end_
                 f"[{now - 100:.6f}] NVRM: Xid (PCI:0000:1b:00): 79, of an earlier job",
                 f"[{now:.6f}] usb 1-1: new device",
                 f"[{now:.6f}] {XID}",
+                f"[{now:.6f}] {AER}",
             )
         )
 
     async def script(here: World) -> list[Report]:
-        here.agent.config = replace(here.agent.config, probe=probe)
+        here.agent.attempts.probe = probe
         await here.leader.hear(Register)
         start = a_start(here.agent.config.place, "raise SystemExit(4)", attempt=2)
-        await here.leader.say(start)
+        own = FailureRule(name="pcie", scope="host", action="replace", patterns=("AER: Uncorr",))
+        await here.leader.say(replace(start, classes=(own,)))
         await here.leader.hear(Stopped)
         return [it for it in here.leader.heard if isinstance(it, (Exited, Evidence, Stopped))]
 
@@ -422,7 +424,7 @@ def test_the_host_of_a_rank_that_ended_speaks_of_broken_hardware_before_the_end_
     assert isinstance(exited, Exited)
     assert isinstance(stopped, Stopped)
     assert isinstance(evidence, Evidence)
-    assert [line.split("] ")[1] for line in evidence.kernel] == [XID]
+    assert [line.split("] ")[1] for line in evidence.kernel] == [XID, AER]
     assert (evidence.attempt, evidence.host, evidence.unasked) == (2, "host-0", True)
     assert (tmp_path / "job" / "traces" / "attempt-2" / "host-host-0.jsonl").exists()
 
@@ -436,7 +438,7 @@ def test_after_a_broken_connection_the_ends_are_said_again_and_duplicates_change
         await leader.hear(Register)
         start = a_start(place, SLEEPS)
         await leader.say(start)
-        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
         await until(lambda: attempt.ranks, "the rank")
         here.tell(RankStarted(attempt=1, rank=7, local_rank=1, pid=2_000_000_000))
         here.tell(RankEnded(attempt=1, rank=7, exit_code=1, signal=None))
@@ -455,7 +457,7 @@ def test_after_a_broken_connection_the_ends_are_said_again_and_duplicates_change
         assert await leader.hear(Stopped, 2) == stopped
         await leader.say(start, Stop(attempt=1, grace_s=0.5))
         assert await leader.hear(Stopped, 3) == stopped
-        assert here.agent.attempt is None, "what has been stopped is not started again"
+        assert here.agent.attempts.attempt is None, "what has been stopped is not started again"
 
     play(tmp_path, script)
 
@@ -473,7 +475,7 @@ def test_the_stop_of_an_attempt_that_never_began_is_answered_and_its_start_not_o
         await here.leader.say(a_start(place, SLEEPS, attempt=2))
         await here.leader.say(OfferPort(attempt=3))
         await here.leader.hear(Port)
-        assert here.agent.attempt is None
+        assert here.agent.attempts.attempt is None
 
     play(tmp_path, script)
 
@@ -484,7 +486,7 @@ def test_a_new_attempt_ends_one_that_the_leader_gave_up(tmp_path: Path) -> None:
         leader, place = here.leader, here.agent.config.place
         await leader.hear(Register)
         await leader.say(a_start(place, SLEEPS, attempt=1))
-        attempt = await until(lambda: here.agent.attempt, "the attempt")
+        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
         await until(lambda: attempt.ranks, "its rank")
         await leader.say(a_start(place, "print('second')", attempt=2))
         assert (await leader.hear(Stopped)).attempt == 1
@@ -521,7 +523,7 @@ def test_what_becomes_of_checkpoints_is_told_to_the_leader_at_once(tmp_path: Pat
     async def script(here: World) -> list[Told]:
         await here.leader.hear(Register)
         await here.leader.say(a_start(here.agent.config.place, SLEEPS))
-        await until(lambda: here.agent.attempt, "the attempt")
+        await until(lambda: here.agent.attempts.attempt, "the attempt")
         here.tell(*words)
         await here.leader.hear(Told, 2)
         return here.leader.of(Told)
@@ -552,10 +554,10 @@ def test_a_torchrun_that_cannot_be_started_is_told(tmp_path: Path) -> None:
 def test_a_defect_in_a_task_makes_the_agent_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(agent: Agent, order: Start) -> None:
+    async def broken(attempts: Attempts, order: Start) -> None:
         raise KeyError("a defect")
 
-    monkeypatch.setattr(Agent, "_start", broken)
+    monkeypatch.setattr(Attempts, "start", broken)
 
     async def script(here: World) -> int:
         await here.leader.hear(Register)

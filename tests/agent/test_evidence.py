@@ -85,6 +85,32 @@ def test_whoever_has_a_file_open_is_found(tmp_path: Path) -> None:
     assert holders(lock) == []
 
 
+BUSY = """
+import os, sys
+def some():
+    return [os.open(os.devnull, os.O_RDONLY) for _ in range(200)]
+others = some()
+lock = open(sys.argv[1])  # the last one that is looked at
+while True:
+    for fd in others:
+        os.close(fd)
+    others = some()
+"""
+
+
+@pytest.mark.process
+def test_one_that_closes_other_files_while_it_is_looked_at_is_found(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    child = subprocess.Popen([sys.executable, "-c", BUSY, str(lock)])
+    try:
+        wait_for(lambda: holders(lock) == [child.pid], "the child")
+        assert [holders(lock) for _ in range(20)] == [[child.pid]] * 20
+    finally:
+        child.kill()
+        child.wait(WAIT_S)
+
+
 @pytest.mark.process
 def test_stacks_come_from_ranks_that_answer_and_not_from_one_that_is_stopped(
     tmp_path: Path,

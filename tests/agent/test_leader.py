@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -10,9 +12,16 @@ from aiohttp import web
 
 from orchestrator.agent.reception import _listen_at
 from orchestrator.agent.sockets import free_port
+from orchestrator.agent.whereabouts import announce
 from orchestrator.contract.actions import EndJob
 from orchestrator.contract.datagrams import Resumed, Saved
-from orchestrator.contract.events import AgentRegistered, EvidenceGathered, HangOver
+from orchestrator.contract.events import (
+    AgentRegistered,
+    EvidenceGathered,
+    HangOver,
+    JobSubmitted,
+    LeaderStarted,
+)
 from orchestrator.contract.protocol import (
     AGENT_PATH,
     CANCEL_PATH,
@@ -33,7 +42,7 @@ from tests.agent.leader_world import (
     play,
     stopped,
 )
-from tests.agent.world import LAUNCH, TOKEN, until
+from tests.agent.world import LAUNCH, TOKEN, WAIT_S, until
 
 
 @pytest.mark.parametrize(
@@ -96,6 +105,33 @@ def test_two_agents_start_together_each_with_its_node_rank(tmp_path: Path) -> No
         assert (start.attempt, start.nodes, start.ranks_per_host) == (1, 2, 1)
         assert (start.master_address, start.master_port) == ("10.0.0.1", 20_001)
         assert start.config == str(tmp_path / "trainer-1.json")
+
+
+def test_an_agent_that_finds_the_leader_at_once_comes_after_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader's own agent does, while that is still telling where it listens."""
+
+    registered = threading.Event()
+
+    def slowly(*where: Any) -> None:
+        announce(*where)
+        assert registered.wait(WAIT_S)
+
+    monkeypatch.setattr("orchestrator.agent.leader.announce", slowly)
+
+    async def script(job: Led) -> None:
+        await job.agent("host-0")
+        await until(lambda: job.leader.connections.by_host, "the agent")
+        registered.set()
+        await job.happens(AgentRegistered)
+        assert [type(entry.event) for entry in read(job.run_dir.journal)] == [
+            JobSubmitted,
+            LeaderStarted,
+            AgentRegistered,
+        ]
+
+    play(tmp_path, script)
 
 
 def test_a_rank_that_dies_stops_all_and_the_next_attempt_follows(tmp_path: Path) -> None:

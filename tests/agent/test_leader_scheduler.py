@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.errands import Errands
+from orchestrator.agent.leader import DETECT_S, FENCE_S
 from orchestrator.contract.actions import ReplaceAgent, Requeue
 from orchestrator.contract.events import (
     AgentLost,
@@ -35,7 +36,7 @@ from orchestrator.contract.protocol import (
 from orchestrator.errors import SpecError
 from orchestrator.seams import HostNotice
 from orchestrator.supervise.state import JobPlan
-from tests.agent.leader_world import NAME, Led, go, play, stopped
+from tests.agent.leader_world import NAME, Led, exited, go, play, stopped
 from tests.agent.world import LAUNCH, WAIT_S, a_plan, until
 
 GRANTED = Allocation(id="7", restarts=0, hosts=("host-0", "host-1"))
@@ -183,6 +184,25 @@ def test_a_leader_that_was_replaced_leaves_the_journal_alone(tmp_path: Path) -> 
         with pytest.raises(GivenUp):
             await asyncio.wait_for(job.task, WAIT_S)
         assert job.run_dir.journal.read_bytes() == before
+
+    play(tmp_path, script)
+
+
+def test_a_leader_that_cannot_read_the_fence_waits_with_what_it_writes(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        zero, _ = await job.started()
+        fence = job.run_dir.fence
+        fence.unlink()
+        fence.mkdir()
+        await asyncio.sleep(DETECT_S)  # what was being written is on disk
+        before = job.run_dir.journal.read_bytes()
+        await zero.say(exited(0, "host-0"))
+        await asyncio.sleep(2 * FENCE_S)
+        assert not job.task.done()
+        assert job.run_dir.journal.read_bytes() == before
+        fence.rmdir()
+        write_fence(fence, Fence(leader=NAME, attempt=1))
+        await zero.hear(Stop)
 
     play(tmp_path, script)
 

@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.leaderless import GIVEN_UP_S, LOOK_S, REFUSED_S, TURN_S, queue_again
+from orchestrator.agent.leaderless import GIVEN_UP_S, LOOK_S, REFUSED_S, TURN_S, UNLED, queue_again
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract.events import (
     AgentLost,
     AgentRegistered,
     CancelRequested,
     Event,
+    HealthChanged,
     HostUnavailable,
     LeaderStarted,
 )
 from orchestrator.contract.fence import Fence, write_fence
-from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.locks import is_free
@@ -42,13 +43,24 @@ class Queue(FakeBackend):
 
     says: Callable[[int], BackendError | None] = lambda before: None
     before_each: Callable[[], None] = field(default=lambda: None)
+    granted: tuple[str, ...] = ("host-0", "host-1")
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+    def requeue(
+        self,
+        launch: LaunchPlan,
+        exclude: Sequence[str],
+        *,
+        again: Sequence[str] = (),
+        whole: bool = True,
+    ) -> None:
         self.before_each()
         trouble = self.says(len(self.requeued))
         self.requeued.append(tuple(exclude))
         if trouble is not None:
             raise trouble
+
+    def allocation(self, launch: LaunchPlan) -> Allocation:
+        return Allocation(id="7", restarts=0, hosts=self.granted)
 
 
 @pytest.fixture
@@ -56,8 +68,13 @@ def run_dir(tmp_path: Path) -> RunDir:
     run_dir = RunDir(tmp_path)
     run_dir.logs.mkdir()
     write_fence(run_dir.fence, Fence(leader="the former", attempt=1))
-    append(run_dir, a_job(tmp_path), LeaderStarted(at=time.time(), host="host-0", pid=1))
+    append(run_dir, a_job(tmp_path), began("host-0"))
     return run_dir
+
+
+def began(host: str, restarts: int = 0) -> LeaderStarted:
+    granted = Allocation(id="7", restarts=restarts, hosts=("host-0", "host-1"))
+    return LeaderStarted(at=time.time(), host=host, pid=1, allocation=granted)
 
 
 def append(run_dir: RunDir, *happened: Event) -> None:
@@ -103,6 +120,23 @@ def test_a_job_that_the_scheduler_has_ended_is_let_go(run_dir: RunDir) -> None:
     queue = Queue(says=lambda before: Ended("Slurm job 1 has ended"))
     assert asked(run_dir, queue) == LOOK_S
     assert len(queue.requeued) == 1
+
+
+def test_a_fence_that_cannot_be_read_is_read_again(run_dir: RunDir) -> None:
+    class Disk(TurnedClock):
+        """Comes back when somebody waits."""
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if run_dir.fence.is_dir():
+                run_dir.fence.rmdir()
+                write_fence(run_dir.fence, Fence(leader="the former", attempt=1))
+
+    run_dir.fence.unlink()
+    run_dir.fence.mkdir()
+    queue = Queue()
+    queue_again(run_dir, TERM, "host-1", lambda name: queue, Disk())
+    assert queue.requeued == [("host-0",)]
 
 
 def ended_by_a_person(run_dir: RunDir) -> None:
@@ -153,6 +187,34 @@ def test_agents_ask_one_after_the_other(run_dir: RunDir) -> None:
 
 def _assert_held(run_dir: RunDir) -> None:
     assert not is_free(run_dir.requeue_lock)
+
+
+# No leader begins
+
+
+@pytest.mark.parametrize("granted", [("host-2", "host-1"), ("host-1", "host-2")])
+def test_where_no_leader_began_the_one_before_is_not_to_blame(
+    run_dir: RunDir, granted: tuple[str, ...]
+) -> None:
+    """But the host that should have led, unless that is the one that asks."""
+    queue = Queue(granted=granted)
+    asked(run_dir, queue, Term(LAUNCH, restarts=1))
+    assert queue.requeued == [tuple(host for host in granted[:1] if host != "host-1")]
+
+
+def test_after_some_runs_in_which_none_began_the_job_is_not_queued_again(
+    run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = Queue()
+    for restarts in range(1, UNLED):
+        asked(run_dir, queue, Term(LAUNCH, restarts))
+    assert len(queue.requeued) == UNLED - 1
+    asked(run_dir, queue, Term(LAUNCH, UNLED))
+    assert len(queue.requeued) == UNLED - 1
+    assert f"no leader has begun in {UNLED} allocations in a row" in caplog.messages[-1]
+    append(run_dir, began("host-0", UNLED))
+    asked(run_dir, queue, Term(LAUNCH, UNLED))
+    assert queue.requeued[-1] == ("host-0",)
 
 
 # A host that was cut off from a leader that lives, or died meanwhile
@@ -269,6 +331,24 @@ def test_a_leader_that_writes_lives_unless_it_has_died_since(
     else:
         assert len(queue.requeued) == 41
         assert "queued again, without host-0" in caplog.messages[-1]
+
+
+def test_one_that_writes_and_never_gives_this_host_up_is_cut_off_itself(run_dir: RunDir) -> None:
+    """It blames no host before it hears another one, or the scheduler; its ranks grow silent."""
+    here(run_dir, "host-0", "host-1")
+    silent = HealthChanged(at=time.time(), attempt=0, rank=0, health="silent", age_s=10.0)
+    stack, queue = ExitStack(), Queue()
+
+    def writes() -> None:
+        append(run_dir, silent)
+        stack.enter_context(led(run_dir))
+
+    clock = Writing(writes, 1.0)
+    begun = clock.time
+    with stack:
+        queue_again(run_dir, TERM, "host-1", lambda name: queue, clock)
+    assert queue.requeued == [("host-0",)]
+    assert clock.time - begun == GIVEN_UP_S
 
 
 @dataclass

@@ -24,8 +24,10 @@ from orchestrator.contract.events import (
     LeaderStarted,
     LeaveAsked,
 )
+from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.protocol import Warned
 from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import CannotLead
 from orchestrator.locks import is_free
 from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.loop import Supervisor
@@ -236,7 +238,7 @@ def test_a_follower_whose_turn_it_is_sees_that_the_leader_is_replaced(
     async def alone(agent: Agent) -> int:
         monkeypatch.setattr(agent, "silent_for", lambda: 1.5)  # of an agent_timeout of 1
         if sees:
-            await until(lambda: queue.replaced, "the backend being asked")
+            await until(lambda: queue.revived, "the backend being asked")
         else:
             await asyncio.sleep(0.1)
         return exits.LEADER_LOST
@@ -244,14 +246,15 @@ def test_a_follower_whose_turn_it_is_sees_that_the_leader_is_replaced(
     monkeypatch.setattr("orchestrator.agent.agent.Agent.run", alone)
     words = ("--restarts=0", "--patience=60", f"--turn={turn}")
     assert a_follower(run_dir, *words) == exits.LEADER_LOST
-    assert set(queue.replaced) == ({"host-0"} if sees else set())
+    assert set(queue.revived) == ({1.5} if sees else set())
     assert queue.requeued == [], "the scheduler starts it again by itself"
 
 
 def test_who_lost_the_leader_has_the_job_queued_again_without_its_host(
     run_dir: RunDir, queue: FakeBackend
 ) -> None:
-    write(run_dir)
+    granted = Allocation(id="7", restarts=1, hosts=("host-0", "host-1"))
+    write(run_dir, LeaderStarted(at=time.time(), host="host-0", pid=1, allocation=granted))
     assert a_follower(run_dir, "--restarts=1") == exits.LEADER_LOST
     assert queue.requeued == [("host-0",)]
 
@@ -274,6 +277,21 @@ def test_a_leader_whose_own_agent_cannot_begin_does_not_wait_for_the_others(
 ) -> None:
     with pytest.raises(OSError, match="too long"):
         lead(tmp_path, None, socket=str(tmp_path / ("x" * 120)))
+
+
+def test_a_leader_that_cannot_ask_its_scheduler_ends_the_job_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Deaf(FakeBackend):
+        def allocation(self, launch: LaunchPlan) -> Allocation | None:
+            raise CannotLead("no scontrol in this image", fix="mount it")
+
+    monkeypatch.setattr("orchestrator.agent.__main__.backend_named", lambda *_, **__: Deaf())
+    assert lead(tmp_path, None, scheduled=True) == exits.FAILED
+    run_dir = RunDir(tmp_path / "job")
+    run = fold(entry.event for entry in read(run_dir.journal))
+    assert (run.state, run.reason) == ("FAILED", "no scontrol in this image; mount it")
+    assert not has_writer(run_dir.journal)
 
 
 def test_a_leader_whose_own_agent_leaves_fails(

@@ -6,11 +6,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from orchestrator.agent import probes
-from orchestrator.agent.probes import KERNEL_LINES, HostProbe, probe_host, probed
+from orchestrator.agent.probes import (
+    KERNEL_LINES,
+    MOST_TELLING,
+    HostProbe,
+    probe_host,
+    probed,
+    telling,
+)
+from orchestrator.contract.failures import FailureRule
 from orchestrator.preflight.host import Sight, Wanted
 from orchestrator.seams import Completed
+
+SAMPLES = Path(__file__).parents[1] / "captured" / "failures" / "samples.yaml"
+OF_KERNELS = [
+    line
+    for sample in yaml.safe_load(SAMPLES.read_text())
+    for line in sample["lines"]
+    if sample.get("by") == "kernel" or "NVRM: Xid" in line
+]
 
 
 def a_host(tmp_path: Path, dmesg: Completed | None) -> Sight:
@@ -81,3 +98,26 @@ def test_a_probe_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
 
     found = asyncio.run(probed(hangs, {}, 0.05))
     assert found.missing == ("host probes: not done within 0 s",)
+
+
+@pytest.mark.parametrize("line", OF_KERNELS, ids=lambda line: line[:60])
+def test_the_leader_is_told_of_every_line_of_the_kernel_that_has_a_class(line: str) -> None:
+    said = f"[100.0] {line.rpartition('] ')[2]}"
+    assert telling(["[99.0] usb 1-1: new device", said], since=98.0) == (said,)
+    assert telling([said], since=200.0) == (), "it is of an earlier job"
+
+
+def test_users_classes_sort_the_kernels_lines_too() -> None:
+    line = "[100.0] pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received"
+    own = FailureRule(
+        name="pcie", scope="host", action="replace", patterns=(r"AER: Uncorrected \(Fatal\)",)
+    )
+    assert telling([line], 0.0) == ()
+    assert telling([line], 0.0, (own,)) == (line,)
+
+
+def test_no_class_crowds_out_another() -> None:
+    loud = [f"[{n}.0] NVRM: Xid (PCI:0000:1b:00): 31, pid={n}, MMU Fault" for n in range(20)]
+    fallen = "[20.0] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus"
+    killed = "[21.0] Memory cgroup out of memory: Killed process 7 (python)"
+    assert telling([*loud, fallen, killed], 0.0) == (*loud[: MOST_TELLING - 2], fallen, killed)

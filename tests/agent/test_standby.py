@@ -12,6 +12,7 @@ import pytest
 from orchestrator.agent.evidence import process_state
 from orchestrator.agent.launcher import Tried
 from orchestrator.agent.standby import Standby
+from orchestrator.locks import is_free
 from tests.agent.world import WAIT_S, a_place, is_gone, kill, until
 
 pytestmark = pytest.mark.process
@@ -69,7 +70,7 @@ def test_what_has_been_tried_leaves_the_launcher_for_the_next(tmp_path: Path) ->
 def test_a_run_does_not_wait_for_what_is_being_tried(tmp_path: Path) -> None:
     async def script(standby: Standby) -> int:
         trying = asyncio.create_task(standby.try_out(["sleep", "60"], os.environ, ""))
-        await asyncio.sleep(0.1)
+        await until(lambda: not is_free(standby.place.lock), "what is tried")
         ran = await standby.run(["true"], os.environ, tmp_path / "log")
         code = await ran.wait()
         assert not trying.done()

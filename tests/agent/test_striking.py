@@ -5,6 +5,7 @@ from pathlib import Path
 
 from orchestrator import strikes
 from orchestrator.agent.striking import new_strikes, record
+from orchestrator.contract.events import EvidenceGathered
 from orchestrator.strikes import Strike
 from orchestrator.supervise.state import Culprit, Evidence, Incident
 from tests.supervise.supervise_stage import Job
@@ -43,7 +44,36 @@ def test_only_what_a_host_is_to_blame_for_counts_and_only_once() -> None:
         ("host-0", "rank-killed"),
     ]
     assert {one.job for one in found} == {before.job.launch.job if before.job else ""}
+    assert {one.submitted for one in found} == {before.job.at if before.job else 0.0}
     assert new_strikes(after, after) == []
+
+
+def told_by_kernel(job: Job, line: str) -> None:
+    told = EvidenceGathered(
+        at=job.now(), attempt=1, host="host-1", ranks=(), kernel=(line,), unasked=True
+    )
+    job.tell(told)
+
+
+def test_a_broken_gpu_is_held_against_its_host_however_its_rank_ended() -> None:
+    raising, aborting = (Job(spares=1).running() for _ in range(2))
+    raising.raises(2, "CUDA error: uncorrectable ECC error encountered")
+    aborting.exits(2, signal=6)
+    told_by_kernel(aborting, "[51.0] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.")
+    for job in (raising, aborting):
+        before = job.run
+        job.stops()
+        (strike,) = new_strikes(before, job.run)
+        assert strike.host == "host-1"
+
+
+def test_a_want_of_memory_is_not_held_against_the_host_on_which_it_killed() -> None:
+    job = Job().running()
+    before = job.run
+    job.exits(2)
+    told_by_kernel(job, "[51.0] Memory cgroup out of memory: Killed process 7 (python)")
+    job.stops()
+    assert new_strikes(before, job.run) == []
 
 
 def test_a_disk_that_does_not_take_a_strike_stops_nobody(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import json
 import os
 from pathlib import Path
 
-from orchestrator.agent.torchrun import HostPlace, environment, render
+from orchestrator.agent.torchrun import HostPlace, environment, render, with_defaults
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
@@ -49,7 +49,6 @@ def test_ranks_are_told_who_they_are_and_whom_to_report_to() -> None:
     assert drills == [{"id": 1, "fault": "kill", "target": "rank", "index": 9, "step": 5}]
     assert json.loads(told.pop("NDCTL_PACE"))["exposure"]["failures"] == 0
     assert told == {
-        "OMP_NUM_THREADS": "1",
         "NDCTL_ATTEMPT": "2",
         "NDCTL_HOST": "host-1",
         "NDCTL_HEARTBEAT_SOCKET": "/tmp/ndctl-0-ab/ranks.sock",
@@ -57,8 +56,11 @@ def test_ranks_are_told_who_they_are_and_whom_to_report_to() -> None:
     }
 
 
-def test_the_agents_environment_decides_threads_but_not_who_the_rank_is() -> None:
-    around = {"OMP_NUM_THREADS": "4", "NDCTL_ATTEMPT": "9", "PATH": os.defpath}
-    told = environment(START, PLACE, around)
-    assert (told["OMP_NUM_THREADS"], told["NDCTL_ATTEMPT"]) == ("4", "2")
-    assert told["PATH"] == os.defpath
+def test_the_agents_environment_does_not_decide_who_the_rank_is() -> None:
+    told = environment(START, PLACE, {"NDCTL_ATTEMPT": "9", "PATH": os.defpath})
+    assert (told["NDCTL_ATTEMPT"], told["PATH"]) == ("2", os.defpath)
+
+
+def test_a_rank_has_one_thread_unless_the_agents_environment_says_otherwise() -> None:
+    assert with_defaults({}) == {"OMP_NUM_THREADS": "1"}
+    assert with_defaults({"OMP_NUM_THREADS": "4"}) == {"OMP_NUM_THREADS": "4"}

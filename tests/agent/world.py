@@ -113,6 +113,8 @@ class FakeBackend:
     """Remembers what it was asked for."""
 
     replaced: list[str] = field(default_factory=list)
+    revived: list[float | None] = field(default_factory=list)
+    """For how long the leader had been silent, each time another was asked for."""
     moved: list[str] = field(default_factory=list)
     """Hosts in the place of which others were asked for."""
     whole: bool | None = None
@@ -153,6 +155,9 @@ class FakeBackend:
     def name_of(self, launch: LaunchPlan) -> str | None:
         return None
 
+    def rival(self, launch: LaunchPlan) -> str | None:
+        return None
+
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         raise AssertionError("whoever starts the leader asks for it")
 
@@ -170,7 +175,17 @@ class FakeBackend:
     def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
         return {host: why for host, why in self.evicted.items() if host in hosts}
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+    def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
+        self.revived.append(silent_s)
+
+    def requeue(
+        self,
+        launch: LaunchPlan,
+        exclude: Sequence[str],
+        *,
+        again: Sequence[str] = (),
+        whole: bool = True,
+    ) -> None:
         self.requeued.append(tuple(exclude))
         self.whole = whole
         if len(self.requeued) <= self.busy:

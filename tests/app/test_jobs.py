@@ -12,7 +12,9 @@ from aiohttp import web
 
 from orchestrator.agent.whereabouts import Term, announce
 from orchestrator.app import cancelling, schedulers, submitting
-from orchestrator.contract.events import CancelRequested, JobSubmitted
+from orchestrator.contract.events import CancelRequested, JobSubmitted, LeaderStarted
+from orchestrator.contract.handover import Handover
+from orchestrator.contract.launch import Allocation
 from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError, PlanError
@@ -83,6 +85,29 @@ def test_a_running_job_is_not_started_twice(tmp_path: Path, cluster: NoCluster) 
     with written(run_dir.journal), pytest.raises(JobError, match="e2e is running"):
         submit(tmp_path, resume=True)
     assert len(cluster.submitted) == 1
+
+
+def test_a_job_that_is_being_submitted_is_neither_submitted_nor_cancelled(
+    tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch may take its time; meanwhile the journal says that there is a job."""
+    others: list[str] = []
+
+    def slowly(handover: Handover) -> None:
+        for more in ({}, {"resume": True}, {"new": True}):
+            with pytest.raises(JobError, match="is being submitted") as refused:
+                submit(tmp_path, **more)
+            others.append(refused.value.fix)
+        with pytest.raises(JobError, match="is being submitted"):
+            cancelling.cancel(RunDir(tmp_path / JOB), {}, CLOCK)
+        cluster.submitted.append(handover.launch)
+
+    monkeypatch.setattr(cluster, "submit", slowly)
+    submit(tmp_path)
+    assert [launch.launch for launch in cluster.submitted] == [1]
+    assert len(others) == 3
+    assert "ndctl status e2e" in others[0]
+    assert cluster.cleared == []
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -388,3 +413,7 @@ def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
     waits = (cluster.held, True)
     assert said((queued, False), (run, False), (queued, False)) == [waits, (None, False), waits]
     assert cluster.asked == 1, "about all jobs at once"
+    granted = Allocation(id="12", restarts=0, hosts=("h-0",), successor_s=600.0)
+    leader = LeaderStarted(at=1.0, host="h-0", pid=1, allocation=granted)
+    short = fold([leader], queued)
+    assert said((short, True)) == [(cluster.held, False)], "the scheduler knows what it lacks"

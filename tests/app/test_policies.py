@@ -80,6 +80,29 @@ def test_a_class_that_there_is_not_has_a_neighbour() -> None:
     assert str(caught.value.fix).startswith("did you mean disk-full?")
 
 
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("xid-48", "xid-48-double-bit-ecc"),
+        ("xid-79", "gpu-lost"),
+        ("Xid 79", "gpu-lost"),
+        ("xid-145", "xid-74-nvlink"),
+        ("nccl-watchdog", "nccl-watchdog-timeout"),
+    ],
+)
+def test_a_class_is_known_by_the_beginning_of_its_name_and_by_its_xid(said: str, name: str) -> None:
+    assert explain(said, policy_of(None)).name == name
+
+
+@pytest.mark.parametrize("said", ["nccl", "xid"])
+def test_the_beginning_of_several_names_is_told_with_all_of_them(said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        explain(said, policy_of(None))
+    fix = str(caught.value.fix)
+    classes = {rule.name for rule in policy_of(None).classes if rule.name.startswith(f"{said}-")}
+    assert all(name in fix for name in classes)
+
+
 def test_the_list_has_every_rule_and_class_once() -> None:
     said = listed_text(policy_of(None)).splitlines()
     for rule in default_rules():

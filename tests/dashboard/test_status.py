@@ -232,6 +232,59 @@ def test_status_ends_with_what_to_type(shot: Snapshot, said: str) -> None:
     assert 6 <= len(lines) <= 12
 
 
+ONE = LeaderStarted(
+    at=START,
+    host="host-0",
+    pid=99,
+    allocation=Allocation(id="7", restarts=0, hosts=("host-0",), successor_s=600.0),
+)
+
+
+def waited_in_vain(times: int, **more: Any) -> list[Event]:
+    """One of two hosts is there, and all were given back so often."""
+    events: list[Event] = [submitted(**more)]
+    at = START
+    for number in range(times + 1):
+        at += 10
+        events += [replace(ONE, at=at), *arrivals(["host-0"], at)]
+        if number < times:
+            at += 600 * 2**number
+            events.append(Tick(at=at))
+    return events
+
+
+def test_a_job_that_lacks_hosts_says_so_in_one_line_and_what_to_type() -> None:
+    """Since when, what lacks, what was done about it, when again."""
+    cancel = "to give it up: ndctl cancel quickstart"
+    fewer = "ndctl submit /runs/quickstart/spec.yaml --resume --set resilience.shrink=true"
+    since = "wait: 1 of 2 hosts are there, since 2023-11-14 22:13:30"
+    (first,) = said_next(waited_in_vain(0), now=START + 40)
+    assert first == (
+        f"{since} (30 s); in vain until 2023-11-14 22:23:30 all are given back;"
+        f" {cancel}, and then with fewer: {fewer}"
+    )
+    (last,) = said_next(waited_in_vain(2), now=START + 2000)
+    assert last == (
+        f"{since} (33 min 10 s), all given back 2 times; in vain until 2023-11-14 23:23:50 all"
+        f" are given back; {cancel}, and then with fewer: {fewer}"
+    )
+    (shrinking,) = said_next(waited_in_vain(0, shrink=True), now=START + 40)
+    assert shrinking.endswith(cancel)
+
+
+def said_next(events: Iterable[Event], now: float) -> list[str]:
+    lines = status_text(snapshot(events, now=now), UTC).splitlines()
+    return [line.removeprefix("  next        ") for line in lines if line.startswith("  next")]
+
+
+def test_one_whose_pods_all_wait_says_how_often_they_were_made_anew() -> None:
+    waits = replace(snapshot(waited_in_vain(2)[:-2], alive=False), scheduler="it waits", held=True)
+    assert status_text(waits, UTC).splitlines()[-1].strip() == (
+        "next        wait for hosts since 2023-11-14 22:13:30, all given back 2 times; to give it"
+        " up: ndctl cancel quickstart"
+    )
+
+
 def test_status_names_hosts_in_trouble() -> None:
     slow = HealthChanged(at=START + 20, attempt=1, rank=3, health="slow", age_s=4.0)
     assert "host-1 slow" in status_text(snapshot([*started(), slow]), UTC)
@@ -322,7 +375,7 @@ def test_describe_shows_the_stacks_of_a_hang() -> None:
         ),
     ]
     text = describe_text(snapshot(events), UTC, [PassedOver("step-9", "its marker is missing")])
-    assert "98%" in text
+    assert "\n    sure      98%\n" in text
     assert "waiting: mesh_tp, operation 7" in text
     assert "stack of rank 2" in text
     assert "| train.py:10 step" in text
@@ -457,6 +510,8 @@ def test_what_a_scheduler_does_is_told_in_words() -> None:
     assert event_words(started) == (
         "leader started on host-0 (pid 7) in allocation 17, restart 2 of 2 hosts"
     )
+    deaf = LeaderStarted(at=START, host="host-0", pid=7, unable="no scontrol")
+    assert event_words(deaf) == "host-0 cannot lead: no scontrol"
 
 
 def test_what_a_placement_costs_stands_where_an_attempt_starts() -> None:

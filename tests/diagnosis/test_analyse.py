@@ -20,8 +20,7 @@ def test_the_right_rank_is_named(fault: Fault) -> None:
     assert [analyse(one.scene).ranks for one in found] == [(one.culprit,) for one in found]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("lost", "least"), [(0.0, 0.98), (0.25, 0.93)])
+@pytest.mark.parametrize(("lost", "least"), [(0.0, 0.98), (0.25, 0.95)])
 def test_among_many_faults(lost: float, least: float) -> None:
     right: Counter[Fault] = Counter()
     wrong_hosts = 0
@@ -137,6 +136,27 @@ def test_of_ranks_without_a_dump_the_one_inside_another_operation_is_named() -> 
     dumps = {r: d for r, d in found.scene.dumps.items() if r not in (found.culprit, other)}
     verdict = analyse(replace(found.scene, dumps=dumps))
     assert (verdict.ranks, verdict.hosts) == ((found.culprit,), ())
+
+
+@pytest.mark.parametrize("seed", [4, 9])
+def test_of_ranks_without_a_dump_the_one_that_peers_went_on_with_left_it_out(seed: int) -> None:
+    """Both members of a group gave no dump; with one of them another group is past what its own
+    waits in."""
+    found = standstill(seed, mesh=PLAIN, fault="skip", known_mesh=True, buffer=2000)
+    assert found.culprit is not None
+    silent = {found.culprit, (found.culprit + 2) % 8}
+    dumps = {rank: dump for rank, dump in found.scene.dumps.items() if rank not in silent}
+    verdict = analyse(replace(found.scene, dumps=dumps))
+    assert (verdict.kind, verdict.ranks, verdict.hosts) == ("skipped", (found.culprit,), ())
+    assert "which comes later" in verdict.evidence[0]
+
+
+def test_a_stopped_process_that_no_dump_leads_to_is_named_before_any_guess() -> None:
+    found = drawn(10_422, "stopped", lost=0.25)
+    assert analyse(replace(found.scene, facts={})).ranks != (found.culprit,)
+    verdict = analyse(found.scene)
+    assert (verdict.kind, verdict.ranks) == ("stopped", (found.culprit,))
+    assert "state T" in verdict.cause
 
 
 def test_what_a_thread_beside_calls_is_no_other_way_through_the_program() -> None:

@@ -52,6 +52,57 @@ def test_causes_stand_before_symptoms_in_one_log() -> None:
     assert (found.rule.name, found.line) == ("disk-full", lines[1])
 
 
+NCCL_SYSTEM = (
+    "NCCL error in: NCCLUtils.cpp:93, unhandled system error, NCCL version 2.27.3",
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed",
+    "Last error:",
+)
+SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 9637888)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ((*NCCL_SYSTEM, f"{SHM}, error: No space left on device (28)"), "shared-memory"),
+        ((*NCCL_SYSTEM, SHM), "shared-memory"),
+        ((*NCCL_SYSTEM, f"{SHM}, error: File exists (17)"), "nccl-system-error"),
+        (
+            (*NCCL_SYSTEM, "socketStartConnect: Connect to 10.0.0.9<43> failed : No route to host"),
+            "peer-unreachable",
+        ),
+        (
+            (*NCCL_SYSTEM, "socketStartConnect: Connect to 10.0.0.9<43> failed : Cannot assign"),
+            "nccl-system-error",
+        ),
+        (("OSError: [Errno 28] No space left on device: '/scratch/x'",), "disk-full"),
+        (("CheckpointException ranks:dict_keys([0])", "OSError: [Errno 5] x"), "storage-error"),
+        (
+            ("torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:",),
+            "python-exception",
+        ),
+        (
+            (
+                "CheckpointException ranks:dict_keys([0])",
+                "RuntimeError: PytorchStreamReader failed reading zip archive",
+            ),
+            "torn-checkpoint",
+        ),
+        (
+            ("ConnectionError: HTTPSConnectionPool(x): [Errno 110] Connection timed out",),
+            "python-exception",
+        ),
+        (
+            ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Aborted.",),
+            "python-exception",
+        ),
+    ],
+)
+def test_what_lies_beneath_is_told_from_who_reports_it(lines: tuple[str, ...], name: str) -> None:
+    found = classify(Signs(lines=lines, exit_code=1, kind="exception"))
+    assert found is not None
+    assert found.rule.name == name
+
+
 def test_a_users_rule_goes_first() -> None:
     own = FailureRule(
         name="licence-server", scope="fabric", action="restart", patterns=("licence .* refused",)

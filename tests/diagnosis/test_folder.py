@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from click.testing import CliRunner
 from orchestrator.cli import cli
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.dumps import Unreadable, condense, parse
+from orchestrator.diagnosis.facts import Scene
 from orchestrator.diagnosis.folder import rank_of, read_folder
 from orchestrator.diagnosis.stacks import main_stack, talks
+from orchestrator.errors import JobError
 from tests.diagnosis.standstill import standstill
 
 FLIGHT = Path(__file__).parents[1] / "captured" / "flight"
@@ -50,6 +53,93 @@ def test_a_pickle_that_would_run_code_is_refused(capsys: pytest.CaptureFixture[s
 def test_a_damaged_dump_is_unreadable(data: bytes) -> None:
     with pytest.raises(Unreadable):
         parse(data)
+
+
+@pytest.mark.parametrize("entries", [{"entries": []}, {}])
+def test_the_dump_of_a_rank_that_called_nothing_is_one(entries: dict[str, Any]) -> None:
+    """torch 2.13 leaves `entries` out of JSON where there are none."""
+    groups = {"": {"desc": "", "name": "", "ranks": "[0]"}}
+    idle = {"comm_lib_version": "", "pg_config": groups, "pg_status": {}, "version": "2.10"}
+    assert condense(0, parse(json.dumps({**idle, **entries}).encode())).seats == {}
+
+
+def test_other_json_is_no_dump() -> None:
+    with pytest.raises(Unreadable, match="neither entries nor groups"):
+        parse(b'{"loss": 2.5, "version": "1"}')
+
+
+MALFORMED: tuple[Any, ...] = (
+    None,
+    5,
+    10**9,
+    "x",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    -1,
+    1.5,
+    "[0,",
+    True,
+    [None],
+    float("inf"),
+)
+
+
+def test_whatever_is_wrong_in_a_dump_it_is_unreadable_or_can_be_judged() -> None:
+    good = json.loads((FLIGHT / "rank-3.json").read_text())
+    good["entries"] = good["entries"][-2:]
+    other = condense(1, parse(json.dumps(good).encode()))
+    for path in list(paths(good)):
+        for wrong in MALFORMED:
+            bad = json.loads(json.dumps(good))
+            inner = bad
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = wrong
+            try:
+                dump = condense(0, parse(json.dumps(bad).encode()))
+            except Unreadable:
+                continue
+            analyse(Scene(dumps={0: dump, 1: other}))
+
+
+def paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of everything within a document."""
+    if above:
+        yield above
+    keys = value if isinstance(value, dict) else range(len(value)) if type(value) is list else ()
+    for key in keys:
+        yield from paths(value[key], (*above, key))
+
+
+def test_a_dump_of_another_rank_than_its_name_says_is_unreadable() -> None:
+    good = json.loads((FLIGHT / "rank-3.json").read_text())
+    group = good["entries"][0]["process_group"][0]
+    good["pg_config"][group] = {"name": group, "desc": "mesh_tp", "ranks": "[2, 3]"}
+    assert condense(3, parse(json.dumps(good).encode())).seats
+    with pytest.raises(Unreadable, match="which rank 1 is not in"):
+        condense(1, parse(json.dumps(good).encode()))
+
+
+def test_a_second_file_of_a_rank_is_named_and_replaces_none_that_tells_more(
+    tmp_path: Path,
+) -> None:
+    dumps = tmp_path / "dumps"
+    shutil.copytree(FLIGHT, dumps)
+    groups = {"version": "2.10", "pg_config": {}}
+    (dumps / "z_0").write_text(json.dumps(groups))
+    (dumps / "a_1").write_text(json.dumps(groups))
+    (dumps / "eval-3.json").write_text('{"loss": 2}')
+    (dumps / "rank-2.stacks").write_text(
+        'Thread 0x1 (most recent call first):\n  File "a.py", line 3 in f'
+    )
+    (dumps / "rank2.txt").write_text("notes")
+    scene = read_folder(dumps)
+    assert analyse(scene).ranks == (3,)
+    assert scene.unreadable["z_0"] == "a second dump of rank 0; trace_0 is taken"
+    assert scene.unreadable["a_1"] == "a second dump of rank 1, and empty; trace_1 is taken"
+    assert set(scene.unreadable) == {"z_0", "a_1", "eval-3.json", "rank2.txt"}
 
 
 def test_a_file_that_cannot_be_read_hinders_nothing(tmp_path: Path) -> None:
@@ -104,7 +194,14 @@ def test_the_command_says_who_and_how_it_is_known() -> None:
 
 
 def test_a_folder_without_evidence_is_an_error(tmp_path: Path) -> None:
-    from orchestrator.errors import JobError
-
     result = CliRunner().invoke(cli, ["diagnose", str(tmp_path)])
     assert isinstance(result.exception, JobError)
+
+
+def test_a_folder_of_which_nothing_can_be_read_is_an_error_that_says_why(tmp_path: Path) -> None:
+    for rank in range(10):
+        (tmp_path / f"metrics-{rank}.json").write_text('{"loss": 2}')
+    result = CliRunner().invoke(cli, ["diagnose", str(tmp_path)])
+    assert isinstance(result.exception, JobError)
+    assert "metrics-0.json: no dump of a flight recorder" in str(result.exception)
+    assert "and 2 more" in str(result.exception)

@@ -229,6 +229,17 @@ def test_a_command_is_run_to_its_end() -> None:
     assert run_command(["sh", "-c", script], timeout=20.0) == Completed(3, "out\n", "\ufffd")
 
 
+@pytest.mark.process
+def test_what_a_user_is_used_to_changes_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    habits = ["SBATCH_PARTITION", "SCANCEL_STATE", "SCONTROL_ALL", "SINFO_FORMAT", "SQUEUE_STATES"]
+    for name in (*habits, "SLURM_TIME_FORMAT", "SLURM_CONF", "NDCTL_X"):
+        monkeypatch.setenv(name, "x")
+    seen = run_command(["env"], timeout=20.0).out.splitlines()
+    names = {line.partition("=")[0] for line in seen}
+    assert {"PATH", "SLURM_CONF", "NDCTL_X"} <= names
+    assert not {*habits, "SLURM_TIME_FORMAT"} & names
+
+
 def test_a_program_that_is_not_there_or_may_not_be_run_is_127(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("")

@@ -43,11 +43,11 @@ class Login:
         if list(argv[1:]) == ["--version"]:
             key = "version"
         else:
-            key = argv[0] if argv[0] == "sacct" else argv[-1]
+            key = argv[0] if argv[0] == "sacct" else argv[2]
         answer = {
             "version": Completed(0, "slurm-wlm 22.05.8\n", ""),
             "config": Completed(0, CONFIG, ""),
-            "partition": Completed(0, PARTITIONS, ""),
+            "partitions": Completed(0, PARTITIONS, ""),
             **self.answers,
         }[key]
         if answer is None:

@@ -144,8 +144,8 @@ def processes_of(run_dir: Path) -> dict[int, str]:
     return found
 
 
-def assert_nothing_left(run_dir: Path) -> None:
-    wait_for(lambda: not processes_of(run_dir), f"the end of {processes_of(run_dir)}", 20.0)
+def assert_nothing_left(run_dir: Path, limit: float = 20.0) -> None:
+    wait_for(lambda: not processes_of(run_dir), f"the end of {processes_of(run_dir)}", limit)
 
 
 def kill(pid: int) -> None:

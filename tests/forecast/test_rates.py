@@ -38,6 +38,17 @@ def test_a_given_mean_time_keeps_the_shares_and_what_is_planned(tmp_path: Path) 
     assert "1200 h" in after.source
 
 
+def test_rates_follow_the_devices_of_a_host(tmp_path: Path) -> None:
+    path = tmp_path / "ours.yaml"
+    path.write_text(OWN)
+    before = rates_of(str(path))
+    assert before.for_devices(4) is before
+    after = before.for_devices(2)
+    assert after.per_1000_host_days == pytest.approx(2.0)
+    assert after.classes[2] == before.classes[2], "a patch day is the host's"
+    assert "hosts with 4 devices; taken as 0.5 times that" in after.source
+
+
 def test_what_is_wrong_with_rates_is_said_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match=r"no failure rates called llama-3; there are llama3, rsc-1"

@@ -27,6 +27,8 @@ class Kubelet:
     runs: dict[str, PodRun] = field(default_factory=dict)
     """By uid, also those of lost nodes."""
     lost: set[str] = field(default_factory=set)
+    imageless: set[str] = field(default_factory=set)
+    """Nodes that can pull no image."""
     tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
     given: int = 0
     """Addresses, so far."""
@@ -79,6 +81,7 @@ class Kubelet:
             self.folder / "pods" / pod["metadata"]["uid"],
             self.folder / "hosts" / pod["metadata"]["namespace"],
             self.image,
+            self.imageless,
         )
         # what the downward API and DNS know from the start
         pod.setdefault("status", {}).update({"podIP": run.ip, "hostIP": host_ip})

@@ -3,7 +3,7 @@ reported of them."""
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,8 @@ class PodRun:
     """Its /etc/hosts, which plays the cluster's DNS."""
     image: Mapping[str, str]
     """The environment that every image brings along."""
+    imageless: Collection[str] = ()
+    """Nodes that can pull none, at present."""
     silent: bool = False
     """Its node is lost: nothing is reported."""
     leaving: bool = False
@@ -130,7 +132,7 @@ class PodRun:
         if is_pretended(self.pod):
             return Pretended(self.image, self._log(spec["name"], 0))
         while True:
-            if spec["image"].rpartition("/")[2].partition(":")[0] == "missing":
+            while self._lacks_image(spec):
                 await self._no_image(spec)
             try:
                 mounts = await volumes.mounts(self.api, self.pod, spec, self.folder / "volumes")
@@ -154,8 +156,13 @@ class PodRun:
                 self._log(spec["name"], self.states[spec["name"]]["restartCount"]),
             )
 
+    def _lacks_image(self, spec: Object) -> bool:
+        """Nobody ever pushes the one that is called `missing`."""
+        named = spec["image"].rpartition("/")[2].partition(":")[0]
+        return named == "missing" or self.pod["spec"]["nodeName"] in self.imageless
+
     async def _no_image(self, spec: Object) -> None:
-        """For ever: nobody pushes it."""
+        """One that fails, and the wait before the next."""
         image = spec["image"]
         text = f'failed to pull and unpack image "{image}": not found'
         self._waiting(spec, "ErrImagePull", f"rpc error: code = NotFound desc = {text}")
@@ -164,7 +171,8 @@ class PodRun:
         await asyncio.sleep(RETRY_S)
         self._waiting(spec, "ImagePullBackOff", f'Back-off pulling image "{image}"')
         await self.report()
-        await asyncio.Event().wait()
+        while self._lacks_image(spec):
+            await asyncio.sleep(RETRY_S)
 
     def log(self, container: str, *, previous: bool = False) -> Path:
         count = self.states.get(container, {}).get("restartCount", 0)

@@ -92,6 +92,10 @@ async def _order(kubelet: Kubelet, order: str, **what: str) -> object:
             return None
         case "lost":
             return sorted(kubelet.lost)
+        case "imageless":
+            kubelet.imageless.clear()
+            kubelet.imageless.update(filter(None, what["nodes"].split(",")))
+            return None
     run = kubelet.run_of(what["pod"])
     if run is None:
         raise ValueError(f"no pod {what['pod']} on a node that answers")

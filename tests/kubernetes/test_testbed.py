@@ -181,7 +181,8 @@ def test_more_gpus_than_a_node_has_are_unschedulable(kube: KubeTestbed) -> None:
     kube.apply(pod("", containers=[container("main", "true", resources=limits)]))
 
     def message() -> str:
-        return str(kube.get("pods", "pod")["status"]["conditions"][0]["message"])
+        said = kube.get("pods", "pod")["status"].get("conditions")  # none until it has looked
+        return str(said[0]["message"]) if said else ""
 
     kube.wait_for("the scheduler", lambda: "4 Insufficient nvidia.com/gpu" in message())
 

@@ -187,6 +187,10 @@ class KubeTestbed:
     def node_back(self, name: str) -> None:
         self.order("node-back", node=name)
 
+    def imageless(self, *nodes: str) -> None:
+        """These, and no others, can pull no image."""
+        self.order("imageless", nodes=",".join(nodes))
+
     def pids(self, pod: str, namespace: str = "default") -> list[int]:
         """Processes of a pod, as this machine numbers them; the container's first comes first."""
         found: list[int] = self.order("pids", pod=f"{namespace}/{pod}")
@@ -303,6 +307,7 @@ class KubeTestbed:
             self._start_standins()
         for name in self.order("lost"):
             self.node_back(name)
+        self.imageless()
         for node in self.objects("nodes"):
             name = node["metadata"]["name"]
             if node["spec"].get("unschedulable"):

@@ -175,6 +175,10 @@ def gives_all_hosts_up_for_one(run: Run, event: Event) -> Result:
     return after, tuple(replace(a, whole=True) if isinstance(a, Requeue) else a for a in actions)
 
 
+def gives_all_up_as_soon_each_time(run: Run, event: Event) -> Result:
+    return step(replace(run, given_back=0), event)
+
+
 class RemembersBesideTheJournal:
     """Decides by what it saw, not by the state: a new leader does not know it."""
 
@@ -223,6 +227,7 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (blames_whom_the_scheduler_took, ("eviction",), "is blamed, and the scheduler took it"),
         (sends_away_at_once_who_comes_back, ("drain", "dead-spare"), "is sent away again"),
         (gives_all_hosts_up_for_one, ("preemption",), "all hosts are given up"),
+        (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2"),
     ],
 )
 def test_a_broken_supervisor_is_caught(decide: Decide, kinds: Sequence[str], law: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.contract.events import AgentLost, AgentRegistered, LeaderStarted
 from orchestrator.simulation.agents import Agent
+from orchestrator.simulation.operators import Operators
 from orchestrator.simulation.run import Simulation
 from orchestrator.simulation.scenario import Fault, scenario
 from orchestrator.simulation.world import World
@@ -68,3 +69,32 @@ def test_where_the_leaders_node_is_lost_one_that_waits_has_another_made() -> Non
     assert lost not in after
     assert sum(agent in after.values() for agent in before.values()) == 2, "the others waited"
     assert [incident.kind for incident in one.world.run.incidents] == ["leader-lost"]
+
+
+def test_a_leaders_pod_that_never_begins_on_its_node_is_taken_elsewhere() -> None:
+    """No node that is free can begin it, until one is mended; the others wait in place."""
+    one = Simulation(replace(CHOSEN, keeps_off=True, max_restarts=1, faults=()))
+    world = one.world
+    assert isinstance(world.scheduler, Operators)
+    stuck: list[str] = []
+
+    def strikes() -> None:
+        (leader,) = (agent for agent in agents(world).values() if agent.lead)
+        for host in world.hosts.values():
+            host.dead_on_arrival = host.agent is None or host is leader.host
+        leader.die()
+
+    def mends() -> None:
+        assert isinstance(world.scheduler, Operators)
+        stuck.extend(world.scheduler.never_began)
+        for host in world.hosts.values():
+            host.dead_on_arrival = host.name in stuck
+
+    world.timeline.after(AT, strikes)
+    world.timeline.after(AT + 100.0, mends)
+    one.run()
+    run = world.run
+    assert (run.ending, one.launch) == ("SUCCEEDED", 1), "no person was needed"
+    assert stuck, "it was taken away from a node"
+    assert run.leader not in stuck
+    assert [incident.kind for incident in run.incidents] == ["leader-lost"]

@@ -51,7 +51,7 @@ SAYS: Mapping[str, str] = {
     "ndctl cancel slurm-demo": r"slurm-demo: CANCELLED",
     "ndctl submit examples/slurm.yaml --resume": r"submitted slurm-demo to slurm",
     "ndctl render examples/slurm-spare.yaml": r"--exclude=node4\n(.*\n)*#SBATCH --nodes=3\n",
-    "ndctl hosts": r"node4 +2 strikes, excluded until",
+    "ndctl hosts": r"node4 +2 strikes that count 2\.00, excluded until",
     "ndctl hosts clear node4": r"node4 has no strikes any more in tb",
     "sinfo -R": r"REASON",
     "scontrol update NodeName=node4 State=DRAIN Reason=bad-cable": "",

@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from orchestrator.contract.events import (
     RankEvidence,
     RankExited,
 )
+from orchestrator.contract.failures import FailureRule
 from orchestrator.supervise.diagnose import Weight, diagnose, weigh
 from orchestrator.supervise.state import NOBODY, Culprit, Findings
 from orchestrator.supervise.verdict import Verdict, signal_name
@@ -33,7 +35,11 @@ ABORTED = (
 
 
 def verdict(*exits: RankExited, **more: Any) -> Verdict:
-    return diagnose(Findings(opened_at=START, exits=exits, **more))
+    return diagnose(findings(*exits, **more))
+
+
+def findings(*exits: RankExited, **more: Any) -> Findings:
+    return Findings(opened_at=START, exits=exits, **more)
 
 
 def lost(name: str, at: float = START + 52, silent_s: float = 2.0) -> AgentLost:
@@ -127,6 +133,15 @@ SYMPTOMS = [
     "NCCL error in: NCCLUtils.hpp:317, unhandled system error, NCCL version 2.21.5\n"
     "ncclSystemError: System call (e.g. socket, malloc) or external library call failed\n"
     "Last error:\nsocketProgress: Connection closed by remote peer node-3<43210>",
+    "NCCL error in: NCCLUtils.cpp:93, unhandled system error, NCCL version 2.27.3\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed\n"
+    "Last error:\nsocketStartConnect: Connect to 10.0.0.9<43211> failed : No route to host",
+    "NCCL error in: NCCLUtils.cpp:93, unhandled system error, NCCL version 2.27.3\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed\n"
+    "Last error:\nsocketPollConnect: connect returned Connection timed out, exceeded retries (35)",
+    "NCCL error in: NCCLUtils.cpp:93, unhandled system error, NCCL version 2.27.3\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed\n"
+    "Last error:\nibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1",
     "NCCL communicator was aborted on rank 5. Original reason for failure was: timeout",
     "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE,"
     " NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.",
@@ -167,6 +182,30 @@ def test_symptoms_alone_blame_nobody() -> None:
     assert said.cause.startswith("ranks lost their connections; which one broke is not known")
     assert said.at == START + 49.9
     assert str(said.culprit) == "an unknown host"
+
+
+UNREACHABLE = (
+    "NCCL error in: NCCLUtils.cpp:93, unhandled system error, NCCL version 2.27.3\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed\n"
+    "Last error:\nsocketStartConnect: Connect to {}<43211> failed : No route to host"
+)
+
+
+def test_who_cannot_be_reached_is_told_and_nobody_is_blamed() -> None:
+    exits = (
+        *(raised(rank, UNREACHABLE.format("10.0.0.9"), at=START + 50 + rank) for rank in (0, 1)),
+        raised(2, UNREACHABLE.format("10.1.0.7")),
+        raised(3, GLOO_CLOSED),
+    )
+    findings = Findings(opened_at=START, exits=exits)
+    said = diagnose(findings, addresses={"10.0.0.9": "host-4"})
+    assert (said.kind, said.culprit) == ("connection-lost", NOBODY)
+    assert said.failure is not None
+    assert said.failure.name == "peer-unreachable"
+    assert said.evidence.notes[-2:] == (
+        "2 ranks could not connect to 10.0.0.9, which is host-4",
+        "1 rank could not connect to 10.1.0.7",
+    )
 
 
 def test_ranks_that_vanish_with_their_launcher_are_told_from_their_peers() -> None:
@@ -330,6 +369,44 @@ def test_a_collective_that_timed_out_by_itself_is_a_hang_with_its_verdict() -> N
     assert verdict(watchdog, killed, judge_by=START + 90, judged=judged()).kind == "rank-killed"
 
 
+GLOO_WAITED = (
+    "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out"
+    " waiting 1800000ms for recv operation to complete"
+)
+WATCHDOG_LINE = (
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE,"
+    " Timeout(ms)=600000) ran for 600010 milliseconds before timing out."
+)
+
+
+def test_a_hang_that_a_watchdog_told_of_began_when_its_collective_did() -> None:
+    watchdog = exited(1, at=START + 900, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
+    said = verdict(watchdog, judge_by=START + 990, judged=judged())
+    assert (said.at, said.detected_after_s) == (START + 900 - 600.01, 600.01)
+    assert said.cause.startswith("a collective of rank 1 timed out after 600 s; never-entered")
+    gloo = raised(1, GLOO_WAITED, at=START + 2000)
+    assert verdict(gloo, judge_by=START + 2010, judged=judged()).at == START + 200
+
+
+def test_a_watchdogs_hang_whose_cause_is_known_is_of_the_class_of_hangs() -> None:
+    watchdog = exited(1, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
+    said = verdict(watchdog, judge_by=START + 90, judged=judged())
+    assert said.failure is not None
+    assert said.failure.name == "hang"
+    assert f"rank 1 said: {WATCHDOG_LINE}" in said.evidence.notes
+    assert not any("nccl-watchdog" in note for note in said.evidence.notes)
+    unsure = verdict(watchdog, judge_by=START + 90, judged=judged(hosts=(), confidence=0.5))
+    assert unsure.failure is not None
+    assert unsure.failure.name == "nccl-watchdog-timeout"
+
+
+def test_a_users_own_class_of_a_watchdogs_words_stays() -> None:
+    own = FailureRule(name="ours", scope="fabric", action="requeue", patterns=("Watchdog caught",))
+    watchdog = exited(1, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
+    said = diagnose(findings(watchdog, judge_by=START + 90, judged=judged()), (own,))
+    assert said.failure == own
+
+
 def test_a_hang_keeps_the_stacks_also_those_that_did_not_come() -> None:
     said = verdict(hang=hang(), evidence=seen(found(1, stack=()), found(2, stack=())))
     assert said.evidence.stacks["0"] == ("all_reduce",)
@@ -362,6 +439,68 @@ def test_a_verdict_has_the_class_of_the_failure_and_what_to_do() -> None:
     assert said.evidence.notes[0].startswith("class disk-full (scope storage): make room")
 
 
+STEP = "2026-11-22 16:00:02,000 step 31/60 loss 3.1000 grad_norm 1 lr 1.00e-04 tokens/s 100"
+TORN = (
+    "passed over checkpoint step-40: model-0.safetensors has another checksum than its marker says",
+    STEP,
+)
+FULL = ("the checkpoint of step 40 failed: OSError: [Errno 28] No space left on device", STEP)
+MAPPED = "RuntimeError: [Errno 12] Cannot allocate memory"
+TOLD = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-06-18T13:05:36 DUE TO PREEMPTION ***"
+DENIED = ("PermissionError: [Errno 13] Permission denied: '/x'",)
+READ_ERROR = ("the checkpoint of step 40 failed: OSError: [Errno 5] Input/output error", STEP)
+
+
+@pytest.mark.parametrize(
+    ("tail", "how", "name"),
+    [
+        (TORN, {"signal": 9}, "sigkill-from-outside"),
+        (FULL, {"signal": 9}, "sigkill-from-outside"),
+        (FULL, {"signal": 6}, "abort"),
+        (FULL, {"signal": 11}, "segfault"),
+        (FULL, {"signal": 7}, "segfault"),
+        (READ_ERROR, {"signal": 6}, "abort"),
+        (DENIED, {"signal": 15}, "scheduler-sigterm"),
+        (FULL, {"exit_code": exits.CHECKPOINTED}, "scheduler-sigterm"),
+        (FULL, {"signal": None, "exit_code": None}, "unknown"),
+        ((MAPPED,), {"signal": 9}, "host-out-of-memory"),
+        ((TOLD,), {"signal": 9}, "scheduler-sigterm"),
+        (MISMATCH, {"signal": 6}, "collective-mismatch"),
+        (
+            ("CUDA error: an illegal memory access was encountered",),
+            {"signal": 6},
+            "illegal-memory-access",
+        ),
+        (
+            (*FULL, "terminate called after throwing 'c10::Error'", "what(): CUDA out of memory"),
+            {"signal": 6},
+            "cuda-out-of-memory",
+        ),
+        (FULL, {"exit_code": 1}, "disk-full"),
+    ],
+)
+def test_an_old_warning_is_not_why_a_signal_ended_a_rank(
+    tail: tuple[str, ...], how: dict[str, Any], name: str
+) -> None:
+    said = verdict(exited(0, log_tail=tail, **how))
+    assert said.failure is not None
+    assert said.failure.name == name
+
+
+def test_a_class_of_the_users_tells_of_a_kill_where_it_names_the_signal() -> None:
+    rule = FailureRule(name="warned", scope="user", action="stop", patterns=("beware",))
+    killed = exited(0, log_tail=("beware",))
+    assert failure_name(killed, rule) == "sigkill-from-outside"
+    assert failure_name(killed, replace(rule, signals=("SIGKILL",))) == "warned"
+    assert failure_name(exited(0, signal=6, log_tail=("beware",)), rule) == "warned"
+
+
+def failure_name(ended: RankExited, own: FailureRule) -> str:
+    said = diagnose(Findings(opened_at=START, exits=(ended,)), (own,))
+    assert said.failure is not None
+    return said.failure.name
+
+
 # The word of a host's kernel
 
 FALLEN = "[51.0] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus."
@@ -382,6 +521,55 @@ def test_broken_hardware_is_the_cause_though_its_rank_says_what_any_peer_would()
     assert (said.failure.name, said.failure.action) == ("gpu-lost", "replace")
     assert said.evidence.notes[0] == f"the kernel of host-1: {FALLEN}"
     assert said.signature == "", "a second time it is not the program's own"
+
+
+OOM = "[51.0] Memory cgroup out of memory: Killed process 123 (python) total-vm:1kB"
+FAULT = "[51.0] NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python, MMU Fault"
+CLEANUP = "[51.0] NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python"
+PORT = "[51.0] mlx5_core 0000:01:00.0: mlx5_0 port error"
+READS = "[51.0] I/O error, dev nvme0n1, sector 8: Input/output error"
+DENIAL = "[51.0] audit: Operation not permitted"
+REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer is gone"
+
+
+@pytest.mark.parametrize(
+    ("ended", "line", "name"),
+    [
+        (exited(2), OOM, "host-out-of-memory"),
+        (exited(2, signal=signal.SIGSEGV), OOM, "segfault"),
+        (exited(2, signal=signal.SIGTERM), OOM, "scheduler-sigterm"),
+        (raised(2, "shapes differ"), OOM, "python-exception"),
+        (exited(2, signal=signal.SIGSEGV), FAULT, "xid-31-mmu-fault"),
+        (exited(2, signal=signal.SIGTERM), FAULT, "scheduler-sigterm"),
+        (raised(2, "CUDA error: misaligned address"), FAULT, "illegal-memory-access"),
+        (raised(2, REMOTE), FAULT, "nccl-remote-error"),
+        (raised(2, REMOTE), PORT, "infiniband-error"),
+        (exited(2), READS, "storage-error"),
+        (exited(2), CLEANUP, "sigkill-from-outside"),
+        (exited(2), DENIAL, "sigkill-from-outside"),
+    ],
+)
+def test_the_kernel_is_heard_where_it_knows_better_than_the_rank(
+    ended: RankExited, line: str, name: str
+) -> None:
+    said = verdict(ended, evidence=(kernel("host-1", line),))
+    assert said.failure is not None
+    assert said.failure.name == name
+
+
+def test_what_the_kernels_of_several_hosts_tell_of_the_fabric_is_none_of_theirs() -> None:
+    exits = (raised(0, REMOTE, at=START + 50), raised(2, REMOTE, at=START + 51))
+    assert verdict(*exits, evidence=(kernel("host-1", PORT),)).culprit.host == "host-1"
+    both = (kernel("host-0", PORT), kernel("host-1", PORT))
+    assert verdict(*exits, evidence=both).culprit == NOBODY
+
+
+def test_a_hang_is_not_the_want_of_memory_that_a_kernel_tells_of() -> None:
+    said = diagnose(
+        Findings(opened_at=START, hang=hang(), judged=judged(), evidence=(kernel("host-1", OOM),))
+    )
+    assert said.failure is not None
+    assert said.failure.name == "hang"
 
 
 def test_a_program_that_fails_by_itself_is_not_excused_by_what_did_no_harm() -> None:

@@ -18,7 +18,7 @@ from orchestrator.contract.actions import (
     StartAttempt,
 )
 from orchestrator.contract.codec import Invalid
-from orchestrator.contract.events import Event, LeaveAsked, RankExited
+from orchestrator.contract.events import Event, EvidenceGathered, LeaveAsked, RankExited
 from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.policy import PolicyRule
 from orchestrator.supervise import policy
@@ -445,6 +445,22 @@ def test_a_rank_that_was_told_to_leave_before_the_scheduler_was_heard_spends_not
     assert (job.run.fruitless, job.run.ending) == (0, None)
 
 
+def test_a_rank_that_nobody_says_was_told_to_leave_counts_until_the_next_checkpoint() -> None:
+    """What sends signals at each start would start the job for ever."""
+    job = Job(max_restarts=1).granted().running()
+    for number in range(1, 4):
+        job.saves(number)  # as all ranks do before they leave with 210
+        job.exits(2, exit_code=210)
+        job.stops()
+        assert decided(job) == ("scheduler-sigterm", "restart", "asked-to-leave")
+        assert job.run.fruitless == 1
+        job.trains(number)
+    job.exits(2, exit_code=210)
+    (end,) = job.stops()
+    assert isinstance(end, EndJob)
+    assert decided(job)[2] == "max-restarts"
+
+
 def test_a_person_who_submits_again_forgives_what_was_counted() -> None:
     job = Job(max_restarts=99).starts()
     for number in range(4):
@@ -556,3 +572,59 @@ def test_an_exit_tells_its_phase_to_the_class() -> None:
     job.stops()
     event = next(event for event, _ in job.all if isinstance(event, RankExited))
     assert (event.phase, last(job).phase) == ("eval", "eval")
+
+
+def test_hosts_that_cannot_reach_a_peer_are_never_replaced() -> None:
+    job = Job(hosts=3, spares=1).granted().running()
+    words = "ncclSystemError\nLast error:\nsocketStartConnect: Connect to {}<4> failed : {}"
+    for times in range(2):
+        for rank in range(4):
+            said = words.format(f"10.0.0.{times}", "No route to host")
+            job.raises(rank, said, kind="DistBackendError", at_step=times)
+        job.stops()
+        assert (last(job).failure, last(job).culprit.host) == ("peer-unreachable", None)
+        job.waits(400)
+        job.trains()
+    assert not job.run.replaced
+
+
+def test_an_incident_names_the_host_that_could_not_be_reached() -> None:
+    alone, several = Job(hosts=1).running(), Job().running()
+    for job in (alone, several):
+        job.raises(0, "socketStartConnect: Connect to ::1<4> failed : No route to host")
+        job.stops()
+    assert last(alone).evidence.notes[-1] == "1 rank could not connect to ::1, which is host-0"
+    assert last(several).evidence.notes[-1] == "1 rank could not connect to ::1", "all have it"
+
+
+def test_a_job_that_recovered_is_not_ended_by_the_warning_that_its_log_still_shows() -> None:
+    job = Job(hosts=2, spares=1).running()
+    job.saves(30)
+    warned = "the checkpoint of step 40 failed: OSError: [Errno 28] No space left on device"
+    job.fails_once(0, log_tail=(warned, "step 41/60 loss 3.1"))
+    assert job.run.ending is None
+    assert last(job).failure == "sigkill-from-outside"
+
+
+@pytest.mark.parametrize(("on_oom", "rule"), [("stop", "the-class-stops"), ("replan", "on-oom")])
+def test_a_rank_that_the_kernel_killed_for_memory_is_not_its_hosts_fault(
+    on_oom: str, rule: str
+) -> None:
+    job = Job(hosts=3, on_oom=on_oom).running()
+    job.exits(2)
+    said = "[51.0] Memory cgroup out of memory: Killed process 123 (python) total-vm:1kB"
+    told = EvidenceGathered(
+        at=job.now(),
+        attempt=1,
+        host="host-1",
+        ranks=(),
+        kernel=(said,),
+        unasked=True,
+    )
+    job.tell(told)
+    job.stops()
+    assert (last(job).failure, last(job).scope, last(job).rule) == (
+        "host-out-of-memory",
+        "user",
+        rule,
+    )

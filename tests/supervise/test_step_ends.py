@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.contract import exits
 from orchestrator.contract.actions import EndJob, StartAttempt, StopAttempt
+from orchestrator.contract.events import LeaderStarted
 from orchestrator.supervise.state import Run, Stage
 from orchestrator.supervise.step import step
 from tests.supervise.supervise_stage import Job, drills, error, found, submitted
@@ -157,6 +158,13 @@ def test_a_leader_that_dies_while_waiting_leaves_nothing_behind() -> None:
     job.registers("host-0")
     job.leads()
     assert (job.run.stage, job.run.hosts, job.run.incidents) == (Stage.WAITING, {}, ())
+
+
+def test_a_leader_that_cannot_lead_ends_the_job_with_its_reason() -> None:
+    job = Job(hosts=2)
+    unable = LeaderStarted(at=job.now(), host="host-0", pid=9, unable="no scontrol in the image")
+    assert job.tell(unable) == (EndJob(state="FAILED", reason="no scontrol in the image"),)
+    assert job.run.incidents == ()
 
 
 def test_a_cancelled_job_is_not_brought_back_by_a_requeue() -> None:

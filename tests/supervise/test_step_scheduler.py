@@ -228,6 +228,52 @@ def test_a_bad_host_that_the_scheduler_gives_again_is_still_not_used() -> None:
     assert job.run.attempt == 1
 
 
+def given(job: Job, restarts: int, *hosts: str) -> Job:
+    """The next allocation has other hosts."""
+    job.everywhere = hosts
+    return job.granted(restarts=restarts).running()
+
+
+def limit_near(job: Job) -> Requeue:
+    """The time limit of a run: it leaves with a checkpoint, and goes on in the next one."""
+    leave(job, "time-limit")
+    return one(job.stops(), Requeue)
+
+
+def test_a_host_that_was_drained_may_be_used_after_a_run_without_it() -> None:
+    """A chain of runs over weeks would be left without hosts, though all were mended long ago."""
+    job = scheduled().running()
+    flag(job, "host-1")
+    first = one(job.stops(), Requeue)
+    assert (first.exclude, first.again) == (("host-1",), ())
+    given(job, 1, "host-0", "host-2")
+    assert "host-1" in job.run.exclude, "of this run it stays out"
+    second = limit_near(job)
+    assert (second.exclude, second.again) == ((), ("host-1",))
+    given(job, 2, "host-0", "host-1")
+    assert job.run.exclude == {}
+    third = limit_near(job)
+    assert (third.exclude, third.again) == ((), ()), "it is said once"
+
+
+def test_a_host_that_strikes_speak_against_stays_left_out() -> None:
+    job = scheduled().running()
+    flag(job, "host-1")
+    job.stops()
+    job.exclude = {"host-1": "2 strikes"}
+    again = limit_near(given(job, 1, "host-0", "host-2"))
+    assert (again.exclude, again.again) == (("host-1",), ())
+
+
+def test_the_host_of_a_leader_that_died_may_be_used_after_a_run_without_it() -> None:
+    """Its followers had it left out."""
+    job = scheduled().running()
+    given(job, 1, "host-1", "host-2")
+    assert job.run.left_out == ("host-0",)
+    requeue = limit_near(job)
+    assert (requeue.exclude, requeue.again) == ((), ("host-0",))
+
+
 def test_a_person_who_submits_again_may_use_every_host() -> None:
     job = scheduled()
     lost_one(job)

@@ -216,6 +216,24 @@ def test_a_watchdogs_own_abort_has_evidence_gathered_while_peers_are_aborted_too
     assert incident.confidence == 0.95
 
 
+@pytest.mark.parametrize("seen_by", ["ndctl", "a watchdog"])
+def test_the_rules_for_hangs_hold_whoever_saw_it(seen_by: str) -> None:
+    job = Job(spares=1).running()
+    for number in (1, 2):
+        if seen_by == "ndctl":
+            job.hangs()
+        else:
+            job.exits(0, signal=6, log_tail=WATCHDOG)
+        job.judged(2)
+        for name in job.run.placement:
+            job.shows(name)
+        job.stops()
+        job.trains()
+        job.saves(10 * number)
+    rules = [(incident.failure, incident.rule) for incident in job.run.incidents]
+    assert rules == [("hang", "as-the-class-says"), ("hang", "twice-on-one-host")]
+
+
 def test_a_rank_that_died_otherwise_is_stopped_for_at_once_whatever_watchdogs_say_later() -> None:
     job = Job().running()
     (stop,) = job.exits(2)

@@ -1,6 +1,7 @@
 """Where a scheduler replaces hosts itself: the others wait in place for whoever comes instead."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -13,9 +14,10 @@ from orchestrator.contract.actions import (
     StartAttempt,
     StopAttempt,
 )
-from orchestrator.contract.events import HostFlagged, HostLeaving, LeaveAsked
+from orchestrator.contract.events import HostFlagged, HostLeaving, LeaveAsked, Tick
 from orchestrator.contract.findings import Finding
 from orchestrator.supervise.away import AGAIN_S
+from orchestrator.supervise.roster import MOST_DOUBLINGS
 from orchestrator.supervise.state import Stage
 from tests.supervise.supervise_stage import Job
 
@@ -69,6 +71,48 @@ def test_a_job_that_waited_in_vain_gives_all_back() -> None:
     assert job.waits(PATIENCE_S - 10) == ()
     requeue = one(job.waits(20), Requeue)
     assert (requeue.whole, requeue.exclude) == (True, ())
+
+
+def in_vain(job: Job) -> float:
+    """The seconds until all is given back; then the job is as short as it was."""
+    begun = job.at
+    while not (actions := job.waits(30)):
+        assert job.at < begun + 1e6, "it is never given back"
+    assert one(actions, Requeue).whole
+    waited_s = job.at - begun
+    assert job.allocation is not None
+    job.allocation = replace(job.allocation, hosts=("host-0",))
+    job.leads()
+    job.registers("host-0")
+    return waited_s
+
+
+def test_each_time_all_was_given_back_in_vain_the_next_time_is_twice_as_far_off() -> None:
+    """A job that no cluster has room for costs its hosts, and its journal, less and less."""
+    job = scheduled().running()
+    job.loses("host-1")
+    job.stops("host-0")
+    short_since, lines = job.run.since, len(job.all)
+    waits = [in_vain(job) for _ in range(9)]
+    doubled = [PATIENCE_S * 2 ** min(times, MOST_DOUBLINGS) for times in range(9)]
+    assert waits == pytest.approx(doubled, abs=35)
+    assert (job.run.given_back, job.run.short_since) == (9, short_since)
+    told = [event for event, _ in job.all[lines:] if not isinstance(event, Tick)]
+    assert len(told) == 9 * 2, "a leader and its one agent each time"
+
+
+def test_the_wait_is_short_again_once_an_attempt_has_begun() -> None:
+    job = scheduled().running()
+    job.loses("host-1")
+    job.stops("host-0")
+    in_vain(job)
+    in_vain(job)
+    one(job.registers("host-7"), StartAttempt)
+    assert job.run.given_back == 0
+    job.trains()
+    job.loses("host-7")
+    job.stops("host-0")
+    assert in_vain(job) == pytest.approx(PATIENCE_S, abs=35)
 
 
 def test_or_goes_on_with_fewer() -> None:

@@ -34,3 +34,22 @@ def test_a_metric_of_an_attempt_that_was_given_up_is_not_written(run: RunDir) ->
 def test_under_plain_torchrun_attempts_are_not_counted(run: RunDir) -> None:
     MetricsFile(run.metrics, admit_of(run, RankEnv(attempt=1))).append(METRICS)
     assert run.metrics.read_text()
+
+
+def test_a_metric_is_lost_where_nobody_can_tell_whether_it_may_be_written(
+    run: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = MetricsFile(run.metrics, admit_of(run, RankEnv(attempt=2, heartbeat_socket="/tmp/r")))
+    unreadable(run)
+    file.append(METRICS)
+    assert run.metrics.read_text() == ""
+    assert "could not be written" in caplog.text
+    run.fence.rmdir()
+    write_fence(run.fence, Fence(leader="a", attempt=2))
+    file.append(METRICS)
+    assert len(run.metrics.read_text().splitlines()) == 1
+
+
+def unreadable(run: RunDir) -> None:
+    run.fence.unlink()
+    run.fence.mkdir()

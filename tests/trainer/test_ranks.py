@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import _world
 from orchestrator.contract import exits
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.mesh import Mesh
+from orchestrator.supervise.watch import CHECKPOINT_LIMIT_S
 from tests.trainer.trainer_launch import (
     ROOT,
     finish,
@@ -28,6 +29,7 @@ from tests.trainer.trainer_launch import (
 )
 from trainer.ranks import (
     INIT_TIMEOUT,
+    TRAIN_TIMEOUT,
     arrange,
     peak_memory_bytes,
     process_group,
@@ -54,6 +56,12 @@ def test_every_group_waits_long_at_first_and_shorter_in_training() -> None:
         assert {timeout for _, timeout in timeouts()} == {timedelta(seconds=7)}
         late = torch.distributed.new_group(backend="gloo")
         assert dict(timeouts())[late.group_name] > timedelta(minutes=1)
+
+
+def test_in_training_every_group_waits_longer_than_ndctl_lets_ranks_stand_still() -> None:
+    """Or a watchdog would end the save that ndctl still allows."""
+    assert timedelta(seconds=CHECKPOINT_LIMIT_S) + timedelta(minutes=1) < TRAIN_TIMEOUT
+    assert TRAIN_TIMEOUT < INIT_TIMEOUT
 
 
 def test_a_tensor_parallel_group_may_be_on_two_hosts(tmp_path: Path) -> None:

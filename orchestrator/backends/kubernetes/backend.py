@@ -3,6 +3,7 @@
 import getpass
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from orchestrator.backends.kubernetes.resources import (
     name_of,
     nested,
 )
+from orchestrator.backends.kubernetes.reviving import revive
 from orchestrator.cluster.kubernetes.standing import shut_nodes
 from orchestrator.cluster.kubernetes.taints import tolerations_of
 from orchestrator.cluster.kubernetes.topology import allocation_switches
@@ -148,6 +150,9 @@ class KubernetesBackend:
 
     # For the leader, inside a pod
 
+    def rival(self, launch: LaunchPlan) -> str | None:
+        return None
+
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
@@ -231,7 +236,20 @@ class KubernetesBackend:
                 continue
             end_pod(self.api(spec), self.clock, host, pod, spec.force_delete_after)
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+    def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
+        spec = spec_of(launch)
+        api, namespace = self.api(spec), self.namespace(spec)
+        exclude = partial(self._exclude, launch)
+        revive(api, self.clock, namespace, launch, exclude, silent_s=silent_s)
+
+    def requeue(
+        self,
+        launch: LaunchPlan,
+        exclude: Sequence[str],
+        *,
+        again: Sequence[str] = (),
+        whole: bool = True,
+    ) -> None:
         """Pods go without the job, and come back on other nodes. Ours goes with them."""
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)

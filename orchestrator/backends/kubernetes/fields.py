@@ -10,6 +10,7 @@ LABEL = names.JOB_LABEL
 LAUNCH = names.LAUNCH_ANNOTATION
 CANCELLED = names.CANCELLED_ANNOTATION
 QUEUE = names.QUEUE_LABEL
+INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def launch_of(item: Object) -> int | None:
@@ -46,6 +47,30 @@ def begun_at(pod: Object) -> float:
     starts = [lookup(one, ("state", "running", "startedAt")) for one in states]
     stamps = [lookup(pod, ("metadata", "creationTimestamp")), *starts]
     return max((seconds_of(one) for one in stamps if one), default=0.0)
+
+
+def has_begun(pod: Object) -> bool:
+    """Its container runs on its node, or did once."""
+    for one in lookup(pod, ("status", "containerStatuses"), ()):
+        states = {*(one.get("state") or {}), *(one.get("lastState") or {})}
+        if one.get("restartCount") or states & {"running", "terminated"}:
+            return True
+    return False
+
+
+def scheduled_at(pod: Object) -> float:
+    """Unix seconds at which it was bound to its node."""
+    bound = conditions_of(pod).get("PodScheduled", {})
+    stamp = bound.get("lastTransitionTime") or lookup(pod, ("metadata", "creationTimestamp"))
+    return seconds_of(stamp) if stamp else 0.0
+
+
+def leads(pod: Object) -> bool:
+    """It has node rank 0. Kubernetes before 1.28 has a Job pod's index as annotation alone."""
+    metadata: Mapping[str, Mapping[str, str]] = pod["metadata"]
+    labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    index = labels.get(INDEX) or notes.get(INDEX)
+    return labels.get("training.kubeflow.org/replica-type") == "master" or index == "0"
 
 
 def seconds_of(stamp: str) -> float:

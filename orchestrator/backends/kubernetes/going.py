@@ -32,11 +32,11 @@ def end_pod(api: Api, clock: Clock, host: str, pod: Object, force_after_s: float
     deadline = clock.monotonic() + force_after_s
     if _gone(api, clock, pod, deadline):
         return
-    answers = _answers(api, host)
+    answers = node_answers(api, host)
     if answers is not False:
         if _gone(api, clock, pod, deadline + grace_s):
             return
-        answers = _answers(api, host)
+        answers = node_answers(api, host)
     if answers:
         raise Unanswered(
             f"pod {name} on {host} does not end, though its node answers",
@@ -52,7 +52,7 @@ def end_pod(api: Api, clock: Clock, host: str, pod: Object, force_after_s: float
         ) from exc
 
 
-def _answers(api: Api, host: str) -> bool | None:
+def node_answers(api: Api, host: str) -> bool | None:
     """Whether a node does; None where we may not know."""
     try:
         node = api.get(NODES, None, host)

@@ -7,8 +7,9 @@ wait for it.
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -83,7 +84,8 @@ def run(environ: Mapping[str, str]) -> int:
             begun = begin(run_dir, handover, clock, token=not token)
             _own(handover, environ, clock)
         else:
-            begun = await_launch(run_dir, handover.launch.launch, clock)
+            see = partial(_see_to_the_leader, pod, handover, environ, clock)
+            begun = await_launch(run_dir, handover.launch.launch, clock, see)
     except JobError as exc:
         log.critical("%s", exc)
         return exits.FAILED
@@ -95,8 +97,11 @@ def run(environ: Mapping[str, str]) -> int:
     return _be_agent(pod, handover, run_dir, environ)
 
 
-def await_launch(run_dir: RunDir, launch: int, clock: Clock) -> Run:
+def await_launch(run_dir: RunDir, launch: int, clock: Clock, see: Callable[[float], None]) -> Run:
     """What is known of the run once the leader has begun `launch`.
+
+    Args:
+        see: called now and then with the seconds that were waited, to see to the leader's pod.
 
     Raises JobError when a later one has come.
     """
@@ -113,8 +118,24 @@ def await_launch(run_dir: RunDir, launch: int, clock: Clock) -> Run:
             raise JobError(f"this pod is of launch {launch}, and launch {known} has come after it")
         if waited % SAY_S == 0:
             log.info("waiting for the leader's pod to begin launch %s", launch)
+            see(waited)
         clock.sleep(WAIT_S)
         waited += WAIT_S
+
+
+def _see_to_the_leader(
+    pod: Pod, handover: Handover, environ: Mapping[str, str], clock: Clock, waited_s: float
+) -> None:
+    """Where its pod never begins; one that runs may only be slow. Pods take turns, the later ones
+    more seldom: together they ask no more than a few."""
+    from orchestrator.backends.kubernetes.backend import KubernetesBackend
+
+    if not waited_s or waited_s % (SAY_S * pod.node_rank):
+        return
+    try:
+        KubernetesBackend(environ, clock).revive_leader(handover.launch, silent_s=None)
+    except BackendError as exc:
+        log.error("no other leader can be had yet, trying again: %s", exc)
 
 
 def _own(handover: Handover, environ: Mapping[str, str], clock: Clock) -> None:

@@ -22,7 +22,7 @@ from orchestrator.backends.kubernetes import fields
 from orchestrator.backends.kubernetes.access import IN_CLUSTER
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.fetch import read_news
-from orchestrator.backends.kubernetes.fields import LABEL
+from orchestrator.backends.kubernetes.fields import LABEL, leads
 from orchestrator.backends.kubernetes.places import REMOTE, folder_of, is_mirror
 from orchestrator.backends.kubernetes.podlogs import JOURNAL_MARK, METRICS_MARK, PodLogs
 from orchestrator.backends.kubernetes.refusals import Missing
@@ -32,7 +32,6 @@ from orchestrator.backends.kubernetes.resources import (
     JOB_KINDS,
     PODS,
     Object,
-    lookup,
     name_of,
 )
 from orchestrator.contract.handover import Handover, handover_from
@@ -325,10 +324,7 @@ class Mirror:
 
 def _usefulness(pod: Object) -> tuple[bool, str]:
     """The leader's first: it sees its own writes at once."""
-    labels = lookup(pod, ("metadata", "labels"), {})
-    role = labels.get("training.kubeflow.org/replica-type") == "master"
-    index = labels.get("batch.kubernetes.io/job-completion-index") == "0"
-    return not (role or index), name_of(pod)
+    return not leads(pod), name_of(pod)
 
 
 def contents(config_map: Object) -> dict[str, bytes]:

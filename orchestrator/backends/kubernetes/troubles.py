@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.backends.kubernetes.fields import (
     newest_first,
+    node_of,
     one_line,
     phase_of,
     said_of,
@@ -96,8 +97,30 @@ def pod_trouble(pod: Object, events: Sequence[Object] = ()) -> Trouble | None:
         return Trouble(pod=name, what=what, why=one_line(str(status.get("message") or why)))
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return _unscheduled(name, str(scheduled.get("reason")), said_of(scheduled))
-    return _container_trouble(name, status, events)
+        preempted = _said(name, events, "Preempted")
+        before = f"; the pod before it was preempted: {preempted}" if preempted else ""
+        return _unscheduled(name, str(scheduled.get("reason")), said_of(scheduled) + before)
+    return _container_trouble(name, status, events) or _leaving(pod)
+
+
+def _leaving(pod: Object) -> Trouble | None:
+    """Where its node is heard it goes soon; else it stays so, for ever."""
+    until = lookup(pod, ("metadata", "deletionTimestamp"))
+    if until is None:
+        return None
+    name, namespace = name_of(pod), lookup(pod, ("metadata", "namespace"), "NAMESPACE")
+    return Trouble(
+        pod=name,
+        what="Terminating",
+        why=f"{node_of(pod)} is to have ended it by {until}",
+        advice="where that node does not answer any more, and ndctl may not:"
+        f" `kubectl -n {namespace} delete pod {name} --force --grace-period=0`",
+    )
+
+
+def _said(pod: str, events: Sequence[Object], reason: str) -> str:
+    about = (one for one in _about(pod, events) if one.get("reason") == reason)
+    return next((one_line(str(one.get("message"))) for one in about), "")
 
 
 def _unscheduled(pod: str, reason: str, message: str) -> Trouble:

@@ -3,22 +3,30 @@
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
-def choose_address(resolved: str | None, node_addr: str, routed: str | None) -> str | None:
+def choose_address(
+    resolved: str | None,
+    node_addr: str,
+    routed: str | None,
+    meaning: Callable[[str], str | None],
+) -> str | None:
     """Of what the host's own name means here, what Slurm's NodeAddr is, and what it sends from.
 
     Distributions let a machine's own name mean 127.0.1.1: of no use to others, unless Slurm itself
-    uses such an address, as where all nodes are played on one machine.
+    uses such an address, as where all nodes are played on one machine. `meaning` of a NodeAddr that
+    is a name: its address here.
     """
     if resolved and not is_loopback(resolved):
         return resolved
     if is_address(node_addr):
         return node_addr
-    if routed and not is_loopback(routed):
-        return routed
-    return resolved
+    named = meaning(node_addr) if node_addr else None
+    for found in (named, routed):
+        if found and not is_loopback(found):
+            return found
+    return resolved or named
 
 
 def is_address(text: str) -> bool:

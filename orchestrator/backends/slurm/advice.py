@@ -11,8 +11,8 @@ ADVICE: Mapping[str, str] = {
     " look at why in the agents' logs",
     "launch failed requeued held": "Slurm could not start it and holds it: `scontrol release {id}`;"
     " tell the administrators, for a node may be broken",
-    "BadConstraints": "no node fits the request any more: `ndctl cancel` it, then submit it with"
-    " another constraint, exclude list or number of hosts",
+    "BadConstraints": "no node fits the request any more: `scontrol update JobId={id} ExcNodeList=`"
+    " allows those that were left out, or `ndctl cancel` it and submit it with another constraint",
     "InvalidAccount": "the account is not valid: set cluster.slurm.account (`sacctmgr show assoc"
     " user=$USER` lists yours), or `scontrol update JobId={id} Account=...`",
     "InvalidQOS": "the qos is not valid: set cluster.slurm.qos, or"

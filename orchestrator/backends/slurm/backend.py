@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import logging
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from orchestrator.backends.slurm.checks import problems
 from orchestrator.backends.slurm.commands import Slurm, refusal
 from orchestrator.backends.slurm.detached import Detached, start
 from orchestrator.backends.slurm.find import Finder
+from orchestrator.backends.slurm.inside import check_commands
 from orchestrator.backends.slurm.inventory import NODES, PARTITIONS, TOPOLOGY
 from orchestrator.backends.slurm.observe import SlurmJob
 from orchestrator.backends.slurm.task import AgentTask
@@ -29,10 +31,15 @@ from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.seams import Clock, HostNotice, Shell, Sighting
 
+log = logging.getLogger(__name__)
+
 CLEAR_S = 120.0
 """For all processes to end: KillWait, the epilog, and what a slow node adds."""
 CANCEL_AGAIN_S = 5.0
 """A job that is being queued again survives scancel."""
+LATE_S = 30.0
+"""For a job to be in the queue whose sbatch was not answered."""
+LATE_POLL_S = 5.0
 POLL_S = 0.25
 EXCLUDE_S = 20.0
 """For a job that is queued again to take its exclude list: at first Slurm refuses."""
@@ -64,6 +71,9 @@ class SlurmBackend:
 
     def check(self, handover: Handover) -> str:
         launch = handover.launch
+        if unheard := sorted(name for name in self.environ if name.startswith("SBATCH_")):
+            names = ", ".join(unheard)
+            log.warning("%s: not heard; what sbatch is asked is in cluster.slurm alone", names)
         partitions = parse_partitions(self.slurm.told(PARTITIONS))
         nodes = parse_nodes(self.slurm.told(NODES))
         found = problems(launch, sys.executable, partitions, nodes)
@@ -92,15 +102,24 @@ class SlurmBackend:
         argv = ["sbatch", "--parsable", str(render.script_path(launch))]
         try:
             done = self.slurm.ask(argv, tries=1)
-        except BackendError:
-            # Perhaps queued all the same: only its answer was lost. Not known: say so, loudly.
-            if self.finder.find(launch) is None:
-                done = self.slurm.ask(argv, tries=1)
-            else:
+        except Unanswered as exc:
+            # Perhaps queued all the same, or soon: a slow slurmctld works off what it was sent long
+            # after sbatch has given up. To say it twice would make two jobs.
+            if self._comes_late(launch):
                 return
+            raise _not_known(launch, exc) from exc
         if done.code != 0:
             raise refusal(argv, done)
         find.record(launch, done.out.strip().split(";")[0])
+
+    def _comes_late(self, launch: LaunchPlan) -> bool:
+        begun = self.clock.monotonic()
+        while self.clock.monotonic() - begun < LATE_S:
+            with contextlib.suppress(Unanswered):
+                if self.finder.find(launch) is not None:
+                    return True
+            self.clock.sleep(LATE_POLL_S)
+        return False
 
     def _pickle(self, launch: LaunchPlan) -> None:
         from submitit.core.utils import DelayedSubmission
@@ -132,10 +151,25 @@ class SlurmBackend:
         config = parse_config(self.slurm.told(["scontrol", "show", "config"]))
         return config.get("ClusterName", "slurm")
 
-    # For the leader, inside the allocation
+    # For the agents, inside the allocation
+
+    def rival(self, launch: LaunchPlan) -> str | None:
+        own = self._own_id()
+        noted = find.claim(launch, own)
+        if noted == own:
+            return None
+        job = self.finder.show(launch, noted)
+        if job is not None and not job.is_over:
+            return advice.standing_words(job)
+        find.record(launch, own)
+        return None
+
+    # For the leader
 
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         job_id = self._own_id()
+        if launch.slurm is not None and launch.slurm.container is not None:
+            check_commands(self.shell)
         nodelist = self.environ.get("SLURM_JOB_NODELIST", "")
         switches, ends_at = {}, None
         with contextlib.suppress(BackendError):  # helpful, not needed
@@ -177,7 +211,7 @@ class SlurmBackend:
         return tuple(unfit[host] for host in hosts if host in unfit)
 
     def _nodes(self, hosts: Sequence[str]) -> tuple[Node, ...]:
-        argv = ["scontrol", "show", "node", "-o", fold(hosts)]
+        argv = ["scontrol", "show", "node", "-a", "-o", fold(hosts)]
         return parse_nodes(self.slurm.told(argv, tries=1))
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
@@ -190,6 +224,9 @@ class SlurmBackend:
     def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
         """Slurm takes an allocation as a whole, and says so by a signal."""
         return {}
+
+    def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
+        raise BackendError("Slurm starts no agent of its own again", fix="have the job requeued")
 
     def replace(
         self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
@@ -206,7 +243,14 @@ class SlurmBackend:
         again = render.replacement(launch, job_id, host, sys.executable)
         self.steps.append(start(again, self.environ, log, START_S))
 
-    def requeue(self, launch: LaunchPlan, exclude: Sequence[str], *, whole: bool = True) -> None:
+    def requeue(
+        self,
+        launch: LaunchPlan,
+        exclude: Sequence[str],
+        *,
+        again: Sequence[str] = (),
+        whole: bool = True,
+    ) -> None:
         job_id, mine = self._own_id(), self._restarts()
         job = self.finder.show(launch, job_id)
         if job is None or job.is_over:
@@ -219,7 +263,9 @@ class SlurmBackend:
         if job.restarts == mine and job.meaning == "running":
             self._await_verdict(launch, exclude)
             self.slurm.told(["scontrol", "requeue", job_id])
-        names = sorted({*excluded, *exclude})
+        asked_for = expand((launch.slurm and launch.slurm.exclude) or "")
+        back = {*again} - {*asked_for}
+        names = sorted(({*excluded} - back) | {*exclude})
         if set(names) != set(excluded):
             self._exclude(job_id, names)
 
@@ -269,15 +315,26 @@ class SlurmBackend:
 
     def clear(self, launch: LaunchPlan) -> None:
         begun = self.clock.monotonic()
-        asked: float | None = None
-        while (job := self.finder.find(launch)) is not None and not job.is_over:
+        asked: dict[str, float] = {}
+        while jobs := self.finder.find_all(launch):
             now = self.clock.monotonic()
             if now - begun > CLEAR_S:
-                raise _will_not_end(job)
-            if asked is None or (now - asked > CANCEL_AGAIN_S and job.meaning != "leaving"):
-                self.slurm.ask(["scancel", job.id])
-                asked = now
+                raise _will_not_end(jobs[0])
+            for job in jobs:
+                since = asked.get(job.id)
+                if since is None or (now - since > CANCEL_AGAIN_S and job.meaning != "leaving"):
+                    self.slurm.ask(["scancel", job.id])
+                    asked[job.id] = now
             self.clock.sleep(POLL_S)
+
+
+def _not_known(launch: LaunchPlan, exc: Unanswered) -> Unanswered:
+    return Unanswered(
+        f"whether Slurm has taken {launch.job} is not known: {exc.message}; {LATE_S:.0f} s later"
+        " it is not in the queue",
+        fix="once `scontrol ping` answers, type `ndctl submit SPEC --resume`: it finds the job by"
+        " its comment if Slurm took it after all, and submits it if not",
+    )
 
 
 def _will_not_end(job: SlurmJob) -> BackendError:

@@ -83,13 +83,13 @@ def _partitions(
                 path=f"{AT}.partition",
                 value=name,
                 limit=f"one of {', '.join(sorted(known))}",
-                fix="name a partition that `sinfo -s` shows",
+                fix="name a partition that `sinfo -as` shows",
             )
     if not names and not asked:
         yield Problem(
             path=f"{AT}.partition",
             limit=f"one of {', '.join(sorted(known))}: the cluster has no default",
-            fix="name a partition that `sinfo -s` shows",
+            fix="name a partition that `sinfo -as` shows",
         )
     if asked and len(asked) == len(names or asked) and all(one.state != "UP" for one in asked):
         yield Problem(

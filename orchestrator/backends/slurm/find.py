@@ -7,6 +7,8 @@ that it does not know.
 
 import contextlib
 import json
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,25 @@ class Finder:
             job = self._look(launch)
         return job
 
+    def find_all(self, launch: LaunchPlan) -> tuple[SlurmJob, ...]:
+        """Every job of this launch that is not over: an sbatch that was not answered may have made
+        another. Raises BackendError when that cannot be told."""
+        if not render.script_path(launch).exists():
+            return ()
+        living = self._living(launch)
+        if not living:
+            self.slurm.clock.sleep(LOOK_AGAIN_S)
+            living = self._living(launch)
+        return living
+
+    def _living(self, launch: LaunchPlan) -> tuple[SlurmJob, ...]:
+        jobs = {job.id: job for job in self._queue([launch]) if _is_of(job, launch)}
+        noted = recorded(launch)
+        shown = self.show(launch, noted) if noted is not None else None
+        if shown is not None:
+            jobs[shown.id] = shown
+        return tuple(job for job in jobs.values() if not job.is_over)
+
     def _look(self, launch: LaunchPlan) -> SlurmJob | None:
         noted = recorded(launch)
         if noted is not None:
@@ -51,7 +72,7 @@ class Finder:
         return ours
 
     def show(self, launch: LaunchPlan, job_id: str, tries: int = 3) -> SlurmJob | None:
-        argv = ["scontrol", "show", "job", "-o", job_id]
+        argv = ["scontrol", "show", "job", "-a", "-o", job_id]
         done = self.slurm.ask(argv, tries=tries)
         if done.code != 0:
             if UNKNOWN_JOB.search(done.err):
@@ -126,9 +147,30 @@ def recorded(launch: LaunchPlan) -> str | None:
 
 def record(launch: LaunchPlan, job_id: str) -> None:
     path = _record_path(launch)
-    fresh = path.with_suffix(".new")
+    _written(path, job_id).replace(path)
+
+
+def claim(launch: LaunchPlan, job_id: str) -> str:
+    """Record `job_id` unless another is recorded; the one that is then. One of two that ask at the
+    same time gets it."""
+    if (noted := recorded(launch)) is not None:
+        return noted
+    path = _record_path(launch)
+    fresh = _written(path, job_id)
+    try:
+        path.hardlink_to(fresh)
+    except FileExistsError:
+        pass
+    except PermissionError:  # of a file system without links: the last of two gets it
+        fresh.replace(path)
+    fresh.unlink(missing_ok=True)
+    return recorded(launch) or job_id
+
+
+def _written(path: Path, job_id: str) -> Path:
+    fresh = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}")
     fresh.write_text(json.dumps({"job_id": job_id}))
-    fresh.replace(path)
+    return fresh
 
 
 def _record_path(launch: LaunchPlan) -> Path:

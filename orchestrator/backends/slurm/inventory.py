@@ -15,8 +15,9 @@ from orchestrator.contract.env import SLURM_GPUS
 from orchestrator.contract.spec import ClusterSpec
 from orchestrator.errors import BackendError, PlanError, SpecError
 
-NODES = ("scontrol", "--details", "-o", "show", "nodes")
-PARTITIONS = ("scontrol", "-o", "show", "partitions")
+# With -a, here and everywhere: or what is in hidden partitions alone is not there.
+NODES = ("scontrol", "show", "nodes", "-a", "--details", "-o")
+PARTITIONS = ("scontrol", "show", "partitions", "-a", "-o")
 TOPOLOGY = ("scontrol", "show", "topology")
 
 
@@ -126,7 +127,7 @@ def _chosen(partitions: Sequence[Partition], name: str | None) -> Partition | No
     if missing:
         raise BackendError(
             f"Slurm has no partition {', '.join(missing)}",
-            fix=f"there are {', '.join(by_name) or 'none that you may use'}",
+            fix=f"there are {', '.join(by_name) or 'none'}",
         )
     chosen = [by_name[one] for one in wanted]
     up = [one for one in chosen if one.state == "UP"] or chosen

@@ -163,8 +163,9 @@ def replacement(launch: LaunchPlan, job_id: str, host: str, python: str) -> list
     python = spec.container.python if spec.container else python
     agent = [python, "-u", "-m", "orchestrator.backends.slurm.task"]
     return [
-        *("srun", *place, "--cpu-bind=none", f"--output={out}", "--open-mode=append"),
-        *container_args(spec.container),
+        *("srun", "--cpu-bind=none", "--open-mode=append"),
+        *(*container_args(spec.container), *spec.srun_args),
+        *(*place, f"--output={out}"),  # whatever srun_args say of it
         *(*agent, f"--run-dir={launch.run_dir}", f"--launch={launch.launch}"),
         *(f"--devices={launch.devices_per_host}", f"--agent-timeout={launch.agent_timeout}"),
     ]

@@ -71,8 +71,12 @@ def _forget_handlers() -> None:
 
 
 def _log_to(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as exc:  # no room, say: then it is in the log of the step
+        sys.stderr.write(f"{path} cannot be opened, so the log is here: {exc}\n")
+        return
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
@@ -86,15 +90,15 @@ def _address(host: str, environ: Mapping[str, str]) -> str:
     hosts = expand(environ.get("SLURM_JOB_NODELIST", ""))
     others = [name for name in hosts if name != host]
     routed = address.routed_towards(others)
-    found = address.choose_address(resolved, _node_addr(host), routed)
+    found = address.choose_address(resolved, _node_addr(host), routed, address.resolve)
     if found is None:
-        raise OSError(f"{host}, the name of this host, means nothing here")
+        raise OSError(f"{host}, the name of this host, means nothing here, nor does its NodeAddr")
     return found
 
 
 def _node_addr(host: str) -> str:
     with contextlib.suppress(TimeoutError):
-        said = run_command(["scontrol", "show", "node", "-o", host], timeout=ASK_S)
+        said = run_command(["scontrol", "show", "node", "-a", "-o", host], timeout=ASK_S)
         return next((node.address for node in parse_nodes(said.out)), "")
     return ""
 

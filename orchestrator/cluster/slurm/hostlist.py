@@ -10,7 +10,7 @@ from orchestrator.contract.codec import Invalid, Problem
 LIMIT = 1_000_000
 """Names that one list may stand for; Slurm itself takes 64 K in one pair of brackets."""
 BRACKETS = re.compile(r"\[([^][]*)\]")
-LAST_NUMBER = re.compile(r"^(.*?)(\d+)(\D*)$")
+LAST_NUMBER = re.compile(r"^(.*?)(\d+)$")
 EXAMPLE = "for example n[001-128,130]"
 
 
@@ -71,23 +71,26 @@ def _unclear(text: str, limit: str) -> Invalid:
 
 
 def fold(names: Iterable[str]) -> str:
-    """`names` in the short form, in natural order: what Slurm's commands take."""
-    groups: dict[tuple[str, int, str], list[int]] = {}
+    """`names` in the short form, in natural order: what Slurm's commands take.
+
+    To them nothing but a comma may follow a bracket: `cn01a` and `cn02a` stay as they are.
+    """
+    groups: dict[tuple[str, int], list[int]] = {}
     for name in sorted(set(names), key=natural):
         found = LAST_NUMBER.match(name)
         if found is None:
-            groups[(name, -1, "")] = []
+            groups[(name, -1)] = []
             continue
-        head, digits, tail = found.groups()
+        head, digits = found.groups()
         # 08 and 8 are two names; 10 goes with either, so a leading zero alone tells a width.
-        padded = (head, len(digits), tail)
+        padded = (head, len(digits))
         leads = len(digits) > 1 and digits.startswith("0")
-        key = padded if leads or padded in groups else (head, 0, tail)
+        key = padded if leads or padded in groups else (head, 0)
         groups.setdefault(key, []).append(int(digits))
     return ",".join(_folded(*key, numbers) for key, numbers in groups.items())
 
 
-def _folded(head: str, width: int, tail: str, numbers: list[int]) -> str:
+def _folded(head: str, width: int, numbers: list[int]) -> str:
     if not numbers:
         return head
     runs = [
@@ -99,5 +102,5 @@ def _folded(head: str, width: int, tail: str, numbers: list[int]) -> str:
         for run in runs
     ]
     if len(numbers) == 1:
-        return f"{head}{said[0]}{tail}"
-    return f"{head}[{','.join(said)}]{tail}"
+        return f"{head}{said[0]}"
+    return f"{head}[{','.join(said)}]"

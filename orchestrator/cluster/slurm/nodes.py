@@ -33,9 +33,14 @@ class Node:
         return "+".join((self.state, *sorted(self.flags)))
 
     @property
+    def is_gone(self) -> bool:
+        """Slurm has given it up: nothing runs there any more."""
+        return self.state == "DOWN" or bool(self.flags & POWERLESS)
+
+    @property
     def is_dead(self) -> bool:
-        """Nothing can be started there."""
-        return self.state == "DOWN" or bool(self.flags & DEAD)
+        """Nothing can be started there, whatever still runs."""
+        return self.is_gone or "NOT_RESPONDING" in self.flags
 
 
 MARKS = {
@@ -59,7 +64,7 @@ SYNONYMS = {
     "POWER": "POWERED_DOWN",
     "REBOOT": "REBOOT_REQUESTED",
 }
-DEAD = frozenset({"NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN"})
+POWERLESS = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
 IN_RESERVATION = {"RESERVED", "MAINTENANCE"}
 BASES = {"ALLOC": "ALLOCATED", "MIX": "MIXED", "UNK": "UNKNOWN", "ERR": "ERROR"}
 

@@ -68,8 +68,14 @@ def standing_of(node: Node, *, exclusive: bool = False, reservation: str | None 
 
 
 def is_wanted_back(node: Node, reservation: str | None) -> bool:
-    """Whether a job that runs there should leave: its administrator, or Slurm, has given it up."""
-    return node.is_dead or any(_counts(flag, node, reservation) for flag in GIVEN_UP)
+    """Whether a job that runs there should leave: its administrator, or Slurm, has given it up.
+
+    Not because slurmd does not respond: it may be stopped for an upgrade, while what it has started
+    goes on. Of a node that is dead the agent's silence tells sooner.
+    """
+    return node.is_gone or any(
+        _counts(flag, node, reservation) for flag in GIVEN_UP if flag != "NOT_RESPONDING"
+    )
 
 
 def _counts(flag: str, node: Node, reservation: str | None) -> bool:

@@ -50,6 +50,14 @@ def waiting(why: str, message: str = "", **last: Any) -> list[dict[str, Any]]:
     return [{"name": "pytorch", "state": state, "lastState": {"terminated": last} if last else {}}]
 
 
+def going(node: str) -> dict[str, Any]:
+    """Deleted; its node may or may not have heard of it."""
+    found = pod(phase="Running", containerStatuses=[{"state": {"running": {}}}])
+    found["metadata"] |= {"namespace": "team-a", "deletionTimestamp": "2026-11-22T05:00:30Z"}
+    found["spec"]["nodeName"] = node
+    return found
+
+
 def event(about: str, reason: str, message: str, kind: str = "Pod") -> dict[str, Any]:
     return {
         "involvedObject": {"kind": kind, "name": about},
@@ -142,6 +150,11 @@ TROUBLES = [
         "node lost",
         "does not answer",
     ),
+    (
+        going("node-7"),
+        "Terminating",
+        "`kubectl -n team-a delete pod run-1-worker-0 --force --grace-period=0`",
+    ),
 ]
 
 
@@ -162,6 +175,14 @@ def test_the_registrys_own_words_win_over_the_kubelets_patience() -> None:
     found = pod_trouble(pod(containerStatuses=waiting("ImagePullBackOff", "Back-off")), events)
     assert found is not None
     assert found.why == 'Failed to pull image "x": manifest unknown'
+
+
+def test_one_that_waits_for_the_place_that_it_was_preempted_from_says_by_whom() -> None:
+    waits = pod(conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS))
+    found = pod_trouble(waits, [event("run-1-worker-0", "Preempted", "by team-b/x on node node-7")])
+    assert found is not None
+    assert found.what == "Unschedulable (too little memory, nvidia.com/gpu)"
+    assert found.why.endswith("the pod before it was preempted: by team-b/x on node node-7")
 
 
 def test_a_volume_that_cannot_be_mounted_is_named() -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.kubernetes import in_pod
+from orchestrator.backends.kubernetes.backend import KubernetesBackend
 from orchestrator.backends.kubernetes.in_pod import Pod, await_launch, ends, run
 from orchestrator.contract import exits
 from orchestrator.contract.events import CancelRequested, LeaderStarted
 from orchestrator.contract.handover import files_of
+from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import JobError
+from orchestrator.errors import BackendError, JobError
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.opening import begin
@@ -64,12 +66,35 @@ def test_followers_wait_until_the_leader_has_begun_their_launch(tmp_path: Path) 
             self.time += seconds
             begin(run_dir, handed(launch), self, token=False)
 
-    begun = await_launch(run_dir, 1, Begins())
+    begun = await_launch(run_dir, 1, Begins(), lambda waited_s: None)
     assert begun.job is not None
     assert begun.job.launch.launch == 1
     begin(run_dir, handed(replace(launch, launch=4), resume=True), TurnedClock(), token=False)
     with pytest.raises(JobError, match="launch 4 has come after"):
-        await_launch(run_dir, 1, TurnedClock())
+        await_launch(run_dir, 1, TurnedClock(), lambda waited_s: None)
+
+
+def test_pods_that_wait_see_to_the_leaders_the_later_ones_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 512 that wait for an hour not one is a storm of requests."""
+    asked: list[str] = []
+
+    def revive(self: KubernetesBackend, launch: LaunchPlan, *, silent_s: float | None) -> None:
+        assert silent_s is None, "one that runs may only be slow"
+        asked.append(launch.job)
+        raise BackendError("it may not")
+
+    monkeypatch.setattr(KubernetesBackend, "revive_leader", revive)
+    handover = handed(a_launch(PLAIN))
+    counts = {}
+    for rank in (1, 2, 511):
+        pod = Pod(host="node", address="::1", node_rank=rank, folder=tmp_path)
+        asked.clear()
+        for waited_s in range(0, 3601, 30):
+            in_pod._see_to_the_leader(pod, handover, {}, TurnedClock(), float(waited_s))
+        counts[rank] = len(asked)
+    assert counts == {1: 120, 2: 60, 511: 0}
 
 
 def pod_of(tmp_path: Path) -> tuple[RunDir, dict[str, str]]:

@@ -84,14 +84,14 @@ class FakeSlurm:
                     if over or job.state in ("PENDING", "RUNNING", "COMPLETING")
                 )
                 return Completed(0, "".join(rows), "")
-            case ["scontrol", "show", "job", "-o", job]:
+            case ["scontrol", "show", "job", "-a", "-o", job]:
                 return Completed(0, self.jobs[job].line, "") if job in self.jobs else INVALID
-            case ["scontrol", "show", "node", "-o", names]:
+            case ["scontrol", "show", "node", "-a", "-o", names]:
                 return Completed(0, self._nodes(*expand(names)), "")
-            case ["scontrol", "-o", "show", "partitions"]:
+            case ["scontrol", "show", "partitions", "-a", "-o"]:
                 line = "PartitionName=train Default=YES MaxNodes=UNLIMITED MaxTime=60 State=UP"
                 return Completed(0, f"{line} TotalNodes=2\n", "")
-            case ["scontrol", "--details", "-o", "show", "nodes"]:
+            case ["scontrol", "show", "nodes", "-a", "--details", "-o"]:
                 return Completed(0, self._nodes(), "")
             case ["scontrol", "show", "topology"]:
                 tree = "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[1-2]\n"

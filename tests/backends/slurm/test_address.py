@@ -18,13 +18,18 @@ from orchestrator.backends.slurm.address import (
         ("127.0.1.1", "10.0.0.7", None, "10.0.0.7"),
         ("127.0.1.1", "node1", "127.0.0.1", "127.0.1.1"),
         (None, "10.0.0.7", None, "10.0.0.7"),
+        (None, "n1-ib.cluster", None, "172.16.0.1"),
+        ("127.0.1.1", "n1-ib.cluster", "10.0.0.1", "172.16.0.1"),
+        (None, "no-such-name", "10.0.0.1", "10.0.0.1"),
+        (None, "no-such-name", None, None),
         (None, "", None, None),
     ],
 )
 def test_the_address_is_one_that_others_reach(
     resolved: str | None, node_addr: str, routed: str | None, chosen: str | None
 ) -> None:
-    assert choose_address(resolved, node_addr, routed) == chosen
+    names = {"node1": "127.0.1.1", "n1-ib.cluster": "172.16.0.1"}
+    assert choose_address(resolved, node_addr, routed, names.get) == chosen
 
 
 def test_loopback_has_an_interface_and_a_name() -> None:

@@ -12,7 +12,7 @@ from orchestrator.backends.slurm import render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
-from orchestrator.errors import BackendError, Ended
+from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
@@ -59,6 +59,80 @@ def test_an_answer_that_is_lost_never_makes_a_second_job(tmp_path: Path) -> None
     backend.submit(handed(launch))
     assert len(slurm.jobs) == 1
     assert backend.name_of(launch) == "Slurm job 1"
+
+
+def test_a_slow_slurmctld_that_queues_it_after_all_makes_no_second_job(tmp_path: Path) -> None:
+    """What sbatch sent is worked off after sbatch has given up."""
+
+    def late(argv: list[str], before: int) -> Completed | None:
+        if argv[0] == "sbatch":
+            sent.append(argv[-1])
+            raise TimeoutError("sbatch did not end within 30 s")
+        if len(slurm.said) > 6 and not slurm.jobs:
+            slurm.queue(sent[0])
+        return None
+
+    sent: list[str] = []
+    slurm = FakeSlurm(trouble=late)
+    backend, launch = SlurmBackend({}, TurnedClock(), slurm), a_launch(tmp_path)
+    backend.submit(handed(launch))
+    assert (len(sent), len(slurm.jobs)) == (1, 1)
+    assert backend.name_of(launch) == "Slurm job 1"
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_a_job_that_slurm_may_have_taken_is_not_submitted_again_by_itself(
+    tmp_path: Path, away: bool
+) -> None:
+    def lost(argv: list[str], before: int) -> Completed | None:
+        if argv[0] == "sbatch":
+            sent.append(argv[-1])
+        return DOWN if sent and (away or argv[0] == "sbatch") else None
+
+    sent: list[str] = []
+    slurm = FakeSlurm(trouble=lost)
+    backend, launch = SlurmBackend({}, TurnedClock(), slurm), a_launch(tmp_path)
+    with pytest.raises(Unanswered, match="whether Slurm has taken job is not known") as failed:
+        backend.submit(handed(launch))
+    assert "--resume" in failed.value.fix
+    assert len(sent) == 1
+    slurm.trouble = lambda argv, before: None
+    slurm.queue(sent[0])
+    assert backend.standing(launch) == "Slurm job 1 is RUNNING", "whoever submits it then sees it"
+
+
+def test_all_jobs_of_a_launch_are_ended(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    slurm.queue(str(render.script_path(launch)))
+    backend.clear(launch)
+    assert [job.state for job in slurm.jobs.values()] == ["CANCELLED", "CANCELLED"]
+    assert slurm.count("scancel") == 2
+
+
+def test_of_two_jobs_of_a_launch_one_counts(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    first, launch, job = submitted(slurm, tmp_path)
+    slurm.queue(str(render.script_path(launch)))
+    second = SlurmBackend({**INSIDE, "SLURM_JOB_ID": "2"}, TurnedClock(), slurm)
+    assert first.rival(launch) is None
+    assert second.rival(launch) == "Slurm job 1 is RUNNING"
+    job.state = "FAILED"
+    assert second.rival(launch) is None
+    assert second.name_of(launch) == "Slurm job 2"
+
+
+def test_of_jobs_whose_sbatch_was_never_answered_the_first_that_runs_counts(
+    tmp_path: Path,
+) -> None:
+    slurm = FakeSlurm()
+    first, launch, _ = submitted(slurm, tmp_path)
+    slurm.queue(str(render.script_path(launch)))
+    (tmp_path / "slurm" / "launch-1.json").unlink()
+    second = SlurmBackend({**INSIDE, "SLURM_JOB_ID": "2"}, TurnedClock(), slurm)
+    assert second.rival(launch) is None
+    assert first.rival(launch) == "Slurm job 2 is RUNNING"
+    assert {path.name for path in (tmp_path / "slurm").iterdir()} == {"launch-1", "launch-1.json"}
 
 
 def test_without_a_record_the_job_is_found_by_its_comment(tmp_path: Path) -> None:
@@ -124,6 +198,14 @@ def test_the_scheduler_is_asked_what_it_thinks_of_the_job(tmp_path: Path) -> Non
     assert said.startswith("sbatch --test-only: sbatch: Job 9 to start at noon")
 
 
+def test_options_of_sbatch_in_the_environment_are_said_not_to_be_heard(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = SlurmBackend({"SBATCH_ACCOUNT": "ml"}, TurnedClock(), FakeSlurm())
+    backend.check(handed(a_launch(tmp_path)))
+    assert "SBATCH_ACCOUNT: not heard" in caplog.text
+
+
 def test_the_allocation_is_read_from_the_environment_and_the_switches_from_slurm(
     tmp_path: Path,
 ) -> None:
@@ -165,6 +247,16 @@ def test_nodes_that_are_drained_or_taken_out_of_the_job_are_noticed(tmp_path: Pa
     first, second = backend.notices(launch, ("node1", "node2"))
     assert (first.host, first.state, first.reason) == ("node1", "ALLOCATED+DRAIN", "bad fan")
     assert (second.host, second.state) == ("node2", "REMOVED")
+
+
+def test_a_slurmd_that_is_stopped_takes_no_node_from_a_job_that_runs_on(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    slurm.nodes["node1"] = slurm.nodes["node2"] = "ALLOCATED*"
+    assert backend.notices(launch, ("node1", "node2")) == ()
+    slurm.nodes["node2"] = "DOWN*"
+    (notice,) = backend.notices(launch, ("node1", "node2"))
+    assert notice.host == "node2"
 
 
 def test_a_node_that_is_down_or_gone_from_the_job_gets_no_new_agent(tmp_path: Path) -> None:
@@ -210,6 +302,17 @@ def test_a_requeue_adds_to_the_hosts_that_are_left_out_when_slurm_lets_it(tmp_pa
     assert (job.state, job.restarts, job.excluded) == ("COMPLETING", 1, "node[2,7-8]")
     backend.requeue(launch, ("node2",))
     assert slurm.count("scontrol", "requeue") == 1
+
+
+def test_a_requeue_allows_hosts_again_but_none_that_the_spec_or_a_person_left_out(
+    tmp_path: Path,
+) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    launch = replace(launch, slurm=SlurmSpec(exclude="node[1-2]"))
+    job.excluded = "node[1-4,9]"
+    backend.requeue(launch, ("node1",), again=("node2", "node3", "node4"))
+    assert job.excluded == "node[1-2,9]"
 
 
 def test_a_job_that_already_runs_again_is_not_requeued_by_an_old_leader(tmp_path: Path) -> None:

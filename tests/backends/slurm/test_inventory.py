@@ -30,6 +30,7 @@ class SaidBefore:
     def __call__(self, argv: Sequence[str], /, *, timeout: float) -> Completed:
         self.asked.append(tuple(argv))
         what = next(word for word in ("nodes", "topology", "partitions") if word in argv)
+        assert what == "topology" or "-a" in argv, "hidden partitions have nodes as well"
         text = captured(f"22.05/{self.files}{what}.txt")
         return self.answers.get(what, Completed(0, text, ""))
 

@@ -194,7 +194,11 @@ def test_gpus_among_tres() -> None:
         ("ALLOCATED+DRAIN", "ALLOCATED+DRAIN", False, True),
         ("DOWN*+DRAIN", "DOWN+DRAIN+NOT_RESPONDING", True, True),
         ("DOWN", "DOWN", True, True),
-        ("ALLOCATED*", "ALLOCATED+NOT_RESPONDING", True, True),
+        ("ALLOCATED*", "ALLOCATED+NOT_RESPONDING", True, False),  # slurmd alone may be gone
+        ("ALLOCATED*+DRAIN", "ALLOCATED+DRAIN+NOT_RESPONDING", True, True),
+        ("DOWN*", "DOWN+NOT_RESPONDING", True, True),
+        ("IDLE+POWERED_DOWN", "IDLE+POWERED_DOWN", True, True),
+        ("ALLOCATED%", "ALLOCATED+POWERING_DOWN", True, True),
         ("MIXED+REBOOT_REQUESTED", "MIXED+REBOOT_REQUESTED", False, True),
         ("UNKNOWN", "UNKNOWN", False, False),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.backends.kubernetes.render.names import NEVER_BEGAN_ANNOTATION
 from tests.kubernetes.e2e.kube_job import LONG, RESOURCES, KubeNdctl
 from tests.kubernetes.testbed import KubeTestbed
 
@@ -79,6 +80,55 @@ def test_the_leaders_pod_is_killed_and_the_api_server_restarts(
     out, err = follows.communicate(timeout=600)
     assert follows.returncode == 0, out + err
     assert "step 24" in out
+
+
+@pytest.mark.slow
+def test_a_leaders_pod_that_cannot_begin_on_its_node_is_made_anew_elsewhere(
+    job: KubeNdctl,
+) -> None:
+    """Nobody leads then: a follower, which waits in place, sees to it."""
+    job.submitted(**LONG, cluster__kubernetes__pod_patience="60")
+    job.until_step(4)
+    before, stays = uids(job), others(job)
+    job.testbed.imageless(*(node for node in job.testbed.nodes if node != stays))
+    os.kill(job.pids(job.leader())[0], signal.SIGKILL)
+    job.until("no image", lambda: "ImagePullBackOff" in job.told("status", "e2e"))
+    never = job.until("its being taken away", lambda: never_began(job))
+    job.testbed.imageless(*never)
+    job.until_step(1, attempt=2)
+    assert not set(never_began(job)) & set(job.hosts())
+    assert uids(job)["e2e-worker-0"] == before["e2e-worker-0"]
+    assert [kind for kind, _, _ in job.incidents()] == ["leader-lost"]
+    job.told("cancel", "e2e")
+
+
+@pytest.mark.slow
+def test_a_job_that_lacks_a_node_says_so_and_goes_on_once_there_is_one(job: KubeNdctl) -> None:
+    """What it has is given back once, which helps nothing."""
+    job.submitted(**LONG, cluster__kubernetes__pod_patience="30")
+    job.until_step(4)
+    leader = job.leader()
+    job.kubectl("cordon", *(node for node in job.testbed.nodes if node != leader))
+
+    def says(*words: str) -> bool:
+        told = job.told("status", "e2e")
+        return all(one in told for one in words)
+
+    lacks = ("Unschedulable", "wait: 1 of 2 hosts are there, since", "ndctl cancel e2e")
+    job.until("what it lacks", lambda: says(*lacks))
+    job.until("the same once more", lambda: says(*lacks, "all given back 1 time"))
+    saved = newest_checkpoint(job)
+    job.kubectl("uncordon", *job.testbed.nodes)
+    job.until_step(saved + 1, attempt=2)
+    assert (len(job.events("LeaderStarted")), job.status()["restarts"]) == (2, 0)
+    job.told("cancel", "e2e")
+
+
+def never_began(job: KubeNdctl) -> list[str]:
+    """Nodes that its leader's pod was taken away from."""
+    found = job.testbed.get(RESOURCES[job.kind], "e2e", job.namespace)
+    said = found["metadata"]["annotations"].get(NEVER_BEGAN_ANNOTATION, "")
+    return said.split(",") if said else []
 
 
 def suspended(job: KubeNdctl, holds: bool) -> None:

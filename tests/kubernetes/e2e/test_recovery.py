@@ -63,6 +63,9 @@ def test_pods_that_kubelets_evict_without_a_warning_spend_nothing(
     job.until_ended()
     assert job.losses() == reference
     assert len(job.events("LeaderStarted")) == 2
-    assert "low on resource: memory" in job.events("AgentLost")[0]["taken"]
+    # Its successor may register before its silence is noticed.
+    told = (*job.events("AgentLost"), *job.events("AgentRegistered"))
+    of_other = [event["taken"] for event in told if event["host"] == other]
+    assert "low on resource: memory" in " ".join(of_other)
     assert "low on resource: memory" in job.events("LeaderStarted")[1]["taken"]
     assert (job.incidents(), job.status()["restarts"]) == ([], 0)

@@ -30,6 +30,9 @@ TESTBED: Mapping[str, str] = {
 }
 """Knobs for a cluster that leaves its jobs the time that Slurm leaves them by default, and has a
 partition whose jobs push others out."""
+NOTHING_LEFT_S = 60.0
+"""A node that was cut off is asked to end what it runs when it is back, and kills it after the kill
+wait."""
 NAME = "e2e"
 STEPS = 32
 WIDE = {
@@ -119,7 +122,7 @@ class Job(Ndctl):
     def until_left(self) -> None:
         """No process of it on any node, and no job in Slurm's hands."""
         wait_for(lambda: not self.alive(), f"Slurm to be done with {self.ids()}", 60.0)
-        assert_nothing_left(self.run_dir)
+        assert_nothing_left(self.run_dir, NOTHING_LEFT_S)
 
     def alive(self) -> list[str]:
         mine = set(self.ids())
@@ -187,4 +190,4 @@ def job_on(slurm: SlurmTestbed, run_root: Path) -> Iterator[Job]:
     finally:
         if job.run_dir.exists() and processes_of(job.run_dir):
             slurm.restore()
-            assert_nothing_left(job.run_dir)
+            assert_nothing_left(job.run_dir, NOTHING_LEFT_S)

@@ -1,10 +1,13 @@
 """slurmctld goes away and comes back, and what it makes of jobs that it could not start."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from orchestrator.agent.errands import NOTICES_S
 from orchestrator.contract import exits
 from tests.e2e.job import Done, wait_for
 from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on, uninterrupted
@@ -28,6 +31,31 @@ def test_a_job_trains_on_while_slurmctld_is_dead_and_after(job: Job) -> None:
     job.assert_blameless()
     assert len(job.events("LeaderStarted")) == 1
     assert job.shown()["JobState"] == "COMPLETED"
+
+
+@pytest.mark.slow
+def test_a_job_trains_on_where_slurmd_is_stopped_for_an_upgrade(
+    slurm_there: None, tmp_path: Path
+) -> None:
+    knobs = {**TESTBED, "TB_SLURMD_TIMEOUT": "60"}
+    with (
+        running_testbed(nodes=2, gpus=1, knobs=knobs) as testbed,
+        job_on(testbed, tmp_path / "runs") as job,
+    ):
+        job.submitted(**{"train.steps": "5000"})
+        job.until_step(3)
+        os.kill(int((testbed.folder / "run" / "slurmd-node2.pid").read_text()), signal.SIGTERM)
+        testbed.wait_for("slurmctld to miss it", lambda: testbed.node_state("node2")[-1] == "*")
+        seen = time.monotonic()
+        job.until("the leader to have asked", lambda: time.monotonic() - seen > NOTICES_S + 3)
+        assert testbed.node_state("node2").endswith("*")
+        testbed.start_node("node2")
+        testbed.wait_for("slurmd", lambda: testbed.node_state("node2") == "allocated")
+        job.until_step(job.last_step() + 2)
+        assert not job.events("HostFlagged")
+        assert len(job.decided("StartAttempt")) == 1
+        assert job("cancel", NAME).code == exits.OK
+        job.until_left()
 
 
 def back_again(job: Job) -> None:
@@ -105,6 +133,30 @@ def test_slurmctld_dies_during_submit(job: Job, tmp_path: Path, queued: bool) ->
     assert job("cancel", NAME).code == exits.OK
     assert not job.alive()
     assert job.status()["state"] == "CANCELLED"
+
+
+@pytest.mark.slow
+def test_a_second_job_of_a_launch_leaves_the_one_that_trains_alone(
+    slurm_there: None, tmp_path: Path
+) -> None:
+    """As slurmctld makes it that comes late to what sbatch had given up."""
+    with (
+        running_testbed(nodes=4, gpus=1, knobs=TESTBED) as testbed,
+        job_on(testbed, tmp_path / "runs") as job,
+    ):
+        job.submitted()
+        job.until_step(2)
+        script = job.run_dir / "slurm" / "launch-1" / "submission.sh"
+        second = testbed.told("sbatch", "--parsable", str(script)).strip()
+        wait_for(lambda: second not in job.alive(), "the second job to leave")
+        assert not job.has_ended()
+        left = testbed.told("scontrol", "show", "job", "-o", second)
+        assert "JobState=FAILED" in left
+        assert "Restarts=0" in left
+        job.until_ended()
+        job.assert_blameless()
+        assert len(job.events("LeaderStarted")) == 1
+        assert job.losses() == uninterrupted()
 
 
 def test_says_what_to_do_about_a_job_that_slurm_holds(slurm_there: None, tmp_path: Path) -> None:

@@ -102,11 +102,23 @@ def too_large(folder: Path, rank: int) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@contextmanager
+def unknown(folder: Path, rank: int) -> Iterator[None]:
+    """Which attempt may write cannot be read."""
+    fence = folder.with_name("fence.json")
+    if rank == 0:
+        fence.mkdir()
+    yield
+    if rank == 0:
+        fence.rmdir()
+
+
 TROUBLES: dict[str, Callable[[Path, int], AbstractContextManager[None]]] = {
     "file in place": file_in_place,
     "not permitted": not_permitted,
     "vanishing": vanishing,
     "too large": too_large,
+    "unknown": unknown,
 }
 
 

@@ -1,0 +1,209 @@
+"""The attempts of one host, one after the other: begun and stopped as the leader orders, and what
+their ranks and the host say of themselves."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from orchestrator.agent.attempt import Attempt
+from orchestrator.agent.gathering import gather, look_back, with_last_lines
+from orchestrator.agent.probes import Probe
+from orchestrator.agent.standby import Standby
+from orchestrator.contract.datagrams import (
+    Beat,
+    Datagram,
+    DrillFired,
+    IntervalChanged,
+    Resumed,
+    Saved,
+    SaveFailed,
+)
+from orchestrator.contract.protocol import (
+    Digest,
+    Evidence,
+    Exited,
+    Gather,
+    Report,
+    Start,
+    Stop,
+    Stopped,
+    Told,
+)
+from orchestrator.seams import Clock
+
+log = logging.getLogger(__name__)
+
+LOOK_BACK_S = 3.0
+"""For what this host says of itself when a rank of it has ended; meanwhile the others stop."""
+HOST_DRILL_S = 0.5
+"""Between telling the leader of a host drill and dying of it: the journal is to know."""
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class Attempts:
+    def __init__(
+        self,
+        standby: Standby,
+        probe: Probe,
+        clock: Clock,
+        report: Callable[[Report], None],
+        hurry: Callable[[], None],
+        spawn: Spawn,
+    ) -> None:
+        self.standby, self.clock = standby, clock
+        self.place, self.environ = standby.place, standby.environ
+        self.probe = probe
+        """Looks at the host when something broke on it."""
+        self.report, self.spawn = report, spawn
+        self.hurry = hurry
+        """Have the next digest sent now."""
+        self.attempt: Attempt | None = None
+        self.running: asyncio.Task[None] | None = None
+        self.looking: asyncio.Task[None] | None = None
+        """At this host, where a rank of the attempt has ended."""
+        self.told: list[asyncio.Task[None]] = []
+        """Of ranks of the attempt that have failed: the leader is being told."""
+        self.ended: Stopped | None = None
+        """How the last attempt ended here."""
+
+    @property
+    def number(self) -> int:
+        """Of the attempt that has ranks here; 0: none has."""
+        return 0 if self.attempt is None else self.attempt.start.attempt
+
+    def digest(self) -> Digest:
+        ranks = () if self.attempt is None else self.attempt.digest()
+        return Digest(attempt=self.number, ranks=ranks)
+
+    async def ends(self) -> list[Report]:
+        """What the leader may not have heard, to be said again after a reconnection."""
+        if (attempt := self.attempt) is None:
+            return [] if self.ended is None else [self.ended]
+        ends = [record.ended for record in attempt.ranks.values() if record.ended is not None]
+        failed = [attempt.exited(end) for end in ends if end.exit_code != 0]
+        told = [with_last_lines(attempt, exited) for exited in failed]
+        return list(await asyncio.gather(*told))
+
+    # What the leader orders
+
+    async def start(self, order: Start) -> None:
+        if self.attempt is not None and self.attempt.start.attempt < order.attempt:
+            log.warning("attempt %s is under way, and given up", self.attempt.start.attempt)
+            await self.end(0.0)
+        if self.attempt is not None or (self.ended and self.ended.attempt >= order.attempt):
+            return  # said twice
+        self.attempt = Attempt(order, self.place, self.clock)
+        self.looking, self.told = None, []
+        self.running = self.spawn(self._run(self.attempt))
+
+    async def stop(self, order: Stop) -> None:
+        if order.another:
+            self.spawn(self.standby.prepare())
+        if self.attempt is not None and self.attempt.start.attempt == order.attempt:
+            await self.end(order.grace_s)
+        elif self.ended is not None and self.ended.attempt == order.attempt:
+            self.report(self.ended)
+        else:
+            # Never begun: remember, so that a Start that comes late is not obeyed.
+            stopped = Stopped(attempt=order.attempt, host=self.place.host, finished=False)
+            self._remember(stopped)
+            self.report(stopped)
+
+    async def end(self, grace_s: float) -> None:
+        """Have no rank left: SIGTERM, and `grace_s` later SIGKILL."""
+        if self.attempt is None or self.running is None:
+            return
+        await self.attempt.stop(grace_s)
+        await self.running
+
+    async def gather(self, order: Gather) -> None:
+        attempt = self.attempt
+        if attempt is not None and attempt.start.attempt == order.attempt:
+            evidence = await gather(attempt, order.timeout_s, self.probe)
+            # First whether they still stand still: evidence of all hosts has the ranks stopped.
+            self.report(Digest(attempt=order.attempt, ranks=attempt.digest()))
+            self.report(evidence)
+            return
+        nothing = {"ranks": "no attempt runs here"}
+        host = self.place.host
+        self.report(Evidence(attempt=order.attempt, host=host, ranks=(), missing=nothing))
+
+    # What becomes of them
+
+    async def _run(self, attempt: Attempt) -> None:
+        try:
+            await attempt.launch(self.standby, self.environ)
+            unseen, stopped = await attempt.wait()
+        except OSError as exc:
+            unseen = []
+            stopped = Stopped(
+                attempt=attempt.start.attempt,
+                host=self.place.host,
+                finished=False,
+                why=f"torchrun could not be run: {exc}",
+            )
+        for exited in unseen:
+            self._failed(exited, attempt)
+        await asyncio.gather(*self.told)
+        if self.looking is not None:
+            await self.looking
+        self._remember(stopped)
+        self.attempt = None
+        log.info(
+            "attempt %s: no process left, %s",
+            stopped.attempt,
+            "all ranks returned 0" if stopped.finished else stopped.why.split("\n")[0],
+        )
+        self.report(stopped)
+
+    def _remember(self, stopped: Stopped) -> None:
+        if self.ended is None or self.ended.attempt < stopped.attempt:
+            self.ended = stopped
+
+    def hear(self, datagram: Datagram) -> None:
+        """A rank of this host said something."""
+        attempt = self.attempt
+        if attempt is None or datagram.attempt != attempt.start.attempt:
+            return
+        known = attempt.ranks.get(datagram.rank)
+        before = known.loss if known else None
+        exited = attempt.hear(datagram)
+        if exited is not None:
+            self._failed(exited, attempt)
+        match datagram:
+            case Beat() if before is None and datagram.loss is not None:
+                self.hurry()  # the first step of the attempt: the leader waits for it
+            case Resumed() | Saved() | SaveFailed() | IntervalChanged():
+                self.report(Told(host=self.place.host, datagram=datagram))
+            case DrillFired():
+                self.report(Told(host=self.place.host, datagram=datagram))
+                self._drill_host(datagram, attempt)
+            case _:
+                pass
+
+    def _failed(self, exited: Exited, attempt: Attempt) -> None:
+        """The first that ended by itself has this host looked at: it may be the host's fault."""
+        self.told.append(self.spawn(self._tell_of_end(exited, attempt)))
+        if not exited.stopped and self.looking is None:
+            self.looking = self.spawn(self._look_back(attempt))
+
+    async def _tell_of_end(self, exited: Exited, attempt: Attempt) -> None:
+        self.report(await with_last_lines(attempt, exited))
+
+    async def _look_back(self, attempt: Attempt) -> None:
+        """The leader is told of what tells something: a fabric that breaks ends ranks everywhere,
+        and most hosts know nothing of it."""
+        evidence = await look_back(attempt, LOOK_BACK_S, self.probe)
+        if evidence.kernel or any(finding.verdict == "stops" for finding in evidence.findings):
+            self.report(evidence)
+
+    def _drill_host(self, fired: DrillFired, attempt: Attempt) -> None:
+        drill = next((d for d in attempt.start.drills if d.id == fired.drill), None)
+        if drill is not None and drill.target == "host":
+            log.warning("drill %s: this agent and its ranks die now", drill)
+            loop = asyncio.get_running_loop()
+            loop.call_later(HOST_DRILL_S, os.kill, os.getpid(), signal.SIGKILL)

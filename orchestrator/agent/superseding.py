@@ -1,0 +1,46 @@
+"""Whether this host was given to the job by a submission that does not count any more.
+
+A scheduler may work off late what was submitted to it: then the job has been submitted again, or
+has two allocations for one launch. Who finds that the other one counts touches nothing: neither
+the fence, which would end those that train, nor the journal.
+"""
+
+import logging
+from collections.abc import Callable
+
+from orchestrator.agent.leaderless import RETRY_S
+from orchestrator.agent.whereabouts import Term
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import Unanswered
+from orchestrator.seams import Backend, Clock
+from orchestrator.supervise.log import read
+from orchestrator.supervise.step import fold
+
+log = logging.getLogger(__name__)
+
+
+def superseded(
+    run_dir: RunDir, term: Term, backend_named: Callable[[str], Backend], clock: Clock
+) -> str | None:
+    """Why this agent is not to begin; None: it may."""
+    job = fold(entry.event for entry in read(run_dir.journal)).job
+    if job is None:
+        return None
+    if job.launch.launch != term.launch:
+        return later_launch(job.launch, term)
+    while True:
+        try:
+            rival = backend_named(job.backend).rival(job.launch)
+        except Unanswered as exc:
+            log.error("whether the job has other hosts is not known yet, asking again: %s", exc)
+            clock.sleep(RETRY_S)
+        else:
+            return None if rival is None else f"the job has other hosts: {rival}"
+
+
+def later_launch(launch: LaunchPlan, term: Term) -> str:
+    return (
+        f"these hosts are of launch {term.launch} of {launch.job}, which was submitted again since:"
+        f" launch {launch.launch} counts"
+    )

@@ -1,0 +1,116 @@
+"""`ndctl diagnose` on jobs of ours: which attempt it takes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from orchestrator.app import submitting
+from orchestrator.cli import cli
+from orchestrator.contract.events import (
+    AgentRegistered,
+    CheckpointSaved,
+    Event,
+    HangDetected,
+    HangJudged,
+    HangOver,
+    HostStopped,
+    RankExited,
+    StepReached,
+)
+from orchestrator.errors import JobError
+from tests.agent.world import TurnedClock
+from tests.jobs_on_disk import JOB, NoCluster, cluster, lead, submission
+
+__all__ = ["cluster"]
+NOW = TurnedClock().now()
+
+
+def diagnosed(root: Path, *options: str) -> Result:
+    return CliRunner().invoke(cli, ["diagnose", JOB, "--run-root", str(root), *options])
+
+
+def attempt_fails(attempt: int, *before: Event) -> list[Event]:
+    at = NOW + 100 * attempt
+    return [
+        StepReached(at=at, attempt=attempt, step=1, loss=1.0, tokens_per_second=9.0),
+        CheckpointSaved(at=at + 1, attempt=attempt, step=5 * attempt),
+        *before,
+        RankExited(
+            at=at + 9,
+            attempt=attempt,
+            rank=0,
+            host="host-0",
+            exit_code=None,
+            signal=9,
+            step=8,
+            stopped=False,
+            detected_after_s=0.1,
+            error=None,
+            log_tail=(),
+        ),
+        *(HostStopped(at=at + 10, attempt=attempt, host=host, finished=False) for host in HOSTS),
+    ]
+
+
+HOSTS = ("host-0", "host-1")
+
+
+def judged(attempt: int) -> HangJudged:
+    return HangJudged(
+        at=NOW + 100 * attempt + 5,
+        attempt=attempt,
+        verdict="never-entered",
+        cause="rank 1 did not call it",
+        scope="rank",
+        ranks=(1,),
+        hosts=("host-0",),
+        confidence=0.95,
+    )
+
+
+def stood_still(attempt: int) -> HangDetected:
+    return HangDetected(
+        at=NOW + 100 * attempt + 3,
+        attempt=attempt,
+        phase="train",
+        step=1,
+        stalled_s=2.0,
+        limit_s=1.0,
+        behind=(),
+    )
+
+
+def moved_again(attempt: int) -> HangOver:
+    return HangOver(at=NOW + 100 * attempt + 4, attempt=attempt, rank=0, step=2, phase="train")
+
+
+def led(root: Path, *events: Event) -> None:
+    submitting.submit(submission(root), {}, TurnedClock())
+    agents = [
+        AgentRegistered(at=NOW, host=host, address="::1", devices=2, pid=5, incarnation="1")
+        for host in HOSTS
+    ]
+    lead(root, *agents, *events)
+
+
+def test_the_newest_attempt_that_hung_is_taken_whoever_saw_it(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    """The first stood still and went on; of the second a watchdog told; the third only failed."""
+    passing = attempt_fails(1, stood_still(1), moved_again(1))
+    led(tmp_path, *passing, *attempt_fails(2, judged(2)), *attempt_fails(3))
+    assert json.loads(diagnosed(tmp_path, "--json").output)["attempt"] == 2
+    assert "attempt     2\n" in diagnosed(tmp_path).output
+    assert json.loads(diagnosed(tmp_path, "--json", "--attempt", "1").output)["attempt"] == 1
+
+
+@pytest.mark.parametrize("asked", ["0", "9"])
+def test_an_attempt_that_never_was_is_refused_with_how_many_there_were(
+    tmp_path: Path, cluster: NoCluster, asked: str
+) -> None:
+    led(tmp_path, *attempt_fails(1))
+    told = diagnosed(tmp_path, "--attempt", asked)
+    assert isinstance(told.exception, JobError)
+    assert f"{JOB} has no attempt {asked}; 2 were started" in str(told.exception)

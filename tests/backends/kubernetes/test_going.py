@@ -1,0 +1,109 @@
+"""A pod is seen to go: by itself, by force where its node is dead, or not at all."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from orchestrator.backends.kubernetes.api import Api, Listed
+from orchestrator.backends.kubernetes.going import end_pod
+from orchestrator.backends.kubernetes.refusals import Forbidden
+from orchestrator.backends.kubernetes.resources import Object, Resource
+from orchestrator.errors import BackendError, Unanswered
+from tests.agent.world import TurnedClock
+
+FORCE_S, GRACE_S = 120.0, 40.0
+POD: Object = {
+    "metadata": {
+        "name": "job-worker-0",
+        "namespace": "ns",
+        "uid": "u1",
+        "resourceVersion": "1",
+        "labels": {"ndctl.dev/job": "job"},
+    },
+    "spec": {"nodeName": "node-7", "terminationGracePeriodSeconds": GRACE_S},
+}
+MAY_NOT = Forbidden("ndctl-job may not do that", fix="kubectl create role …")
+
+
+@dataclass
+class Server:
+    """One pod and its node; time passes while it is watched."""
+
+    ends_after_s: float | None = None
+    """Of itself, once it was deleted."""
+    ready: bool = True
+    hides_nodes: bool = False
+    refuses_force: bool = False
+    clock: TurnedClock = field(default_factory=TurnedClock)
+    deleted_at: float | None = None
+    forced_at: float | None = None
+
+    @property
+    def is_there(self) -> bool:
+        ended = self.ends_after_s is not None and self.deleted_at is not None
+        over = ended and self.clock.time >= (self.deleted_at or 0) + (self.ends_after_s or 0)
+        return not over and self.forced_at is None
+
+    def list(self, *_: object, **__: object) -> Listed:
+        return Listed(items=(POD,) if self.is_there else (), version="1")
+
+    def watch(self, *_: object, version: str, labels: str, timeout_s: float) -> Iterator[Object]:
+        there = self.is_there
+        self.clock.time += timeout_s
+        if there and not self.is_there:
+            yield {"type": "DELETED", "object": POD}
+
+    def get(self, resource: Resource, namespace: None, name: str) -> Object:
+        if self.hides_nodes:
+            raise MAY_NOT
+        ready = {"type": "Ready", "status": "True" if self.ready else "Unknown"}
+        return {"metadata": {"name": name}, "spec": {}, "status": {"conditions": [ready]}}
+
+    def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_s: int | None = None
+    ) -> None:
+        assert uid == "u1", "no other pod of that name"
+        if grace_s is None:
+            self.deleted_at = self.clock.time
+        elif self.refuses_force:
+            raise MAY_NOT
+        else:
+            self.forced_at = self.clock.time
+
+
+def ended(server: Server) -> Server:
+    end_pod(cast(Api, server), server.clock, "node-7", POD, FORCE_S)
+    return server
+
+
+def test_one_that_goes_is_not_forced() -> None:
+    assert ended(Server(ends_after_s=30)).forced_at is None
+    slow = ended(Server(ends_after_s=FORCE_S + 10))
+    assert slow.forced_at is None, "its node answers, and it has its own grace"
+
+
+@pytest.mark.parametrize(
+    ("server", "after_s"),
+    [(Server(ready=False), FORCE_S), (Server(hides_nodes=True), FORCE_S + GRACE_S)],
+)
+def test_one_on_a_dead_node_is_forced_after_the_grace(server: Server, after_s: float) -> None:
+    """Where nodes may not be read, once a node that answers would have ended it."""
+    ended(server)
+    assert server.forced_at is not None
+    assert server.deleted_at is not None
+    assert server.forced_at - server.deleted_at == pytest.approx(after_s, abs=1.0)
+
+
+def test_one_that_does_not_end_though_its_node_answers_is_for_a_person_to_look_at() -> None:
+    with pytest.raises(Unanswered, match="does not end, though its node answers") as raised:
+        ended(Server())
+    assert "`kubectl -n ns describe pod job-worker-0`" in raised.value.fix
+
+
+def test_without_the_right_to_force_the_message_says_what_to_type() -> None:
+    with pytest.raises(BackendError, match="stays on node-7, which does not answer") as raised:
+        ended(Server(ready=False, refuses_force=True))
+    force = "`kubectl -n ns delete pod job-worker-0 --force --grace-period=0`"
+    assert raised.value.fix == f"{force}\n  or kubectl create role …"
