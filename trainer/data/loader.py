@@ -6,6 +6,7 @@ What a step reads does not depend on when it is read, so the loader changes noth
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -26,9 +27,15 @@ class Loader:
     is, by the step that needs what could not be read.
     """
 
-    def __init__(self, batches: Batches, depth: int = DEPTH) -> None:
+    def __init__(
+        self,
+        batches: Batches,
+        depth: int = DEPTH,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._batches = batches
         self._depth = depth
+        self._clock = clock
         self._ahead: deque[tuple[int, Future[StepBatches]]] = deque()
         self._reader = ThreadPoolExecutor(1, "loader", initializer=_use, initargs=(batches.device,))
         self.wait_s = 0.0
@@ -41,9 +48,9 @@ class Loader:
         if self._ahead and self._ahead[0][0] != step:
             self._forget()
         self._fill(step)
-        begun = time.perf_counter()
+        begun = self._clock()
         ready = self._ahead.popleft()[1].result()
-        self.wait_s = time.perf_counter() - begun
+        self.wait_s = self._clock() - begun
         self._fill(step + 1)
         self.read = ready.read
         return [micro.on(self._batches.device) for micro in ready.micro_batches]

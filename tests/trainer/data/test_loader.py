@@ -29,47 +29,59 @@ def test_steps_are_those_of_the_batches_whichever_is_asked_for(batches: Batches)
             assert loader.read == batches.read_step(step).read
 
 
-class Slow:
-    """Batches that take their time, and remember which steps were read."""
+class Watched:
+    """Batches that are read when the gate is open, and remember which steps were."""
 
-    def __init__(self, batches: Batches, seconds: float = 0.0) -> None:
+    def __init__(self, batches: Batches) -> None:
         self.batches = batches
         self.device = batches.device
-        self.seconds = seconds
-        self.steps: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun: list[int] = []
+        self.read: list[int] = []
 
     def read_step(self, step: int) -> StepBatches:
-        self.steps.append(step)
-        threading.Event().wait(self.seconds)
-        return self.batches.read_step(step)
+        self.begun.append(step)
+        assert self.gate.wait(30)
+        found = self.batches.read_step(step)
+        self.read.append(step)
+        return found
 
 
-def until(slow: Slow, num: int) -> None:
-    """Wait until `num` steps have been read, or begun to be."""
+def until(steps: list[int], num: int) -> None:
+    """Wait until there are `num` steps in `steps`."""
     deadline = time.monotonic() + 30
-    while len(slow.steps) < num:
+    while len(steps) < num:
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
 
 
 def test_a_step_that_takes_longer_than_reading_does_not_wait(batches: Batches) -> None:
-    slow = Slow(batches, 0.3)
-    with Loader(slow) as loader:  # type: ignore[arg-type]
+    watched = Watched(batches)
+    watched.gate.clear()
+
+    def clock() -> float:
+        """A second for each step that has been read; none is before the first look."""
+        now = float(len(watched.read))
+        watched.gate.set()
+        return now
+
+    with Loader(watched, clock=clock) as loader:  # type: ignore[arg-type]
         loader.of_step(1)
-        assert loader.wait_s >= 0.3
-        until(slow, 3)
+        assert loader.wait_s >= 1
+        until(watched.read, 3)
         loader.of_step(2)
-        assert loader.wait_s < 0.2
+        assert loader.wait_s == 0
 
 
 def test_only_so_many_steps_are_held(batches: Batches) -> None:
-    slow = Slow(batches)
-    with Loader(slow, depth=3) as loader:  # type: ignore[arg-type]
+    watched = Watched(batches)
+    with Loader(watched, depth=3) as loader:  # type: ignore[arg-type]
         for step in (1, 2):
             loader.of_step(step)
-            until(slow, step + 3)
+            until(watched.begun, step + 3)
             threading.Event().wait(0.05)
-            assert slow.steps == [*range(1, step + 4)]
+            assert watched.begun == [*range(1, step + 4)]
 
 
 def test_an_error_of_reading_is_raised_by_the_step_that_needs_it(
@@ -89,7 +101,7 @@ def test_an_error_of_reading_is_raised_by_the_step_that_needs_it(
 
 def test_its_thread_ends_with_it(batches: Batches) -> None:
     before = threading.active_count()
-    with Loader(Slow(batches, 0.05)) as loader:  # type: ignore[arg-type]
+    with Loader(Watched(batches)) as loader:  # type: ignore[arg-type]
         loader.of_step(1)
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
