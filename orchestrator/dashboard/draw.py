@@ -76,6 +76,7 @@ def _header(view: View, width: int, zone: tzinfo | None) -> list[Text]:
         _progress(view, width),
         Text(f" {_numbers(view)}"),
         *_reason(view, width),
+        *_short(view, zone),
     ]
 
 
@@ -110,6 +111,18 @@ def _reason(view: View, width: int) -> list[Text]:
     wrapped = textwrap.wrap(words.one_line(view.reason), max(10, width - 2), max_lines=3)
     lines = [Text(f" {part}", style=style) for part in wrapped]
     return [*lines, Text.assemble(" fix: ", (view.fix, STRONG))] if view.fix else lines
+
+
+def _short(view: View, zone: tzinfo | None) -> list[Text]:
+    if view.gives_back_at is None:
+        return []
+    due = words.moment(max(view.gives_back_at, view.now), zone)
+    return [
+        Text.assemble(
+            f" in vain until {due} all hosts are given back; to give it up: ",
+            (f"ndctl cancel {view.name}", STRONG),
+        )
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

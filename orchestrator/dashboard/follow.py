@@ -30,6 +30,7 @@ from orchestrator.dashboard.metrics import NOTHING, Metric, Progress, fold_metri
 from orchestrator.dashboard.narrate import event_words
 from orchestrator.dashboard.status import Snapshot, look_at, next_step, row, times
 from orchestrator.supervise.log import Entry
+from orchestrator.supervise.roster import gives_back_at, is_short, usable
 from orchestrator.supervise.state import Incident, Run, Stage, State
 from orchestrator.supervise.step import step
 
@@ -63,14 +64,14 @@ def tell(told: Told, entry: Entry, zone: tzinfo | None) -> tuple[Told, list[str]
     """What a person wants to hear of `entry`: attempts, incidents, recoveries, the end."""
     before = told.run
     after, _ = step(before, entry.event)
-    news = list(_news(before, after, entry))
+    news = list(_news(before, after, entry, zone))
     at = words.time_of_day(entry.event.at, zone)
     fresh = after.attempt != before.attempt
     place = after.saved if fresh else told.told_step
     return replace(told, run=after, told_step=place), [f"{at}  {words.one_line(n)}" for n in news]
 
 
-def _news(before: Run, after: Run, entry: Entry) -> Iterator[str]:
+def _news(before: Run, after: Run, entry: Entry, zone: tzinfo | None) -> Iterator[str]:
     if isinstance(entry.event, TOLD_EVENTS):
         yield event_words(entry.event)
     if after.stage is Stage.DIAGNOSING and before.stage is not Stage.DIAGNOSING:
@@ -81,10 +82,20 @@ def _news(before: Run, after: Run, entry: Entry) -> Iterator[str]:
         if old.recovered_after_s is None and new.recovered_after_s is not None:
             took = words.duration(new.recovered_after_s)
             yield f"recovered from incident {new.id} after {took}: attempt {after.attempt} trains"
+    if after.attempt and is_short(after) and not is_short(before):
+        yield _short(after, zone)
     if after.attempt != before.attempt:
         yield f"starting {after.reason}"
     if after.stage is Stage.ENDED and before.stage is not Stage.ENDED:
         yield f"{after.state}: {after.reason}"
+
+
+def _short(run: Run, zone: tzinfo | None) -> str:
+    there, want = len(usable(run)), words.count(len(run.plan.hosts), "host")
+    due_at = gives_back_at(run)
+    assert due_at is not None
+    due = words.moment(due_at, zone)
+    return f"waits for hosts: {there} of {want} are there; in vain until {due} all are given back"
 
 
 def incident_news(incident: Incident) -> Iterator[str]:

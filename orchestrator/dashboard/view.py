@@ -25,6 +25,7 @@ from orchestrator.contract.events import (
 from orchestrator.contract.mesh import Mesh
 from orchestrator.dashboard.metrics import NOTHING, Progress
 from orchestrator.supervise.log import Entry
+from orchestrator.supervise.roster import gives_back_at, is_short
 from orchestrator.supervise.state import ENDED, IDLE, Incident, Run, Stage, State
 from orchestrator.supervise.step import step
 
@@ -214,6 +215,8 @@ class View:
     """In node-rank order."""
     spares: tuple[str, ...]
     """Hosts that are there and wait."""
+    gives_back_at: float | None
+    """When all hosts are given back, if those that are short do not come; None while none is."""
     stragglers: tuple[StragglerFound, ...]
     """Ranks that keep their peers waiting now, the dearest first."""
     incidents: tuple[Incident, ...]
@@ -259,6 +262,7 @@ def view(
         mesh=run.plan.mesh,
         hosts=tuple(_rows(seen, standing.state)),
         spares=_spares(run),
+        gives_back_at=gives_back_at(run) if leader_alive and is_short(run) else None,
         stragglers=() if over else _stragglers(run),
         incidents=run.incidents,
         losses=progress.points,

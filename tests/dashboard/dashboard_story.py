@@ -1,11 +1,12 @@
 """Jobs told as events: entries as the real supervisor decides them."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.contract.drills import Drill, parse_drill
 from orchestrator.contract.events import (
+    AgentLost,
     AgentRegistered,
     CheckpointSaved,
     DrillHappened,
@@ -16,9 +17,10 @@ from orchestrator.contract.events import (
     LeaderStarted,
     RankExited,
     StepReached,
+    Tick,
     TrainingResumed,
 )
-from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
@@ -30,6 +32,15 @@ from orchestrator.supervise.step import step
 START = 1_700_000_000.0
 """2023-11-14 22:13:20 UTC."""
 DRILL = parse_drill("kill:rank=1@step=25", 1)
+
+
+PODS = LeaderStarted(
+    at=START,
+    host="host-0",
+    pid=99,
+    allocation=Allocation(id="7", restarts=0, hosts=("host-0",), successor_s=600.0),
+)
+"""Of a job whose hosts are made anew where they are lost."""
 
 
 def names(hosts: int) -> tuple[str, ...]:
@@ -167,6 +178,32 @@ def hung() -> list[Event]:
             limit_s=10.0,
             behind=(3,),
         ),
+    ]
+
+
+def waited_in_vain(times: int, **more: Any) -> list[Event]:
+    """One of two hosts is there, and all were given back so often."""
+    events: list[Event] = [submitted(**more)]
+    at = START
+    for number in range(times + 1):
+        at += 10
+        events += [replace(PODS, at=at), *arrivals(["host-0"], at)]
+        if number < times:
+            at += 600 * 2**number
+            events.append(Tick(at=at))
+    return events
+
+
+def short_of_a_host() -> list[Event]:
+    """It trained; host-1 is lost, and its successor is waited for."""
+    return [
+        submitted(),
+        replace(PODS, at=START + 1),
+        *arrivals(["host-0", "host-1"], START + 2),
+        TrainingResumed(at=START + 6, attempt=1, step=0),
+        StepReached(at=START + 8, attempt=1, step=1, loss=5.5, tokens_per_second=9000.0),
+        AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=2.0),
+        HostStopped(at=START + 32, attempt=1, host="host-0", finished=False),
     ]
 
 

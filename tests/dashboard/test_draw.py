@@ -20,6 +20,7 @@ from tests.dashboard.dashboard_story import (
     metrics,
     recovered,
     restarting,
+    short_of_a_host,
     started,
     submitted,
     view_of,
@@ -45,6 +46,7 @@ SCENES = {
     "broken": view_of(broken(), metrics(1, 24), now=START + 31),
     "restarting": view_of(restarting(), metrics(1, 24), now=START + 33),
     "hung": view_of(hung(), metrics(1, 12), now=START + 61),
+    "short of a host": view_of(short_of_a_host(), now=START + 60),
     "finished": view_of(finished(), metrics(1, 24) + metrics(21, 60, 2), now=START + 100),
     "leaderless": view_of(recovered(), metrics(1, 30), now=START + 900, leader_alive=False),
     "many incidents": many_incidents(),
@@ -94,6 +96,16 @@ def test_everything_that_matters_is_on_a_running_jobs_screen(width: int, height:
         "q quit",
     ):
         assert words in text, words
+
+
+def test_a_job_that_is_short_of_hosts_says_until_when_it_waits_and_what_to_type() -> None:
+    text = text_of(view_of(short_of_a_host(), now=START + 60), 120, 40)
+    assert "1 of 2 here" in text
+    assert (
+        "in vain until 2023-11-14 22:23:52 all hosts are given back; to give it up: ndctl cancel"
+        " quickstart" in text
+    )
+    assert "given back" not in text_of(SCENES["restarting"], 120, 40)
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)

@@ -18,6 +18,7 @@ from tests.dashboard.dashboard_story import (
     metrics,
     recovered,
     seen_of,
+    short_of_a_host,
     started,
 )
 
@@ -105,6 +106,13 @@ def test_what_is_known_is_not_told_again() -> None:
 
 def test_a_hang_is_told_when_it_is_seen() -> None:
     assert "looking into it: no progress for 10.5 s" in followed(journal(hung()), [])
+
+
+def test_hosts_that_lack_are_told_with_how_long_they_are_waited_for() -> None:
+    text = followed(journal(short_of_a_host()), metrics(1, 24))
+    told = "waits for hosts: 1 of 2 hosts are there; in vain until 2023-11-14 22:23:52 all are"
+    assert f"22:13:52 {told} given back" in " ".join(text.split())
+    assert text.count("waits for hosts") == 1
 
 
 def test_on_a_terminal_a_bar_shows_the_progress() -> None:

@@ -79,6 +79,7 @@ from tests.dashboard.dashboard_story import (
     seen_of,
     started,
     submitted,
+    waited_in_vain,
 )
 
 SAVE_FAILED = CheckpointFailed(
@@ -230,27 +231,6 @@ def test_status_ends_with_what_to_type(shot: Snapshot, said: str) -> None:
     lines = status_text(shot, UTC).splitlines()
     assert said in lines[-1]
     assert 6 <= len(lines) <= 12
-
-
-ONE = LeaderStarted(
-    at=START,
-    host="host-0",
-    pid=99,
-    allocation=Allocation(id="7", restarts=0, hosts=("host-0",), successor_s=600.0),
-)
-
-
-def waited_in_vain(times: int, **more: Any) -> list[Event]:
-    """One of two hosts is there, and all were given back so often."""
-    events: list[Event] = [submitted(**more)]
-    at = START
-    for number in range(times + 1):
-        at += 10
-        events += [replace(ONE, at=at), *arrivals(["host-0"], at)]
-        if number < times:
-            at += 600 * 2**number
-            events.append(Tick(at=at))
-    return events
 
 
 def test_a_job_that_lacks_hosts_says_so_in_one_line_and_what_to_type() -> None:
