@@ -1,6 +1,6 @@
 """Where the world comes in: Protocols that `system.py` and backends implement, and tests play."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -163,8 +163,9 @@ class Copy(Protocol):
     def refresh(self) -> None:
         """Bring it up to date. Raises BackendError where that cannot be."""
 
-    def fetch_logs(self, *, follow: bool = False) -> None:
-        """Bring the ranks' logs; `follow`: they go on to come as they are written."""
+    def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> None:
+        """Bring the ranks' logs, of some hosts or of all; `follow`: they go on to come as they are
+        written."""
 
     def cancel(self) -> Completed | None:
         """Have its leader end the job; None where nothing of it runs that could be asked."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.contract.actions import StartAttempt
 from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.holding import Ask
@@ -188,6 +189,25 @@ def settled(found: Found, ended: Callable[[], bool], clock: Clock) -> Callable[[
         return clock.monotonic() - since >= LAST_LINES_S
 
     return is_over
+
+
+def fetch_logs(found: Found, rank: int | None, attempt: int | None) -> None:
+    """Bring the logs of a copy; of one rank, only from the host that it is on in `attempt`."""
+    if found.copy is None:
+        return
+    entries = read(found.run_dir.journal)
+    starts = [
+        action
+        for entry in entries
+        for action in entry.actions
+        if isinstance(action, StartAttempt) and attempt in (None, action.attempt)
+    ]
+    if rank is None or not starts:
+        found.copy.fetch_logs()
+        return
+    plan = fold(entry.event for entry in entries).plan
+    node_rank = rank * len(plan.hosts) // plan.world_size
+    found.copy.fetch_logs(starts[-1].hosts[node_rank : node_rank + 1])
 
 
 @contextmanager

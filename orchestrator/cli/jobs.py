@@ -170,14 +170,13 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
     follow: bool,
 ) -> None:
     """Print the ranks' logs, merged, each line with its host and rank."""
-    from orchestrator.app.remote import kept_fresh, settled
+    from orchestrator.app.remote import fetch_logs, kept_fresh, settled
     from orchestrator.dashboard.logs import painted
     from orchestrator.dashboard.session import ending_of, log_lines
     from orchestrator.system import SystemClock
 
     found, clock = find(job, run_root, place), SystemClock()
-    if found.copy is not None:
-        found.copy.fetch_logs()
+    fetch_logs(found, rank, attempt)
     shown = painted if sys.stdout.isatty() else str
     ended = settled(found, ending_of(found.run_dir, clock, asker(found)), clock)
     lines = log_lines(found.run_dir, clock, ended, rank, attempt, tail, follow)

@@ -20,7 +20,6 @@ from orchestrator.backends.kubernetes.resources import (
     PRIORITIES,
     RUNTIMES,
     SECRETS,
-    SERVICES,
     Object,
     Resource,
     lookup,
@@ -34,6 +33,8 @@ from orchestrator.errors import BackendError
 
 RUN = ("get", "list", "watch", "create", "patch", "delete")
 MAKE = ("get", "create", "patch", "delete")
+GONE = ("get", "list", "watch", "deletecollection")
+"""Of pods: a former launch's are taken away together."""
 SHARED = "ReadWriteMany"
 
 
@@ -152,11 +153,11 @@ def _namespace(api: Asks, namespace: str) -> Iterator[Finding]:
 
 def needed(spec: KubernetesSpec) -> tuple[Right, ...]:
     """What somebody who submits, watches and cancels jobs has to be allowed in the namespace."""
-    made = [SECRETS, CONFIG_MAPS, SERVICES, *([RUNTIMES] if spec.kind == "trainjob" else [])]
+    made = [SECRETS, CONFIG_MAPS, *([RUNTIMES] if spec.kind == "trainjob" else [])]
     return (
         *(Right(verb, JOB_KINDS[spec.kind].resource) for verb in RUN),
         *(Right(verb, resource) for resource in made for verb in MAKE),
-        *(Right(verb, PODS) for verb in ("get", "list", "watch", "delete")),
+        *(Right(verb, PODS) for verb in GONE),
         Right("get", PODS, "log", "warns"),
         Right("create", PODS, "exec", "warns"),
         Right("list", EVENTS, "", "warns"),

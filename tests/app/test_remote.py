@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.state import Run
 from tests.agent.world import TurnedClock, a_job
+from tests.dashboard.dashboard_story import started
 from tests.jobs_on_disk import NoCluster, cluster
 
 __all__ = ["cluster"]
@@ -33,6 +35,7 @@ class ACopy:
     """What each look brings."""
     broken: bool = False
     has_begun: bool = True
+    logs_of: list[tuple[str, ...]] = field(default_factory=list)
 
     def here(self, launch: LaunchPlan) -> LaunchPlan:
         return replace(launch, job="as-here")
@@ -44,8 +47,8 @@ class ACopy:
             write(self.run_dir, *self.comes.pop(0))
             self.has_begun = True
 
-    def fetch_logs(self, *, follow: bool = False) -> None:
-        raise AssertionError("nobody asked for logs")
+    def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> None:
+        self.logs_of.append(tuple(hosts))
 
     def cancel(self) -> Completed | None:
         return None
@@ -217,3 +220,13 @@ def test_cancel_waits_for_a_leader_that_is_there_and_for_one_that_comes_back(
 
     said = cancelling.wait_until_ended(found.run_dir, {}, Days(), found)
     assert said == "job: CANCELLED, cancelled by me"
+
+
+def test_the_log_of_one_rank_is_asked_of_its_host_alone(found: Found) -> None:
+    remote.fetch_logs(found, 3, None)
+    write(found.run_dir, *started())
+    remote.fetch_logs(found, 3, None)
+    remote.fetch_logs(found, 0, 1)
+    remote.fetch_logs(found, 0, 7)
+    remote.fetch_logs(found, None, None)
+    assert copy_of(found).logs_of == [(), ("host-1",), ("host-0",), (), ()]

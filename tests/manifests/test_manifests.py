@@ -2,13 +2,15 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 import yaml
 
-from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.backends.kubernetes.resources import JOB_KINDS
+from orchestrator.contract.kubernetes import Kind, KubernetesSpec
+from orchestrator.doctor.kubernetes import needed
 from tests.backends.kubernetes import structural
 from tests.backends.kubernetes.rendered import CRDS
 from tests.manifests.examples import EXAMPLES, FOLDER, ROOT, rendered
@@ -61,6 +63,51 @@ def test_the_account_of_a_job_may_make_nothing_and_read_no_other_jobs_work() -> 
 
 def _writes(role: Mapping[str, Any]) -> bool:
     return any(set(rule["verbs"]) - {"get", "list", "watch"} for rule in role["rules"])
+
+
+@pytest.mark.parametrize("kind", JOB_KINDS)
+def test_people_may_what_submitting_watching_and_cancelling_takes(kind: Kind) -> None:
+    (role, *_) = documents("base/user.yaml")
+    may = {
+        (verb, group, resource)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    lacking = {
+        (one.verb, one.resource.group, one.resource.plural + (f"/{one.sub}" if one.sub else ""))
+        for one in needed(KubernetesSpec(kind=kind))
+    } - may
+    assert not lacking
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_queue_has_a_quota_of_all_that_pods_ask_for(name: str) -> None:
+    (queue,) = (
+        one for one in documents("overlays/kueue/queue.yaml") if one["kind"] == "ClusterQueue"
+    )
+    covered = {
+        one for group in queue["spec"]["resourceGroups"] for one in group["coveredResources"]
+    }
+    asked = {
+        resource
+        for item in documents(f"examples/{name}.yaml")
+        for container in _containers(item)
+        for part in ("requests", "limits")
+        for resource in container.get("resources", {}).get(part, {})
+    }
+    assert asked
+    assert not asked - covered
+
+
+def _containers(item: Any) -> Iterator[dict[str, Any]]:
+    """Wherever a kind has its pod template."""
+    if isinstance(item, Mapping):
+        yield from item.get("containers", ())
+    parts = item.values() if isinstance(item, Mapping) else item if isinstance(item, list) else ()
+    for part in parts:
+        yield from _containers(part)
 
 
 def test_the_account_has_the_name_that_pods_ask_for() -> None:

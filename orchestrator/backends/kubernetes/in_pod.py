@@ -193,8 +193,11 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
 
 def _rendezvous(environ: Mapping[str, str]) -> list[str]:
     """Where the operator says that the first pod is: torchrun, for which it says so, needs no port
-    there, so the leader takes it."""
-    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    there, so the leader takes it. A TrainJob says it with torchrun's prefix alone."""
+    host, port = (
+        environ.get(name) or environ.get(f"PET_{name}", "")
+        for name in ("MASTER_ADDR", "MASTER_PORT")
+    )
     return [f"--port={port}", f"--leader-at={host}:{port}"] if host and port.isdigit() else []
 
 

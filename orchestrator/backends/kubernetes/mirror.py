@@ -14,8 +14,9 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from orchestrator.backends.kubernetes import fields
@@ -24,7 +25,12 @@ from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.fetch import read_news
 from orchestrator.backends.kubernetes.fields import LABEL, leads
 from orchestrator.backends.kubernetes.places import REMOTE, folder_of, is_mirror
-from orchestrator.backends.kubernetes.podlogs import JOURNAL_MARK, METRICS_MARK, PodLogs
+from orchestrator.backends.kubernetes.podlogs import (
+    JOURNAL_MARK,
+    METRICS_MARK,
+    PodLogs,
+    uid_of,
+)
 from orchestrator.backends.kubernetes.refusals import Missing
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
@@ -38,7 +44,7 @@ from orchestrator.contract.handover import Handover, handover_from
 from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, JobError
+from orchestrator.errors import BackendError, JobError, Unanswered
 from orchestrator.locks import try_lock
 from orchestrator.seams import Clock, Completed
 from orchestrator.supervise.log import Entry, read, to_line
@@ -130,6 +136,8 @@ class Mirror:
         self.logs: PodLogs | None = None
         self.speaker: Object | None = None
         """The pod that answered last: asked again, without a list of all pods before."""
+        self.heard: set[str] = set()
+        """Leaders' pods, by uid, that have ended and whose last words are known."""
 
     @property
     def remote(self) -> Remote:
@@ -196,7 +204,7 @@ class Mirror:
     def refresh(self) -> None:
         """Bring the copy up to date. What cannot be had now stays as it is.
 
-        Raises BackendError where the API server does not answer or refuses.
+        Raises BackendError where the API server or none of the pods' nodes answers, or one refuses.
         """
         remote = self.remote
         if self.speaker is not None:
@@ -208,12 +216,19 @@ class Mirror:
             self.speaker = None
         pods = self.pods(remote)
         running = [pod for pod in sorted(pods, key=_usefulness) if fields.is_running(pod)]
+        unheard: BackendError | None = None
         for pod in running[:MOST_ASKED]:
-            done = self._ask(remote, pod)
+            try:
+                done = self._ask(remote, pod)
+            except BackendError as exc:  # its node may be dead, with the phase that it had
+                unheard = exc
+                continue
             if done is not None:
                 self._take(remote, done)
                 self.speaker = pod
                 return
+        if unheard is not None:
+            raise unheard
         self._hold(False)
         self._from_logs(remote, pods)
 
@@ -259,14 +274,18 @@ class Mirror:
         self._hold(told.led)
 
     def _from_logs(self, remote: Remote, pods: Iterable[Object]) -> None:
-        """A leader's last words, in the log of a pod that has ended."""
+        """A leader's last words, in the log of its pod that has ended: read once."""
         for pod in pods:
             over = fields.phase_of(pod) in ("Succeeded", "Failed")
-            if not over or fields.launch_of(pod) != remote.launch:
+            if not over or not leads(pod) or fields.launch_of(pod) != remote.launch:
+                continue
+            if uid_of(pod) in self.heard:
                 continue
             lines = self.lines(remote, pod)
             journal = _marked(lines, JOURNAL_MARK)
-            if journal and len(journal) >= remote.journal:
+            if journal:
+                self.heard.add(uid_of(pod))
+            if len(journal) >= max(1, self.remote.journal):
                 put(self.run_dir.journal, 0, journal)
                 put(self.run_dir.metrics, 0, _marked(lines, METRICS_MARK))
                 self.write(replace(remote, journal=len(journal), metrics=0))
@@ -290,13 +309,17 @@ class Mirror:
 
     # Its logs
 
-    def fetch_logs(self, *, follow: bool = False) -> None:
-        """The ranks' logs as a run directory has them, of what the pods printed."""
+    def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> None:
+        """The ranks' logs as a run directory has them, of what the pods printed.
+
+        hosts: only of these, where pods of theirs are left.
+        """
         remote = self.remote
         if self.logs is None:
             container = names.CONTAINERS[remote.kind]
             self.logs = PodLogs(self.run_dir, self.api, remote.namespace, container)
         pods = self.pods(remote)
+        pods = [pod for pod in pods if fields.node_of(pod) in hosts] or pods
         if follow:
             self.logs.follow(pods)
         else:
@@ -305,12 +328,13 @@ class Mirror:
     # Its end
 
     def cancel(self) -> Completed | None:
-        """Have `ndctl cancel` done in a pod; None where no pod runs."""
+        """Have `ndctl cancel` done in a pod; None where none runs, or none answers."""
         remote = self.remote
-        for pod in sorted(self.pods(remote), key=_usefulness):
-            if fields.is_running(pod):
-                root = str(Path(remote.run_dir).parent)
-                argv = [remote.python, "-m", "orchestrator", "cancel", remote.job, "--no-wait"]
+        running = filter(fields.is_running, sorted(self.pods(remote), key=_usefulness))
+        root = str(Path(remote.run_dir).parent)
+        argv = [remote.python, "-m", "orchestrator", "cancel", remote.job, "--no-wait"]
+        for pod in islice(running, MOST_ASKED):
+            with contextlib.suppress(Unanswered):
                 code, out, err = self.api.exec(
                     remote.namespace,
                     name_of(pod),
@@ -322,9 +346,9 @@ class Mirror:
         return None
 
 
-def _usefulness(pod: Object) -> tuple[bool, str]:
-    """The leader's first: it sees its own writes at once."""
-    return not leads(pod), name_of(pod)
+def _usefulness(pod: Object) -> tuple[bool, bool, str]:
+    """The leader's first: it sees its own writes at once. Last those whose node is not heard."""
+    return "Ready" not in fields.conditions_of(pod), not leads(pod), name_of(pod)
 
 
 def contents(config_map: Object) -> dict[str, bytes]:

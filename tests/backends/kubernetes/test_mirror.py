@@ -15,6 +15,7 @@ from orchestrator.backends.kubernetes.resources import Object, Resource
 from orchestrator.contract.events import CancelRequested, Event, LeaderStarted
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import Unanswered
 from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.loop import Supervisor
 from tests.agent.world import TurnedClock
@@ -31,6 +32,10 @@ class Cluster:
     lines: Sequence[bytes] = ()
     context: str = "prod"
     asked: list[str] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+    """Pods whose nodes do not answer."""
+    read: list[str] = field(default_factory=list)
+    """Pods whose log was asked for."""
 
     def list(self, resource: Resource, namespace: str, *, labels: str = "") -> Listed:
         return Listed(items=tuple(self.pods), version="1")
@@ -41,18 +46,29 @@ class Cluster:
         import io
 
         self.asked.append(pod)
+        if pod in self.silent:
+            raise Unanswered(f"pod {pod}: error dialing backend")
+        if "cancel" in argv:
+            return 0, b"is being cancelled\n", b""
         out = io.BytesIO()
         main([str(self.there.path), *argv[-2:]], out)
         return 0, out.getvalue(), b""
 
     def log(self, namespace: str, pod: str, container: str, **more: Any) -> Iterator[bytes]:
+        self.read.append(pod)
         yield from self.lines
 
 
-def a_pod(name: str, phase: str = "Running", **labels: str) -> Object:
+def a_pod(name: str, phase: str = "Running", *, ready: str = "True", **labels: str) -> Object:
     return {
-        "metadata": {"name": name, "labels": labels, "annotations": {"ndctl.dev/launch": "1"}},
-        "status": {"phase": phase},
+        "metadata": {
+            "name": name,
+            "uid": f"uid-of-{name}",
+            "labels": labels,
+            "annotations": {"ndctl.dev/launch": "1"},
+        },
+        "spec": {"nodeName": f"node-of-{name}"},
+        "status": {"phase": phase, "conditions": [{"type": "Ready", "status": ready}]},
     }
 
 
@@ -172,6 +188,64 @@ def test_without_a_running_pod_the_leaders_last_words_are_taken(
     assert copy.has_begun
     assert same(copy, there)
     assert copy.run_dir.metrics.read_text() == '{"step":1}\n'
+
+
+def test_of_many_pods_that_have_ended_the_leaders_log_is_read_and_once(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    happen(there, of(there).job, *END)
+    cluster.lines = [b"ndctl-journal: " + one for one in there.journal.read_bytes().splitlines()]
+    workers = [a_pod(f"job-worker-{number}", "Succeeded") for number in range(9)]
+    cluster.pods = [*workers, a_pod("job-master", "Succeeded", **LEADER)]
+    copy.refresh()
+    copy.refresh()
+    assert same(copy, there)
+    assert cluster.read == ["job-master"]
+
+
+def test_while_the_leaders_node_is_dead_another_pod_answers(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    happen(there, of(there).job, *END)
+    cluster.silent = {"job-master"}
+    copy.refresh()
+    assert same(copy, there)
+    assert cluster.asked == ["job-master", "job-a-worker"]
+    copy.refresh()
+    assert cluster.asked[2:] == ["job-a-worker"], "who answered is asked again"
+    done = copy.cancel()
+    assert done is not None
+    assert done.out == "is being cancelled"
+    assert cluster.asked[-2:] == ["job-master", "job-a-worker"]
+
+
+def test_pods_that_are_not_ready_are_asked_last(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    happen(there, of(there).job)
+    cluster.pods[1] = a_pod("job-master", ready="Unknown", **LEADER)
+    copy.refresh()
+    assert cluster.asked == ["job-a-worker"]
+
+
+def test_where_no_pod_answers_what_was_known_stays_and_cancel_finds_nobody(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    happen(there, of(there).job)
+    copy.refresh()
+    cluster.silent = {"job-master", "job-a-worker"}
+    with pytest.raises(Unanswered, match="error dialing backend"):
+        copy.refresh()
+    assert same(copy, there)
+    assert copy.cancel() is None
+
+
+def test_logs_of_some_hosts_are_asked_of_their_pods_alone(copy: Mirror, cluster: Cluster) -> None:
+    cluster.lines = [b"2026-01-01T00:00:00Z [host attempt 1 rank 3] a line"]
+    copy.fetch_logs(["node-of-job-a-worker"])
+    assert cluster.read == ["job-a-worker"]
+    copy.fetch_logs(["a-node-that-is-gone"])
+    assert sorted(cluster.read[1:]) == ["job-a-worker", "job-master"]
 
 
 def test_files_of_a_config_map_may_be_packed() -> None:

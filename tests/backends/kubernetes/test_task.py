@@ -141,6 +141,10 @@ def test_an_old_manifest_fails_for_good(tmp_path: Path, caplog: pytest.LogCaptur
     ("environ", "said"),
     [
         ({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}, "--leader-at=job-master-0:23456"),
+        (
+            {"PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29400"},
+            "--leader-at=job-node-0-0.job:29400",
+        ),
         ({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "tcp://10.0.0.1"}, ""),
         ({"MASTER_PORT": "23456"}, ""),
     ],
