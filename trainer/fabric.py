@@ -15,7 +15,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NoReturn, TypeVar
@@ -25,7 +25,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from orchestrator.contract.codec import encode
+from orchestrator.contract.env import hides_gpus
 from orchestrator.contract.protocol import Checked, Link
+from trainer.devices import device_of
 
 BEAT_S = 0.2
 LISTEN_S = 1.0
@@ -64,8 +66,9 @@ class Check:
         return max(0.1, self.ends - time.monotonic())
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     check = _check(argv)
+    hidden = hides_gpus(environ)
     if check.rank == 0:
         check.server = TCPStore(
             check.address, check.port, None, True, _seconds(check.left()), wait_for_workers=False
@@ -73,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     threading.Thread(target=_beat, args=(check,), daemon=True).start()
     threading.Thread(target=_watch, args=(check,), daemon=True).start()
     try:
-        _say(check, _take_part(check))
+        _say(check, _take_part(check, device_of(0, hidden=hidden)))
     except (RuntimeError, ValueError) as exc:  # torch's words for peers that went or never came
         _give_up(check, str(exc).split("\n")[0])
     return 0
@@ -109,13 +112,11 @@ def _store(check: Check, seconds: float) -> Store:
 # The main thread
 
 
-def _take_part(check: Check) -> Checked:
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", 0) if cuda else torch.device("cpu")
+def _take_part(check: Check, device: torch.device) -> Checked:
     store = PrefixStore("group", _store(check, check.left()))
     check.stage = "connecting to all"
     dist.init_process_group(
-        "nccl" if cuda else "gloo",
+        "nccl" if device.type == "cuda" else "gloo",
         store=store,
         rank=check.rank,
         world_size=len(check.hosts),
@@ -281,4 +282,4 @@ def _pause(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:], os.environ)

@@ -16,7 +16,14 @@ from trainer.metrics import StepMetrics
 from trainer.optimizer import lr_at
 from trainer.outside import Outside
 from trainer.profiling import Profiling
-from trainer.ranks import Ranks, meet, memory_bytes, peak_memory_bytes, shorten_timeouts
+from trainer.ranks import (
+    Ranks,
+    meet,
+    memory_bytes,
+    peak_memory_bytes,
+    shorten_timeouts,
+    train_timeout,
+)
 from trainer.report import Report
 from trainer.step import Stepper, Totals
 from trainer.timing import Part
@@ -72,7 +79,7 @@ def train(job: Training, done: int) -> int:
         totals, step_s = _timed_step(job, step)
         victim.step_s = step_s
         if step == done + 1:
-            shorten_timeouts()
+            shorten_timeouts(train_timeout(job.config.pause_s))
         _count_skips(job, step, totals)
         seconds = job.stepper.watch.take()
         metrics = _measure(job, step, totals, step_s, seconds)

@@ -44,7 +44,7 @@ from trainer.timing import Stopwatch, stopwatch
 
 def main(config: TrainingConfig, outside: Outside) -> int:
     """Train; returns the exit code of the process."""
-    with process_group(outside.env):
+    with process_group(outside.env, config.pause_s):
         ranks = arrange(config.mesh, outside.env)
         return train_on(ranks, config, outside)
 

@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.errors import TrainingError
+from trainer.devices import device_of
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ TRAIN_TIMEOUT = timedelta(minutes=20)
 an evaluation or a profile: a shorter one would end what it still allows, such as the wait of all
 ranks for rank 0 to complete a checkpoint. Within a step ndctl notices a hang long before; in the
 others, before; and where nobody watches, this ends it."""
+MARGIN = timedelta(minutes=5)
+"""By which both are longer at least than the longest limit of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +70,13 @@ class Ranks:
 
 
 @contextmanager
-def process_group(env: RankEnv) -> Iterator[None]:
-    """The process group of all ranks, for as long as all goes well.
+def process_group(env: RankEnv, pause_s: float = 0.0) -> Iterator[None]:
+    """The process group of all ranks, for as long as all goes well; `pause_s` of the configuration.
 
     It is not torn down after an error: that can wait for ranks which are gone, and the process is
     about to end anyway.
     """
-    device = device_of(env)
+    device = device_of(env.local_rank, hidden=env.no_gpu)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -81,7 +84,7 @@ def process_group(env: RankEnv) -> Iterator[None]:
         store=_meeting_place(env),
         rank=env.rank,
         world_size=env.world_size,
-        timeout=INIT_TIMEOUT,
+        timeout=_at_least(INIT_TIMEOUT, pause_s),
     )
     yield
     dist.destroy_process_group()
@@ -105,7 +108,16 @@ def _meeting_place(env: RankEnv) -> Store:
     return PrefixStore(f"attempt-{env.attempt}", store)
 
 
-def shorten_timeouts(timeout: timedelta = TRAIN_TIMEOUT) -> None:
+def train_timeout(pause_s: float) -> timedelta:
+    """Of a collective after the first step; `pause_s` of the configuration."""
+    return _at_least(TRAIN_TIMEOUT, pause_s)
+
+
+def _at_least(usual: timedelta, pause_s: float) -> timedelta:
+    return max(usual, timedelta(seconds=pause_s) + MARGIN)
+
+
+def shorten_timeouts(timeout: timedelta) -> None:
     """From now on collectives fail after `timeout`, in every group that there is; groups made
     later, such as that of saves in the background, have a timeout of their own.
 
@@ -118,7 +130,7 @@ def shorten_timeouts(timeout: timedelta = TRAIN_TIMEOUT) -> None:
 
 def arrange(mesh: Mesh, env: RankEnv) -> Ranks:
     """This rank's place in `mesh`."""
-    device = device_of(env)
+    device = device_of(env.local_rank, hidden=env.no_gpu)
     coords = mesh.coords(env.rank)
     return Ranks(
         env=env,
@@ -131,12 +143,6 @@ def arrange(mesh: Mesh, env: RankEnv) -> Ranks:
 def joined(*meshes: DeviceMesh) -> DeviceMesh:
     """One mesh of all their axes, in that order; they must be cut from the same one."""
     return DeviceMesh._concatenate(list(meshes))
-
-
-def device_of(env: RankEnv) -> torch.device:
-    return (
-        torch.device("cuda", env.local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    )
 
 
 def shared_from_first(ask: Callable[[], T]) -> T:

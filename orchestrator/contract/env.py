@@ -62,6 +62,8 @@ class RankEnv:
     drills: str = "[]"
     skip: str = "[]"
     pace: str = "{}"
+    no_gpu: bool = False
+    """GPUs that there may be are hidden from it on purpose."""
 
     @classmethod
     def from_mapping(cls, environ: Mapping[str, str]) -> Self:
@@ -79,7 +81,12 @@ class RankEnv:
             drills=environ.get(DRILLS, "[]"),
             skip=environ.get(SKIP, "[]"),
             pace=environ.get(PACE, "{}"),
+            no_gpu=hides_gpus(environ),
         )
+
+
+def hides_gpus(environ: Mapping[str, str]) -> bool:
+    return environ.get("CUDA_VISIBLE_DEVICES") == ""
 
 
 def without_habits(environ: Mapping[str, str]) -> dict[str, str]:

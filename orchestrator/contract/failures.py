@@ -25,6 +25,7 @@ KINDS = (
     "rank-exited",
     "hang",
     "host-lost",
+    "hosts-lost",
     "leader-lost",
     "connection-lost",
     "launch-failed",

@@ -24,6 +24,9 @@ class TrainingConfig:
     """Its product must be torchrun's world size; what is `auto` follows from that."""
     micro_batch_size: Annotated[int, AtLeast(1)]
     """Sequences per data-parallel rank and forward pass."""
+    pause_s: Annotated[float, AtLeast(0)] = 0.0
+    """Seconds for which whoever watches lets ranks stand still in one phase, where that is longer
+    than usual: their collectives wait longer."""
     out: str
     """Directory of `checkpoints/` and `metrics.jsonl`; the run directory of a job."""
 

@@ -16,7 +16,8 @@ def trainer_config(
 
     What `auto` means for files and for classes of modules only the trainer can see.
     """
-    fsdp = spec.parallel.fsdp
+    fsdp, limits = spec.parallel.fsdp, spec.resilience
+    given = (limits.init_timeout, limits.checkpoint_timeout, limits.hang_timeout)
     if fsdp.reshard_after_forward == "auto":
         fsdp = replace(fsdp, reshard_after_forward=plan.reshard_after_forward)
     return TrainingConfig(
@@ -30,5 +31,6 @@ def trainer_config(
         checkpoint=spec.checkpoint,
         parallel=replace(spec.parallel, fsdp=fsdp, pipeline=plan.pipeline, **asdict(plan.mesh)),
         micro_batch_size=plan.micro_batch_size,
+        pause_s=max((limit for limit in given if limit != "auto"), default=0.0),
         out=out,
     )

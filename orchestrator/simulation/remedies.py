@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.contract.actions import Action, ReplaceAgent, Requeue, StartAttempt
 from orchestrator.contract.events import (
+    AgentLost,
     CheckpointIntervalChanged,
     Event,
     Replanned,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 GROWS_EVERY_S = 1800.0
 AWAY_S = 30.0
 """Before a host that came back is sent away again; twice as long each time after that."""
+AT_ONCE_S = 2.0
+"""Between the last words of hosts that go together: each says one a second."""
 SHORTEST = 0.75
 """Of a rule's wait: the least that jitter leaves of it."""
 
@@ -50,6 +53,8 @@ class Remedies:
         """Numbers of plans that a plan for less memory was asked for in the place of."""
         self.grown_at: float | None = None
         self.every: int | None = None
+        self.lost: list[AgentLost] = []
+        """Of the newest attempt's hosts, while they had ranks."""
         self.away: dict[str, tuple[int, float]] = {}
         """Host -> how often it was sent away since the newest attempt began, and when last."""
 
@@ -78,6 +83,8 @@ class Remedies:
         match event:
             case StepReached() if event.attempt == before.attempt:
                 self.failing = []
+            case AgentLost(host=host) if host in set(before.placement) - set(before.done):
+                self.lost.append(event)
             case CheckpointIntervalChanged(new=new) if event.attempt == before.attempt:
                 self.every = new
             case StragglerFound(host=host):
@@ -99,6 +106,8 @@ class Remedies:
         host, pinned = incident.culprit.host, self.world.scenario.pinned
         if incident.kind == "hang" and host is not None:
             hold(self.world.hosts[host].stood, f"{host} is blamed for a hang, and it never stood")
+        if incident.kind == "host-lost":
+            self._went_alone(incident)
         if incident.remedy == "replace" and host is not None:
             always = self.world.scenario.scheduled and pinned.get(host) == "always"
             hold(not always, f"{host} is left out, and is pinned always")
@@ -109,6 +118,16 @@ class Remedies:
         if rule is not None and incident.remedy not in ("stop", "requeue"):
             again = self._again(rule, incident)
             self.not_before = event.at + self._least(rule, again)
+
+    def _went_alone(self, incident: Incident) -> None:
+        """Or what they share is to blame: the same moment strikes two hosts seldom by chance."""
+        # The first time counts where one came back and went again.
+        heard = {lost.host: lost.at - lost.silent_s for lost in reversed(self.lost)}
+        own = heard.get(incident.culprit.host or "")
+        taken = any(lost.taken for lost in self.lost)
+        if own is not None and not taken:
+            with_it = [host for host, at in heard.items() if abs(at - own) < AT_ONCE_S]
+            hold(len(with_it) == 1, f"{incident.culprit.host} alone is blamed, and {with_it} went")
 
     def _rule(self, name: str, run: Run) -> PolicyRule | None:
         """The rule, where it lets jobs wait, and how often they have is counted here."""
@@ -151,7 +170,7 @@ class Remedies:
     def _start(self, action: StartAttempt, event: Event, run: Run) -> None:
         early = self.not_before - event.at
         hold(early <= 0.1, f"attempt {action.attempt} starts {early:.1f} s too early")
-        self.not_before, self.away = 0.0, {}
+        self.not_before, self.away, self.lost = 0.0, {}, []
         if run.allocation is not None:
             used = set(action.hosts) & set(self.replaced)
             hold(not used, f"{sorted(used)} used again, after 'replace'")

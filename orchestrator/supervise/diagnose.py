@@ -7,7 +7,7 @@ stand for itself, those last that are what a peer's death looks like; among equa
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import IntEnum
 
@@ -40,7 +40,11 @@ SYMPTOMS = re.compile(
 """What a rank says when a peer went away (PyTorch's gloo, NCCL and TCPStore)."""
 
 MOST_UNREACHED = 8
-"""Addresses that an incident names."""
+"""Addresses that an incident names …"""
+MOST_NAMED = 8
+"""… and hosts."""
+TOGETHER_S = 3.0
+"""Between what happens at once, as agents tell of it once a second."""
 
 TIMEOUTS = re.compile(
     r"watchdog caught collective|collective operation timeout|timed out waiting"
@@ -52,22 +56,31 @@ TIMEOUTS = re.compile(
 
 NO_WAY = re.compile(r"no route to host|timed out|unreachable", re.IGNORECASE)
 UNREACHED = re.compile(r"connect to (?:([^\s<]+)<\d+>|([\d.]+):\d+)", re.IGNORECASE)
-"""Names the address that NCCL could not connect to."""
+"""Names the address that NCCL could not connect to …"""
+UNANSWERED = re.compile(r"got completion from peer ([^\s<]+)", re.IGNORECASE)
+"""… or to which it had sent what was not taken."""
 
 
 def diagnose(
     findings: Findings,
     own: tuple[FailureRule, ...] = (),
     addresses: Mapping[str, str] | None = None,
+    switches: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Verdict:
     """The first cause of an attempt's trouble; `unknown` is a verdict too, and blames nobody.
 
-    `own`: the user's classes. `addresses`: address -> host.
+    Args:
+        own: the user's classes.
+        addresses: address -> host.
+        switches: host -> those above it, the outermost first.
     """
     signs = sorted(_signs(findings, own), key=lambda sign: sign[:2])
     if not signs:
         return _classed(_launch_failed(findings), own)
     weight, _, verdict = signs[0]
+    together = _together(verdict, [sign[2] for sign in signs if sign[0] is weight], findings)
+    if together:
+        verdict = _nobodys(verdict, together, switches or {})
     if weight is Weight.SYMPTOM:
         verdict = _only_symptoms(verdict, tuple(_unreached(findings, addresses or {})))
     return _classed(verdict, own)
@@ -166,6 +179,51 @@ def _host_lost(lost: AgentLost) -> Verdict:
     )
 
 
+def _together(first: Verdict, causes: Iterable[Verdict], findings: Findings) -> tuple[str, ...]:
+    """The hosts that the same befell at the same moment, by name; none where it was one alone.
+
+    Hosts break one by one. What befalls several at once they share: a switch, power, a setting.
+    """
+    if not _is_of_a_host(first) or any(lost.taken for lost in findings.lost):
+        return ()
+    hosts = {
+        one.culprit.host
+        for one in causes
+        if _same(one, first) and one.at - first.at <= TOGETHER_S and one.culprit.host is not None
+    }
+    return tuple(sorted(hosts)) if len(hosts) > 1 else ()
+
+
+def _is_of_a_host(verdict: Verdict) -> bool:
+    if verdict.failure is None:
+        return verdict.kind == "host-lost"
+    return verdict.failure.scope == "host"
+
+
+def _same(one: Verdict, other: Verdict) -> bool:
+    if one.failure is None or other.failure is None:
+        return one.failure is other.failure and one.kind == other.kind
+    return one.failure.name == other.failure.name
+
+
+def _nobodys(
+    first: Verdict, hosts: tuple[str, ...], switches: Mapping[str, tuple[str, ...]]
+) -> Verdict:
+    """What befell several hosts at once is none's own."""
+    above = [switches.get(host, ()) for host in hosts]
+    shared = [name for name in above[0] if all(name in others for others in above)]
+    named = ", ".join(hosts[:MOST_NAMED])
+    named += f" and {len(hosts) - MOST_NAMED} more" if len(hosts) > MOST_NAMED else ""
+    under = f", all below {shared[-1]}" if shared else ""
+    what = f"had {first.failure.name}" if first.failure is not None else "went away"
+    return replace(
+        first,
+        kind="hosts-lost" if first.failure is None else first.kind,
+        cause=f"{len(hosts)} hosts {what} at once: {named}{under} (first: {first.cause})",
+        culprit=NOBODY,
+    )
+
+
 def _leader_lost(last_heard: float, findings: Findings) -> Verdict:
     where = f", and with it the agent of {findings.leader_host}" if findings.leader_host else ""
     return Verdict(
@@ -185,16 +243,21 @@ def _unreached(findings: Findings, addresses: Mapping[str, str]) -> Iterator[str
     tried = Counter(
         address for exited in findings.exits if not exited.stopped for address in _tried(exited)
     )
-    for address, count in tried.most_common(MOST_UNREACHED):
+    for (how, address), count in tried.most_common(MOST_UNREACHED):
         name = f", which is {addresses[address]}" if address in addresses else ""
         many = "1 rank" if count == 1 else f"{count} ranks"
-        yield f"{many} could not connect to {address}{name}"
+        yield f"{many} {how} {address}{name}"
 
 
-def _tried(exited: RankExited) -> set[str]:
-    lines = exited.error.message.splitlines() if exited.error else exited.log_tail
-    found = (UNREACHED.search(line) for line in lines if NO_WAY.search(line))
-    return {match[1] or match[2] for match in found if match}
+def _tried(exited: RankExited) -> set[tuple[str, str]]:
+    """How a rank failed to reach an address."""
+    found = set()
+    for line in exited.error.message.splitlines() if exited.error else exited.log_tail:
+        if (match := UNREACHED.search(line)) and NO_WAY.search(line):
+            found.add(("could not connect to", match[1] or match[2]))
+        if match := UNANSWERED.search(line):
+            found.add(("had an InfiniBand error towards", match[1]))
+    return found
 
 
 def _only_symptoms(first: Verdict, notes: tuple[str, ...] = ()) -> Verdict:
@@ -213,7 +276,7 @@ def _only_symptoms(first: Verdict, notes: tuple[str, ...] = ()) -> Verdict:
 
 
 def _tells_of_a_peer(rule: FailureRule) -> bool:
-    return rule.symptom or rule.scope == "scheduler"
+    return rule.symptom or rule.scope in ("scheduler", "fabric")
 
 
 def _launch_failed(findings: Findings) -> Verdict:

@@ -332,7 +332,7 @@ def _leave(run: Run, leaving: Leaving, at: float) -> Result:
 def recover(run: Run, findings: Findings, at: float) -> Result:
     """Record the incident; start again or give up."""
     assert run.job is not None
-    verdict = diagnose(findings, run.job.failure_classes, addresses(run))
+    verdict = diagnose(findings, run.job.failure_classes, addresses(run), switches_of(run))
     if taken := _taken(findings, verdict):
         run = replace(run, findings=None)
         return _leave(run, run.leaving or Leaving(cause="drained", words=taken, requeue=False), at)

@@ -390,9 +390,10 @@ class Run:
 
 
 def pace_of(run: Run) -> SavePace:
-    """What the next attempt is to know of how often the job broke; what was rehearsed is none."""
-    failures = sum(incident.drill is None for incident in run.incidents)
-    exposure = Exposure(failures=failures, observed_s=run.trained_s)
+    """What the next attempt is to know of how often the job broke: neither what was rehearsed, nor
+    hosts that were found wanting before they trained."""
+    broke = [one for one in run.incidents if one.drill is None and one.kind != "preflight"]
+    exposure = Exposure(failures=len(broke), observed_s=run.trained_s)
     return SavePace(exposure=exposure, every_steps=run.save_every)
 
 

@@ -71,7 +71,7 @@ def test_submitting_writes_the_run_directory_and_then_starts_the_agents(
     assert len(run_dir.token.read_text()) > 30
     assert json.loads(run_dir.plan(1).read_text())["mesh"]
     config = json.loads(run_dir.trainer_config(1).read_text())
-    assert config["out"] == str(run_dir.path)
+    assert (config["out"], config["pause_s"]) == (str(run_dir.path), 0.0)
     (job,) = events(tmp_path)
     assert isinstance(job, JobSubmitted)
     assert (job.resume, job.plan_number, job.init_timeout) == (False, 1, submitting.INIT_TIMEOUT_S)
@@ -142,7 +142,8 @@ def test_a_resume_uses_the_spec_as_it_is_now_and_keeps_the_token(
     assert (job.resume, job.steps) == (True, 99)
     assert (job.hang_timeout, job.checkpoint_timeout) == (33.0, 44.0)
     assert (job.plan_number, job.launch.launch) == (2, 2)
-    assert json.loads(run_dir.trainer_config(2).read_text())["train"]["steps"] == 99
+    second = json.loads(run_dir.trainer_config(2).read_text())
+    assert (second["train"]["steps"], second["pause_s"]) == (99, 44.0)
     assert json.loads(run_dir.trainer_config(1).read_text())["train"]["steps"] == 24
     assert "steps: 99" in run_dir.spec.read_text()
     assert run_dir.token.read_text() == token

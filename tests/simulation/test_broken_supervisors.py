@@ -169,6 +169,12 @@ def blames_whom_the_scheduler_took(run: Run, event: Event) -> Result:
     return step(run, event)
 
 
+def tells_apart_who_went_together(run: Run, event: Event) -> Result:
+    if isinstance(event, AgentLost) and run.findings is not None:
+        event = replace(event, silent_s=event.silent_s - 10.0 * len(run.findings.lost))
+    return step(run, event)
+
+
 def gives_all_hosts_up_for_one(run: Run, event: Event) -> Result:
     """Though each has a successor."""
     after, actions = step(run, event)
@@ -225,6 +231,7 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (forgets_the_pace, ("rank",), "interval between checkpoints is forgotten"),
         (blames_whom_it_likes_for_a_hang, ("hang",), "and it never stood"),
         (blames_whom_the_scheduler_took, ("eviction",), "is blamed, and the scheduler took it"),
+        (tells_apart_who_went_together, ("switch",), "alone is blamed"),
         (sends_away_at_once_who_comes_back, ("drain", "dead-spare"), "is sent away again"),
         (gives_all_hosts_up_for_one, ("preemption",), "all hosts are given up"),
         (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2"),

@@ -208,6 +208,67 @@ def test_who_cannot_be_reached_is_told_and_nobody_is_blamed() -> None:
     )
 
 
+def test_an_infiniband_error_keeps_its_class_and_names_whom_it_did_not_reach() -> None:
+    told = (
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting"
+        " prematurely.\nNET/IB: Got completion from peer 10.0.0.9<51234> with status=12 opcode=0"
+    )
+    exits = tuple(raised(rank, told, at=START + 50 + rank) for rank in (0, 1))
+    said = diagnose(Findings(opened_at=START, exits=exits), addresses={"10.0.0.9": "host-4"})
+    assert (said.kind, said.culprit) == ("connection-lost", NOBODY)
+    assert said.failure is not None
+    assert (said.failure.name, said.failure.scope) == ("infiniband-error", "fabric")
+    assert said.evidence.notes[-1] == (
+        "2 ranks had an InfiniBand error towards 10.0.0.9, which is host-4"
+    )
+
+
+RACK = {f"host-{n}": ("spine-0", f"leaf-{n // 4}") for n in range(16)}
+
+
+def test_hosts_that_go_at_the_same_moment_blame_none_of_them() -> None:
+    gone = tuple(lost(f"host-{n}", at=START + 52 + 0.1 * n) for n in range(4, 8))
+    said = diagnose(Findings(opened_at=START, lost=gone), switches=RACK)
+    assert (said.kind, said.culprit) == ("hosts-lost", NOBODY)
+    assert said.cause.startswith(
+        "4 hosts went away at once: host-4, host-5, host-6, host-7, all below leaf-1 (first: the"
+        " agent of host-4 is gone"
+    )
+    assert said.failure is not None
+    assert (said.failure.name, said.failure.scope) == ("hosts-lost", "fabric")
+    wider = diagnose(Findings(opened_at=START, lost=(*gone, lost("host-9"))), switches=RACK)
+    assert "all below spine-0" in wider.cause
+    many = tuple(lost(f"host-{n}") for n in range(12))
+    assert (
+        "host-5 and 4 more, all below spine-0"
+        in diagnose(Findings(opened_at=START, lost=many), switches=RACK).cause
+    )
+    assert "all below" not in diagnose(Findings(opened_at=START, lost=many)).cause
+
+
+def test_hosts_that_go_one_after_the_other_are_told_apart() -> None:
+    said = verdict(lost=(lost("host-5"), lost("host-6", at=START + 60)))
+    assert (said.kind, said.culprit.host) == ("host-lost", "host-5")
+
+
+def test_a_host_that_the_scheduler_took_is_told_as_that_though_others_went_with_it() -> None:
+    evicted = replace(lost("host-5"), taken="evicted for want of memory")
+    said = verdict(lost=(evicted, lost("host-6")))
+    assert (said.kind, said.culprit.host) == ("host-lost", "host-5")
+
+
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+
+
+def test_one_kind_of_hardware_error_on_several_hosts_at_once_is_none_of_theirs() -> None:
+    """As where a setting of all of them is wrong."""
+    said = verdict(raised(0, BUSY), raised(2, BUSY, at=START + 50.5), raised(3, GLOO_CLOSED))
+    assert (said.kind, said.culprit) == ("exception", NOBODY)
+    assert said.cause.startswith("2 hosts had gpu-lost at once: host-0, host-1 (first: rank 0")
+    alone = verdict(raised(0, BUSY), raised(1, BUSY), raised(2, GLOO_CLOSED))
+    assert alone.culprit == Culprit(host="host-0", rank=0)
+
+
 def test_ranks_that_vanish_with_their_launcher_are_told_from_their_peers() -> None:
     gone = [exited(n, at=START + 51, signal=None, exit_code=None) for n in (2, 3)]
     said = verdict(*PEERS[:1], *gone)

@@ -24,6 +24,7 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.reliability import Exposure, SavePace
+from orchestrator.supervise.incidents import left_out
 from orchestrator.supervise.state import Run, Stage, pace_of
 from orchestrator.supervise.step import fold, step
 from tests.supervise.supervise_stage import START, Job, exited, plan, raised, submitted
@@ -159,6 +160,9 @@ def test_the_next_attempt_is_told_how_often_the_job_broke_and_saved() -> None:
     job.stops("host-1")
     exposure = Exposure(failures=1, observed_s=100.0)
     assert pace_of(job.run) == SavePace(exposure=exposure, every_steps=7)
+    unfit = left_out(job.run, job.now(), "host-9", "no GPU")
+    assert len(unfit.incidents) == 2
+    assert pace_of(unfit) == pace_of(job.run), "it never trained"
 
 
 def test_a_killed_rank_stops_all_and_the_next_attempt_starts_from_the_checkpoint() -> None:

@@ -10,17 +10,14 @@ import os
 import sys
 import time
 from datetime import timedelta
-from functools import partial
 
 from orchestrator.contract.env import RankEnv
 from trainer import loop
 from trainer.process import start
-from trainer.ranks import shorten_timeouts
 
 if __name__ == "__main__":
     if seconds := os.environ.get("TEST_TRAIN_TIMEOUT_S"):
-        shorten = partial(shorten_timeouts, timedelta(seconds=float(seconds)))
-        vars(loop)["shorten_timeouts"] = shorten
+        vars(loop)["train_timeout"] = lambda _: timedelta(seconds=float(seconds))
     if os.environ["RANK"] == "1":
         time.sleep(float(os.environ.get("TEST_LATE_S", "0")))
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":

@@ -34,6 +34,7 @@ from trainer.ranks import (
     peak_memory_bytes,
     process_group,
     shorten_timeouts,
+    train_timeout,
 )
 
 FAULTY = str(Path(__file__).with_name("faulty_trainer.py"))
@@ -62,6 +63,13 @@ def test_in_training_every_group_waits_longer_than_ndctl_lets_ranks_stand_still(
     """Or a watchdog would end the save that ndctl still allows."""
     assert timedelta(seconds=CHECKPOINT_LIMIT_S) + timedelta(minutes=1) < TRAIN_TIMEOUT
     assert TRAIN_TIMEOUT < INIT_TIMEOUT
+    assert train_timeout(0.0) == train_timeout(900.0) == TRAIN_TIMEOUT
+    assert train_timeout(7200.0) == timedelta(minutes=125)
+
+
+def test_where_the_job_waits_longer_for_its_start_every_group_does() -> None:
+    with process_group(RankEnv(), 3600.0):
+        assert {timeout for _, timeout in timeouts()} == {timedelta(minutes=65)}
 
 
 def test_a_tensor_parallel_group_may_be_on_two_hosts(tmp_path: Path) -> None:
