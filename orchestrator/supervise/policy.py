@@ -14,6 +14,7 @@ from orchestrator import strikes
 from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.failures import Remedy, Scope
 from orchestrator.contract.policy import PolicyRule
+from orchestrator.diagnosis.classes import default_rules as known_classes
 from orchestrator.plan.placement.place import room_for
 from orchestrator.supervise.roster import coming, has_successors, switches_of, usable
 from orchestrator.supervise.state import Incident, Run
@@ -238,13 +239,19 @@ def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
 
 
 def is_strike(incident: Incident) -> bool:
-    """Whether it is one against the host that it names, if it names one."""
+    """Whether it is one against the host that it names, if it names one.
+
+    A host that its class would have replaced is no better where the job ended instead.
+    """
+    broken = any(
+        one.name == incident.failure and one.action == "replace" for one in known_classes()
+    )
     return strikes.counts(
         incident.kind,
         incident.evidence.signal,
         incident.drill,
         incident.scope,
-        incident.remedy,
+        "replace" if broken else incident.remedy,
     )
 
 

@@ -78,6 +78,15 @@ def test_a_python_exception_is_tried_again_in_place() -> None:
 LOST_GPU = "CUDA error: device is lost"
 
 
+def test_a_broken_device_is_held_against_its_host_also_where_the_job_ends_with_it() -> None:
+    job = Job(max_restarts=0).running()
+    (end,) = fails(job, 3, LOST_GPU)
+    assert isinstance(end, EndJob)
+    assert decided(job)[:2] == ("gpu-lost", "stop")
+    assert last(job).culprit.host == "host-1"
+    assert policy.is_strike(last(job))
+
+
 def test_a_broken_device_moves_the_job_to_the_spare() -> None:
     job = Job(spares=1).running()
     (start,) = fails(job, 3, LOST_GPU)
