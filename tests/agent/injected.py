@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import forkserver
@@ -49,27 +49,37 @@ def judged(folder: Path, mesh: Mesh, drill: Mapping[str, Any], **changes: Any) -
         "NDCTL_TRACE_DIR": str(traces),
         "NDCTL_DRILLS": json.dumps([{"id": 1, "target": "rank", **drill}]),
     }
-    with _ranks(environments(mesh.world_size, env), path, log) as pids:
+    with forked(environments(mesh.world_size, env), path, [log] * mesh.world_size) as ranks:
+        pids = pids_of(ranks)
         _wait_until_still(pids, drill["index"], log)
         return _judge(mesh, pids, traces)
 
 
 @contextmanager
-def _ranks(envs: list[dict[str, str]], path: Path, log: Path) -> Iterator[dict[int, int]]:
+def forked(
+    envs: Sequence[dict[str, str]], path: Path, logs: Sequence[Path]
+) -> Iterator[list[BaseProcess]]:
+    """The ranks, one for each of `envs`; none is left afterwards."""
     with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
         forkserver.ensure_running()
-    log.write_text("")
+    for log in logs:
+        log.write_text("")
     ranks: list[BaseProcess] = [
-        FORKING.Process(target=_train, args=(env, str(path), str(log)), daemon=True) for env in envs
+        FORKING.Process(target=_train, args=(env, str(path), str(log)), daemon=True)
+        for env, log in zip(envs, logs, strict=True)
     ]
     try:
         for rank in ranks:
             rank.start()
-        yield {number: int(rank.pid or 0) for number, rank in enumerate(ranks)}
+        yield ranks
     finally:
         for rank in ranks:
             rank.kill()
             rank.join()
+
+
+def pids_of(ranks: Sequence[BaseProcess]) -> dict[int, int]:
+    return {number: int(rank.pid or 0) for number, rank in enumerate(ranks)}
 
 
 def _train(env: dict[str, str], path: str, log: str) -> None:

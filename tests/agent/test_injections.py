@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.contract.events import HangDetected, StragglerFound
 from orchestrator.contract.mesh import Mesh
+from orchestrator.supervise.state import Culprit
 from tests.agent.injected import judged
+from tests.agent.watched import watched
 
 pytestmark = pytest.mark.process
 
@@ -26,7 +29,15 @@ AXES = {
 VICTIM = 2
 """Of two ranks to a host: the second host's first."""
 HOST = "host-1"
-ALWAYS = {("busy", "fsdp"), ("data", "pp"), ("write", "tp"), ("skip", "hsdp")}
+ALWAYS = {
+    ("busy", "fsdp"),
+    ("data", "pp"),
+    ("write", "tp"),
+    ("skip", "hsdp"),
+    ("shape", "cp"),
+    ("shape", "fsdp"),
+    ("slow", "pp-cp"),
+}
 
 
 def each(*faults: str) -> list[Any]:
@@ -66,3 +77,27 @@ def test_a_rank_that_takes_another_way_is_named_and_no_host_is(
         assert said.verdict in ("skipped", "mismatch")
         assert (said.scope, said.ranks) == ("user", (VICTIM,))
         assert said.confidence >= 0.9
+
+
+@pytest.mark.parametrize(("fault", "axis"), each("shape"))
+def test_who_called_another_size_is_named_though_ranks_end_by_it_and_no_host_is(
+    fault: str, axis: str, tmp_path: Path
+) -> None:
+    leader = watched(tmp_path, AXES[axis], drill(fault), steps=50)
+    (incident,) = leader.run.incidents
+    assert (incident.failure, incident.scope) == ("collective-mismatch", "user"), incident
+    assert incident.culprit == Culprit(rank=VICTIM), incident
+    assert f"rank {VICTIM} called another operation than its peers" in incident.cause
+    assert leader.all_of(HangDetected) == []
+
+
+@pytest.mark.parametrize(("fault", "axis"), each("slow"))
+def test_a_slow_rank_is_named_with_its_host_and_nobody_else(
+    fault: str, axis: str, tmp_path: Path
+) -> None:
+    leader = watched(tmp_path, AXES[axis], drill(fault), steps=40)
+    (found,) = leader.all_of(StragglerFound)
+    assert (found.rank, found.host) == (VICTIM, HOST)
+    assert found.lost_tokens_per_second > 0
+    assert leader.all_of(HangDetected) == []
+    assert (leader.run.state, leader.run.incidents) == ("SUCCEEDED", ())
