@@ -33,6 +33,8 @@ from trainer.environment import torch_defaults
 
 EVIDENCE_S = 5.0
 PER_HOST = 2
+OWN_FAULTS = "INJECTED"
+"""Environment variable: JSON of what `_inject` does to this rank."""
 STILL_S = 2.0
 WAIT_S = 240.0
 
@@ -91,7 +93,32 @@ def _train(env: dict[str, str], path: str, log: str) -> None:
     os.dup2(fd, sys.stderr.fileno())
     from trainer.process import start
 
+    if faults := env.get(OWN_FAULTS):
+        _inject(json.loads(faults))
     os._exit(start([path], rank))
+
+
+def _inject(faults: Mapping[str, float]) -> None:
+    """What no drill does. `larger`: the all-reduce of so many steps' totals on, one has twice the
+    size; `forward`: each pass through a layer takes so many seconds more."""
+    import torch.distributed as dist
+
+    from trainer.model.decoder import Decoder
+
+    proper, forward, left = dist.all_reduce, Decoder.forward, [faults.get("larger")]
+
+    def too_much(tensor: Any, **how: Any) -> Any:
+        if how or left[0] is None:  # HSDP's own, of gradients
+            return proper(tensor, **how)
+        left[0] -= 1
+        return proper(tensor.repeat(2) if left[0] == 0 else tensor)
+
+    def slowly(*values: Any, **more: Any) -> Any:
+        time.sleep(faults.get("forward", 0.0))
+        return forward(*values, **more)
+
+    vars(dist)["all_reduce"] = too_much
+    type.__setattr__(Decoder, "forward", slowly)
 
 
 def _wait_until_still(pids: Mapping[int, int], culprit: int, log: Path) -> None:

@@ -4,13 +4,14 @@
 are as real, and nothing else is there.
 """
 
+import signal
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.contract.events import HangDetected, StragglerFound
+from orchestrator.contract.events import HangDetected, RankExited, StragglerFound
 from orchestrator.contract.mesh import Mesh
 from orchestrator.supervise.state import Culprit
 from tests.agent.injected import judged
@@ -35,7 +36,6 @@ ALWAYS = {
     ("write", "tp"),
     ("skip", "hsdp"),
     ("shape", "cp"),
-    ("shape", "fsdp"),
     ("slow", "pp-cp"),
 }
 
@@ -89,6 +89,15 @@ def test_who_called_another_size_is_named_though_ranks_end_by_it_and_no_host_is(
     assert incident.culprit == Culprit(rank=VICTIM), incident
     assert f"rank {VICTIM} called another operation than its peers" in incident.cause
     assert leader.all_of(HangDetected) == []
+
+
+def test_a_rank_that_a_peer_sent_too_much_is_ended_and_not_blamed(tmp_path: Path) -> None:
+    leader = watched(tmp_path, AXES["fsdp"], None, {VICTIM: {"larger": 3}}, steps=50)
+    aborted = [e.rank for e in leader.all_of(RankExited) if e.signal == signal.SIGABRT]
+    assert aborted, leader.events
+    assert VICTIM not in aborted
+    (incident,) = leader.run.incidents
+    assert (incident.failure, incident.culprit) == ("collective-mismatch", Culprit(rank=VICTIM))
 
 
 @pytest.mark.parametrize(("fault", "axis"), each("slow"))

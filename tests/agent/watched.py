@@ -30,7 +30,7 @@ from orchestrator.contract.protocol import PULSE_S, Digest, Evidence, Exited, St
 from orchestrator.contract.rundir import RunDir
 from orchestrator.supervise.state import Run
 from orchestrator.system import SystemClock
-from tests.agent.injected import PER_HOST, WAIT_S, forked, pids_of
+from tests.agent.injected import OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
 from tests.supervise.supervise_stage import Job, plan
 from tests.trainer.trainer_launch import environments, tiny
 
@@ -38,8 +38,15 @@ LOOK_S = 0.25
 HOSTS = ("host-0", "host-1")
 
 
-def watched(folder: Path, mesh: Mesh, drill: Mapping[str, Any], **changes: Any) -> "Leader":
-    """The leader of a job of two hosts, of which one rank suffers `drill`, once all have ended."""
+def watched(
+    folder: Path,
+    mesh: Mesh,
+    drill: Mapping[str, Any] | None,
+    own: Mapping[int, Mapping[str, float]] | None = None,
+    **changes: Any,
+) -> "Leader":
+    """The leader of a job of two hosts, of which one rank suffers `drill`, or what `own` has for
+    it, once all have ended."""
     run_dir, path = RunDir(folder / "run"), folder / "trainer.json"
     axes = dict(zip(AXES, mesh.degrees, strict=True))
     path.write_text(json.dumps(tiny(run_dir.path, parallel=axes, **changes)))
@@ -48,13 +55,14 @@ def watched(folder: Path, mesh: Mesh, drill: Mapping[str, Any], **changes: Any) 
     env = {
         "NDCTL_ATTEMPT": "1",
         "NDCTL_TRACE_DIR": str(run_dir.traces(1)),
-        "NDCTL_DRILLS": json.dumps([{"id": 1, "target": "rank", **drill}]),
+        "NDCTL_DRILLS": json.dumps([{"id": 1, "target": "rank", **drill}] if drill else []),
     }
     envs = environments(mesh.world_size, env)
     logs = []
     for rank, one in enumerate(envs):
         host = hosts[rank // PER_HOST]
         one["NDCTL_HEARTBEAT_SOCKET"] = str(host.place.socket)
+        one[OWN_FAULTS] = json.dumps((own or {}).get(rank, {}))
         logs.append(host.log_dir / f"rank-{rank}.log")
     leader = Leader(mesh, hosts)
     with forked(envs, path, logs) as ranks:
