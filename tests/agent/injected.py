@@ -4,6 +4,8 @@ They are forked from a process that has torch already: seconds instead of a job'
 """
 
 import asyncio
+import importlib
+import itertools
 import json
 import os
 import sys
@@ -99,26 +101,35 @@ def _train(env: dict[str, str], path: str, log: str) -> None:
 
 
 def _inject(faults: Mapping[str, float]) -> None:
-    """What no drill does. `larger`: the all-reduce of so many steps' totals on, one has twice the
-    size; `forward`: each pass through a layer takes so many seconds more."""
-    import torch.distributed as dist
+    """What no drill does. `larger`: the totals of so many steps on are of twice the size;
+    `forward`: each forward pass takes so many seconds more."""
+    if "larger" in faults:
+        _call_too_much(int(faults["larger"]))
+    if "forward" in faults:
+        _pass_slowly(faults["forward"])
 
-    from trainer.model.decoder import Decoder
 
-    proper, forward, left = dist.all_reduce, Decoder.forward, [faults.get("larger")]
+def _call_too_much(step: int) -> None:
+    dist: Any = importlib.import_module("torch.distributed")
+    proper, steps = dist.all_reduce, itertools.count(1)
 
-    def too_much(tensor: Any, **how: Any) -> Any:
-        if how or left[0] is None:  # HSDP's own, of gradients
-            return proper(tensor, **how)
-        left[0] -= 1
-        return proper(tensor.repeat(2) if left[0] == 0 else tensor)
+    def too_much(tensor: Any, *more: Any, **how: Any) -> Any:
+        totals = not (more or how)  # others are of gradients
+        again = totals and next(steps) == step
+        return proper(tensor.repeat(2) if again else tensor, *more, **how)
+
+    dist.all_reduce = too_much
+
+
+def _pass_slowly(seconds: float) -> None:
+    decoder: Any = importlib.import_module("trainer.model.decoder").Decoder
+    proper = decoder.forward
 
     def slowly(*values: Any, **more: Any) -> Any:
-        time.sleep(faults.get("forward", 0.0))
-        return forward(*values, **more)
+        time.sleep(seconds)
+        return proper(*values, **more)
 
-    vars(dist)["all_reduce"] = too_much
-    type.__setattr__(Decoder, "forward", slowly)
+    decoder.forward = slowly
 
 
 def _wait_until_still(pids: Mapping[int, int], culprit: int, log: Path) -> None:

@@ -110,3 +110,22 @@ def test_a_slow_rank_is_named_with_its_host_and_nobody_else(
     assert found.lost_tokens_per_second > 0
     assert leader.all_of(HangDetected) == []
     assert (leader.run.state, leader.run.incidents) == ("SUCCEEDED", ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", AXES)
+def test_of_a_rank_that_is_slow_inside_its_passes_no_other_is_named(
+    axis: str, tmp_path: Path
+) -> None:
+    """Its peers wait for it in the first layer's collectives, as it does for them."""
+    leader = watched(tmp_path, AXES[axis], None, {VICTIM: {"forward": 0.1}}, steps=30)
+    assert {found.rank for found in leader.all_of(StragglerFound)} <= {VICTIM}
+    assert (leader.run.state, leader.all_of(HangDetected)) == ("SUCCEEDED", [])
+
+
+@pytest.mark.slow
+def test_where_ranks_pass_alone_one_that_is_slow_at_it_is_named(tmp_path: Path) -> None:
+    slow, ddp = {VICTIM: {"forward": 0.25}}, {"data": "ddp"}
+    leader = watched(tmp_path, Mesh(dp_replicate=4), None, slow, steps=40, parallel=ddp)
+    assert leader.run.state == "SUCCEEDED", leader.run.reason
+    assert {(one.rank, one.host) for one in leader.all_of(StragglerFound)} == {(VICTIM, HOST)}

@@ -48,7 +48,7 @@ def watched(
     """The leader of a job of two hosts, of which one rank suffers `drill`, or what `own` has for
     it, once all have ended."""
     run_dir, path = RunDir(folder / "run"), folder / "trainer.json"
-    axes = dict(zip(AXES, mesh.degrees, strict=True))
+    axes = dict(zip(AXES, mesh.degrees, strict=True)) | changes.pop("parallel", {})
     path.write_text(json.dumps(tiny(run_dir.path, parallel=axes, **changes)))
     hosts = [_host(name, run_dir, folder) for name in HOSTS]
     run_dir.traces(1).mkdir(parents=True)
