@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,7 +23,7 @@ from orchestrator.agent.sockets import listen
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.translate import event_of
 from orchestrator.contract.actions import Action, GatherEvidence, JudgeHang, StopAttempt
-from orchestrator.contract.datagrams import RankEnded, RankStarted
+from orchestrator.contract.datagrams import Datagram, RankEnded, RankStarted
 from orchestrator.contract.events import Event, JobSubmitted
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.protocol import PULSE_S, Digest, Evidence, Exited, Start, Stopped
@@ -94,6 +94,13 @@ def _host(name: str, run_dir: RunDir, folder: Path) -> Attempt:
     return attempt
 
 
+def ear_of(host: Attempt) -> Callable[[Datagram], None]:
+    def hear(datagram: Datagram) -> None:
+        host.hear(datagram)  # of an end nobody tells there
+
+    return hear
+
+
 class Leader:
     def __init__(self, mesh: Mesh, hosts: list[Attempt]) -> None:
         self.hosts = hosts
@@ -116,7 +123,7 @@ class Leader:
         """Until no rank is left, and what that amounts to is decided."""
         now = time.monotonic()
         self.lookout.begin(1, self.run, now)
-        transports = [await listen(host.place.socket, host.hear) for host in self.hosts]
+        transports = [await listen(host.place.socket, ear_of(host)) for host in self.hosts]
         for number, pid in pids_of(ranks).items():
             self._host(number).hear(
                 RankStarted(attempt=1, rank=number, local_rank=number % PER_HOST, pid=pid)
