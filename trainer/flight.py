@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pickle
 import signal
 import sys
 import threading
@@ -9,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.env import DUMP_SIGNAL, RankEnv
-from orchestrator.contract.rundir import FLIGHT_FILES
+from orchestrator.contract.rundir import FLIGHT_FILES, LAST_FILES
 
 LOG = logging.getLogger("trainer")
 RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
 """torch's, of NCCL and of gloo; a build without CUDA has the second alone."""
+LAST_CALLS = 128
+"""Operations that a rank writes down as it ends: some 30 KB, for all ranks end where one does."""
+LAST_WORDS_S = 2.0
+"""Storage that does not answer may be why it ends, and must not keep it."""
 
 
 def dump_on_signal(env: RankEnv) -> None:
@@ -41,11 +46,37 @@ def _answer(path: Path) -> None:
             LOG.exception("the flight recorder could not be dumped to %s", path)
 
 
+def dump_at_end(env: RankEnv, limit_s: float = LAST_WORDS_S) -> None:
+    """What this rank called last, for whoever asks why it ended by an exception.
+
+    On gloo ranks whose operations do not fit each other end instead of hanging, and the one that
+    cannot write this is told apart by what its peers wrote.
+    """
+    if env.trace_dir and "torch._C._distributed_c10d" in sys.modules:
+        path = Path(env.trace_dir) / f"{LAST_FILES}{env.rank}"
+        writing = threading.Thread(target=_write_last, args=(path,), daemon=True)
+        writing.start()
+        writing.join(limit_s)
+
+
+def _write_last(path: Path) -> None:
+    try:
+        dump = pickle.loads(_dump())
+        dump["entries"] = dump["entries"][-LAST_CALLS:]
+        _write_whole(path, pickle.dumps(dump))
+    except Exception as exc:  # noqa: BLE001 (why the rank ends is what matters, whatever this says)
+        LOG.warning("what was called last could not be written to %s: %s", path, exc)
+
+
 def write_dump(path: Path) -> None:
     """At once under its name, so nobody reads half of it. Stacks of each operation are left out:
     they are most of its size, and SIGUSR2 shows where a rank is."""
+    _write_whole(path, _dump())
+
+
+def _write_whole(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.part")
-    part.write_bytes(_dump())
+    part.write_bytes(data)
     part.replace(path)
 
 

@@ -18,7 +18,7 @@ from trainer.config import complete, load_config
 from trainer.data.skip import read_skip
 from trainer.drills import read_drills
 from trainer.emit import Reporter
-from trainer.flight import dump_on_signal
+from trainer.flight import dump_at_end, dump_on_signal
 from trainer.guard import Unstable
 from trainer.outside import Outside
 from trainer.signals import StopRequest, show_stacks_on_signal
@@ -51,6 +51,7 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
         return exits.UNSTABLE
     except Exception as exc:
         reporter.raised(exc)
+        dump_at_end(env)
         LOG.exception("rank %d failed at step %d", env.rank, reporter.step + 1)
         return exits.FAILED
 

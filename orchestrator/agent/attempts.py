@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from orchestrator.agent.attempt import Attempt
-from orchestrator.agent.gathering import gather, look_back, with_last_lines
+from orchestrator.agent.gathering import gather, gather_last, look_back, with_last_lines
 from orchestrator.agent.probes import Probe
 from orchestrator.agent.standby import Standby
 from orchestrator.contract.datagrams import (
@@ -62,6 +62,8 @@ class Attempts:
         self.hurry = hurry
         """Have the next digest sent now."""
         self.attempt: Attempt | None = None
+        self.last: Attempt | None = None
+        """The one before, of which no process is left."""
         self.running: asyncio.Task[None] | None = None
         self.looking: asyncio.Task[None] | None = None
         """At this host, where a rank of the attempt has ended."""
@@ -121,6 +123,9 @@ class Attempts:
         await self.running
 
     async def gather(self, order: Gather) -> None:
+        if order.ended:
+            await self._gather_last(order)
+            return
         attempt = self.attempt
         if attempt is not None and attempt.start.attempt == order.attempt:
             evidence = await gather(attempt, order.timeout_s, self.probe)
@@ -128,9 +133,18 @@ class Attempts:
             self.report(Digest(attempt=order.attempt, ranks=attempt.digest()))
             self.report(evidence)
             return
-        nothing = {"ranks": "no attempt runs here"}
-        host = self.place.host
-        self.report(Evidence(attempt=order.attempt, host=host, ranks=(), missing=nothing))
+        self._nothing(order, "no attempt runs here")
+
+    async def _gather_last(self, order: Gather) -> None:
+        last = self.last
+        if last is not None and last.start.attempt == order.attempt:
+            self.report(await gather_last(last))
+        else:
+            self._nothing(order, "this agent did not see the attempt")
+
+    def _nothing(self, order: Gather, why: str) -> None:
+        host, missing = self.place.host, {"ranks": why}
+        self.report(Evidence(attempt=order.attempt, host=host, ranks=(), missing=missing))
 
     # What becomes of them
 
@@ -152,7 +166,7 @@ class Attempts:
         if self.looking is not None:
             await self.looking
         self._remember(stopped)
-        self.attempt = None
+        self.attempt, self.last = None, attempt
         log.info(
             "attempt %s: no process left, %s",
             stopped.attempt,

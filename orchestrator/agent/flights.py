@@ -7,12 +7,12 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.agent.evidence import process_state, send_signal
 from orchestrator.contract.env import DUMP_SIGNAL, nccl_pipe
-from orchestrator.contract.rundir import FLIGHT_FILES
+from orchestrator.contract.rundir import FLIGHT_FILES, LAST_FILES
 from orchestrator.diagnosis.digest import to_text
 from orchestrator.diagnosis.dumps import HISTORY, RankDump
 from orchestrator.diagnosis.folder import read_dump
@@ -42,6 +42,8 @@ class Asking:
     attempt: int
     world: int
     """Ranks of the whole job."""
+    files: str = FLIGHT_FILES
+    """How their names begin."""
 
 
 @dataclass(slots=True)
@@ -86,12 +88,18 @@ async def gather_dumps(
     return found
 
 
+async def last_dumps(ended: Mapping[int, str], asking: Asking) -> Dumps:
+    """What ranks that have ended (rank -> how) wrote themselves on their way out."""
+    why = {rank: f"it ended ({how}) and wrote none" for rank, how in ended.items()}
+    return await asyncio.to_thread(_read_all, replace(asking, files=LAST_FILES), why)
+
+
 def _mute(timeout_s: float) -> str:
     return f"no answer within {timeout_s:.0f} s: its GIL is held, or its disk does not take it"
 
 
 def _path(asking: Asking, rank: int) -> Path:
-    return asking.traces / f"{FLIGHT_FILES}{rank}"
+    return asking.traces / f"{asking.files}{rank}"
 
 
 def _stamps(asking: Asking, ranks: Iterable[int]) -> dict[int, tuple[int, int] | None]:

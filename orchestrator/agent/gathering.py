@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.evidence import last_lines
-from orchestrator.agent.flights import Asking, Dumps, gather_dumps
+from orchestrator.agent.flights import Asking, Dumps, gather_dumps, last_dumps
 from orchestrator.agent.probes import HostProbe, Probe, probed, telling
 from orchestrator.contract.codec import encode
 from orchestrator.contract.events import RankEvidence
@@ -25,13 +25,7 @@ TAIL_S = 2.0
 
 async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidence:
     """Stacks, dumps and probes side by side; nothing is waited for beyond `timeout_s`."""
-    start, place = attempt.start, attempt.place
-    asking = Asking(
-        traces=place.run_dir.traces(start.attempt),
-        socket=place.socket,
-        attempt=start.attempt,
-        world=start.nodes * start.ranks_per_host,
-    )
+    start, place, asking = attempt.start, attempt.place, _asking(attempt)
     pids, ended = attempt.running(), attempt.ended()
     ranks, dumps, found = await asyncio.gather(
         attempt.gather(timeout_s),
@@ -50,6 +44,29 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidence:
     )
     await asyncio.to_thread(_keep, attempt, evidence, ended, found)
     return evidence
+
+
+def _asking(attempt: Attempt) -> Asking:
+    start, place = attempt.start, attempt.place
+    return Asking(
+        traces=place.run_dir.traces(start.attempt),
+        socket=place.socket,
+        attempt=start.attempt,
+        world=start.nodes * start.ranks_per_host,
+    )
+
+
+async def gather_last(attempt: Attempt) -> Evidence:
+    """What the ranks of an attempt that is over had called last, of those that could still say."""
+    ended = dict.fromkeys(attempt.running(), "nobody saw how") | attempt.ended()
+    dumps = await last_dumps(ended, _asking(attempt))
+    return Evidence(
+        attempt=attempt.start.attempt,
+        host=attempt.place.host,
+        ranks=(),
+        dumps={str(rank): text for rank, text in dumps.reduced.items()},
+        missing={f"dump of rank {rank}": why for rank, why in dumps.missing.items()},
+    )
 
 
 async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidence:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from orchestrator.agent.gathering import write_whole
+from orchestrator.contract.actions import GatherEvidence
 from orchestrator.contract.events import Event, HangJudged, JobSubmitted
-from orchestrator.contract.protocol import Evidence
+from orchestrator.contract.protocol import Evidence, Gather
 from orchestrator.contract.rundir import RunDir
+from orchestrator.diagnosis.after import differing
 from orchestrator.diagnosis.axes import axes_of
 from orchestrator.diagnosis.digest import from_text
 from orchestrator.diagnosis.dumps import RankDump, Unreadable
@@ -19,8 +21,9 @@ from orchestrator.diagnosis.facts import RankFacts, Scene
 from orchestrator.diagnosis.folder import shared
 from orchestrator.errors import BackendError
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.judgement import facts_of, judgement
+from orchestrator.supervise.judgement import facts_of, judged_as, judgement
 from orchestrator.supervise.state import Run
+from orchestrator.supervise.unfit import ended_over_it
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +95,10 @@ class Judge:
         return words
 
 
+def gather_order(action: GatherEvidence) -> Gather:
+    return Gather(attempt=action.attempt, timeout_s=action.timeout_s, ended=action.ended)
+
+
 def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
     """What the `parts` of the evidence come to. Pure."""
     hosts, plan = run.placement, run.plan
@@ -105,6 +112,10 @@ def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
     scene = replace(scene, facts=facts, world=plan.world_size, axes=axes_of(plan.mesh))
     silent = [host for host in hosts if host not in {part.host for part in parts}]
     lost = [*(f"all of {host}: its agent sent nothing in time" for host in silent), *lost]
+    if run.findings is not None and run.findings.asked_after:
+        classes = run.job.failure_classes if run.job else ()
+        found = differing(scene, ended_over_it(run.findings, classes))
+        return judged_as(found, scene, at=0.0, attempt=attempt, missing=lost)
     return judgement(scene, at=0.0, attempt=attempt, missing=lost)
 
 

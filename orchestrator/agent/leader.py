@@ -17,7 +17,7 @@ from aiohttp import web
 
 from orchestrator.agent.connections import Connections, Silence, report_in
 from orchestrator.agent.errands import Errands, Planners
-from orchestrator.agent.judging import Judge
+from orchestrator.agent.judging import Judge, gather_order
 from orchestrator.agent.lookout import Lookout
 from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.reception import Reception
@@ -58,7 +58,6 @@ from orchestrator.contract.protocol import (
     Digest,
     Evidence,
     Exited,
-    Gather,
     Leave,
     OfferPort,
     Port,
@@ -395,9 +394,7 @@ class Leader:
             case GatherEvidence():
                 self.judge.forget()
                 for host in self.supervisor.run.placement:
-                    self.connections.order(
-                        host, Gather(attempt=action.attempt, timeout_s=action.timeout_s)
-                    )
+                    self.connections.order(host, gather_order(action))
             case JudgeHang():
                 judging = self.judge.judge(action.attempt, self._happened, self.steady.now)
                 self._beside(judging)

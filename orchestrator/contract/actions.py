@@ -38,6 +38,8 @@ class GatherEvidence:
     attempt: int
     timeout_s: float
     reason: str
+    ended: bool = False
+    """Of an attempt that is over: what its ranks wrote as they ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -252,6 +252,8 @@ class Stop:
 class Gather:
     attempt: int
     timeout_s: float
+    ended: bool = False
+    """What ranks wrote as they ended: the attempt is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@
   logs/agent-<host>.log   what the agent of a host said
   logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
   traces/attempt-<a>/     evidence of a hang: rank-<r>.stacks, flight-<r> (what its flight
-                          recorder dumped), host-<host>.jsonl (states, last lines, probes)
+                          recorder dumped), last-flight-<r> (the end of it, of
+                          one that raised), host-<host>.jsonl (states, last lines, probes)
   profiles/attempt-<a>/   rank-<r>.trace.json.gz and, of a GPU, rank-<r>.memory.pickle
   checkpoints/step-<s>/   complete only with its marker
 """
@@ -25,6 +26,9 @@ from pathlib import Path
 DEFAULT_RUN_ROOT = "ndctl-runs"
 FLIGHT_FILES = "flight-"
 """A flight recorder's dump, under the trace directory: this and the rank's number."""
+LAST_FILES = "last-flight-"
+"""What a rank that ended by an exception had called last. Never taken for the above: recorders of
+gloo count an operation that failed as one that is over."""
 
 
 @dataclass(frozen=True, slots=True)

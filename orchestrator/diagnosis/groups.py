@@ -168,6 +168,28 @@ def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump]) -> Stuck:
     return Stuck(group, seq, entered, tuple(missing), tuple(unknown), tuple(out))
 
 
+def ended_in(groups: Iterable[Group], dumps: Mapping[int, RankDump]) -> Iterator[Stuck]:
+    """The operations that ranks called last, whether or not their recorders take them for over."""
+    last = {(dump.last, dump.seats[dump.last].entered) for dump in dumps.values() if dump.last}
+    for group in groups:
+        for seq in sorted(seq for name, seq in last if name == group.id):
+            called = {
+                rank: next((call for call in seat.calls if call.seq == seq), None)
+                for rank, seat in group.seats.items()
+            }
+            entered = {rank: call for rank, call in called.items() if call is not None}
+            away = [member for member in group.members if member not in entered]
+            missing = tuple(member for member in away if member in dumps)
+            unknown = tuple(member for member in away if member not in dumps)
+            yield Stuck(group, seq, entered, missing, unknown, ())
+
+
+def calls_of_kin(stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> list[Op]:
+    """What other groups of the same axis and stage called at the same number."""
+    others = (group for group in kin.get(stuck.group.kin, []) if group is not stuck.group)
+    return [op for group in others for op in _calls_at(group, stuck.seq).values()]
+
+
 def odd_ones(stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> tuple[int, ...]:
     """Members that called something else than the others; all of them where none is in the right.
 
@@ -219,12 +241,7 @@ def _votes(
     """How much speaks for each of `ops`: kin at the same number, else what is usual after what was
     called before, of as much of that as was ever seen."""
     groups = kin.get(stuck.group.kin, [])
-    there = [
-        op
-        for group in groups
-        if group is not stuck.group
-        for op in _calls_at(group, stuck.seq).values()
-    ]
+    there = calls_of_kin(stuck, kin)
     votes = [sum(op.fits(other) for other in there) for op in ops]
     if votes.count(max(votes)) == 1:
         return votes
@@ -243,12 +260,7 @@ def _votes(
 def _unusual(op: Op, stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> bool:
     """Whether kin at this number, or after what was called before, called something else."""
     groups = kin.get(stuck.group.kin, [])
-    there = [
-        other
-        for group in groups
-        if group is not stuck.group
-        for other in _calls_at(group, stuck.seq).values()
-    ]
+    there = calls_of_kin(stuck, kin)
     if there:
         return not any(op.fits(other) for other in there)
     before = _before(stuck)

@@ -1,6 +1,7 @@
 """Operations that do not fit each other, or come in another order: the program's own fault."""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from itertools import chain, pairwise
 
 from orchestrator.diagnosis.case import SHOWN, Case, named
@@ -18,8 +19,9 @@ PATHS = (
 )
 
 
-def mismatch(case: Case) -> Diagnosis | None:
-    for stuck in case.stuck:
+def mismatch(case: Case, operations: Sequence[Stuck] | None = None) -> Diagnosis | None:
+    """Of what ranks wait in, or of other `operations`."""
+    for stuck in case.stuck if operations is None else operations:
         odd = odd_ones(stuck, case.kin)
         if odd:
             return _mismatched(case, stuck, odd)

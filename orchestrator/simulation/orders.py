@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from orchestrator.agent.judging import judged_of
+from orchestrator.agent.judging import gather_order, judged_of
 from orchestrator.contract.actions import (
     Action,
     CheckHosts,
@@ -18,7 +18,7 @@ from orchestrator.contract.actions import (
     StopAttempt,
 )
 from orchestrator.contract.events import HangJudged
-from orchestrator.contract.protocol import Evidence, Gather, OfferPort, Port, Start, Stop
+from orchestrator.contract.protocol import Evidence, OfferPort, Port, Start, Stop
 from orchestrator.supervise.state import pace_of
 
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ class Orders:
                 for host in action.hosts or run.placement:
                     leader.order(host, Stop(attempt=action.attempt, grace_s=action.grace_s))
             case GatherEvidence():
+                gather = gather_order(action)
                 for host in run.placement:
-                    leader.order(host, Gather(attempt=action.attempt, timeout_s=action.timeout_s))
+                    leader.order(host, gather)
             case JudgeHang():
                 self._judge(action)
             case ReplaceAgent() | CheckHosts() | Replan():

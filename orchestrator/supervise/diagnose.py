@@ -17,6 +17,7 @@ from orchestrator.contract.failures import FailureRule
 from orchestrator.diagnosis.classes import Signs, classify
 from orchestrator.supervise.hang_verdict import hang_verdict
 from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
+from orchestrator.supervise.unfit import is_unfit, with_who_differed
 from orchestrator.supervise.verdict import (
     Verdict,
     class_notes,
@@ -124,7 +125,10 @@ def _signs(findings: Findings, own: tuple[FailureRule, ...]) -> Iterator[Sign]:
         if not exited.stopped:
             said = told_by_kernel(kernels.get(exited.host, ()), exited, own)
             weight = Weight.CAUSE if said is not None else weigh(exited, own)
-            yield weight, exited.at, exited_verdict(exited, own, said)
+            verdict = exited_verdict(exited, own, said)
+            if said is None and is_unfit(exited, own):
+                verdict = with_who_differed(verdict, exited, findings)
+            yield weight, exited.at, verdict
     if findings.hang is not None or findings.judge_by is not None:
         hang = hang_verdict(findings, own)
         yield Weight.HANG, hang.at, hang

@@ -17,6 +17,7 @@ from orchestrator.contract.events import (
 from orchestrator.supervise.diagnose import Weight, timed_out, weigh
 from orchestrator.supervise.moves import FAILED_GRACE_S, Result, all_done, conclude, stop
 from orchestrator.supervise.state import Findings, Run, Stage
+from orchestrator.supervise.unfit import judge_who_differed
 
 EVIDENCE_S = 5.0
 """What agents may take to gather it; the supervisor waits a little longer."""
@@ -92,8 +93,10 @@ def evidence_gathered(run: Run, event: EvidenceGathered) -> Result:
     evidence = (*run.findings.evidence, event)
     run = replace(run, findings=replace(run.findings, evidence=evidence))
     came = {part.host for part in evidence if not part.unasked}
-    if run.stage is Stage.STOPPING or not set(run.placement) <= came:
+    if event.unasked or not set(run.placement) <= came:
         return run, ()
+    if run.stage is Stage.STOPPING:
+        return judge_who_differed(run, event.at)
     return stop(run, event.at, run.reason, FAILED_GRACE_S)
 
 

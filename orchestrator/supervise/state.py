@@ -179,6 +179,8 @@ class Findings:
     """What the evidence amounts to."""
     judge_by: float | None = None
     """When that is waited for no longer; None where nobody was asked."""
+    asked_after: bool = False
+    """Evidence was asked for after the last rank had ended."""
     stopped: tuple[HostStopped, ...] = ()
     stuck: tuple[AgentLost, ...] = ()
     """Hosts given up because their ranks did not end: seldom the cause."""

@@ -4,11 +4,13 @@ They are forked from a process that has torch already: seconds instead of a job'
 """
 
 import asyncio
+import importlib
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import forkserver
@@ -33,6 +35,8 @@ from trainer.environment import torch_defaults
 
 EVIDENCE_S = 5.0
 PER_HOST = 2
+OWN_FAULTS = "INJECTED"
+"""Environment variable: JSON of what `_inject` does to this rank."""
 STILL_S = 2.0
 WAIT_S = 240.0
 
@@ -49,27 +53,37 @@ def judged(folder: Path, mesh: Mesh, drill: Mapping[str, Any], **changes: Any) -
         "NDCTL_TRACE_DIR": str(traces),
         "NDCTL_DRILLS": json.dumps([{"id": 1, "target": "rank", **drill}]),
     }
-    with _ranks(environments(mesh.world_size, env), path, log) as pids:
+    with forked(environments(mesh.world_size, env), path, [log] * mesh.world_size) as ranks:
+        pids = pids_of(ranks)
         _wait_until_still(pids, drill["index"], log)
         return _judge(mesh, pids, traces)
 
 
 @contextmanager
-def _ranks(envs: list[dict[str, str]], path: Path, log: Path) -> Iterator[dict[int, int]]:
+def forked(
+    envs: Sequence[dict[str, str]], path: Path, logs: Sequence[Path]
+) -> Iterator[list[BaseProcess]]:
+    """The ranks, one for each of `envs`; none is left afterwards."""
     with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
         forkserver.ensure_running()
-    log.write_text("")
+    for log in logs:
+        log.write_text("")
     ranks: list[BaseProcess] = [
-        FORKING.Process(target=_train, args=(env, str(path), str(log)), daemon=True) for env in envs
+        FORKING.Process(target=_train, args=(env, str(path), str(log)), daemon=True)
+        for env, log in zip(envs, logs, strict=True)
     ]
     try:
         for rank in ranks:
             rank.start()
-        yield {number: int(rank.pid or 0) for number, rank in enumerate(ranks)}
+        yield ranks
     finally:
         for rank in ranks:
             rank.kill()
             rank.join()
+
+
+def pids_of(ranks: Sequence[BaseProcess]) -> dict[int, int]:
+    return {number: int(rank.pid or 0) for number, rank in enumerate(ranks)}
 
 
 def _train(env: dict[str, str], path: str, log: str) -> None:
@@ -81,7 +95,41 @@ def _train(env: dict[str, str], path: str, log: str) -> None:
     os.dup2(fd, sys.stderr.fileno())
     from trainer.process import start
 
+    if faults := env.get(OWN_FAULTS):
+        _inject(json.loads(faults))
     os._exit(start([path], rank))
+
+
+def _inject(faults: Mapping[str, float]) -> None:
+    """What no drill does. `larger`: the totals of so many steps on are of twice the size;
+    `forward`: each forward pass takes so many seconds more."""
+    if "larger" in faults:
+        _call_too_much(int(faults["larger"]))
+    if "forward" in faults:
+        _pass_slowly(faults["forward"])
+
+
+def _call_too_much(step: int) -> None:
+    dist: Any = importlib.import_module("torch.distributed")
+    proper, steps = dist.all_reduce, itertools.count(1)
+
+    def too_much(tensor: Any, *more: Any, **how: Any) -> Any:
+        totals = not (more or how)  # others are of gradients
+        again = totals and next(steps) == step
+        return proper(tensor.repeat(2) if again else tensor, *more, **how)
+
+    dist.all_reduce = too_much
+
+
+def _pass_slowly(seconds: float) -> None:
+    decoder: Any = importlib.import_module("trainer.model.decoder").Decoder
+    proper = decoder.forward
+
+    def slowly(*values: Any, **more: Any) -> Any:
+        time.sleep(seconds)
+        return proper(*values, **more)
+
+    decoder.forward = slowly
 
 
 def _wait_until_still(pids: Mapping[int, int], culprit: int, log: Path) -> None:

@@ -47,6 +47,7 @@ from orchestrator.contract.protocol import (
     Told,
     Warned,
 )
+from orchestrator.contract.rundir import LAST_FILES
 from orchestrator.locks import is_free
 from orchestrator.system import SystemClock
 from tests.agent.world import (
@@ -59,6 +60,7 @@ from tests.agent.world import (
     is_gone,
     until,
 )
+from tests.e2e.job import ROOT
 
 T = TypeVar("T")
 
@@ -493,6 +495,25 @@ def test_a_new_attempt_ends_one_that_the_leader_gave_up(tmp_path: Path) -> None:
         second = await leader.hear(Stopped, 2)
         assert (second.attempt, second.finished) == (2, True)
         assert is_free(place.lock)
+
+    play(tmp_path, script)
+
+
+def test_of_an_attempt_that_is_over_it_tells_what_its_ranks_had_called(tmp_path: Path) -> None:
+    async def script(here: World) -> None:
+        await here.leader.hear(Register)
+        place = here.agent.config.place
+        await here.leader.say(a_start(place, "print('done')", ranks=2))
+        await here.leader.hear(Stopped)
+        dump = (ROOT / "tests" / "captured" / "flight" / "trace_0").read_bytes()
+        (place.run_dir.traces(1) / f"{LAST_FILES}0").write_bytes(dump)
+        await here.leader.say(Gather(attempt=1, timeout_s=1.0, ended=True))
+        evidence = await here.leader.hear(Evidence)
+        assert (set(evidence.dumps), evidence.ranks) == ({"0"}, ())
+        assert set(evidence.missing) == {"dump of rank 1"}
+        await here.leader.say(Gather(attempt=2, timeout_s=1.0, ended=True))
+        other = await here.leader.hear(Evidence, 2)
+        assert other.missing == {"ranks": "this agent did not see the attempt"}
 
     play(tmp_path, script)
 

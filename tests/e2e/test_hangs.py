@@ -59,5 +59,6 @@ def test_sizes_that_differ_end_the_ranks_on_gloo_and_are_the_programs_own(ndctl:
     ndctl.submit("--follow", "--drill", f"shape:rank={RANK}@step=6", **ONCE, **AXES["hsdp"])
     (incident,) = ndctl.status()["incidents"]
     assert incident["kind"] != "hang"
-    assert incident["scope"] == "user", incident
+    assert (incident["failure"], incident["scope"]) == ("collective-mismatch", "user"), incident
+    assert incident["culprit"] == {"host": None, "rank": RANK}, incident
     assert_nothing_left(ndctl.run_dir)

@@ -1,0 +1,207 @@
+"""Ranks of the real trainer with agents and a leader around them, as far as these hear and decide.
+
+Heartbeats, exits, last lines and dumps come to each host's `Attempt`, digests and reports go to the
+leader's `Lookout`, `step` and judge, all of them the real ones. What is missing is what launches
+ranks, and the network between the hosts.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from orchestrator.agent.attempt import Attempt
+from orchestrator.agent.gathering import gather_last, with_last_lines
+from orchestrator.agent.judging import judged_of
+from orchestrator.agent.lookout import Lookout
+from orchestrator.agent.sockets import listen
+from orchestrator.agent.torchrun import HostPlace
+from orchestrator.agent.translate import event_of
+from orchestrator.contract.actions import Action, GatherEvidence, JudgeHang, StopAttempt
+from orchestrator.contract.datagrams import Datagram, RankEnded, RankStarted
+from orchestrator.contract.events import Event, JobSubmitted
+from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.contract.protocol import PULSE_S, Digest, Evidence, Exited, Start, Stopped
+from orchestrator.contract.rundir import RunDir
+from orchestrator.supervise.state import Run
+from orchestrator.system import SystemClock
+from tests.agent.injected import OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
+from tests.supervise.supervise_stage import Job, plan
+from tests.trainer.trainer_launch import environments, tiny
+
+LOOK_S = 0.25
+HOSTS = ("host-0", "host-1")
+
+
+def watched(
+    folder: Path,
+    mesh: Mesh,
+    drill: Mapping[str, Any] | None,
+    own: Mapping[int, Mapping[str, float]] | None = None,
+    **changes: Any,
+) -> "Leader":
+    """The leader of a job of two hosts, of which one rank suffers `drill`, or what `own` has for
+    it, once all have ended."""
+    run_dir, path = RunDir(folder / "run"), folder / "trainer.json"
+    axes = dict(zip(AXES, mesh.degrees, strict=True)) | changes.pop("parallel", {})
+    path.write_text(json.dumps(tiny(run_dir.path, parallel=axes, **changes)))
+    hosts = [_host(name, run_dir, folder) for name in HOSTS]
+    run_dir.traces(1).mkdir(parents=True)
+    env = {
+        "NDCTL_ATTEMPT": "1",
+        "NDCTL_TRACE_DIR": str(run_dir.traces(1)),
+        "NDCTL_DRILLS": json.dumps([{"id": 1, "target": "rank", **drill}] if drill else []),
+    }
+    envs = environments(mesh.world_size, env)
+    logs = []
+    for rank, one in enumerate(envs):
+        host = hosts[rank // PER_HOST]
+        one["NDCTL_HEARTBEAT_SOCKET"] = str(host.place.socket)
+        one[OWN_FAULTS] = json.dumps((own or {}).get(rank, {}))
+        logs.append(host.log_dir / f"rank-{rank}.log")
+    leader = Leader(mesh, hosts)
+    with forked(envs, path, logs) as ranks:
+        asyncio.run(leader.lead(ranks))
+    return leader
+
+
+def _host(name: str, run_dir: RunDir, folder: Path) -> Attempt:
+    place = HostPlace(
+        python="",
+        run_dir=run_dir,
+        host=name,
+        address="127.0.0.1",
+        socket=folder / f"{name}.sock",
+        parent=os.getpid(),
+    )
+    start = Start(
+        attempt=1,
+        node_rank=HOSTS.index(name),
+        nodes=len(HOSTS),
+        ranks_per_host=PER_HOST,
+        master_address="127.0.0.1",
+        master_port=1,
+        config="",
+        drills=(),
+    )
+    attempt = Attempt(start, place, SystemClock())
+    attempt.log_dir.mkdir(parents=True)
+    return attempt
+
+
+def ear_of(host: Attempt) -> Callable[[Datagram], None]:
+    def hear(datagram: Datagram) -> None:
+        host.hear(datagram)  # of an end nobody tells there
+
+    return hear
+
+
+class Leader:
+    def __init__(self, mesh: Mesh, hosts: list[Attempt]) -> None:
+        self.hosts = hosts
+        self.job = Job(plan=replace(plan(), mesh=mesh), max_restarts=0).starts()
+        submitted = self.job.run.job
+        assert isinstance(submitted, JobSubmitted)
+        self.lookout = Lookout(submitted)
+        self.events: list[Event] = []
+        self.heard: list[Evidence] = []
+        self.stop_by: float | None = None
+
+    @property
+    def run(self) -> Run:
+        return self.job.run
+
+    def all_of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def lead(self, ranks: list[BaseProcess]) -> None:
+        """Until no rank is left, and what that amounts to is decided."""
+        now = time.monotonic()
+        self.lookout.begin(1, self.run, now)
+        transports = [await listen(host.place.socket, ear_of(host)) for host in self.hosts]
+        for number, pid in pids_of(ranks).items():
+            self._host(number).hear(
+                RankStarted(attempt=1, rank=number, local_rank=number % PER_HOST, pid=pid)
+            )
+        left, until, told = dict(enumerate(ranks)), now + WAIT_S, now
+        while left:
+            assert time.monotonic() < until, "ranks still worked"
+            await asyncio.sleep(0.05)
+            await self._bury(left)
+            now = time.monotonic()
+            if now - told > PULSE_S:
+                told = now
+                self._digest(now)
+            await self._decide(list(self.lookout.look(self.run, lambda: True, now, time.time())))
+            if self.stop_by is not None and now > self.stop_by:
+                for rank in left.values():
+                    rank.kill()
+        for transport in transports:
+            transport.close()
+        await self._conclude()
+
+    def _host(self, rank: int) -> Attempt:
+        return self.hosts[rank // PER_HOST]
+
+    def _digest(self, now: float) -> None:
+        for host in self.hosts:
+            digest = Digest(attempt=1, ranks=host.digest())
+            for event in self.lookout.hear(digest, now, time.time()):
+                self._happened(event)
+
+    async def _bury(self, left: dict[int, BaseProcess]) -> None:
+        """As keepers tell of the ends of ranks, and agents of those that failed."""
+        for number, rank in [*left.items()]:
+            if (code := rank.exitcode) is None:
+                continue
+            del left[number]
+            host = self._host(number)
+            killed = -code if code < 0 else None
+            ended = RankEnded(
+                attempt=1, rank=number, exit_code=None if killed else code, signal=killed
+            )
+            await asyncio.sleep(0)  # what it said before comes first
+            exited = host.hear(ended)
+            if exited is not None:
+                await self._report(await with_last_lines(host, exited))
+
+    async def _report(self, report: Exited | Evidence | Stopped) -> None:
+        await self._decide([event_of(report, time.time())])
+
+    async def _decide(self, events: list[Event]) -> None:
+        for event in events:
+            for action in self._happened(event):
+                await self._perform(action)
+
+    def _happened(self, event: Event) -> tuple[Action, ...]:
+        self.events.append(event)
+        return self.job.tell(event)
+
+    async def _perform(self, action: Action) -> None:
+        match action:
+            case StopAttempt():
+                self.lookout.end()
+                self.stop_by = time.monotonic() + action.grace_s
+                for host in self.hosts:
+                    await host.stop(0.0)
+            case GatherEvidence(ended=True):
+                self.heard = [await gather_last(host) for host in self.hosts]
+                for evidence in self.heard:
+                    await self._report(evidence)
+            case JudgeHang():
+                judged = judged_of(self.run, 1, self.heard)
+                await self._decide([replace(judged, at=time.time())])
+            case _:
+                pass
+
+    async def _conclude(self) -> None:
+        """As agents tell that no process is left."""
+        for host in self.hosts:
+            codes = [record.ended.exit_code for record in host.ranks.values() if record.ended]
+            finished = codes == [0] * PER_HOST
+            await self._report(Stopped(attempt=1, host=host.place.host, finished=finished))
