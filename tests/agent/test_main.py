@@ -182,7 +182,10 @@ def test_what_a_scheduler_signals_a_follower_leaves_to_the_leader(
     async def signalled(agent: Agent) -> int:
         for number in WARNINGS if words else (signal.SIGTERM,):
             os.kill(os.getpid(), number)
-        await asyncio.sleep(0.05)
+        if left:
+            await until(lambda: agent.exit_code is not None, "the signal")
+        else:
+            await asyncio.sleep(0.05)
         codes.append(agent.exit_code)
         return exits.OK
 

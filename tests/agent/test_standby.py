@@ -84,10 +84,13 @@ def test_a_run_does_not_wait_for_what_is_being_tried(tmp_path: Path) -> None:
 def test_what_is_given_up_is_killed_with_its_launcher(tmp_path: Path) -> None:
     async def script(standby: Standby) -> int:
         told = f"echo $PPID > {tmp_path}/pid; exec sleep 60"
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(standby.try_out(["sh", "-c", told], os.environ, ""), 3.0)
+        trying = asyncio.create_task(standby.try_out(["sh", "-c", told], os.environ, ""))
+        pid = tmp_path / "pid"
+        launcher = await until(lambda: pid.exists() and pid.read_text(), "what is tried")
+        trying.cancel()
+        await asyncio.gather(trying, return_exceptions=True)
         assert standby.waiting is None
-        return int((tmp_path / "pid").read_text())
+        return int(launcher)
 
     assert is_gone(play(tmp_path, script))
 
