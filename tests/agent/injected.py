@@ -31,7 +31,8 @@ from tests.trainer.forked import FORKING
 from tests.trainer.trainer_launch import environments, tiny
 from trainer.environment import torch_defaults
 
-EVIDENCE_S = 5.0
+EVIDENCE_S = 15.0
+"""A limit: ranks that can answer do at once. One that is stopped is waited for."""
 PER_HOST = 2
 STILL_S = 2.0
 WAIT_S = 240.0

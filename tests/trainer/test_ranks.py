@@ -106,7 +106,11 @@ def test_ranks_that_torchrun_starts_again_meet_and_go_on(tmp_path: Path) -> None
     config = tiny(out, parallel={"dp_shard": 2}, steps=6, checkpoint=saving)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += ["--max-restarts=1", "--monitor-interval=0.1", "--master-addr=127.0.0.1"]
-    command += [f"--master-port={free_port(LOOPBACK)}", FAULTY, write(tmp_path / "config.json", config)]
+    command += [
+        f"--master-port={free_port(LOOPBACK)}",
+        FAULTY,
+        write(tmp_path / "config.json", config),
+    ]
     run = subprocess.run(
         command,
         env={
