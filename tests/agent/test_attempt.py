@@ -90,7 +90,7 @@ import os, pathlib, sys, time
 up = pathlib.Path(sys.argv[0] + ".up")
 if os.environ["RANK"] == "0":
     up.touch()
-    time.sleep(60)
+    time.sleep(600)
 while not up.exists():
     time.sleep(0.01)
 sys.exit(9)
@@ -187,7 +187,7 @@ def test_what_a_rank_left_running_is_killed_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.agent.attempt.REAP_S", 0.2)
-    program = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n"
+    program = "import os, time\nif os.fork() == 0:\n    time.sleep(600)\n"
     _, (_, stopped) = play(tmp_path, program, nothing)
     assert stopped.finished
 

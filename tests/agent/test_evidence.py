@@ -25,7 +25,7 @@ import faulthandler, signal, sys, time
 faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "a"), all_threads=True)
 print("ready", flush=True)
 def waits_here():
-    time.sleep(60)
+    time.sleep(600)
 waits_here()
 """
 
@@ -59,7 +59,7 @@ def test_a_signal_to_a_process_that_has_ended_is_no_error() -> None:
 
 @pytest.mark.process
 def test_the_state_of_a_process_is_linuxs_letter() -> None:
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "600"])
     try:
         wait_for(lambda: process_state(child.pid) == "S", "S")
         os.kill(child.pid, signal.SIGSTOP)
@@ -78,7 +78,7 @@ def test_whoever_has_a_file_open_is_found(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with lock.open("w") as file:
         assert holders(lock) == [], "oneself does not count"
-        child = subprocess.Popen(["sleep", "60"], stdout=file)
+        child = subprocess.Popen(["sleep", "600"], stdout=file)
         try:
             wait_for(lambda: holders(lock) == [child.pid], "the child")
         finally:

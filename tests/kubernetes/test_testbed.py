@@ -149,7 +149,7 @@ def executed(kube: KubeTestbed, script: str) -> tuple[str, int]:
             stderr=True,
             _preload_content=False,
         )
-        told.run_forever(timeout=60)
+        told.run_forever(timeout=240)
         said = told.read_stdout().strip(), told.returncode
         told.sock.shutdown()  # close() leaves a socket open that the server closed first
         return said
