@@ -12,7 +12,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# In the order that tests/conftest.py gives them.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 SLURM_TESTBED := slurm/testbed/slurm_testbed.sh
@@ -48,10 +49,10 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 test: check
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) --randomly-seed=1 -m "not slow and not gpu"
 
 test-all: check
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) --hypothesis-profile=explore -m "not gpu"
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -32,8 +32,14 @@ class Stopwatch:
     step after it, as it does in the time between two steps.
     """
 
-    def __init__(self, new_event: Callable[[], Event] | None = None) -> None:
+    def __init__(
+        self,
+        new_event: Callable[[], Event] | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._new_event = new_event
+        self._clock = clock
         self._seconds: defaultdict[Part, float] = defaultdict(float)
         self._running: list[tuple[Part, Event, Event]] = []
         self._alone_since: float | Event | None = None
@@ -54,14 +60,14 @@ class Stopwatch:
     @contextmanager
     def host_part(self, part: Part) -> Iterator[None]:
         """Of the time that the host spends inside."""
-        begun = time.perf_counter()
+        begun = self._clock()
         yield
-        self._seconds[part] += time.perf_counter() - begun
+        self._seconds[part] += self._clock() - begun
 
     def leaves(self) -> None:
         """All ranks have come to the end of a collective: from here on this one works alone."""
         if self._new_event is None:
-            self._alone_since = time.perf_counter()
+            self._alone_since = self._clock()
             return
         begin = self._new_event()
         begin.record()
@@ -73,7 +79,7 @@ class Stopwatch:
         if begin is None:
             return
         if isinstance(begin, float):
-            self._seconds["own"] += time.perf_counter() - begin
+            self._seconds["own"] += self._clock() - begin
             return
         assert self._new_event is not None
         end = self._new_event()

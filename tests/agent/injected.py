@@ -33,7 +33,8 @@ from tests.trainer.forked import FORKING
 from tests.trainer.trainer_launch import environments, tiny
 from trainer.environment import torch_defaults
 
-EVIDENCE_S = 5.0
+EVIDENCE_S = 15.0
+"""A limit: ranks that can answer do at once. One that is stopped is waited for."""
 PER_HOST = 2
 OWN_FAULTS = "INJECTED"
 """Environment variable: JSON of what `_inject` does to this rank."""

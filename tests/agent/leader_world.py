@@ -6,15 +6,16 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 
+from orchestrator.agent.connections import Connection
 from orchestrator.agent.errands import Planners
-from orchestrator.agent.leader import Granted, Leader, take_over
+from orchestrator.agent.leader import DETECT_S, Granted, Leader, take_over
 from orchestrator.agent.whereabouts import Term, leader_of
 from orchestrator.contract.actions import EndJob, Requeue
 from orchestrator.contract.codec import decode, encode_tagged
@@ -24,6 +25,7 @@ from orchestrator.contract.launch import Allocation
 from orchestrator.contract.protocol import (
     AGENT_PATH,
     CANCEL_PATH,
+    Digest,
     Exited,
     OfferPort,
     Order,
@@ -37,11 +39,23 @@ from orchestrator.contract.protocol import (
 from orchestrator.contract.rundir import RunDir
 from orchestrator.supervise.log import Journal, read
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.system import SystemClock
-from tests.agent.world import LAUNCH, TOKEN, WAIT_S, FakeBackend, a_job, until
+from tests.agent.world import (
+    LAUNCH,
+    TOKEN,
+    WAIT_S,
+    FakeBackend,
+    LoopClock,
+    a_job,
+    run_with_clock,
+    until,
+)
 
 T = TypeVar("T")
 NAME = "the-leader"
+SILENT_S = 60.0
+"""After which these leaders give up an agent: those that tests play do not speak by themselves."""
+LOOKS = 2 * DETECT_S
+"""Time enough for a leader to look again, and too little for it to think that it stood still."""
 
 
 @dataclass
@@ -69,12 +83,16 @@ class FakeAgent:
             )
         )
 
+    async def next_order(self) -> Order:
+        message = await self.ws.receive(timeout=WAIT_S)
+        assert message.type is aiohttp.WSMsgType.TEXT, message
+        order: Order = decode(Order, json.loads(message.data))
+        return order
+
     async def hear(self, kind: type[T]) -> T:
         """The next order, which must be of this kind; pulses do not count."""
         while True:
-            message = await self.ws.receive(timeout=WAIT_S)
-            assert message.type is aiohttp.WSMsgType.TEXT, message
-            order: Order = decode(Order, json.loads(message.data))
+            order = await self.next_order()
             if isinstance(order, Pulse):
                 assert order.launch == LAUNCH
                 continue
@@ -95,8 +113,10 @@ class Led:
     session: aiohttp.ClientSession
     url: str
     backend: FakeBackend
+    clock: LoopClock
     task: "asyncio.Task[EndJob | Requeue]"
-    pids: dict[str, int] = field(default_factory=dict)
+    looks: int = 0
+    """How often the leader has looked who is silent."""
 
     def events(self, kind: type[T]) -> list[T]:
         return [e.event for e in read(self.run_dir.journal) if isinstance(e.event, kind)]
@@ -121,6 +141,17 @@ class Led:
         await go(zero, one, attempt)
         return zero, one
 
+    async def pass_time(self, *speaking: FakeAgent) -> None:
+        """As much as lies between two looks of the leader or more, in which these agents speak."""
+        connections = self.leader.connections.by_host
+        for agent in speaking:
+            before = connections[agent.host].heard
+            await agent.say(Digest(attempt=0, ranks=()))
+            await until(partial(_later, connections[agent.host], before), "its word")
+        looks = self.looks
+        self.clock.put_forward(LOOKS)
+        await until(lambda: self.looks > looks, "a look")
+
     async def post(self, headers: dict[str, str], body: bytes = b'{"by": "me"}') -> int:
         headers = {"Content-Type": "application/json", **headers}
         async with self.session.post(self.url + CANCEL_PATH, data=body, headers=headers) as answer:
@@ -140,13 +171,13 @@ async def go(first: FakeAgent, second: FakeAgent, attempt: int) -> tuple[Start, 
 
 @contextlib.asynccontextmanager
 async def led(
-    folder: Path, allocation: Allocation | None = None, **more: Any
+    folder: Path, clock: LoopClock, allocation: Allocation | None = None, **more: Any
 ) -> AsyncIterator[Led]:
-    run_dir, clock = RunDir(folder), SystemClock()
+    run_dir = RunDir(folder)
     guard = partial(check_leader, run_dir.fence, NAME)
     with Journal(run_dir.journal, clock, guard=guard) as journal:
         supervisor = Supervisor(journal)
-        supervisor.feed(a_job(folder, **more))
+        supervisor.feed(a_job(folder, **{"agent_timeout": SILENT_S, **more}))
         backend = FakeBackend()
         take_over(run_dir, NAME)
         granted = Granted(term=Term(LAUNCH), allocation=allocation)
@@ -157,18 +188,29 @@ async def led(
             try:
                 where = await until(lambda: leader_of(run_dir, Term(LAUNCH)), "leader.json")
                 url = f"http://{where['address']}:{where['port']}"
-                yield Led(leader, run_dir, session, url, backend, task)
+                job = Led(leader, run_dir, session, url, backend, clock, task)
+                vars(leader)["_look"] = partial(_counted, job, leader._look)
+                yield job
             finally:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
 
+def _later(connection: Connection, than: float) -> bool:
+    return connection.heard > than
+
+
+def _counted(job: Led, look: Callable[[float], None], at: float) -> None:
+    job.looks += 1
+    look(at)
+
+
 def play(folder: Path, script: Callable[[Led], Awaitable[T]], **more: Any) -> T:
-    async def run() -> T:
-        async with led(folder, **more) as job:
+    async def run(clock: LoopClock) -> T:
+        async with led(folder, clock, **more) as job:
             return await asyncio.wait_for(script(job), WAIT_S)
 
-    return asyncio.run(run())
+    return run_with_clock(run)
 
 
 def exited(rank: int, host: str, attempt: int = 1) -> Exited:

@@ -14,6 +14,7 @@ from orchestrator.agent.standby import Standby
 from orchestrator.contract.datagrams import Beat, Raised, RankEnded, RankStarted
 from orchestrator.contract.protocol import Exited, Stopped
 from orchestrator.locks import is_free
+from orchestrator.seams import Clock
 from orchestrator.system import SystemClock
 from tests.agent.world import (
     IGNORES_TERM,
@@ -32,13 +33,18 @@ Outcome = tuple[list[Exited], Stopped]
 
 
 def play(
-    folder: Path, program: str, script: Script, ranks: int = 1, **environ: str
+    folder: Path,
+    program: str,
+    script: Script,
+    ranks: int = 1,
+    clock: Clock | None = None,
+    **environ: str,
 ) -> tuple[list[Exited], Outcome]:
     """Run an attempt and `script` beside it; what was reported meanwhile, and how it ended."""
 
     async def run() -> tuple[list[Exited], Outcome]:
         place = a_place(folder)
-        attempt = Attempt(a_start(place, program, ranks), place, SystemClock())
+        attempt = Attempt(a_start(place, program, ranks), place, clock or SystemClock())
         standby = Standby(place, os.environ)
         reports: list[Exited] = []
         ears = await listen(place.socket, lambda d: reports.extend(filter(None, [attempt.hear(d)])))
@@ -84,7 +90,7 @@ import os, pathlib, sys, time
 up = pathlib.Path(sys.argv[0] + ".up")
 if os.environ["RANK"] == "0":
     up.touch()
-    time.sleep(60)
+    time.sleep(600)
 while not up.exists():
     time.sleep(0.01)
 sys.exit(9)
@@ -100,17 +106,23 @@ sys.exit(9)
 
 @pytest.mark.process
 def test_stop_asks_ranks_to_leave_and_kills_the_one_that_ignores_it(tmp_path: Path) -> None:
+    clock = TurnedClock()
+
     async def stop(attempt: Attempt) -> None:
         await started(2)(attempt)
         log = attempt.log_dir / "rank-0.log"
         await until(lambda: log.exists() and log.read_text() == "ready\n", "the stubborn rank")
-        await attempt.stop(0.3)
+        stopping = asyncio.create_task(attempt.stop(5.0))
+        await until(lambda: attempt.ranks[1].ended, "the end of the other")
+        assert not attempt.ranks[0].ended
+        clock.sleep(5.0)
+        await stopping
 
     program = f"import os\nif os.environ['RANK'] == '1':\n    {SLEEPS}\n{IGNORES_TERM}"
-    reports, (unseen, stopped) = play(tmp_path, program, stop, ranks=2)
-    # torchrun may end the other before the grace is over; nobody sees the stubborn one die.
+    reports, (unseen, stopped) = play(tmp_path, program, stop, ranks=2, clock=clock)
     ends = {report.ended.rank: report for report in (*reports, *unseen)}
     assert ends[1].ended.signal == signal.SIGTERM
+    # Nobody may see the stubborn one die.
     assert ends[0].ended.signal is None or ends[0].ended.signal == signal.SIGKILL
     assert all(report.stopped for report in ends.values())
     assert not stopped.finished
@@ -175,7 +187,7 @@ def test_what_a_rank_left_running_is_killed_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.agent.attempt.REAP_S", 0.2)
-    program = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n"
+    program = "import os, time\nif os.fork() == 0:\n    time.sleep(600)\n"
     _, (_, stopped) = play(tmp_path, program, nothing)
     assert stopped.finished
 

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,20 +11,21 @@ import pytest
 from orchestrator.agent.evidence import (
     LOG_LINES,
     STACK_LINES,
+    STACK_POLL_S,
     gather_stacks,
     holders,
     last_lines,
     process_state,
     send_signal,
 )
-from tests.agent.world import WAIT_S, wait_for
+from tests.agent.world import WAIT_S, LoopClock, run_with_clock, until, wait_for
 
 ANSWERS = """
 import faulthandler, signal, sys, time
 faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "a"), all_threads=True)
 print("ready", flush=True)
 def waits_here():
-    time.sleep(60)
+    time.sleep(600)
 waits_here()
 """
 
@@ -57,7 +59,7 @@ def test_a_signal_to_a_process_that_has_ended_is_no_error() -> None:
 
 @pytest.mark.process
 def test_the_state_of_a_process_is_linuxs_letter() -> None:
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "600"])
     try:
         wait_for(lambda: process_state(child.pid) == "S", "S")
         os.kill(child.pid, signal.SIGSTOP)
@@ -76,7 +78,7 @@ def test_whoever_has_a_file_open_is_found(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with lock.open("w") as file:
         assert holders(lock) == [], "oneself does not count"
-        child = subprocess.Popen(["sleep", "60"], stdout=file)
+        child = subprocess.Popen(["sleep", "600"], stdout=file)
         try:
             wait_for(lambda: holders(lock) == [child.pid], "the child")
         finally:
@@ -111,6 +113,19 @@ def test_one_that_closes_other_files_while_it_is_looked_at_is_found(tmp_path: Pa
         child.wait(WAIT_S)
 
 
+async def answered(
+    pids: list[tuple[int, int]], folder: Path, clock: LoopClock
+) -> dict[int, tuple[str, ...]]:
+    """What there is when rank 0 has answered and time is over."""
+    gathering = asyncio.create_task(gather_stacks(pids, folder, WAIT_S))
+    stacks = folder / "rank-0.stacks"
+    await until(lambda: "waits_here" in stacks.read_text(), "an answer")
+    while not gathering.done():
+        clock.put_forward(STACK_POLL_S)
+        await asyncio.sleep(0)
+    return gathering.result()
+
+
 @pytest.mark.process
 def test_stacks_come_from_ranks_that_answer_and_not_from_one_that_is_stopped(
     tmp_path: Path,
@@ -132,7 +147,7 @@ def test_stacks_come_from_ranks_that_answer_and_not_from_one_that_is_stopped(
         gone = subprocess.Popen(["true"])
         gone.wait(WAIT_S)
         pids = [(0, children[0].pid), (1, children[1].pid), (2, gone.pid)]
-        stacks = asyncio.run(gather_stacks(pids, tmp_path, 0.5))
+        stacks = run_with_clock(partial(answered, pids, tmp_path))
     finally:
         for child in children:
             child.kill()
@@ -144,4 +159,4 @@ def test_stacks_come_from_ranks_that_answer_and_not_from_one_that_is_stopped(
 
 
 def test_nobody_to_ask_is_answered_soon(tmp_path: Path) -> None:
-    assert asyncio.run(asyncio.wait_for(gather_stacks([], tmp_path, 60.0), 5.0)) == {}
+    assert asyncio.run(asyncio.wait_for(gather_stacks([], tmp_path, 1e6), WAIT_S)) == {}

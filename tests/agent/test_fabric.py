@@ -5,8 +5,8 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.locks import is_free
 from orchestrator.supervise.fabric import judge
 from orchestrator.system import SystemClock
-from tests.agent.world import wait_for
+from tests.agent.world import WAIT_S, LoopClock, run_with_clock, until, wait_for
 from trainer.fabric import turns
 
 HOSTS = ("node1", "node2", "node3")
@@ -82,6 +82,8 @@ def check(folder: Path, timeout_s: float, stopped: int | None = None) -> dict[st
 
     async def all_hosts() -> list[Checked]:
         standbys = [Standby(place, os.environ) for place in places]
+        # Torch is there before the time of the check begins.
+        await asyncio.gather(*(one.try_out(["true"], os.environ, "") for one in standbys))
         checks = [
             check_fabric(
                 an_order(rank, port, timeout_s), places[rank], standby, os.environ, SystemClock()
@@ -95,16 +97,14 @@ def check(folder: Path, timeout_s: float, stopped: int | None = None) -> dict[st
 
     reports = {report.host: report for report in asyncio.run(all_hosts())}
     for host in HOSTS:
-        deadline = time.monotonic() + 20
-        while not is_free(RunDir(folder / "job").ranks_lock(host)):
-            assert time.monotonic() < deadline, f"a process of {host} is left"
-            time.sleep(0.02)
+        lock = RunDir(folder / "job").ranks_lock(host)
+        wait_for(partial(is_free, lock), f"the end of all processes of {host}")
     return reports
 
 
 @pytest.mark.process
 def test_three_hosts_that_are_well_reduce_and_name_nobody(tmp_path: Path) -> None:
-    reports = check(tmp_path, timeout_s=100.0)
+    reports = check(tmp_path, timeout_s=WAIT_S)
     assert [report.state for report in reports.values()] == ["ok"] * 3
     for host, report in reports.items():
         assert {link.peer for link in report.links} == set(HOSTS) - {host}
@@ -162,21 +162,33 @@ def playing(folder: Path, program: str) -> str:
 def test_whatever_the_child_does_there_is_an_answer(
     tmp_path: Path, program: str, state: str, why: str
 ) -> None:
-    report = ask(a_place(tmp_path, "node1", playing(tmp_path, program)), timeout_s=20.0)
+    report = ask(a_place(tmp_path, "node1", playing(tmp_path, program)), timeout_s=WAIT_S)
     assert (report.host, report.state, report.why) == ("node1", state, why)
 
 
 @pytest.mark.process
 def test_a_child_that_gives_no_answer_is_killed(tmp_path: Path) -> None:
     python = playing(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
-    report = ask(a_place(tmp_path, "node1", python), timeout_s=5.0)
-    assert (report.state, report.why) == ("broke", "its check gave no answer within 5 s")
-    pid = int((tmp_path / "pid").read_text())
+    place = a_place(tmp_path, "node1", python)
+
+    async def script(clock: LoopClock) -> tuple[Checked, int]:
+        standby = Standby(place, os.environ)
+        order = an_order(0, 1, WAIT_S)
+        checking = asyncio.create_task(check_fabric(order, place, standby, os.environ, clock))
+        told = tmp_path / "pid"
+        pid = await until(lambda: told.exists() and told.read_text(), "the child")
+        clock.put_forward(WAIT_S)
+        report = await checking
+        await standby.close()
+        return report, int(pid)
+
+    report, pid = run_with_clock(script)
+    assert (report.state, report.why) == ("broke", "its check gave no answer within 240 s")
     wait_for(lambda: process_state(pid) in ("gone", "Z"), "the end of the child")
 
 
 def test_a_python_that_is_not_there_is_an_answer_too(tmp_path: Path) -> None:
-    report = ask(a_place(tmp_path, "node1", str(tmp_path / "none")), timeout_s=20.0)
+    report = ask(a_place(tmp_path, "node1", str(tmp_path / "none")), timeout_s=WAIT_S)
     assert report.state == "broke"
     assert report.why.startswith("the check could not be started")
 

@@ -9,7 +9,7 @@ from orchestrator.agent.gathering import with_last_lines
 from orchestrator.contract.datagrams import RankEnded, RankStarted
 from orchestrator.contract.protocol import Exited
 from orchestrator.system import SystemClock
-from tests.agent.world import a_place, a_start
+from tests.agent.world import WAIT_S, LoopClock, a_place, a_start, run_with_clock
 
 GONE = 2_000_000_000
 
@@ -38,17 +38,16 @@ def test_a_log_that_does_not_answer_holds_nobody_up_and_is_named(
     attempt, exited, log = ended(tmp_path)
     os.mkfifo(log)
 
-    async def look() -> tuple[Exited, int]:
-        telling = asyncio.create_task(with_last_lines(attempt, exited, 0.3))
-        turns = 0
-        while not telling.done():
-            await asyncio.sleep(0.01)
-            turns += 1
+    async def look(clock: LoopClock) -> Exited:
+        attempt.clock = clock
+        telling = asyncio.create_task(with_last_lines(attempt, exited, WAIT_S))
+        await asyncio.sleep(0)
+        clock.put_forward(WAIT_S)  # the agent does other things meanwhile
+        told = await telling
         os.close(os.open(log, os.O_WRONLY))  # the thread that reads may go
-        return telling.result(), turns
+        return told
 
-    told, turns = asyncio.run(look())
-    assert turns > 3, "the agent does other things meanwhile"
+    told = run_with_clock(look)
     assert "did not answer" in told.log_tail[0]
     assert str(log) in told.log_tail[0]
-    assert told.age_s >= 0.3, "that the rank ended is not told as later than it was"
+    assert told.age_s >= exited.age_s + WAIT_S, "that it ended is not told as later than it was"

@@ -58,7 +58,7 @@ def test_nobody_listening_is_no_error(host: Host) -> None:
 
 
 def test_the_rank_gets_the_groups_sigterm_and_its_keeper_outlives_it(host: Host) -> None:
-    keeper = subprocess.Popen(host.rank("sleep", "60"), env=host.environ, start_new_session=True)
+    keeper = subprocess.Popen(host.rank("sleep", "600"), env=host.environ, start_new_session=True)
     host.hear_start()
     # At once: the rank may not even have begun, and must get it all the same.
     os.killpg(keeper.pid, signal.SIGTERM)
@@ -67,7 +67,7 @@ def test_the_rank_gets_the_groups_sigterm_and_its_keeper_outlives_it(host: Host)
 
 
 def test_being_asked_for_stacks_does_not_kill_a_rank_that_cannot_answer_yet(host: Host) -> None:
-    keeper = subprocess.Popen(host.rank("sleep", "60"), env=host.environ)
+    keeper = subprocess.Popen(host.rank("sleep", "600"), env=host.environ)
     child = host.hear_start().pid
     wait_for(lambda: Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"sleep"), "sleep")
     os.kill(child, signal.SIGUSR2)

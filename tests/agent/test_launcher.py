@@ -71,7 +71,7 @@ class Chain:
 @contextmanager
 def chain(host: Host) -> Iterator[Chain]:
     """agent (sh) -> torchrun (a launcher that became sh) -> keeper -> child (sleep)."""
-    script = f"{shlex.join(host.rank('sleep', '60'))} & wait"
+    script = f"{shlex.join(host.rank('sleep', '600'))} & wait"
     told = host.folder / "order"
     told.write_text(json.dumps(encode_tagged(run(host, "sh", "-c", script))) + "\n")
     place = ["--lock", str(host.lock)]
@@ -193,7 +193,7 @@ def test_a_launcher_that_waits_holds_no_lock_and_what_it_tries_does(host: Host) 
     )
     assert agent.stdin is not None
     assert agent.stdout is not None
-    locked = Try(command=("sleep", "60"), environ=host.environ, given="")
+    locked = Try(command=("sleep", "600"), environ=host.environ, given="")
     quick = Try(command=("true",), environ=host.environ, given="")
     for one in (quick, locked):
         assert is_free(host.lock)

@@ -18,6 +18,7 @@ from orchestrator.contract.datagrams import Resumed, Saved
 from orchestrator.contract.events import (
     AgentRegistered,
     EvidenceGathered,
+    HangDetected,
     HangOver,
     JobSubmitted,
     LeaderStarted,
@@ -36,6 +37,8 @@ from orchestrator.contract.protocol import (
 )
 from orchestrator.supervise.log import read
 from tests.agent.leader_world import (
+    SILENT_S,
+    FakeAgent,
     Led,
     exited,
     go,
@@ -43,6 +46,9 @@ from tests.agent.leader_world import (
     stopped,
 )
 from tests.agent.world import LAUNCH, TOKEN, WAIT_S, until
+
+INIT_S = 20.0
+"""That ranks may take to begin: longer than they do here, on any machine."""
 
 
 @pytest.mark.parametrize(
@@ -176,7 +182,7 @@ def test_a_job_that_ends_lets_every_agent_go(tmp_path: Path) -> None:
 def test_an_agent_that_does_not_leave_holds_the_leader_up_only_a_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.agent.leader.FAREWELL_S", 0.3)
+    monkeypatch.setattr("orchestrator.agent.leader.FAREWELL_S", SILENT_S)
     monkeypatch.setattr("orchestrator.agent.reception.CLOSE_S", 0.2)
 
     async def script(job: Led) -> EndJob:
@@ -187,6 +193,8 @@ def test_an_agent_that_does_not_leave_holds_the_leader_up_only_a_little(
         await zero.hear(Leave)
         late = await job.agent("host-7")
         await late.hear(Leave)
+        assert not job.task.done()
+        job.clock.put_forward(SILENT_S)
         return await job.end()
 
     assert play(tmp_path, script).state == "CANCELLED"
@@ -238,6 +246,7 @@ def test_the_first_step_is_recorded_from_the_digest(tmp_path: Path) -> None:
 def test_a_hang_is_looked_into_before_it_is_stopped(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         zero, one = await job.started()
+        await stands_still(job, zero, one)
         for agent in (zero, one):
             assert (await agent.hear(Gather)).attempt == 1
         for agent in (zero, one):
@@ -245,7 +254,13 @@ def test_a_hang_is_looked_into_before_it_is_stopped(tmp_path: Path) -> None:
         for agent in (zero, one):
             assert (await agent.hear(Stop)).attempt == 1
 
-    play(tmp_path, script, init_timeout=0.3)
+    play(tmp_path, script, init_timeout=INIT_S)
+
+
+async def stands_still(job: Led, *agents: FakeAgent) -> None:
+    """Until the leader has found out that its attempt does."""
+    while not job.events(HangDetected):
+        await job.pass_time(*agents)
 
 
 def test_an_attempt_goes_on_whose_ranks_move_while_it_is_looked_into(tmp_path: Path) -> None:
@@ -264,6 +279,7 @@ def test_an_attempt_goes_on_whose_ranks_move_while_it_is_looked_into(tmp_path: P
 
     async def script(job: Led) -> tuple[list[str], int]:
         zero, one = await job.started()
+        await stands_still(job, zero, one)
         for agent in (zero, one):
             await agent.hear(Gather)
         await zero.say(Evidence(attempt=1, host="host-0", ranks=()))
@@ -277,7 +293,7 @@ def test_an_attempt_goes_on_whose_ranks_move_while_it_is_looked_into(tmp_path: P
         kinds = [type(action).__name__ for e in read(job.run_dir.journal) for action in e.actions]
         return kinds, len(job.leader.supervisor.run.incidents)
 
-    assert play(tmp_path, script, init_timeout=0.3) == (["StartAttempt", "GatherEvidence"], 0)
+    assert play(tmp_path, script, init_timeout=INIT_S) == (["StartAttempt", "GatherEvidence"], 0)
 
 
 def test_the_leader_takes_the_port_that_it_is_told_unless_another_has_it() -> None:

@@ -1,17 +1,15 @@
 """What a leader survives: lost agents and lines, a full disk, nonsense, its own standstill."""
 
-import asyncio
-import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.contract.codec import decode
 from orchestrator.contract.events import AgentLost, AgentRegistered, Event
 from orchestrator.contract.protocol import (
+    PULSE_S,
     Digest,
-    Order,
     Pulse,
     Start,
     Stop,
@@ -19,21 +17,22 @@ from orchestrator.contract.protocol import (
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
 from tests.agent.leader_world import (
-    FakeAgent,
+    SILENT_S,
     Led,
     exited,
     go,
     play,
     stopped,
 )
-from tests.agent.world import until
+from tests.agent.world import WAIT_S, until
 
 
 def test_an_agent_that_falls_silent_is_lost_and_replaced(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         zero, one = await job.started()
-        chatting = asyncio.create_task(chat(zero))
-        lost = await job.happens(AgentLost)
+        while not (found := job.events(AgentLost)):
+            await job.pass_time(zero)
+        (lost,) = found
         assert lost.host == "host-1"
         assert lost.why.startswith("it said nothing for")
         await zero.hear(Stop)
@@ -41,15 +40,8 @@ def test_an_agent_that_falls_silent_is_lost_and_replaced(tmp_path: Path) -> None
         # It was only frozen: what it says is no longer heard, and it has to come again.
         await one.say(Digest(attempt=1, ranks=()))
         await one.is_closed()
-        chatting.cancel()
 
-    play(tmp_path, script, agent_timeout=0.8)
-
-
-async def chat(agent: FakeAgent) -> None:
-    while True:
-        await agent.say(Digest(attempt=0, ranks=()))
-        await asyncio.sleep(0.05)
+    play(tmp_path, script)
 
 
 def test_that_a_host_cannot_be_replaced_does_not_end_the_leader(tmp_path: Path) -> None:
@@ -65,7 +57,11 @@ def test_that_a_host_cannot_be_replaced_does_not_end_the_leader(tmp_path: Path) 
     play(tmp_path, script, agent_timeout=0.3)
 
 
-def test_an_agent_that_comes_back_in_time_is_not_lost_and_is_told_again(tmp_path: Path) -> None:
+def test_an_agent_that_comes_back_in_time_is_not_lost_and_is_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.agent.connections.RECONNECT_S", SILENT_S)
+
     async def script(job: Led) -> None:
         zero, one = await job.started()
         await one.ws.close()
@@ -86,7 +82,9 @@ def test_orders_go_to_the_new_connection_even_while_the_old_one_looks_alive(
         zero, one = await job.started()
         back = await job.agent("host-1")  # and `one` is not closed: half-open, as after a cut
         assert (await back.hear(Start)).attempt == 1
-        await asyncio.sleep(1.1)  # the old connection's pulse comes, and it waits for more
+        for _ in range(2):  # the old connection's pulse comes, and it waits for more
+            job.clock.put_forward(PULSE_S)
+            assert isinstance(await one.next_order(), Pulse)
         await zero.say(exited(0, "host-0"))
         assert (await back.hear(Stop)).attempt == 1
         await one.say(Digest(attempt=1, ranks=()))
@@ -158,38 +156,39 @@ def test_a_journal_that_cannot_be_written_is_tried_again_and_nothing_is_lost(
 def test_a_slow_disk_does_not_silence_the_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import time
-
-    append = Journal.append
+    append, written = Journal.append, threading.Event()
 
     def slow(journal: Journal, event: Event, *rest: Any) -> Any:
         if isinstance(event, AgentRegistered):
-            time.sleep(2.5)
+            assert written.wait(WAIT_S)
         return append(journal, event, *rest)
 
     monkeypatch.setattr(Journal, "append", slow)
 
     async def script(job: Led) -> None:
         zero = await job.agent("host-0")
-        for _ in range(2):
-            message = await zero.ws.receive(timeout=1.5)
-            assert isinstance(decode(Order, json.loads(message.data)), Pulse)
-        assert job.events(AgentRegistered) == []
+        try:
+            for _ in range(2):
+                job.clock.put_forward(PULSE_S)
+                assert isinstance(await zero.next_order(), Pulse)
+            assert job.events(AgentRegistered) == []
+        finally:
+            written.set()
+        await job.happens(AgentRegistered)
 
     play(tmp_path, script)
 
 
 def test_a_leader_that_stood_still_blames_nobody(tmp_path: Path) -> None:
-    import time
-
     async def script(job: Led) -> None:
         zero, _ = await job.started()
-        time.sleep(1.5)  # the whole process, as a machine that swaps
-        await asyncio.sleep(0.3)
+        job.clock.put_forward(SILENT_S + 1.0)  # the whole process, as a machine that swaps
+        for _ in range(3):
+            await job.pass_time()
         assert job.events(AgentLost) == []
         await zero.say(stopped("host-0", finished=True))
 
-    play(tmp_path, script, agent_timeout=1.3)
+    play(tmp_path, script)
 
 
 def test_a_defect_in_deciding_ends_the_leader_at_once(

@@ -4,12 +4,12 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from orchestrator.agent.errands import Errands
-from orchestrator.agent.leader import DETECT_S, FENCE_S
 from orchestrator.contract.actions import ReplaceAgent, Requeue
 from orchestrator.contract.events import (
     AgentLost,
@@ -18,6 +18,7 @@ from orchestrator.contract.events import (
     HostsChecked,
     HostUnavailable,
     LeaveAsked,
+    RankExited,
     Replanned,
     ReplanRefused,
 )
@@ -42,6 +43,16 @@ from tests.agent.world import LAUNCH, WAIT_S, a_plan, until
 GRANTED = Allocation(id="7", restarts=0, hosts=("host-0", "host-1"))
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is waited for in vain here, or ends by itself, is waited for but a moment."""
+    monkeypatch.setattr("orchestrator.agent.errands.NOTICES_S", 0.05)
+    monkeypatch.setattr("orchestrator.agent.errands.REQUEUE_RETRY_S", 0.05)
+    monkeypatch.setattr("orchestrator.agent.errands.CUT_OFF_POLL_S", 0.05)
+    monkeypatch.setattr("orchestrator.agent.connections.RECONNECT_S", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_job_that_is_asked_to_leave_is_queued_again_before_its_agents_go(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         job.backend.cause, job.backend.busy = "preempted", 1
@@ -62,12 +73,6 @@ def test_a_job_that_is_asked_to_leave_is_queued_again_before_its_agents_go(tmp_p
     play(tmp_path, script, allocation=GRANTED)
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.agent.errands.NOTICES_S", 0.05)
-    monkeypatch.setattr("orchestrator.agent.errands.REQUEUE_RETRY_S", 0.05)
-
-
 @pytest.mark.usefixtures("impatient")
 def test_what_the_scheduler_holds_against_a_host_is_told_once(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
@@ -84,6 +89,7 @@ def test_what_the_scheduler_holds_against_a_host_is_told_once(tmp_path: Path) ->
     play(tmp_path, script, allocation=GRANTED)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_host_that_the_scheduler_took_is_nobodys_fault(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         job.backend.evicted = {"host-1": "Evicted"}
@@ -113,6 +119,7 @@ def test_one_that_the_scheduler_took_and_replaced_at_once_is_nobodys_fault(tmp_p
     play(tmp_path, script, allocation=replace(GRANTED, successor_s=300.0))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_host_where_no_agent_can_be_had_makes_the_job_smaller(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         job.backend.broken = True
@@ -132,6 +139,7 @@ def test_a_host_where_no_agent_can_be_had_makes_the_job_smaller(tmp_path: Path) 
     play(tmp_path, script, shrink=True)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_whatever_keeps_a_smaller_plan_from_being_made_is_told(tmp_path: Path) -> None:
     """Also what is no plan's fault: a profile that lay in a file which is gone."""
 
@@ -188,17 +196,26 @@ def test_a_leader_that_was_replaced_leaves_the_journal_alone(tmp_path: Path) -> 
     play(tmp_path, script)
 
 
-def test_a_leader_that_cannot_read_the_fence_waits_with_what_it_writes(tmp_path: Path) -> None:
+def is_in(words: str, log: pytest.LogCaptureFixture) -> bool:
+    return words in log.text
+
+
+def test_a_leader_that_cannot_read_the_fence_waits_with_what_it_writes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def script(job: Led) -> None:
         zero, _ = await job.started()
         fence = job.run_dir.fence
         fence.unlink()
         fence.mkdir()
-        await asyncio.sleep(DETECT_S)  # what was being written is on disk
-        before = job.run_dir.journal.read_bytes()
         await zero.say(exited(0, "host-0"))
-        await asyncio.sleep(2 * FENCE_S)
+        await until(lambda: "the journal cannot be written" in caplog.text, "what it would write")
+        before = job.run_dir.journal.read_bytes()
+        caplog.clear()
+        for said in ("the journal cannot be written", "is not known"):
+            await until(partial(is_in, said, caplog), "another try, and another look")
         assert not job.task.done()
+        assert job.events(RankExited) == []
         assert job.run_dir.journal.read_bytes() == before
         fence.rmdir()
         write_fence(fence, Fence(leader=NAME, attempt=1))
@@ -239,11 +256,9 @@ def test_errands_do_not_end_with_the_scheduler_being_down(tmp_path: Path) -> Non
     play(tmp_path, script, allocation=GRANTED)
 
 
-def test_a_leader_that_hears_nobody_blames_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("impatient")
+def test_a_leader_that_hears_nobody_blames_nobody(tmp_path: Path) -> None:
     """Cut off from agents and scheduler alike; what it hears afterwards was never lost."""
-    monkeypatch.setattr("orchestrator.agent.errands.CUT_OFF_POLL_S", 0.05)
 
     async def script(job: Led) -> None:
         job.backend.mute = True

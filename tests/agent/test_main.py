@@ -72,7 +72,7 @@ def test_what_a_former_agents_rank_left_running_is_killed(run_dir: RunDir) -> No
     ranks = run_dir.ranks_lock("host-0")
     fd = os.open(ranks, os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_SH)
-    orphan = subprocess.Popen(["sleep", "60"], pass_fds=[fd])
+    orphan = subprocess.Popen(["sleep", "600"], pass_fds=[fd])
     os.close(fd)
     assert not is_free(ranks)
 
@@ -182,7 +182,10 @@ def test_what_a_scheduler_signals_a_follower_leaves_to_the_leader(
     async def signalled(agent: Agent) -> int:
         for number in WARNINGS if words else (signal.SIGTERM,):
             os.kill(os.getpid(), number)
-        await asyncio.sleep(0.05)
+        if left:
+            await until(lambda: agent.exit_code is not None, "the signal")
+        else:
+            await asyncio.sleep(0.05)
         codes.append(agent.exit_code)
         return exits.OK
 

@@ -1,7 +1,7 @@
 """What a host says of itself when something broke on it."""
 
 import asyncio
-import time
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from orchestrator.agent.probes import (
 from orchestrator.contract.failures import FailureRule
 from orchestrator.preflight.host import Sight, Wanted
 from orchestrator.seams import Completed
+from tests.agent.world import WAIT_S
 
 SAMPLES = Path(__file__).parents[1] / "captured" / "failures" / "samples.yaml"
 OF_KERNELS = [
@@ -92,11 +93,19 @@ def test_a_kernel_log_that_cannot_be_read_is_missing_with_why(
 def test_a_probe_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "KERNEL_S", 0.0)
 
+    over = threading.Event()
+
     def hangs(pids: object, limit_s: float) -> HostProbe:
-        time.sleep(0.5)
+        over.wait(WAIT_S)
         return HostProbe()
 
-    found = asyncio.run(probed(hangs, {}, 0.05))
+    async def look() -> HostProbe:
+        try:
+            return await probed(hangs, {}, 0.05)
+        finally:
+            over.set()
+
+    found = asyncio.run(look())
     assert found.missing == ("host probes: not done within 0 s",)
 
 

@@ -69,7 +69,7 @@ def test_what_has_been_tried_leaves_the_launcher_for_the_next(tmp_path: Path) ->
 
 def test_a_run_does_not_wait_for_what_is_being_tried(tmp_path: Path) -> None:
     async def script(standby: Standby) -> int:
-        trying = asyncio.create_task(standby.try_out(["sleep", "60"], os.environ, ""))
+        trying = asyncio.create_task(standby.try_out(["sleep", "600"], os.environ, ""))
         await until(lambda: not is_free(standby.place.lock), "what is tried")
         ran = await standby.run(["true"], os.environ, tmp_path / "log")
         code = await ran.wait()
@@ -83,18 +83,21 @@ def test_a_run_does_not_wait_for_what_is_being_tried(tmp_path: Path) -> None:
 
 def test_what_is_given_up_is_killed_with_its_launcher(tmp_path: Path) -> None:
     async def script(standby: Standby) -> int:
-        told = f"echo $PPID > {tmp_path}/pid; exec sleep 60"
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(standby.try_out(["sh", "-c", told], os.environ, ""), 3.0)
+        told = f"echo $PPID > {tmp_path}/pid; exec sleep 600"
+        trying = asyncio.create_task(standby.try_out(["sh", "-c", told], os.environ, ""))
+        pid = tmp_path / "pid"
+        launcher = await until(lambda: pid.exists() and pid.read_text(), "what is tried")
+        trying.cancel()
+        await asyncio.gather(trying, return_exceptions=True)
         assert standby.waiting is None
-        return int((tmp_path / "pid").read_text())
+        return int(launcher)
 
     assert is_gone(play(tmp_path, script))
 
 
 def test_a_launcher_that_is_killed_meanwhile_is_an_answer(tmp_path: Path) -> None:
     async def script(standby: Standby) -> Tried:
-        return await standby.try_out(["sh", "-c", "kill -9 $PPID; exec sleep 60"], os.environ, "")
+        return await standby.try_out(["sh", "-c", "kill -9 $PPID; exec sleep 600"], os.environ, "")
 
     assert play(tmp_path, script) == Tried(code=-9, out="", err="the launcher was killed")
 

@@ -6,10 +6,10 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.agent.evidence import process_state
 from orchestrator.agent.torchrun import HostPlace
@@ -26,8 +26,8 @@ from orchestrator.seams import HostNotice, Sighting
 from orchestrator.supervise.state import JobPlan, Refit, Shortage
 
 TOKEN = "the-token"
-WAIT_S = 20.0
-"""Far more than anything here takes: a limit, not a wait."""
+WAIT_S = 240.0
+"""Far more than anything here takes on a machine that has much else to do: it ends a hang."""
 
 
 @dataclass
@@ -44,6 +44,48 @@ class TurnedClock:
 
     def sleep(self, seconds: float) -> None:
         self.time += seconds
+
+
+class TurnedLoop(asyncio.SelectorEventLoop):
+    """Its time passes as it does, and is put forward: then everything is due that waits for less.
+
+    So nothing need wait for a limit to be over, and limits can be longer than any machine is slow.
+    """
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+
+@dataclass(frozen=True)
+class LoopClock:
+    """The time of a loop, for what is told the time by a clock as well."""
+
+    loop: TurnedLoop
+
+    def now(self) -> float:
+        return time.time() + self.loop.ahead
+
+    def monotonic(self) -> float:
+        return self.loop.time()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def put_forward(self, seconds: float) -> None:
+        self.loop.ahead += seconds
+
+
+T = TypeVar("T")
+
+
+def run_with_clock(script: Callable[[LoopClock], Coroutine[Any, Any, T]]) -> T:
+    """`asyncio.run` of what is given the clock of its loop."""
+    with asyncio.Runner(loop_factory=TurnedLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, TurnedLoop)
+        return runner.run(script(LoopClock(loop)))
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
@@ -298,12 +340,12 @@ def a_start(
     )
 
 
-SLEEPS = "import time; time.sleep(60)"
+SLEEPS = "import time; time.sleep(600)"
 IGNORES_TERM = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

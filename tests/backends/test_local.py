@@ -26,7 +26,7 @@ fcntl.flock(fd, fcntl.LOCK_EX)
 os.ftruncate(fd, 0)
 os.write(fd, str(os.getpid()).encode())
 print("held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -111,7 +111,7 @@ def backend(tmp_path: Path) -> Iterator[LocalBackend]:
 
 def sleeping(folder: Path) -> str:
     python = folder / "python"
-    python.write_text("#!/bin/sh\necho started\nexec sleep 60\n")
+    python.write_text("#!/bin/sh\necho started\nexec sleep 600\n")
     python.chmod(0o755)
     return str(python)
 

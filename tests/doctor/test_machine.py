@@ -15,7 +15,7 @@ from orchestrator.contract.plan import Plan
 from orchestrator.doctor.machine import EARLIEST, describe_findings, examine
 from orchestrator.seams import Completed
 from orchestrator.system import SystemClock, run_command
-from tests.agent.world import TurnedClock, a_plan
+from tests.agent.world import WAIT_S, TurnedClock, a_plan
 
 
 class FakeShell:
@@ -226,7 +226,7 @@ def test_findings_are_lines_and_only_trouble_has_a_fix() -> None:
 @pytest.mark.process
 def test_a_command_is_run_to_its_end() -> None:
     script = r"echo out; printf '\377' >&2; exit 3"
-    assert run_command(["sh", "-c", script], timeout=20.0) == Completed(3, "out\n", "\ufffd")
+    assert run_command(["sh", "-c", script], timeout=WAIT_S) == Completed(3, "out\n", "\ufffd")
 
 
 @pytest.mark.process
@@ -234,7 +234,7 @@ def test_what_a_user_is_used_to_changes_no_command(monkeypatch: pytest.MonkeyPat
     habits = ["SBATCH_PARTITION", "SCANCEL_STATE", "SCONTROL_ALL", "SINFO_FORMAT", "SQUEUE_STATES"]
     for name in (*habits, "SLURM_TIME_FORMAT", "SLURM_CONF", "NDCTL_X"):
         monkeypatch.setenv(name, "x")
-    seen = run_command(["env"], timeout=20.0).out.splitlines()
+    seen = run_command(["env"], timeout=WAIT_S).out.splitlines()
     names = {line.partition("=")[0] for line in seen}
     assert {"PATH", "SLURM_CONF", "NDCTL_X"} <= names
     assert not {*habits, "SLURM_TIME_FORMAT"} & names
@@ -244,7 +244,7 @@ def test_a_program_that_is_not_there_or_may_not_be_run_is_127(tmp_path: Path) ->
     plain = tmp_path / "plain"
     plain.write_text("")
     for program in ("no-such-program-here", str(plain), str(plain / "below")):
-        done = run_command([program], timeout=20.0)
+        done = run_command([program], timeout=WAIT_S)
         assert done.code == 127
         assert done.err
 

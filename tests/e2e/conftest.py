@@ -1,12 +1,11 @@
 """One uninterrupted run, which every interrupted one must equal bit by bit."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import Ndctl, assert_nothing_left, processes_of
+from tests.e2e.job import Ndctl, assert_nothing_left, processes_of, uninterrupted
 
 
 @pytest.fixture
@@ -22,8 +21,4 @@ def ndctl(tmp_path: Path) -> Iterator[Ndctl]:
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Ndctl:
     """The finished, uninterrupted run."""
-    command = Ndctl(tmp_path_factory.mktemp("reference") / "runs")
-    begun = time.monotonic()
-    done = command.submit("--follow")
-    assert done.code == 0, f"after {time.monotonic() - begun:.0f} s: {done.out}\n{done.err}"
-    return command
+    return uninterrupted(tmp_path_factory)

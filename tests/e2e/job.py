@@ -1,5 +1,6 @@
 """A job as its user runs it: through the command line, with real agents, torchrun and ranks."""
 
+import fcntl
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "tests" / "e2e" / "job.yaml"
@@ -122,6 +125,21 @@ class Ndctl:
         raise AssertionError(f"no process of rank {rank}")
 
 
+def uninterrupted(factory: pytest.TempPathFactory) -> Ndctl:
+    """The finished job, to which nothing happened: trained once for all workers of a run."""
+    folder = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    command, whole = Ndctl(folder / "uninterrupted"), folder / "uninterrupted.json"
+    with (folder / "uninterrupted.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not whole.exists():
+            done = command.submit("--follow")
+            assert done.code == 0, done.out + done.err
+            whole.write_text(json.dumps(command.status()))
+    return command
+
+
 def wait_for(condition: Callable[[], Any], what: str, limit: float = WAIT_S) -> Any:
     deadline = time.monotonic() + limit
     while not (found := condition()):
@@ -144,7 +162,7 @@ def processes_of(run_dir: Path) -> dict[int, str]:
     return found
 
 
-def assert_nothing_left(run_dir: Path, limit: float = 20.0) -> None:
+def assert_nothing_left(run_dir: Path, limit: float = 120.0) -> None:
     wait_for(lambda: not processes_of(run_dir), f"the end of {processes_of(run_dir)}", limit)
 
 

@@ -1,6 +1,6 @@
 """Where the control plane's binaries come from: they are built once, into a cache outside the
 checkout, by `manifests/testbed/kube_envtest.sh`, which takes minutes. So the build begins as soon
-as tests on Kubernetes are collected, and those tests come last.
+as tests on Kubernetes are collected, and those tests come after others that take as long.
 
 Written as a pytest plugin; `KUBEBUILDER_ASSETS` names a directory with other binaries."""
 
@@ -43,16 +43,14 @@ def why_no_control_plane() -> str | None:
     return None if done.code == 0 else " ".join(done.err.split())[-300:] or f"code {done.code}"
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups after that
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One after the other in one worker, for they share a cluster; after all others, so that there
-    is time for the build."""
+    """One after the other in one worker, for they share a cluster."""
     ours = [item for item in items if item.get_closest_marker("kubernetes") is not None]
     for item in ours:
         item.add_marker(pytest.mark.xdist_group("kubernetes"))
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PATIENCE_S))
-    items.sort(key=lambda item: item.get_closest_marker("kubernetes") is not None)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

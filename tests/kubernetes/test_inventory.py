@@ -31,7 +31,7 @@ def api(kubeconfig: Path) -> Api:
 
 def ndctl(kube: KubeTestbed, *args: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
     environ = {**kube.environ, "KUBECONFIG": str(kubeconfig or kube.kubeconfig)}
-    done = run_within([sys.executable, "-m", "orchestrator", *args], environ, 120)
+    done = run_within([sys.executable, "-m", "orchestrator", *args], environ, 240)
     return done.code, done.out, done.err
 
 

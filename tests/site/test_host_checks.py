@@ -44,7 +44,7 @@ class Node:
                 "SLURMD_NODENAME": "node7",
                 **environ,
             },
-            timeout=60,
+            timeout=240,
             check=False,
         )
         return done.returncode

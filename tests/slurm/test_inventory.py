@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process]
 
 
 def ndctl(testbed: SlurmTestbed, *args: str) -> str:
-    return testbed.told(sys.executable, "-m", "orchestrator", *args, timeout=120)
+    return testbed.told(sys.executable, "-m", "orchestrator", *args, timeout=240)
 
 
 def inventory(testbed: SlurmTestbed, *args: str) -> dict[str, dict[str, Any]]:
@@ -78,7 +78,7 @@ def test_no_answer_is_said_in_words(slurm: SlurmTestbed) -> None:
 
 def test_a_machine_without_slurm_is_told_where_to_type_it(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "orchestrator", "inventory", "--backend", "slurm"]
-    done = run_within(argv, {"PATH": str(tmp_path)}, 60)
+    done = run_within(argv, {"PATH": str(tmp_path)}, 240)
     assert done.code == 6
     assert "there is no Slurm here" in done.err
 

@@ -25,7 +25,7 @@ PREFIX = "ndctl-slurm-"
 NOT_RUN = "NOT TESTED ON SLURM: "
 FAST: Mapping[str, str] = {"TB_LEAF": "2"}
 """Knobs of the script for every testbed; failures are quick by its own defaults."""
-COMMAND_S = 30.0
+COMMAND_S = 120.0
 
 
 @dataclass
@@ -50,11 +50,11 @@ class SlurmTestbed:
         return bool(self.knobs.get("TB_NET"))
 
     def start(self) -> None:
-        self._script("start", str(self.folder), str(self.nodes), str(self.gpus), timeout=150)
+        self._script("start", str(self.folder), str(self.nodes), str(self.gpus), timeout=300)
 
     def stop(self) -> None:
         """End every process of it, take its network away, and see that nothing is left."""
-        self._script("stop", str(self.folder), timeout=90)
+        self._script("stop", str(self.folder), timeout=240)
         if left := self.left():
             raise TestbedError(f"left behind by {self.folder}: {', '.join(left)}")
 
@@ -80,7 +80,7 @@ class SlurmTestbed:
     def net_up(self, node: str) -> None:
         self._script("net-up", str(self.folder), node)
 
-    def _script(self, verb: str, *args: str, timeout: float = 60) -> str:
+    def _script(self, verb: str, *args: str, timeout: float = 120) -> str:
         environ = {**self.environ, **self.knobs}
         done = run_within([str(SCRIPT), verb, *args], environ, timeout)
         if done.code != 0:
@@ -102,7 +102,7 @@ class SlurmTestbed:
         """In sinfo's words: `idle`, `mixed`, `down*`, …"""
         return self.told("sinfo", "-h", "-n", node, "-o", "%T").splitlines()[0]
 
-    def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 60) -> None:
+    def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 240) -> None:
         wait_until(what, holds, timeout)
 
     def restore(self) -> None:

@@ -47,7 +47,7 @@ def test_defaults_are_set_before_torch_is_there_and_what_is_set_stays(tmp_path: 
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert run.returncode == exits.OK, run.stderr

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch.distributed.distributed_c10d import _world
 
+from orchestrator.agent.sockets import free_port
 from orchestrator.contract import exits
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.mesh import Mesh
 from orchestrator.supervise.watch import CHECKPOINT_LIMIT_S
 from tests.trainer.trainer_launch import (
+    LIMIT_S,
     ROOT,
     finish,
-    free_port,
     losses_of,
     metrics_of,
     start_ranks,
@@ -37,6 +38,7 @@ from trainer.ranks import (
     train_timeout,
 )
 
+LOOPBACK = "127.0.0.1"
 FAULTY = str(Path(__file__).with_name("faulty_trainer.py"))
 
 
@@ -92,7 +94,7 @@ def timeouts() -> list[tuple[str, timedelta]]:
 def test_a_stopped_rank_fails_the_others_after_the_timeout_of_training(tmp_path: Path) -> None:
     """And a rank that comes later than that to the start is waited for."""
     config = tiny(tmp_path / "out", parallel={"dp_shard": 2}, steps=50)
-    env = {"TEST_TRAIN_TIMEOUT_S": "2", "TEST_LATE_S": "3", "NDCTL_DRILLS": drill("stop", 4)}
+    env = {"TEST_TRAIN_TIMEOUT_S": "5", "TEST_LATE_S": "6", "NDCTL_DRILLS": drill("stop", 4)}
     ranks = start_ranks([FAULTY, write(tmp_path / "config.json", config)], 2, env)
     try:
         codes = finish(ranks[:1])
@@ -101,14 +103,8 @@ def test_a_stopped_rank_fails_the_others_after_the_timeout_of_training(tmp_path:
         finish(ranks[1:])
     assert codes == [exits.FAILED]
     assert [line["step"] for line in metrics_of(tmp_path / "out")] == [1, 2, 3]
-    stopped = said_at(ranks[1].output, "drill stop")
-    assert 1.9 <= (said_at(ranks[0].output, "rank 0 failed") - stopped).total_seconds() <= 15
-    assert "imed out" in ranks[0].output
-
-
-def said_at(output: str, words: str) -> datetime:
-    line = next(line for line in output.splitlines() if words in line)
-    return datetime.strptime(line[:23] + "000+0000", "%Y-%m-%d %H:%M:%S,%f%z")
+    assert "drill stop" in ranks[1].output
+    assert "Timed out waiting 5000ms" in ranks[0].output
 
 
 @pytest.mark.process
@@ -118,7 +114,11 @@ def test_ranks_that_torchrun_starts_again_meet_and_go_on(tmp_path: Path) -> None
     config = tiny(out, parallel={"dp_shard": 2}, steps=6, checkpoint=saving)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += ["--max-restarts=1", "--monitor-interval=0.1", "--master-addr=127.0.0.1"]
-    command += [f"--master-port={free_port()}", FAULTY, write(tmp_path / "config.json", config)]
+    command += [
+        f"--master-port={free_port(LOOPBACK)}",
+        FAULTY,
+        write(tmp_path / "config.json", config),
+    ]
     run = subprocess.run(
         command,
         env={
@@ -131,7 +131,7 @@ def test_ranks_that_torchrun_starts_again_meet_and_go_on(tmp_path: Path) -> None
         },
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=LIMIT_S,
         check=False,
     )
     assert run.returncode == 0, run.stderr

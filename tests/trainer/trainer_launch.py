@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.agent.sockets import free_port
 from tests.trainer.forked import run_forked
 
 ROOT = Path(__file__).parents[2]
+LIMIT_S = 500.0
+"""For what takes seconds on a quiet machine; a test as a whole has 600."""
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 256,
@@ -74,15 +76,9 @@ def losses_of(out: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in metrics_of(out)}
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def environments(num_ranks: int, env: Mapping[str, str] | None = None) -> list[dict[str, str]]:
     """Of each rank, as torchrun makes them."""
-    port = free_port()
+    port = free_port("127.0.0.1")
     return [
         {
             **os.environ,
@@ -128,7 +124,7 @@ def start_ranks(
     return ranks
 
 
-def finish(ranks: Sequence[RankProcess], timeout: float = 240.0) -> list[int]:
+def finish(ranks: Sequence[RankProcess], timeout: float = LIMIT_S) -> list[int]:
     """The exit codes; whatever has not ended in time is killed and fails the test."""
     try:
         return [rank.wait(timeout) for rank in ranks]
@@ -151,7 +147,7 @@ def work(
     folder: Path,
     num_ranks: int,
     cases: Sequence[dict[str, Any]],
-    timeout: float = 240.0,
+    timeout: float = LIMIT_S,
     worker: str = "tests.trainer.trainer_worker",
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:

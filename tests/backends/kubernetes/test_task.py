@@ -174,7 +174,7 @@ signal.signal = asked
 runpy.run_module("orchestrator.backends.kubernetes.task", run_name="__main__")
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True
     )
     packages = ["orchestrator", "orchestrator.backends", "orchestrator.backends.kubernetes"]
     assert done.stdout == f"SIGTERM {packages} __main__\n"

@@ -33,7 +33,7 @@ def test_without_git_all_but_junk_is_copied_and_ndctl_itself(tmp_path: Path) -> 
 def test_with_git_what_it_does_not_ignore_is_copied(tmp_path: Path) -> None:
     tree = a_tree(tmp_path / "tree")
     (tree / ".gitignore").write_text("ndctl-runs\n.venv\npack\n")
-    assert run_command(["git", "init", "-q", str(tree)], timeout=20).code == 0
+    assert run_command(["git", "init", "-q", str(tree)], timeout=240).code == 0
     snapshot.take(tree, tmp_path / "snapshot", run_command)
     assert names(tmp_path / "snapshot") == {"mine.py", ".gitignore"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import Ndctl
+from tests.e2e.job import uninterrupted
 from tests.kubernetes.e2e.kube_job import KubeNdctl, job_on
 from tests.kubernetes.testbed import KubeTestbed
 
@@ -26,7 +26,4 @@ def elsewhere(job: KubeNdctl, tmp_path: Path) -> KubeNdctl:
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Losses of the same spec by the local backend."""
-    local = Ndctl(tmp_path_factory.mktemp("reference") / "runs")
-    done = local.submit("--follow")
-    assert done.code == 0, done.out + done.err
-    return local.losses()
+    return uninterrupted(tmp_path_factory).losses()

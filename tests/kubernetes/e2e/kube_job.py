@@ -226,7 +226,7 @@ class KubeNdctl(Ndctl):
         def left() -> dict[int, str]:
             return processes_of(self.run_dir)
 
-        wait_for(lambda: not left(), f"the end of {left()}", 60.0)
+        wait_for(lambda: not left(), f"the end of {left()}", LIMIT_S)
 
 
 @contextlib.contextmanager

@@ -34,9 +34,9 @@ def finished(_shared: SlurmTestbed, tmp_path_factory: pytest.TempPathFactory) ->
     return command
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(slurm_there: None) -> Iterator[SlurmTestbed]:
-    """Of a module's own, on which a scheduler does what schedulers do."""
+    """Another one, on which a scheduler does what schedulers do; put in order before each test."""
     with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
         yield testbed
 

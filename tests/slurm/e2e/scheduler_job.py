@@ -30,7 +30,7 @@ TESTBED: Mapping[str, str] = {
 }
 """Knobs for a cluster that leaves its jobs the time that Slurm leaves them by default, and has a
 partition whose jobs push others out."""
-NOTHING_LEFT_S = 60.0
+NOTHING_LEFT_S = 240.0
 """A node that was cut off is asked to end what it runs when it is back, and kills it after the kill
 wait."""
 NAME = "e2e"
@@ -96,7 +96,7 @@ class Job(Ndctl):
 
     # What it has come to
 
-    def until(self, what: str, condition: Callable[[], Any], limit: float = 150.0) -> Any:
+    def until(self, what: str, condition: Callable[[], Any], limit: float = 300.0) -> Any:
         """Wait for it; a job that ends meanwhile is shown at once."""
 
         def holds() -> Any:
@@ -115,13 +115,13 @@ class Job(Ndctl):
 
         self.until(f"step {step} of attempt {attempt}", there)
 
-    def until_ended(self, limit: float = 180.0) -> None:
+    def until_ended(self, limit: float = 300.0) -> None:
         wait_for(self.has_ended, "the end of the job", limit)
         self.until_left()
 
     def until_left(self) -> None:
         """No process of it on any node, and no job in Slurm's hands."""
-        wait_for(lambda: not self.alive(), f"Slurm to be done with {self.ids()}", 60.0)
+        wait_for(lambda: not self.alive(), f"Slurm to be done with {self.ids()}", 240.0)
         assert_nothing_left(self.run_dir, NOTHING_LEFT_S)
 
     def alive(self) -> list[str]:

@@ -116,7 +116,7 @@ class SlurmNdctl(Ndctl):
         def left() -> dict[int, str] | list[str]:
             return processes_of(self.run_dir) or self._steps()
 
-        wait_for(lambda: not left(), f"the end of {left()}", 30.0)
+        wait_for(lambda: not left(), f"the end of {left()}", LIMIT_S)
 
     def _steps(self) -> list[str]:
         """Slurm's processes that serve a job, and what these started."""

@@ -12,7 +12,7 @@ from orchestrator.contract.reliability import Exposure, SavePace
 from tests.trainer.checkpoint.checkpoint_launch import listening
 from tests.trainer.trainer_launch import tiny, work
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves")]
 
 SELDOM = SavePace()
 """One host, which has not broken yet."""

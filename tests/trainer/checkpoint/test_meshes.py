@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.trainer.checkpoint.checkpoint_launch import differing, save_on, tensors_of
 from tests.trainer.trainer_launch import LLAMA, QWEN3, tiny
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("meshes"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("meshes")]
 
 MODELS = ("llama", "qwen3")
 MESHES: Mapping[str, tuple[int, dict[str, Any]]] = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.agent.sockets import free_port
 from orchestrator.contract import exits
 from orchestrator.contract.checkpoints import MARKER, damage, newest_complete, read_marker
 from orchestrator.contract.datagrams import (
@@ -22,8 +23,8 @@ from orchestrator.contract.datagrams import (
 from orchestrator.errors import TrainingError
 from tests.trainer.checkpoint.checkpoint_launch import listening, train_alone
 from tests.trainer.trainer_launch import (
+    LIMIT_S,
     finish,
-    free_port,
     losses_of,
     metrics_of,
     start_ranks,
@@ -35,6 +36,7 @@ from tests.trainer.trainer_launch import (
 pytestmark = pytest.mark.process
 
 STEPS = 8
+LOOPBACK = "127.0.0.1"
 SHARDED: dict[str, Any] = {"parallel": {"dp_shard": 2}, "steps": STEPS}
 
 
@@ -128,14 +130,14 @@ def check_beats(beats: list[Beat]) -> bool:
 
 def torchrun(config: Path, **env: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", "-m", "trainer"]
+    command += ["--master-addr=127.0.0.1", f"--master-port={free_port(LOOPBACK)}", "-m", "trainer"]
     return subprocess.run(
         [*command, str(config)],
         env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", **env},
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT_S,
         check=False,
     )
 

@@ -12,7 +12,7 @@ from orchestrator.contract.datagrams import Saved, SaveFailed
 from tests.trainer.checkpoint.checkpoint_launch import listening
 from tests.trainer.trainer_launch import losses_of, tiny, work
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves")]
 
 STEPS = 22
 FROM, UNTIL = 9, 14

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from orchestrator.errors import TrainingError
+from tests.agent.world import WAIT_S
 from tests.trainer.data.data_files import packed, sequences, write_texts
 from tests.trainer.data.test_batches import batches_of, rows_of
 from trainer.data.batches import Batches, StepBatches
@@ -42,7 +43,7 @@ class Watched:
 
     def read_step(self, step: int) -> StepBatches:
         self.begun.append(step)
-        assert self.gate.wait(30)
+        assert self.gate.wait(WAIT_S)
         found = self.batches.read_step(step)
         self.read.append(step)
         return found
@@ -50,7 +51,7 @@ class Watched:
 
 def until(steps: list[int], num: int) -> None:
     """Wait until there are `num` steps in `steps`."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + WAIT_S
     while len(steps) < num:
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
@@ -100,11 +101,11 @@ def test_an_error_of_reading_is_raised_by_the_step_that_needs_it(
 
 
 def test_its_thread_ends_with_it(batches: Batches) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with Loader(Watched(batches)) as loader:  # type: ignore[arg-type]
         loader.of_step(1)
-        assert threading.active_count() == before + 1
-    assert threading.active_count() == before
+        (its_own,) = set(threading.enumerate()) - before
+    assert not its_own.is_alive()
     with pytest.raises(RuntimeError, match="after shutdown"):
         loader.of_step(2)
 

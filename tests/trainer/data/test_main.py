@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.contract import exits
 from orchestrator.contract.checkpoints import MARKER
+from tests.agent.world import WAIT_S
 from tests.trainer.data.data_files import text_of, write_rows, write_texts
 from tests.trainer.data.test_ledger import another_hash, change, write
 from trainer.data.__main__ import SHOW_LIVE_S, main, showing
@@ -109,7 +110,7 @@ def test_a_pack_that_is_ended_takes_its_unfinished_file_away(
         assert packing.poll() is None
         time.sleep(0.01)
     packing.send_signal(signum)
-    assert packing.wait(30) in (128 + signal.SIGTERM, exits.INTERRUPTED)
+    assert packing.wait(WAIT_S) in (128 + signal.SIGTERM, exits.INTERRUPTED)
     assert [*out.parent.iterdir()] == []
 
 

@@ -4,6 +4,7 @@ Rank r finds in `folder`/r what its host would have.
 """
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from trainer.data.together import wait_for_first
 from trainer.data.tokens import TokenFile, read_header
 from trainer.ranks import on_all_ranks
 
+PATIENCE_S = 0.1
+
 
 class Beats:
     def __init__(self) -> None:
@@ -26,12 +29,13 @@ class Beats:
         self.phases.append(phase)
 
 
-def work_and_pause(say: Say) -> str:
-    """Three words of progress, then a silence, then the answer."""
-    for number in range(3):
+def work_and_pause(beats: Beats, say: Say) -> str:
+    """Three words of progress, each of which a meeting sees, then a silence, then the answer."""
+    for number in range(1, 4):
         say(Progress(number / 3, number))
-        threading.Event().wait(0.3)
-    threading.Event().wait(1.0)
+        while len(beats.phases) < number:
+            threading.Event().wait(0.01)
+    threading.Event().wait(5 * PATIENCE_S)
     return "done"
 
 
@@ -50,12 +54,12 @@ def message_of(act: Any) -> str:
 def run_case(case: dict[str, Any], env: RankEnv) -> list[dict[str, Any]]:
     """What each rank saw."""
     folder = Path(case["folder"])
-    together.PATIENCE_S = 0.1
+    together.PATIENCE_S = PATIENCE_S
     beats: Any = Beats()
     here = str(folder / str(env.rank) / "x.tokens")
     first = read_header(str(folder / "0" / "x.tokens"))
     seen = {
-        "answer": wait_for_first(work_and_pause, beats),
+        "answer": wait_for_first(partial(work_and_pause, beats), beats),
         "beats": beats.phases,
         "refused": message_of(lambda: wait_for_first(refuse, beats)),
         "same": message_of(lambda: on_all_ranks(lambda: read_header(here))),

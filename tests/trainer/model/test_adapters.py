@@ -199,7 +199,7 @@ def differences(
         for turn, (name, changes) in enumerate(cells.items())
         for model in (tuple(one) if all_models else in_turn(tuple(one), turn))
     }
-    work(folder, num_ranks, watched(configs.values()), timeout=300)
+    work(folder, num_ranks, watched(configs.values()))
     return {cell: difference(Path(config["out"]), one[cell[0]]) for cell, config in configs.items()}
 
 
@@ -243,7 +243,7 @@ def test_checkpoints_hold_adapters_alone_and_go_on_over_the_same_model(
     (refused,) = run_alone([{"config": other, "refused": True}])
     assert refused["code"] == exits.REFUSED
     assert "belongs to a run with another base" in refused["refused"]
-    work(tmp_path, 2, [{"config": {**config, "parallel": {"tp": 2}}}], timeout=300)
+    work(tmp_path, 2, [{"config": {**config, "parallel": {"tp": 2}}}])
     losses, expected = losses_of(tmp_path / "moved"), losses_of(one["llama"])
     assert losses.keys() == expected.keys()
     assert all(abs(loss - expected[step]) <= LOSS for step, loss in losses.items())

@@ -106,7 +106,7 @@ def test_rounding_to_float8_costs_little_and_nothing_more_on_a_mesh(tmp_path: Pa
     assert refused["code"] == exits.REFUSED
     assert "this device is cpu" in refused["refused"]
     emulated = [{"config": config, "broken": EMULATED} for config in (shard2, shard2, tp2)]
-    work(tmp_path, 2, [{**emulated[0], "stop_after": 3}, *emulated[1:]], timeout=300)
+    work(tmp_path, 2, [{**emulated[0], "stop_after": 3}, *emulated[1:]])
     rounded = difference(tmp_path / "one", tmp_path / "plain")
     assert LOSS < rounded.loss < 0.02, rounded
     assert difference(tmp_path / "shard2", tmp_path / "plain").loss < 0.02

@@ -124,7 +124,7 @@ def test_shards_of_four_bit_weights_train_as_whole_ones(tmp_path: Path) -> None:
         [{"config": config, "frozen": True} for config in (one, *alone.values())]
     )
     watched = [{"config": config, "frozen": True} for config in cells.values()]
-    sharded, *_ = work(tmp_path, 2, watched, timeout=300)
+    sharded, *_ = work(tmp_path, 2, watched)
     found = {
         name: difference(Path(config["out"]), tmp_path / "one")
         for name, config in (cells | alone).items()
@@ -150,10 +150,10 @@ def test_other_ways_to_share_four_bit_weights_train_as_whole_ones(tmp_path: Path
         "ac": qlora(tmp_path / "ac", parallel=shard2, activation_checkpointing="full"),
     }
     watched = [{"config": config, "frozen": True} for config in cells.values()]
-    work(tmp_path, 2, watched, timeout=300)
+    work(tmp_path, 2, watched)
     for name in cells:
         assert difference(tmp_path / name, tmp_path / "one").within(LOSS, GRAD_NORM), name
     cell = {"config": qlora(tmp_path / "hsdp", parallel=hsdp), "frozen": True}
-    work(tmp_path, 4, [cell], timeout=300)
+    work(tmp_path, 4, [cell])
     found = difference(tmp_path / "hsdp", tmp_path / "one")
     assert found.within(LOSS, GRAD_NORM), found

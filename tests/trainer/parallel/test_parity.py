@@ -56,7 +56,7 @@ def test_a_broken_axis_fails_the_parity_check(tmp_path: Path) -> None:
         whole = parity_config(tmp_path / f"{name}, mended", "qwen3", parallel, batch)
         cut = parity_config(tmp_path / name, "qwen3", parallel, batch)
         cases += [unsaved(whole), {**unsaved(cut), "broken": name}]
-    work(tmp_path, 2, cases, timeout=300)
+    work(tmp_path, 2, cases)
     mended = {name: difference(tmp_path / f"{name}, mended", expected) for name in BROKEN}
     assert all(value.within(LOSS, GRAD_NORM) for value in mended.values()), mended
     found = {name: difference(tmp_path / name, expected) for name in BROKEN}

@@ -44,12 +44,11 @@ def cell_of(tmp_path: Path, name: str) -> dict[str, Any]:
     return config_of(tmp_path / name, {"pp": 2, "pipeline": pipeline, **parallel}, steps=3, **train)
 
 
-@pytest.mark.timeout(500)
 def test_evaluating_is_the_forward_half_of_training_and_copies_stay_equal(tmp_path: Path) -> None:
     work(tmp_path, 1, [{"config": config_of(tmp_path / "one", {}, steps=3)}])
     cases = [{"config": cell_of(tmp_path, name)} for name in CELLS]
     worker = "tests.trainer.parallel.pipeline_worker"
-    answers = work(tmp_path, 4, cases, timeout=400, worker=worker)
+    answers = work(tmp_path, 4, cases, worker=worker)
     for name, ranks in zip(CELLS, answers, strict=True):
         found = difference(tmp_path / name, tmp_path / "one")
         bounds = (LOSS_BF16, GRAD_NORM_BF16) if "bfloat16" in name else (LOSS, GRAD_NORM)
@@ -74,7 +73,6 @@ def copies_are_equal(ranks: list[list[dict[str, Any]]], pp: int) -> bool:
     return True
 
 
-@pytest.mark.timeout(300)
 def test_a_checkpoint_of_a_pipeline_goes_on_on_any_mesh_and_back(tmp_path: Path) -> None:
     whole, out = config_of(tmp_path / "whole", {}, steps=8), tmp_path / "moved"
     zbv: dict[str, Any] = {"pp": 2, "pipeline": {"schedule": "zbv"}}
@@ -83,7 +81,7 @@ def test_a_checkpoint_of_a_pipeline_goes_on_on_any_mesh_and_back(tmp_path: Path)
         {"config": config_of(out, parallel, steps=8), "stop_after": stop}
         for parallel, stop in meshes
     ]
-    work(tmp_path, 2, parts, timeout=150)
+    work(tmp_path, 2, parts)
     metadata = FileSystemReader(out / "checkpoints" / "step-6").read_metadata()
     work(tmp_path, 1, [{"config": whole}, {"config": config_of(out, {}, steps=8)}])
     expected = losses_of(tmp_path / "whole")

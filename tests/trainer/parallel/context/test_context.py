@@ -172,7 +172,6 @@ one_launch = pytest.mark.xdist_group("context parallel")
 
 
 @pytest.mark.process
-@pytest.mark.timeout(300)
 @one_launch
 def test_attention_over_ranks_is_that_of_one_process(measure: Measure) -> None:
     for case, errors in zip(ATTENTION, measure(ATTENTION), strict=True):
@@ -181,7 +180,6 @@ def test_attention_over_ranks_is_that_of_one_process(measure: Measure) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(300)
 @one_launch
 def test_attention_that_is_broken_is_seen_to_be(measure: Measure) -> None:
     for case, errors in zip(BROKEN, measure(BROKEN), strict=True):
@@ -189,7 +187,6 @@ def test_attention_that_is_broken_is_seen_to_be(measure: Measure) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(300)
 @one_launch
 def test_a_sequence_32_times_as_long_is_kept_in_parts(measure: Measure) -> None:
     short, whole = measure(WHOLE)
@@ -203,7 +200,6 @@ def test_a_sequence_32_times_as_long_is_kept_in_parts(measure: Measure) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(300)
 @one_launch
 def test_recomputing_selectively_sends_nothing_twice(measure: Measure) -> None:
     none, selective, full = measure(RECOMPUTED)
@@ -219,7 +215,7 @@ def test_compiled_layers_train_as_one_process_does(tmp_path: Path) -> None:
         changed = tiny(tmp_path / name, parallel={"dp_shard": 1, **parallel}, **train)
         return {**changed, "model": {"config": {**LLAMA, "num_hidden_layers": 2}}}
 
-    work(tmp_path, 1, [{"config": config("one", {})}], timeout=300)
+    work(tmp_path, 1, [{"config": config("one", {})}])
     # The third method is an operator as the ring is.
     methods = ("ring", "ulysses")
     cases = [config(m, {"cp": 2, "context": m}, compile=True) for m in methods]
