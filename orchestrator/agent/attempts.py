@@ -85,8 +85,9 @@ class Attempts:
             return [] if self.ended is None else [self.ended]
         ends = [record.ended for record in attempt.ranks.values() if record.ended is not None]
         failed = [attempt.exited(end) for end in ends if end.exit_code != 0]
-        told = [with_last_lines(attempt, exited) for exited in failed]
-        return list(await asyncio.gather(*told))
+        mute = [exited for exited in failed if exited.stopped]
+        told = [with_last_lines(attempt, exited) for exited in failed if not exited.stopped]
+        return [*mute, *await asyncio.gather(*told)]
 
     # What the leader orders
 
@@ -192,7 +193,9 @@ class Attempts:
             self.looking = self.spawn(self._look_back(attempt))
 
     async def _tell_of_end(self, exited: Exited, attempt: Attempt) -> None:
-        self.report(await with_last_lines(attempt, exited))
+        """What a rank wrote that was stopped explains nothing, and all of a large job would be
+        much to read and to journal; the traces have it."""
+        self.report(exited if exited.stopped else await with_last_lines(attempt, exited))
 
     async def _look_back(self, attempt: Attempt) -> None:
         """The leader is told of what tells something: a fabric that breaks ends ranks everywhere,
