@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from orchestrator.agent.attempt import Attempt
-from orchestrator.agent.gathering import gather, look_back, with_last_lines
+from orchestrator.agent.gathering import gather, keep, look_back, with_last_lines
 from orchestrator.agent.probes import Probe
 from orchestrator.agent.standby import Standby
 from orchestrator.contract.datagrams import (
@@ -124,10 +124,11 @@ class Attempts:
     async def gather(self, order: Gather) -> None:
         attempt = self.attempt
         if attempt is not None and attempt.start.attempt == order.attempt:
-            evidence = await gather(attempt, order.timeout_s, self.probe)
+            found = await gather(attempt, order.timeout_s, self.probe)
             # First whether they still stand still: evidence of all hosts has the ranks stopped.
             self.report(Digest(attempt=order.attempt, ranks=attempt.digest()))
-            self.report(evidence)
+            self.report(found.evidence)
+            await keep(attempt, found)
             return
         nothing = {"ranks": "no attempt runs here"}
         host = self.place.host
@@ -200,9 +201,12 @@ class Attempts:
     async def _look_back(self, attempt: Attempt) -> None:
         """The leader is told of what tells something: a fabric that breaks ends ranks everywhere,
         and most hosts know nothing of it."""
-        evidence = await look_back(attempt, LOOK_BACK_S, self.probe)
+        found = await look_back(attempt, LOOK_BACK_S, self.probe)
+        evidence = found.evidence
+        await asyncio.gather(*self.told)  # first that it ended: before, the leader asks nobody
         if evidence.kernel or any(finding.verdict == "stops" for finding in evidence.findings):
             self.report(evidence)
+        await keep(attempt, found)
 
     def _drill_host(self, fired: DrillFired, attempt: Attempt) -> None:
         drill = next((d for d in attempt.start.drills if d.id == fired.drill), None)
