@@ -110,17 +110,17 @@ async def measure(ranks: int, folder: Path, what: str, kind: type[Action]) -> No
         deciding = Deciding(supervisor, perform)
         for event in events:
             deciding.happened(event)
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         while not any(isinstance(action, kind) for action in done):
             await deciding.decide()
-        took = time.perf_counter() - begun
+        took, cpu = time.perf_counter() - begun, time.process_time() - cpu
         lines, size = journal.seq - lines, path.stat().st_size - size
     begun = time.perf_counter()
     with Journal(path, clock) as journal:
         Supervisor(journal)
     folded = time.perf_counter() - begun
-    print(f"{ranks} ranks {what} after {took:.2f} s: {lines} lines, {size:,} bytes; ", end="")
-    print(f"the next leader has folded the journal in {folded:.2f} s")
+    print(f"{ranks} ranks {what} after {took:.2f} s ({cpu:.2f} s of CPU)")
+    print(f"    {lines} lines, {size:,} bytes; the next leader has folded all in {folded:.2f} s")
 
 
 def main(ranks: int) -> None:
