@@ -7,7 +7,9 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from orchestrator.agent.bounded import within
 from orchestrator.agent.evidence import (
+    STACK_LINES,
     gather_stacks,
     holders,
     how_ended,
@@ -29,6 +31,7 @@ from orchestrator.contract.datagrams import (
 from orchestrator.contract.events import RankError, RankEvidence
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.protocol import Exited, RankDigest, Start, Stopped
+from orchestrator.diagnosis.stacks import shortened
 from orchestrator.locks import is_free
 from orchestrator.seams import Clock
 
@@ -37,10 +40,12 @@ log = logging.getLogger(__name__)
 REAP_S = 2.0
 """After torchrun ended, for its keepers to say how the ranks ended, and for the lock to be free."""
 POLL_S = 0.05
+TAIL_S = 2.0
+"""For the last lines of a log: that something ended is told without them as well."""
 FEW_RANKS = 512
 """Ranks of a job up to which a stack is told whole; it always is in the traces."""
 FEW_LINES = 14
-"""Of a stack: the innermost frames, by which ranks are told apart."""
+"""Of a stack: the main thread's innermost frames, by which ranks are told apart."""
 
 
 @dataclass(slots=True)
@@ -182,15 +187,16 @@ class Attempt:
         ends = {rank: r.ended for rank, r in sorted(self.ranks.items()) if r.ended is not None}
         return {rank: how_ended(end.exit_code, end.signal) for rank, end in ends.items()}
 
-    async def gather(self, timeout_s: float) -> tuple[RankEvidence, ...]:
-        """Process states and stacks of the ranks that still run."""
+    async def gather(self, timeout_s: float, missing: dict[int, str]) -> tuple[RankEvidence, ...]:
+        """Process states and stacks of the ranks that still run; `missing` gets why there is no
+        stack, where that is known."""
         alive = [(rank, r) for rank, r in sorted(self.ranks.items()) if r.ended is None]
         states = {rank: process_state(record.pid) for rank, record in alive}
         traces = self.place.run_dir.traces(self.start.attempt)
-        stacks = await gather_stacks([(n, r.pid) for n, r in alive], traces, timeout_s)
+        stacks = await gather_stacks([(n, r.pid) for n, r in alive], traces, timeout_s, missing)
         now = self.clock.monotonic()
         many = self.start.nodes * self.start.ranks_per_host > FEW_RANKS
-        lines = FEW_LINES if many else None
+        lines = FEW_LINES if many else STACK_LINES
         return tuple(
             RankEvidence(
                 rank=rank,
@@ -199,7 +205,7 @@ class Attempt:
                 step=record.step,
                 phase=record.phase,
                 age_s=now - record.heard,
-                stack=tuple(stacks.get(rank, ())[:lines]),
+                stack=shortened(stacks.get(rank, ()), lines),
             )
             for rank, record in alive
         )
@@ -257,20 +263,25 @@ class Attempt:
         finished = all_came and all(end.exit_code == 0 for end in ended)
         why = ""
         if not (finished or self.stopping):  # what it says of being stopped explains nothing
-            said = await asyncio.to_thread(self._torchrun_said)
+            said = await self._torchrun_said()
             why = f"torchrun ended with code {code}\n{said}"
         stopped = Stopped(
             attempt=self.start.attempt, host=self.place.host, finished=finished, why=why
         )
         return [self.exited(end) for end in unseen], stopped
 
-    def _torchrun_said(self) -> str:
-        return "\n".join(last_lines(self.log_dir / "torchrun.log"))
+    async def _torchrun_said(self) -> str:
+        path = self.log_dir / "torchrun.log"
+        try:
+            return "\n".join(await within(TAIL_S, last_lines, path))
+        except TimeoutError:
+            return f"{path} did not answer within {TAIL_S:.1f} s"
 
     async def _until_gone(self) -> None:
         """Wait for the lock that every process of this host's ranks holds; kill what lingers."""
         waited, patience = 0.0, REAP_S
-        while not is_free(self.place.lock) or self._reports_due(waited):
+        # In a thread, as it lies on storage: the agent is to be heard meanwhile.
+        while not await within(None, is_free, self.place.lock) or self._reports_due(waited):
             await asyncio.sleep(POLL_S)
             waited += POLL_S
             if waited > patience:

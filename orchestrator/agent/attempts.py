@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from orchestrator.agent.attempt import Attempt
-from orchestrator.agent.gathering import gather, gather_last, look_back, with_last_lines
+from orchestrator.agent.gathering import gather, gather_last, keep, look_back, with_last_lines
 from orchestrator.agent.probes import Probe
 from orchestrator.agent.standby import Standby
 from orchestrator.contract.datagrams import (
@@ -87,8 +87,9 @@ class Attempts:
             return [] if self.ended is None else [self.ended]
         ends = [record.ended for record in attempt.ranks.values() if record.ended is not None]
         failed = [attempt.exited(end) for end in ends if end.exit_code != 0]
-        told = [with_last_lines(attempt, exited) for exited in failed]
-        return list(await asyncio.gather(*told))
+        mute = [exited for exited in failed if exited.stopped]
+        told = [with_last_lines(attempt, exited) for exited in failed if not exited.stopped]
+        return [*mute, *await asyncio.gather(*told)]
 
     # What the leader orders
 
@@ -128,17 +129,18 @@ class Attempts:
             return
         attempt = self.attempt
         if attempt is not None and attempt.start.attempt == order.attempt:
-            evidence = await gather(attempt, order.timeout_s, self.probe)
+            found = await gather(attempt, order.timeout_s, self.probe)
             # First whether they still stand still: evidence of all hosts has the ranks stopped.
             self.report(Digest(attempt=order.attempt, ranks=attempt.digest()))
-            self.report(evidence)
+            self.report(found.evidence)
+            await keep(attempt, found)
             return
         self._nothing(order, "no attempt runs here")
 
     async def _gather_last(self, order: Gather) -> None:
         last = self.last
         if last is not None and last.start.attempt == order.attempt:
-            self.report(await gather_last(last))
+            self.report(await gather_last(last, order.timeout_s))
         else:
             self._nothing(order, "this agent did not see the attempt")
 
@@ -206,14 +208,19 @@ class Attempts:
             self.looking = self.spawn(self._look_back(attempt))
 
     async def _tell_of_end(self, exited: Exited, attempt: Attempt) -> None:
-        self.report(await with_last_lines(attempt, exited))
+        """What a rank wrote that was stopped explains nothing, and all of a large job would be
+        much to read and to journal; the traces have it."""
+        self.report(exited if exited.stopped else await with_last_lines(attempt, exited))
 
     async def _look_back(self, attempt: Attempt) -> None:
         """The leader is told of what tells something: a fabric that breaks ends ranks everywhere,
         and most hosts know nothing of it."""
-        evidence = await look_back(attempt, LOOK_BACK_S, self.probe)
+        found = await look_back(attempt, LOOK_BACK_S, self.probe)
+        evidence = found.evidence
+        await asyncio.gather(*self.told)  # first that it ended: before, the leader asks nobody
         if evidence.kernel or any(finding.verdict == "stops" for finding in evidence.findings):
             self.report(evidence)
+        await keep(attempt, found)
 
     def _drill_host(self, fired: DrillFired, attempt: Attempt) -> None:
         drill = next((d for d in attempt.start.drills if d.id == fired.drill), None)

@@ -4,15 +4,19 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
+from orchestrator.agent.bounded import Limit
+from orchestrator.diagnosis.stacks import shortened
 from orchestrator.supervise.verdict import signal_name
 
 LOG_LINES = 20
 LOG_BYTES = 8_192
 STACK_LINES = 60
 STACK_POLL_S = 0.1
+READ_S = 3.0
+"""Beyond the time for answers, to read what came."""
 
 
 def process_state(pid: int) -> str:
@@ -76,29 +80,53 @@ def last_lines(path: Path, lines: int = LOG_LINES) -> tuple[str, ...]:
 
 
 async def gather_stacks(
-    pids: Iterable[tuple[int, int]], traces: Path, timeout_s: float
+    pids: Iterable[tuple[int, int]],
+    traces: Path,
+    timeout_s: float,
+    missing: dict[int, str] | None = None,
 ) -> dict[int, tuple[str, ...]]:
-    """Ask each (rank, pid) for its Python stacks; a rank that does not answer in time is left out.
+    """Ask each (rank, pid) for its Python stacks; a rank that does not answer in time is left out,
+    and where storage is to blame for that, `missing` gets why.
 
     A rank appends to `rank-<r>.stacks` on SIGUSR2 from a C signal handler, so it answers also from
     inside a collective; a stopped process does not.
     """
-    asked = dict(pids)
-    # In threads: storage that does not answer may be why the ranks hang, and the agent is to be
-    # heard meanwhile.
-    before = await asyncio.to_thread(_sizes, traces, asked)
+    asked, why = dict(pids), {} if missing is None else missing
+    limit, reading = Limit(timeout_s), Limit(timeout_s + READ_S)
+    try:
+        before = await limit.within(_sizes, traces, asked)
+    except TimeoutError:
+        why.update(dict.fromkeys(asked, mute(traces)))
+        return {}
     for pid in asked.values():
         if process_state(pid) not in ("gone", "Z"):
             send_signal(pid, signal.SIGUSR2)
     sizes = dict(before)
-    for _ in range(max(1, int(timeout_s / STACK_POLL_S))):
-        await asyncio.sleep(STACK_POLL_S)
-        now = await asyncio.to_thread(_sizes, traces, asked)
-        if now == sizes and all(now[rank] > before[rank] for rank in before):
-            break
-        sizes = now
-    told = {rank: start for rank, start in before.items() if sizes[rank] > start}
-    return await asyncio.to_thread(_read_all, traces, told)
+    try:
+        while limit.left_s:
+            await asyncio.sleep(min(STACK_POLL_S, limit.left_s))
+            now = await reading.within(_sizes, traces, asked)
+            if now == sizes and all(now[rank] > before[rank] for rank in before):
+                break
+            sizes = now
+    except TimeoutError:
+        why.update(dict.fromkeys(asked, mute(traces)))
+    told: dict[int, tuple[str, ...]] = {}
+
+    async def read(rank: int) -> None:
+        try:
+            told[rank] = await reading.within(_read_from, _stacks_of(traces, rank), before[rank])
+        except TimeoutError:
+            why[rank] = mute(traces)
+        except OSError as exc:
+            why[rank] = f"cannot be read: {exc}"
+
+    await asyncio.gather(*(read(rank) for rank, start in before.items() if sizes[rank] > start))
+    return told
+
+
+def mute(folder: Path) -> str:
+    return f"{folder} did not answer in time"
 
 
 def _stacks_of(traces: Path, rank: int) -> Path:
@@ -107,10 +135,6 @@ def _stacks_of(traces: Path, rank: int) -> Path:
 
 def _sizes(traces: Path, ranks: Iterable[int]) -> dict[int, int]:
     return {rank: _size(_stacks_of(traces, rank)) for rank in ranks}
-
-
-def _read_all(traces: Path, starts: Mapping[int, int]) -> dict[int, tuple[str, ...]]:
-    return {rank: _read_from(_stacks_of(traces, rank), start) for rank, start in starts.items()}
 
 
 def _size(path: Path) -> int:
@@ -123,4 +147,5 @@ def _size(path: Path) -> int:
 def _read_from(path: Path, start: int) -> tuple[str, ...]:
     with path.open("rb") as file:
         file.seek(start)
-        return tuple(file.read().decode(errors="replace").splitlines()[:STACK_LINES])
+        text = file.read().decode(errors="replace")
+    return shortened(text.splitlines(), STACK_LINES)

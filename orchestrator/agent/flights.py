@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.agent.evidence import process_state, send_signal
+from orchestrator.agent.bounded import Limit
+from orchestrator.agent.evidence import READ_S, mute, process_state, send_signal
 from orchestrator.contract.env import DUMP_SIGNAL, nccl_pipe
 from orchestrator.contract.rundir import FLIGHT_FILES, LAST_FILES
 from orchestrator.diagnosis.digest import to_text
@@ -31,6 +32,10 @@ SILENT = {
     "gone": "the process is gone",
 }
 """By the state that a process had when it was asked: why it does not answer."""
+
+
+Stamps = dict[int, tuple[int, int] | None]
+"""Rank -> when its dump was written to, and its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,34 +69,51 @@ async def gather_dumps(
     Who has ended may have written one: NCCL's watchdog does on its timeout. A rank that does not
     answer is not waited for beyond `timeout_s`; nor is one that is stopped or gone.
     """
-    before = await asyncio.to_thread(_stamps, asking, list(pids))
+    limit, reading = Limit(timeout_s), Limit(timeout_s + READ_S)
     states = {rank: process_state(pid) for rank, pid in pids.items()}
-    awaited = {rank for rank, state in states.items() if state not in SILENT}
-    for rank, pid in pids.items():
-        if states[rank] not in ("gone", "Z"):
-            send_signal(pid, DUMP_SIGNAL)
-            await asyncio.to_thread(_ask_monitor, asking, rank)
-    waited, sizes = 0.0, dict(before)
-    while awaited and waited < timeout_s:
-        await asyncio.sleep(POLL_S)
-        waited += POLL_S
-        now = await asyncio.to_thread(_stamps, asking, sorted(awaited))
-        # NCCL's monitor writes in place: what still grows is not read yet.
-        awaited -= {rank for rank in awaited if now[rank] not in (None, before[rank])} & {
-            rank for rank in awaited if now[rank] == sizes[rank]
-        }
-        sizes |= now
     why = {rank: SILENT.get(state, _mute(timeout_s)) for rank, state in states.items()}
     why |= {rank: f"it had ended ({how}) and wrote none" for rank, how in ended.items()}
-    found = await asyncio.to_thread(_read_all, asking, why)
+    try:
+        before = await limit.within(_stamps, asking, list(pids))
+    except TimeoutError:
+        return Dumps(missing=dict.fromkeys(why, mute(asking.traces)))
+    asked = [rank for rank, state in states.items() if state not in ("gone", "Z")]
+    for rank in asked:
+        send_signal(pids[rank], DUMP_SIGNAL)
+    with contextlib.suppress(TimeoutError):
+        await limit.within(_ask_monitors, asking, asked)
+    awaited = {rank for rank, state in states.items() if state not in SILENT}
+    try:
+        await _answers(asking, awaited, before, limit, reading)
+    except TimeoutError:  # it is not the ranks that do not answer
+        why |= dict.fromkeys(awaited, mute(asking.traces))
+        awaited = set()
+    found = await _read_all(asking, why, reading)
     found.withheld = tuple(sorted(awaited & set(found.missing)))
     return found
 
 
-async def last_dumps(ended: Mapping[int, str], asking: Asking) -> Dumps:
+async def last_dumps(ended: Mapping[int, str], asking: Asking, timeout_s: float) -> Dumps:
     """What ranks that have ended (rank -> how) wrote themselves on their way out."""
     why = {rank: f"it ended ({how}) and wrote none" for rank, how in ended.items()}
-    return await asyncio.to_thread(_read_all, replace(asking, files=LAST_FILES), why)
+    return await _read_all(replace(asking, files=LAST_FILES), why, Limit(timeout_s))
+
+
+async def _answers(
+    asking: Asking, awaited: set[int], before: Stamps, limit: Limit, reading: Limit
+) -> None:
+    """Take those out of `awaited` that answer. Raises TimeoutError where storage does not."""
+    sizes = dict(before)
+    while awaited and limit.left_s:
+        await asyncio.sleep(min(POLL_S, limit.left_s))
+        now = await reading.within(_stamps, asking, sorted(awaited))
+        # NCCL's monitor writes in place: what still grows is not read yet.
+        awaited -= {
+            rank
+            for rank in awaited
+            if now[rank] not in (None, before[rank]) and now[rank] == sizes[rank]
+        }
+        sizes |= now
 
 
 def _mute(timeout_s: float) -> str:
@@ -102,9 +124,7 @@ def _path(asking: Asking, rank: int) -> Path:
     return asking.traces / f"{asking.files}{rank}"
 
 
-def _stamps(asking: Asking, ranks: Iterable[int]) -> dict[int, tuple[int, int] | None]:
-    """In a thread: storage that does not answer may be why the ranks hang, and the agent is to be
-    heard meanwhile."""
+def _stamps(asking: Asking, ranks: Iterable[int]) -> Stamps:
     return {rank: _stamp(asking, rank) for rank in ranks}
 
 
@@ -114,6 +134,11 @@ def _stamp(asking: Asking, rank: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size
+
+
+def _ask_monitors(asking: Asking, ranks: Iterable[int]) -> None:
+    for rank in ranks:
+        _ask_monitor(asking, rank)
 
 
 def _ask_monitor(asking: Asking, rank: int) -> None:
@@ -126,22 +151,33 @@ def _ask_monitor(asking: Asking, rank: int) -> None:
                 file.write(b"1\n")
 
 
-def _read_all(asking: Asking, why: Mapping[int, str]) -> Dumps:
+async def _read_all(asking: Asking, why: Mapping[int, str], limit: Limit) -> Dumps:
+    """Side by side: one that cannot be read keeps nobody from reading the others."""
     found = Dumps()
-    history = HISTORY if asking.world <= FEW else LITTLE_HISTORY
-    for rank, reason in sorted(why.items()):
-        path = _path(asking, rank)
-        stamp = _stamp(asking, rank)
-        if stamp is None:
-            found.missing[rank] = reason
-            continue
-        if stamp[1] > MOST_BYTES:
-            found.missing[rank] = f"larger than {MOST_BYTES >> 20} MiB, so it was not kept"
-            path.unlink(missing_ok=True)
-            continue
-        dump = read_dump(rank, path, history)
-        if isinstance(dump, RankDump):
-            found.reduced[rank] = to_text(dump)
+
+    async def read(rank: int, reason: str) -> None:
+        try:
+            text, problem = await limit.within(_read, asking, rank, reason)
+        except TimeoutError:
+            text, problem = "", mute(asking.traces)
+        except OSError as exc:
+            text, problem = "", f"cannot be read: {exc}"
+        if text:
+            found.reduced[rank] = text
         else:
-            found.missing[rank] = f"cannot be read: {dump[1]}"
+            found.missing[rank] = problem
+
+    await asyncio.gather(*(read(rank, reason) for rank, reason in sorted(why.items())))
     return found
+
+
+def _read(asking: Asking, rank: int, reason: str) -> tuple[str, str]:
+    """The dump, or why there is none: `reason`, where it wrote none. Raises OSError."""
+    path, stamp = _path(asking, rank), _stamp(asking, rank)
+    if stamp is None:
+        return "", reason
+    if stamp[1] > MOST_BYTES:
+        path.unlink(missing_ok=True)
+        return "", f"larger than {MOST_BYTES >> 20} MiB, so it was not kept"
+    dump = read_dump(rank, path, HISTORY if asking.world <= FEW else LITTLE_HISTORY)
+    return (to_text(dump), "") if isinstance(dump, RankDump) else ("", f"cannot be read: {dump[1]}")

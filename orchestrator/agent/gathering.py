@@ -5,13 +5,15 @@ traces, and what did not come recorded with why.
 import asyncio
 import json
 import logging
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.agent.attempt import Attempt
+from orchestrator.agent.attempt import TAIL_S, Attempt
+from orchestrator.agent.bounded import within
 from orchestrator.agent.evidence import last_lines
 from orchestrator.agent.flights import Asking, Dumps, gather_dumps, last_dumps
-from orchestrator.agent.probes import HostProbe, Probe, probed, telling
+from orchestrator.agent.probes import KERNEL_LINES, HostProbe, Probe, probed, telling
 from orchestrator.contract.codec import encode
 from orchestrator.contract.events import RankEvidence
 from orchestrator.contract.findings import Finding
@@ -19,31 +21,42 @@ from orchestrator.contract.protocol import Evidence, Exited
 
 log = logging.getLogger(__name__)
 
-TAIL_S = 2.0
-"""For the last lines of a rank's log: that it ended is told without them as well."""
+KEEP_S = 2.0
+"""To write what was found into the traces: the end of an attempt waits for it."""
 
 
-async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidence:
-    """Stacks, dumps and probes side by side; nothing is waited for beyond `timeout_s`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the leader is told, and what the traces have besides."""
+
+    evidence: Evidence
+    ended: Mapping[int, str]
+    probe: HostProbe
+
+
+async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
+    """Stacks, dumps and probes side by side; nothing is waited for beyond `timeout_s`, and what it
+    takes to read what has come."""
     start, place, asking = attempt.start, attempt.place, _asking(attempt)
     pids, ended = attempt.running(), attempt.ended()
+    stackless: dict[int, str] = {}
     ranks, dumps, found = await asyncio.gather(
-        attempt.gather(timeout_s),
+        attempt.gather(timeout_s, stackless),
         gather_dumps(pids, ended, asking, timeout_s),
         probed(probe, pids, timeout_s),
     )
+    kernel = await within(None, telling, found.kernel, attempt.begun, attempt.start.classes)
     evidence = Evidence(
         attempt=start.attempt,
         host=place.host,
         ranks=ranks,
         dumps={str(rank): text for rank, text in dumps.reduced.items()},
         withheld=dumps.withheld,
-        missing=_missing(ranks, dumps, found),
+        missing=_missing(ranks, stackless, dumps, found),
         findings=_troubles(found),
-        kernel=telling(found.kernel, attempt.begun, attempt.start.classes),
+        kernel=kernel,
     )
-    await asyncio.to_thread(_keep, attempt, evidence, ended, found)
-    return evidence
+    return Found(evidence=evidence, ended=ended, probe=found)
 
 
 def _asking(attempt: Attempt) -> Asking:
@@ -56,10 +69,10 @@ def _asking(attempt: Attempt) -> Asking:
     )
 
 
-async def gather_last(attempt: Attempt) -> Evidence:
+async def gather_last(attempt: Attempt, timeout_s: float) -> Evidence:
     """What the ranks of an attempt that is over had called last, of those that could still say."""
     ended = dict.fromkeys(attempt.running(), "nobody saw how") | attempt.ended()
-    dumps = await last_dumps(ended, _asking(attempt))
+    dumps = await last_dumps(ended, _asking(attempt), timeout_s)
     return Evidence(
         attempt=attempt.start.attempt,
         host=attempt.place.host,
@@ -69,29 +82,40 @@ async def gather_last(attempt: Attempt) -> Evidence:
     )
 
 
-async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Evidence:
+async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
     """What a host says of itself on which a rank has ended; the rank can say nothing any more."""
     found = await probed(probe, attempt.running(), timeout_s)
+    kernel = await within(None, telling, found.kernel, attempt.begun, attempt.start.classes)
     evidence = Evidence(
         attempt=attempt.start.attempt,
         host=attempt.place.host,
         ranks=(),
         missing=dict(words.split(": ", 1) for words in found.missing),
         findings=_troubles(found),
-        kernel=telling(found.kernel, attempt.begun, attempt.start.classes),
+        kernel=kernel,
         unasked=True,
     )
-    await asyncio.to_thread(_keep, attempt, evidence, attempt.ended(), found)
-    return evidence
+    return Found(evidence=evidence, ended=attempt.ended(), probe=found)
+
+
+async def keep(attempt: Attempt, found: Found, limit_s: float = KEEP_S) -> None:
+    """In the traces, once the leader was told: they lie on storage, which may be what broke."""
+    host = found.evidence.host
+    try:
+        await within(limit_s, _write, attempt, found)
+    except TimeoutError:
+        log.warning("the evidence of %s is not kept: its storage does not answer", host)
+    except OSError as exc:
+        log.warning("the evidence of %s could not be kept: %s", host, exc)
 
 
 async def with_last_lines(attempt: Attempt, exited: Exited, limit_s: float = TAIL_S) -> Exited:
-    """What the rank wrote last. In a thread: storage that does not answer may be why it ended, and
-    the agent is to be heard meanwhile."""
+    """What the rank wrote last. Storage that does not answer may be why it ended, and the agent is
+    to be heard meanwhile."""
     begun = attempt.clock.monotonic()
     path = attempt.log_dir / f"rank-{exited.ended.rank}.log"
     try:
-        tail = await asyncio.wait_for(asyncio.to_thread(last_lines, path), limit_s)
+        tail = await within(limit_s, last_lines, path)
     except TimeoutError:
         log.warning("the log of rank %s does not answer: told without it", exited.ended.rank)
         tail = (f"{path} did not answer within {limit_s:.1f} s",)
@@ -103,36 +127,39 @@ def _troubles(found: HostProbe) -> tuple[Finding, ...]:
     return tuple(finding for finding in found.findings if finding.verdict in ("stops", "warns"))
 
 
-def _missing(ranks: tuple[RankEvidence, ...], dumps: Dumps, found: HostProbe) -> dict[str, str]:
+def _missing(
+    ranks: tuple[RankEvidence, ...], stackless: Mapping[int, str], dumps: Dumps, found: HostProbe
+) -> dict[str, str]:
     lost = {f"dump of rank {rank}": why for rank, why in dumps.missing.items()}
     for one in ranks:
         if not one.stack:
-            state = f"its process was in state {one.process_state}"
-            lost[f"stack of rank {one.rank}"] = f"no answer; {state}"
+            why = stackless.get(one.rank, "no answer")
+            lost[f"stack of rank {one.rank}"] = (
+                f"{why}; its process was in state {one.process_state}"
+            )
     return lost | dict(words.split(": ", 1) for words in found.missing)
 
 
-def _keep(attempt: Attempt, evidence: Evidence, ended: dict[int, str], found: HostProbe) -> None:
+def _write(attempt: Attempt, found: Found) -> None:
     """`host-<host>.jsonl`: all but stacks and dumps, which have files of their own."""
+    evidence = found.evidence
     tails = {
         str(rank): last_lines(attempt.log_dir / f"rank-{rank}.log")
-        for rank in sorted({*ended, *(one.rank for one in evidence.ranks)})
+        for rank in sorted({*found.ended, *(one.rank for one in evidence.ranks)})
     }
+    probe = replace(found.probe, kernel=found.probe.kernel[-KERNEL_LINES:])
     body = {
         "host": evidence.host,
         "attempt": evidence.attempt,
         "at": attempt.clock.now(),
         "ranks": [{**encode(one), "stack": None} for one in evidence.ranks],
-        "ended": {str(rank): how for rank, how in ended.items()},
+        "ended": {str(rank): how for rank, how in found.ended.items()},
         "log_tails": tails,
-        "probes": encode(found),
+        "probes": encode(probe),
         "missing": dict(evidence.missing),
     }
     path = attempt.place.run_dir.traces(evidence.attempt) / f"host-{evidence.host}.jsonl"
-    try:
-        write_whole(path, json.dumps(body) + "\n")
-    except OSError as exc:
-        log.warning("the evidence of %s could not be kept: %s", evidence.host, exc)
+    write_whole(path, json.dumps(body) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, assert_never
 from aiohttp import web
 
 from orchestrator.agent.connections import Connections, Silence, report_in
+from orchestrator.agent.deciding import JOURNAL_RETRY_S, Deciding
 from orchestrator.agent.errands import Errands, Planners
 from orchestrator.agent.judging import Judge, gather_order
 from orchestrator.agent.lookout import Lookout
@@ -79,7 +80,6 @@ log = logging.getLogger(__name__)
 
 FAREWELL_S = 5.0
 """For the agents to leave once the job is over."""
-JOURNAL_RETRY_S = 1.0
 DETECT_S = 0.25
 """Between two looks at the clock."""
 FENCE_S = 1.0
@@ -143,7 +143,7 @@ class Leader:
         self.backend = backend
         self.clock = clock
         self.steady = SteadyClock(clock)
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.deciding = Deciding(supervisor, self._act)
         launch = job.launch
         self.connections = Connections(launch.launch, launch.agent_timeout, clock)
         self.reception = Reception(token, launch.launch, self._listen, self.cancel)
@@ -163,7 +163,7 @@ class Leader:
             backend=backend,
             planners=planners,
             clock=clock,
-            happened=self._happened,
+            happened=self.deciding.happened,
             now=self.steady.now,
             names_resolve=granted.allocation is None or granted.allocation.names_resolve,
         )
@@ -329,7 +329,7 @@ class Leader:
     # Decide and act
 
     def _happened(self, event: Event) -> None:
-        self.events.put_nowait(event)
+        self.deciding.happened(event)
 
     def _all_happened(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -337,17 +337,17 @@ class Leader:
 
     async def _consume(self) -> EndJob | Requeue:
         while self.ending is None:
-            event = await self.events.get()
             before = self.supervisor.run
-            for action in await self._decide(event):
-                log.info("%s: %s", type(action).__name__, action.reason)
-                if isinstance(action, StartAttempt):
-                    await self._raise_fence(action.attempt)
-                self._perform(action)
+            await self.deciding.decide()
             if self.granted.strikes is not None:
                 for strike in new_strikes(before, self.supervisor.run):
                     await asyncio.to_thread(record, self.granted.strikes, strike)
         return self.ending
+
+    async def _act(self, action: Action) -> None:
+        if isinstance(action, StartAttempt):
+            await self._raise_fence(action.attempt)
+        self._perform(action)
 
     async def _raise_fence(self, attempt: int) -> None:
         """Keep out whoever still works for an earlier attempt or leader; on disk on return.
@@ -365,17 +365,6 @@ class Leader:
                 raise
             except OSError as exc:
                 log.error("the fence cannot be written, trying again: %s", exc)
-                await asyncio.sleep(JOURNAL_RETRY_S)
-
-    async def _decide(self, event: Event) -> tuple[Action, ...]:
-        """Journal and step. A disk that is slow or full stops no training: pulses go on."""
-        while True:
-            try:
-                return await asyncio.to_thread(self.supervisor.feed, event)
-            except GivenUp:
-                raise
-            except OSError as exc:
-                log.error("the journal cannot be written, trying again: %s", exc)
                 await asyncio.sleep(JOURNAL_RETRY_S)
 
     def _perform(self, action: Action) -> None:  # noqa: C901 - a case a kind

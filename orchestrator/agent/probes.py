@@ -2,7 +2,6 @@
 kernel's last words. Each has a limit, and what does not come is recorded with why.
 """
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from orchestrator.agent.bounded import within
 from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.findings import Finding
 from orchestrator.diagnosis.classes import Signs, classify
@@ -17,6 +17,7 @@ from orchestrator.preflight.host import Sight, Wanted, examine_host
 from orchestrator.seams import Shell
 
 KERNEL_LINES = 40
+"""Of the kernel's log, in the traces."""
 KERNEL_S = 3.0
 MOST_TELLING = 8
 STAMP = re.compile(r"^\[\s*(\d+\.\d+)\]")
@@ -33,7 +34,8 @@ class HostProbe:
     ranks_memory: Mapping[str, str] | None = None
     """Rank -> what it holds of memory."""
     kernel: tuple[str, ...] = ()
-    """The last lines of the kernel's log."""
+    """Its log, of which the leader is told what `telling` finds, so all of it: of a GPU that fell
+    off the bus a driver may go on to say a line for each channel."""
     missing: tuple[str, ...] = ()
     """What could not be had, and why."""
 
@@ -81,9 +83,8 @@ def probe_host(
 
 async def probed(probe: Probe, pids: Mapping[int, int], limit_s: float) -> HostProbe:
     """In a thread, and not waited for beyond its limit: a driver that hangs hangs the thread."""
-    asking = asyncio.to_thread(probe, pids, limit_s)
     try:
-        return await asyncio.wait_for(asking, limit_s + KERNEL_S)
+        return await within(limit_s + KERNEL_S, probe, pids, limit_s)
     except TimeoutError:
         return HostProbe(missing=(f"host probes: not done within {limit_s + KERNEL_S:.0f} s",))
 
@@ -119,7 +120,7 @@ def _kernel(shell: Shell, limit_s: float, missing: list[str]) -> tuple[str, ...]
         said = (done.err or done.out).strip().rpartition("\n")[2]
         missing.append(f"kernel log: {said or f'dmesg left with code {done.code}'}")
         return ()
-    return tuple(done.out.splitlines()[-KERNEL_LINES:])
+    return tuple(done.out.splitlines())
 
 
 def _fields(path: Path, names: Iterable[str]) -> dict[str, str]:

@@ -171,5 +171,5 @@ def hang_over(moved: RankDigest, attempt: int, at: float) -> HangOver:
 
 def health_changed(change: HealthChange, attempt: int, at: float) -> HealthChanged:
     return HealthChanged(
-        at=at, attempt=attempt, rank=change.rank, health=change.health, age_s=change.age_s
+        at=at, attempt=attempt, ranks=change.ranks, health=change.health, age_s=change.age_s
     )

@@ -18,6 +18,8 @@ from orchestrator.contract.plan import Plan
 from orchestrator.contract.policy import PolicyRule
 
 Health = Literal["ok", "slow", "silent", "dead"]
+Span = tuple[int, int]
+"""Ranks from the first to the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +150,15 @@ class CheckpointIntervalChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthChanged:
-    """How long ago a rank was heard, in words; told when the word changes."""
+    """How long ago ranks were heard, in words; told when the word changes, of all together of which
+    it changes at once to the same: a standstill is everybody's."""
 
     at: float
     attempt: int
-    rank: int
+    ranks: tuple[Span, ...]
     health: Health
     age_s: float
+    """Since the last word of the one that was heard the longest ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from orchestrator.dashboard.status import (
     status_text,
     times,
 )
+from orchestrator.diagnosis.stacks import main_thread, shortened
 from orchestrator.supervise.replacing import why_slow
 from orchestrator.supervise.state import Incident, Run, State
 
@@ -181,7 +182,9 @@ def _evidence(incident: Incident) -> Iterator[str]:
         yield from _quoted("last lines of its log", found.log_tail)
     for rank, stack in list(found.stacks.items())[:MOST_STACKS]:
         if stack:
-            yield from _quoted(f"stack of rank {rank}", stack[:MOST_STACK_LINES])
+            yield from _quoted(
+                f"stack of rank {rank}", shortened(main_thread(stack), MOST_STACK_LINES)
+            )
     if len(found.stacks) > MOST_STACKS:
         yield row("", f"stacks of {len(found.stacks) - MOST_STACKS:,} more ranks: see traces/")
 

@@ -136,8 +136,10 @@ def event_words(event: Event) -> str:  # noqa: C901, PLR0915 - one line for each
         case CheckpointIntervalChanged(old=old, new=new, why=why):
             many = words.count(new, "step")
             return f"a checkpoint every {many} from now on, before every {old}: {why}"
-        case HealthChanged(rank=rank, health=health, age_s=age):
-            return f"rank {rank} is {health} (last heard {words.duration(age)} ago)"
+        case HealthChanged(ranks=spans, health=health, age_s=age):
+            who, several = words.spans_in_words(spans), spans[0][0] != spans[-1][1]
+            are, at_most = ("are", "at most ") if several else ("is", "")
+            return f"{who} {are} {health} (last heard {at_most}{words.duration(age)} ago)"
         case StragglerFound():
             return f"straggler on {event.host}: {why_slow(event)}"
         case StragglerGone(rank=rank, host=host, own_s=own, peers_s=peers):

@@ -110,12 +110,11 @@ def _noted(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
             health.clear()
             kept = seen.checkpoint if resume else CheckpointView()
             return Seen(run=seen.run, checkpoint=kept)
-        case HealthChanged(rank=rank, health=word):
-            if health.get(rank) != "dead":
-                health[rank] = word
+        case HealthChanged(ranks=spans, health=word):
+            for first, last in spans:
+                _now(health, range(first, last + 1), word)
         case RankExited(rank=rank, stopped=stopped):
-            if health.get(rank) != "dead":
-                health[rank] = "stopped" if stopped else "dead"
+            _now(health, (rank,), "stopped" if stopped else "dead")
         case AgentLost(host=host):
             return replace(seen, lost=seen.lost | {host})
         case StepReached():
@@ -128,6 +127,11 @@ def _noted(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
         case _:
             pass
     return seen
+
+
+def _now(health: dict[int, Health], ranks: Iterable[int], word: Health) -> None:
+    """Whoever is dead stays it."""
+    health.update({rank: word for rank in ranks if health.get(rank) != "dead"})
 
 
 def _checkpoint(

@@ -2,7 +2,7 @@
 
 import re
 import signal as signals
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, tzinfo
 
 UNSEEN = "-"
@@ -94,6 +94,14 @@ def signal_name(number: int) -> str:
 def coordinates(coords: Mapping[str, int], degrees: Mapping[str, int]) -> str:
     """`dp_shard 1, tp 0`: the axes that have more than one place."""
     return ", ".join(f"{axis} {place}" for axis, place in coords.items() if degrees[axis] > 1)
+
+
+def spans_in_words(spans: Sequence[tuple[int, int]], most: int = 6) -> str:
+    """`rank 3`, `ranks 0-7, 12`, cut short where they are many."""
+    many = len(spans) > 1 or spans[0][0] != spans[0][1]
+    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans[:most])
+    more = sum(b - a + 1 for a, b in spans[most:])
+    return f"{'ranks' if many else 'rank'} {shown}{f' and {more:,} more' if more else ''}"
 
 
 def ranks_in_words(ranks: tuple[int, ...], most: int = 6) -> str:

@@ -2,12 +2,16 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 FAULTHANDLER = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 PY_SPY = re.compile(r"^\s+(?P<function>[^\s(]+) \((?P<file>[^():]+):(?P<line>\d+)\)")
 THREAD = re.compile(r"^(Current )?[Tt]hread ")
+OUTERMOST = ("<module>", "_run_module_as_main")
+"""Frames of a program's beginning."""
+HELPER_LINES = 8
+"""Of a thread that is not the main one, where there is no room for all."""
 DEPTH = 6
 """Innermost frames by which two stacks are told apart."""
 TALKING = re.compile(
@@ -34,20 +38,55 @@ Stack = tuple[Frame, ...]
 
 
 def main_stack(lines: Iterable[str]) -> Stack:
-    """Of the thread that runs the program: the one whose outermost frame is a module's."""
-    threads: list[list[Frame]] = [[]]
+    """Of the thread that runs the program."""
+    return _frames(main_thread(lines))
+
+
+def main_thread(lines: Iterable[str]) -> Sequence[str]:
+    """Its lines: those of the thread whose outermost frame is a module's. Without one, those of the
+    last thread, which faulthandler writes the oldest."""
+    every = _threads(lines)
+    threads = [thread for thread in every if _frames(thread)]
+    mains = [thread for thread in threads if _frames(thread)[-1].function in OUTERMOST]
+    return (mains or threads or every or [[]])[-1]
+
+
+def shortened(lines: Sequence[str], most: int) -> tuple[str, ...]:
+    """At most so many lines, in their order: of each thread the innermost frames and the outermost
+    one, and the main thread's before all others, by which ranks are told apart."""
+    if len(lines) <= most:
+        return tuple(lines)
+    main = main_thread(lines)
+    left = most - min(most, len(main))
+    kept: list[str] = []
+    for thread in _threads(lines):
+        if thread == main:
+            kept += _cut(thread, most)
+            continue
+        few = _cut(thread, HELPER_LINES)
+        if len(few) <= left:
+            left -= len(few)
+            kept += few
+    return tuple(kept)
+
+
+def _cut(thread: Sequence[str], most: int) -> Sequence[str]:
+    return thread if len(thread) <= most else [*thread[: most - 1], thread[-1]]
+
+
+def _threads(lines: Iterable[str]) -> list[list[str]]:
+    threads: list[list[str]] = [[]]
     for line in lines:
         if THREAD.match(line):
             threads.append([])
-        found = FAULTHANDLER.match(line) or PY_SPY.match(line)
-        if found:
-            frame = Frame(found["file"], found["function"], int(found["line"]))
-            threads[-1].append(frame)
-    threads = [frames for frames in threads if frames]
-    if not threads:
-        return ()
-    mains = [frames for frames in threads if frames[-1].function == "<module>"]
-    return tuple((mains or threads)[-1])
+        if line.strip():
+            threads[-1].append(line)
+    return [thread for thread in threads if thread]
+
+
+def _frames(lines: Iterable[str]) -> Stack:
+    matches = (FAULTHANDLER.match(line) or PY_SPY.match(line) for line in lines)
+    return tuple(Frame(m["file"], m["function"], int(m["line"])) for m in matches if m)
 
 
 def talks(stack: Stack) -> bool:

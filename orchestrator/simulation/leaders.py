@@ -43,8 +43,10 @@ from orchestrator.simulation.errands import Errands
 from orchestrator.simulation.network import Line
 from orchestrator.simulation.orders import Orders
 from orchestrator.simulation.storage import Crash, Crashed, StoredJournal
-from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.log import MOST_LINES
+from orchestrator.supervise.loop import Supervisor, is_told
 from orchestrator.supervise.roster import has_successors
+from orchestrator.supervise.state import Run
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
@@ -73,6 +75,8 @@ class Leader:
         self.agents: dict[str, Agent] = {}
         self.errands = Errands(world, self)
         self.events: deque[Event] = deque()
+        self.looking = False
+        """What a look finds comes at once."""
         self.busy = False
         """With a write that takes time."""
         self.todo: deque[Action] = deque()
@@ -187,6 +191,7 @@ class Leader:
         if self._given_up():
             self.leave("another leader has taken over")
             return
+        self.looking = True
         self._pulse(now)
         at = self.now()
         self._lose(self.connections.forget_silent(), at)
@@ -194,6 +199,7 @@ class Leader:
         hears_all = partial(self.connections.hears, run.placement)
         for event in self.lookout.look(run, hears_all, self.world.timeline.now, at):
             self.happened(event)
+        self.looking = False
         self.happened(Tick(at=at))
 
     def look_now(self) -> None:
@@ -254,13 +260,17 @@ class Leader:
             self._consume()
 
     def _consume(self) -> None:
-        while self.events and self.alive and not self.busy and self.ending is None:
-            event = self.events.popleft()
-            slow = 0.0 if isinstance(event, Tick) else self.world.storage.delay
+        while self.events and self._can_decide():
+            events = tuple(self.events)[:MOST_LINES]
+            ticks = all(isinstance(event, Tick) for event in events)
+            slow = 0.0 if ticks else self.world.storage.delay
             if slow:
-                self._wait(slow, partial(self._decide, event))
+                self._wait(slow, partial(self._decide, events))
             else:
-                self._decide(event)
+                self._decide(events)
+
+    def _can_decide(self) -> bool:
+        return self.alive and not (self.busy or self.looking) and self.ending is None
 
     def _wait(self, seconds: float, then: Any) -> None:
         self.busy = True
@@ -272,28 +282,46 @@ class Leader:
             then()
             self._consume()
 
-    def _decide(self, event: Event) -> None:
+    def _decide(self, events: Sequence[Event]) -> None:
         before = self.supervisor.run
         try:
-            actions = self.supervisor.feed(event)
+            count, actions = self.supervisor.take(events)
         except Crashed as crashed:
-            if str(crashed) == "after the line":  # it was decided, though nothing came of it
-                self.supervisor.run, actions = self.world.decide(self.supervisor.run, event)
-                self.world.decided(self, event, actions)
+            # Some was decided, though nothing came of it.
+            event = self._witnessed(before, events, crashed.lines)
             self.crashes(f"{crashed} of {type(event).__name__}")
             return
         except GivenUp:
             self.leave("another leader has taken over")
             return
         except OSError:
-            self._wait(RETRY_S, partial(self._decide, event))
+            self._wait(RETRY_S, partial(self._decide, events))
             return
-        if not isinstance(event, Tick) or self.supervisor.run is not before:
-            self.world.decided(self, event, actions)
+        for _ in range(count):
+            self.events.popleft()
+        if count > 1:
+            self._witnessed(before, events[:count], count)
+        elif is_told(events[0], before, self.supervisor.run):
+            self.world.decided(self, events[0], actions)
         self.todo.extend(actions)
         self._act()
         for incident in self.supervisor.run.incidents[len(before.incidents) :]:
             self.world.strike(incident)
+
+    def _witnessed(self, run: Run, events: Sequence[Event], lines: int) -> Event:
+        """Have the first `lines` of which the journal has a line judged one by one; the event that
+        would be the next."""
+        for event in events:
+            before = run
+            run, actions = self.world.decide(before, event)
+            if not is_told(event, before, run):
+                continue
+            if lines == 0:
+                return event
+            lines -= 1
+            self.supervisor.run = run
+            self.world.decided(self, event, actions)
+        return events[-1]
 
     def _act(self) -> None:
         while self.todo and self.alive and not self.busy:

@@ -6,18 +6,16 @@ fresh, as close-to-open consistency promises; what else a host reads may be olde
 """
 
 import errno
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.contract.actions import Action
-from orchestrator.contract.events import Event
 from orchestrator.contract.fence import Fence
 from orchestrator.contract.skipping import Window, read_already
 from orchestrator.errors import JobError
 from orchestrator.simulation.clock import Timeline
 from orchestrator.simulation.network import STORAGE, Network
-from orchestrator.supervise.log import Entry, parse, to_line
+from orchestrator.supervise.log import Decided, Entry, parse, to_line, whole_lines
 
 LEASE_S = 45.0
 """For a file server to take a lock from a host that it does not hear."""
@@ -26,7 +24,11 @@ Crash = Literal["before the line", "within the line", "after the line"]
 
 
 class Crashed(BaseException):
-    """The process died here."""
+    """The process died here, `lines` of its write whole on disk."""
+
+    def __init__(self, where: Crash, lines: int) -> None:
+        super().__init__(where)
+        self.lines = lines
 
 
 @dataclass(slots=True)
@@ -116,7 +118,7 @@ class Storage:
 
     def recall(self) -> tuple[Entry, ...]:
         """All entries, each line decoded once; an unfinished last line is no line."""
-        whole = self.journal.rfind(b"\n") + 1
+        whole = whole_lines(self.journal)
         if whole > self.read_to:
             fresh = bytes(self.journal[self.read_to : whole])
             self.entries += parse(fresh, len(self.entries))
@@ -129,38 +131,45 @@ class StoredJournal:
 
     def __init__(self, storage: Storage, host: str, guard: Callable[[], None]) -> None:
         self.storage, self.host, self.guard = storage, host, guard
-        del storage.journal[storage.journal.rfind(b"\n") + 1 :]
+        del storage.journal[whole_lines(storage.journal) :]
         self.entries = storage.recall()
         self.seq = self.entries[-1].seq if self.entries else 0
         self.crash: tuple[int, Crash] | None = None
         """At which line from here, counted from 0, the writer dies, and where in it."""
 
-    def append(self, event: Event, actions: Iterable[Action] = ()) -> Entry:
+    def extend(self, decided: Decided) -> tuple[Entry, ...]:
         self.guard()
         self.storage.check_write(self.host)
-        entry = Entry(seq=self.seq + 1, event=event, actions=tuple(actions))
-        line = to_line(entry)
-        crash = self._crash_now()
-        if crash == "within the line":
-            self.storage.journal += line[: 1 + entry.seq * 37 % (len(line) - 1)]
-        elif crash != "before the line":
-            self.storage.journal += line
-        if crash is not None:
-            raise Crashed(crash)
-        self.seq = entry.seq
-        return entry
+        entries = tuple(
+            Entry(seq=seq, event=event, actions=actions)
+            for seq, (event, actions) in enumerate(decided, self.seq + 1)
+        )
+        lines = [to_line(entry) for entry in entries]
+        if self.crash is not None:
+            number, where = self.crash
+            if number < len(lines):
+                self._dies(lines, number, where)
+            self.crash = (number - len(lines), where)
+        self.storage.journal += b"".join(lines)
+        self.seq += len(entries)
+        return entries
 
-    def _crash_now(self) -> Crash | None:
-        if self.crash is None:
-            return None
-        number, where = self.crash
-        self.crash = (number - 1, where)
-        return where if number == 0 else None
+    def _dies(self, lines: Sequence[bytes], number: int, where: Crash) -> None:
+        """At line `number` of a write. Where its host died with it, the file system may have kept
+        what came behind."""
+        whole = number + (where == "after the line")
+        self.storage.journal += b"".join(lines[:whole])
+        if where == "within the line":
+            line, behind = lines[number], b"".join(lines[number + 1 :])
+            kept = 1 + (self.seq + number + 1) * 37 % (len(line) - 1)
+            hole = bytes(len(line) - kept) + behind if behind and kept % 2 else b""
+            self.storage.journal += line[:kept] + hole
+        raise Crashed(where, whole)
 
 
 def read_whole(journal: bytes) -> tuple[Entry, ...]:
     """All entries of a journal, decoded anew; raises JobError where a line is damaged."""
     try:
-        return tuple(parse(journal[: journal.rfind(b"\n") + 1]))
+        return tuple(parse(journal[: whole_lines(journal)]))
     except JobError as exc:
         raise AssertionError(f"the journal is damaged: {exc}") from exc

@@ -4,13 +4,16 @@ A line holds an event and the actions that `step` decided on it:
 
     {"v": 1, "seq": 7, "event": {"kind": "RankExited", …}, "actions": [{"kind": "StopAttempt", …}]}
 
-A crash can cut the last line short; a reader drops it, and the next writer removes it.
+Lines that come together are written together. A crash can cut what was written last short at any
+byte; a reader drops the line that is not whole, and the next writer removes it. Of a host that dies
+a file system may have kept the end of its last write and not the middle, which then reads as zeros:
+from there on all is dropped. Nobody had acted on what is dropped, as that write had not returned.
 """
 
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +27,8 @@ from orchestrator.locks import is_held_alone, try_lock
 from orchestrator.seams import Clock
 
 VERSION = 1
+MOST_LINES = 256
+"""Of one write."""
 LOCK_PATIENCE_S = 2.0
 LOCK_POLL_S = 0.02
 
@@ -35,6 +40,10 @@ class Entry:
     seq: int
     event: Event
     actions: tuple[Action, ...]
+
+
+Decided = Sequence[tuple[Event, tuple[Action, ...]]]
+"""Events in their order, each with what `step` decided on it."""
 
 
 def to_line(entry: Entry) -> bytes:
@@ -73,6 +82,14 @@ def parse(data: bytes, before: int = 0) -> Iterator[Entry]:
             ) from exc
 
 
+def whole_lines(data: bytes | bytearray) -> int:
+    """Bytes of a journal's beginning that are whole lines."""
+    hole = data.find(b"\0")  # in no line: JSON has it escaped
+    if hole >= 0 and data.count(b"\n", hole) <= MOST_LINES:
+        data = data[:hole]
+    return data.rfind(b"\n") + 1
+
+
 class Tail:
     """Reads what a journal has gained since the last look."""
 
@@ -87,7 +104,7 @@ class Tail:
         with self.path.open("rb") as file:
             file.seek(self.offset)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
+        whole = data[: whole_lines(data)]
         entries = tuple(parse(whole, self.lines))
         self.offset += len(whole)
         self.lines += len(entries)
@@ -131,7 +148,7 @@ class Journal:
     ) -> None:
         """Raises JobError when another process still writes to it after `patience_s`.
 
-        `guard` is asked before each line, and raises where this process may not write any more.
+        `guard` is asked before each write, and raises where this process may not write any more.
         """
         self.path = path
         self.guard = guard
@@ -146,7 +163,7 @@ class Journal:
     def _recall(self) -> tuple[Entry, ...]:
         """What the journal says; the torn tail that a crash left is removed."""
         data = self.path.read_bytes()
-        self.size = data.rfind(b"\n") + 1
+        self.size = whole_lines(data)
         entries = tuple(parse(data[: self.size]))
         self._drop_torn()
         return entries
@@ -156,26 +173,35 @@ class Journal:
             os.ftruncate(self.fd, self.size)
 
     def append(self, event: Event, actions: Iterable[Action] = ()) -> Entry:
-        """Write one line and wait until it is on disk.
+        """`extend` by one line."""
+        (entry,) = self.extend([(event, tuple(actions))])
+        return entry
 
-        Raises OSError, with the file as it was before, when the disk does not take it, and what
+    def extend(self, decided: Decided) -> tuple[Entry, ...]:
+        """Write a line for each, at most `MOST_LINES`, and wait until all are on disk.
+
+        Raises OSError, with the file as it was before, when the disk does not take them, and what
         the guard raises.
         """
+        assert len(decided) <= MOST_LINES, f"{len(decided)} lines in one write"
         if self.guard is not None:
             self.guard()
-        entry = Entry(seq=self.seq + 1, event=event, actions=tuple(actions))
-        line = to_line(entry)
+        entries = tuple(
+            Entry(seq=seq, event=event, actions=actions)
+            for seq, (event, actions) in enumerate(decided, self.seq + 1)
+        )
+        data = b"".join(map(to_line, entries))
         self._drop_torn()  # of a write that failed, where the disk would not even be cut
         try:
-            written = os.write(self.fd, line)
-            if written != len(line):
+            written = os.write(self.fd, data)
+            if written != len(data):
                 raise OSError(errno.ENOSPC, "only a part of a line fitted", str(self.path))
             os.fsync(self.fd)
         except OSError:
             self._drop_torn()
             raise
-        self.seq, self.size = entry.seq, self.size + len(line)
-        return entry
+        self.seq, self.size = self.seq + len(entries), self.size + len(data)
+        return entries
 
     def __enter__(self) -> Self:
         return self

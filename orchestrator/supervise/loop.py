@@ -5,7 +5,7 @@ from typing import Protocol
 
 from orchestrator.contract.actions import Action
 from orchestrator.contract.events import Event, Tick
-from orchestrator.supervise.log import Entry
+from orchestrator.supervise.log import Decided, Entry
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import step
 
@@ -19,7 +19,7 @@ class Lines(Protocol):
     @property
     def entries(self) -> Sequence[Entry]: ...
 
-    def append(self, event: Event, actions: Sequence[Action] = ()) -> Entry: ...
+    def extend(self, decided: Decided) -> tuple[Entry, ...]: ...
 
 
 class Supervisor:
@@ -36,9 +36,31 @@ class Supervisor:
 
         Raises OSError, with nothing changed, when the journal cannot be written.
         """
-        after, actions = self.decide(self.run, event)
-        if isinstance(event, Tick) and after is self.run:
-            return ()
-        self.journal.append(event, actions)
-        self.run = after
-        return actions
+        return self.take([event])[1]
+
+    def take(self, events: Sequence[Event]) -> tuple[int, tuple[Action, ...]]:
+        """Decide on `events`, up to the first by which something is to be done: how many those are,
+        and the actions. All of them are on disk together by then.
+
+        What comes after an action is decided when the action has been performed, as if events came
+        one by one: a crash in between leaves nothing behind that one line at a time could not.
+
+        Raises OSError, with nothing changed, when the journal cannot be written.
+        """
+        run, count, lines = self.run, 0, []
+        actions: tuple[Action, ...] = ()
+        while count < len(events) and not actions:
+            event, before = events[count], run
+            run, actions = self.decide(before, event)
+            if is_told(event, before, run):
+                lines.append((event, actions))
+            count += 1
+        if lines:
+            self.journal.extend(lines)
+        self.run = run
+        return count, actions
+
+
+def is_told(event: Event, before: Run, after: Run) -> bool:
+    """Whether the journal has a line of it: of time that passes only where it changed something."""
+    return not isinstance(event, Tick) or after is not before

@@ -368,7 +368,9 @@ def _rank_exited(run: Run, event: RankExited) -> Result:
     watchdog = watchdog_spoke(run, event) and not run.cancelled_by
     if not (run.cancelled_by and event.stopped):
         own = run.job.failure_classes if run.job else ()
-        run = replace(run, findings=replace(found, exits=_keep(found.exits, event, own)))
+        kept = _keep(found.exits, event, own)
+        if kept is not found.exits:  # at 16,384 ranks nearly all that are stopped change nothing
+            run = replace(run, findings=replace(found, exits=kept))
     if run.stage is Stage.STOPPING or goes_on_diagnosing(run, event):
         return run, ()
     if watchdog:

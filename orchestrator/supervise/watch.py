@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from orchestrator.contract.events import Health
+from orchestrator.contract.events import Health, Span
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.protocol import RankDigest, StepTimes
 
@@ -79,7 +79,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class HealthChange:
-    rank: int
+    ranks: tuple[Span, ...]
     health: Health
     age_s: float
 
@@ -202,8 +202,8 @@ class Watch:
         self.recorded = float("-inf")
 
     def health_changes(self, now: float) -> tuple[HealthChange, ...]:
-        """Ranks whose health has another name than when last asked."""
-        changes = []
+        """Ranks whose health has another name than when last asked, by that name."""
+        changed: dict[Health, dict[int, float]] = {}
         step_s = self.step_s
         slow = max(SLOW_FLOOR_S, SLOW_STEPS * (step_s or 0.0))
         limits = {phase: self.limit(phase) for phase in get_args(Phase)}
@@ -218,8 +218,22 @@ class Watch:
                 health = "slow"
             if health != rank.health:
                 rank.health = health
-                changes.append(HealthChange(number, health, age))
-        return tuple(changes)
+                changed.setdefault(health, {})[number] = age
+        return tuple(
+            HealthChange(_spans(ages), health, max(ages.values()))
+            for health, ages in changed.items()
+        )
+
+
+def _spans(ranks: Iterable[int]) -> tuple[Span, ...]:
+    """Of ranks in their order."""
+    found: list[Span] = []
+    for rank in ranks:
+        if found and rank == found[-1][1] + 1:
+            found[-1] = (found[-1][0], rank)
+        else:
+            found.append((rank, rank))
+    return tuple(found)
 
 
 def _standstill(rank: _RankWatch, now: float) -> float:

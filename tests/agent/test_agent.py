@@ -6,9 +6,11 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,6 +18,7 @@ from typing import Any, Literal, TypeVar
 import pytest
 from aiohttp import ClientWSTimeout, WSMsgType, web
 
+from orchestrator.agent import attempts, gathering
 from orchestrator.agent.agent import Agent, AgentConfig
 from orchestrator.agent.attempts import Attempts
 from orchestrator.agent.probes import HostProbe
@@ -451,6 +454,29 @@ def test_the_host_of_a_rank_that_ended_speaks_of_broken_hardware_before_the_end_
     assert [line.split("] ")[1] for line in evidence.kernel] == [XID, AER]
     assert (evidence.attempt, evidence.host, evidence.unasked) == (2, "host-0", True)
     assert (tmp_path / "job" / "traces" / "attempt-2" / "host-host-0.jsonl").exists()
+
+
+@pytest.mark.process
+def test_traces_that_hang_keep_neither_what_the_host_says_nor_the_end_from_being_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(gathering, "_write", lambda attempt, found: goes_on.wait(WAIT_S))
+    monkeypatch.setattr(attempts, "keep", partial(gathering.keep, limit_s=0.1))
+
+    def probe(pids: Mapping[int, int], limit_s: float) -> HostProbe:
+        return HostProbe(kernel=(f"[{time.monotonic():.6f}] {XID}",))
+
+    async def script(here: World) -> list[Report]:
+        here.agent.attempts.probe = probe
+        await here.leader.hear(Register)
+        await here.leader.say(a_start(here.agent.config.place, "raise SystemExit(4)"))
+        await here.leader.hear(Stopped)
+        return [it for it in here.leader.heard if isinstance(it, (Exited, Evidence, Stopped))]
+
+    assert [type(report) for report in play(tmp_path, script)] == [Exited, Evidence, Stopped]
+    assert not goes_on.is_set(), "nobody waited for it"
+    goes_on.set()
 
 
 @pytest.mark.process

@@ -273,5 +273,5 @@ def test_words_of_a_rank_that_never_started_and_returns_of_0_are_no_exits(attemp
 
 def test_ranks_that_have_ended_are_not_asked_for_evidence(attempt: Attempt) -> None:
     attempt.hear(RankEnded(attempt=1, rank=1, exit_code=0, signal=None))
-    (zero,) = asyncio.run(attempt.gather(0.1))
+    (zero,) = asyncio.run(attempt.gather(0.1, {}))
     assert (zero.rank, zero.process_state, zero.stack) == (0, "gone", ())

@@ -3,11 +3,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from orchestrator.agent import evidence
 from orchestrator.agent.evidence import (
     LOG_LINES,
     STACK_LINES,
@@ -116,12 +119,15 @@ def test_one_that_closes_other_files_while_it_is_looked_at_is_found(tmp_path: Pa
 async def answered(
     pids: list[tuple[int, int]], folder: Path, clock: LoopClock
 ) -> dict[int, tuple[str, ...]]:
-    """What there is when rank 0 has answered and time is over."""
+    """What there is when rank 0 has answered and their time is over, not ours to read."""
     gathering = asyncio.create_task(gather_stacks(pids, folder, WAIT_S))
     stacks = folder / "rank-0.stacks"
     await until(lambda: "waits_here" in stacks.read_text(), "an answer")
+    ahead_s = 0.0
     while not gathering.done():
-        clock.put_forward(STACK_POLL_S)
+        if ahead_s < WAIT_S:
+            clock.put_forward(STACK_POLL_S)
+            ahead_s += STACK_POLL_S
         await asyncio.sleep(0)
     return gathering.result()
 
@@ -156,6 +162,40 @@ def test_stacks_come_from_ranks_that_answer_and_not_from_one_that_is_stopped(
     assert any("waits_here" in line for line in stacks[0])
     assert "an older stack" not in stacks[0]
     assert len(stacks[0]) <= STACK_LINES
+
+
+def test_stacks_that_cannot_be_read_are_missing_with_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is stale, one is on a disk that hangs: to open a pipe takes for ever."""
+    monkeypatch.setattr(evidence, "READ_S", 1.0)
+    looks: list[Path] = []
+
+    def sizes(traces: Path, ranks: Iterable[int]) -> dict[int, int]:
+        looks.append(traces)
+        return dict.fromkeys(ranks, min(len(looks), 2))
+
+    monkeypatch.setattr(evidence, "_sizes", sizes)
+    os.mkfifo(tmp_path / "rank-1.stacks")
+    (tmp_path / "rank-2.stacks").write_text("x here it is")
+    missing: dict[int, str] = {}
+    gone = [(rank, 2_000_000_000 + rank) for rank in range(3)]
+    told = asyncio.run(gather_stacks(gone, tmp_path, 0.5, missing))
+    assert told == {2: (" here it is",)}
+    assert missing[0].startswith("cannot be read: [Errno 2]")
+    assert missing[1] == f"{tmp_path} did not answer in time"
+
+
+def test_storage_that_does_not_answer_holds_up_no_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(evidence, "_sizes", lambda traces, ranks: goes_on.wait(WAIT_S))
+    missing: dict[int, str] = {}
+    assert asyncio.run(gather_stacks([(0, 2_000_000_000)], tmp_path, 0.1, missing)) == {}
+    assert missing == {0: f"{tmp_path} did not answer in time"}
+    assert not goes_on.is_set()
+    goes_on.set()
 
 
 def test_nobody_to_ask_is_answered_soon(tmp_path: Path) -> None:

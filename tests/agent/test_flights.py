@@ -1,16 +1,19 @@
 """Flight-recorder dumps, asked of real processes that answer as the trainer's ranks do."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from orchestrator.agent import flights
 from orchestrator.agent.flights import MOST_BYTES, POLL_S, Asking, Dumps, gather_dumps
 from orchestrator.contract.env import nccl_pipe
 from orchestrator.diagnosis.digest import from_text
@@ -72,12 +75,15 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 
 
 async def answered(pids: dict[int, int], asking: Asking, clock: LoopClock) -> Dumps:
-    """What there is when all have answered who can, and time is over."""
+    """What there is when all have answered who can and their time is over, not ours to read."""
     gathering = asyncio.create_task(gather_dumps(pids, {}, asking, WAIT_S))
     dumps = [asking.traces / f"flight-{rank}" for rank in (0, 1, 4)]
     await until(lambda: all(dump.exists() for dump in dumps), "the answers")
+    ahead_s = 0.0
     while not gathering.done():
-        clock.put_forward(POLL_S)
+        if ahead_s < WAIT_S:
+            clock.put_forward(POLL_S)
+            ahead_s += POLL_S
         await asyncio.sleep(0)
     return gathering.result()
 
@@ -114,6 +120,65 @@ def test_what_a_watchdog_wrote_of_a_rank_that_has_ended_is_read(asking: Asking) 
     assert found.missing[2] == "larger than 32 MiB, so it was not kept"
     assert found.missing[3] == "it had ended (signal SIGABRT) and wrote none"
     assert not (asking.traces / "flight-2").exists()
+
+
+@pytest.fixture
+def hung() -> Iterator[threading.Event]:
+    """Until the test is over, for whoever waits for storage."""
+    goes_on = threading.Event()
+    yield goes_on
+    assert not goes_on.is_set(), "nobody waited for it"
+    goes_on.set()
+
+
+def test_storage_that_does_not_answer_is_not_waited_for_and_no_rank_is_blamed(
+    asking: Asking, hung: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flights, "_stamp", lambda asking, rank: hung.wait(WAIT_S))
+    found = asyncio.run(gather_dumps({0: os.getpid()}, {1: "exit code 1"}, asking, 0.1))
+    mute = f"{asking.traces} did not answer in time"
+    assert (found.reduced, found.missing) == ({}, {0: mute, 1: mute})
+    assert found.withheld == (), "for all that is known it may have answered"
+
+
+def test_storage_that_stops_answering_is_not_taken_for_a_rank_that_does_not(
+    asking: Asking, hung: threading.Event, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flights, "READ_S", 0.1)
+    asked: list[int] = []
+
+    def stamp(asking: Asking, rank: int) -> None:
+        asked.append(rank)
+        if len(asked) > 1:
+            hung.wait(WAIT_S)
+
+    monkeypatch.setattr(flights, "_stamp", stamp)
+    found = asyncio.run(gather_dumps({0: ranks.start(0, "waits")}, {}, asking, 0.2))
+    assert found.missing == {0: f"{asking.traces} did not answer in time"}
+    assert found.withheld == ()
+
+
+def test_a_dump_that_cannot_be_read_keeps_nobody_from_reading_the_others(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To open a pipe that nobody writes to takes for ever."""
+    monkeypatch.setattr(flights, "READ_S", 1.0)
+    os.mkfifo(asking.traces / "flight-0")
+    with (asking.traces / "flight-1").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    (asking.traces / "flight-2").write_bytes((FLIGHT / "trace_1").read_bytes())
+
+    def stale(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "unlink", stale)
+    ended = dict.fromkeys(range(3), "signal SIGABRT")
+    found = asyncio.run(gather_dumps({}, ended, asking, 0.1))
+    assert set(found.reduced) == {2}
+    assert found.missing == {
+        0: f"{asking.traces} did not answer in time",
+        1: "cannot be read: [Errno 116] Stale file handle",
+    }
 
 
 @pytest.mark.process

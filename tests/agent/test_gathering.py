@@ -1,11 +1,18 @@
-"""The last lines of a rank that ended, also where its log lies on storage that does not answer."""
+"""What a host says of itself and its ranks, also where its storage does not answer."""
 
 import asyncio
+import json
 import os
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
+from orchestrator.agent import evidence, flights, gathering
 from orchestrator.agent.attempt import Attempt
-from orchestrator.agent.gathering import with_last_lines
+from orchestrator.agent.gathering import gather, keep, with_last_lines
+from orchestrator.agent.probes import KERNEL_LINES, HostProbe
 from orchestrator.contract.datagrams import RankEnded, RankStarted
 from orchestrator.contract.protocol import Exited
 from orchestrator.system import SystemClock
@@ -51,3 +58,64 @@ def test_a_log_that_does_not_answer_holds_nobody_up_and_is_named(
     assert "did not answer" in told.log_tail[0]
     assert str(log) in told.log_tail[0]
     assert told.age_s >= exited.age_s + WAIT_S, "that it ended is not told as later than it was"
+
+
+def fallen(pids: Mapping[int, int], limit_s: float) -> HostProbe:
+    """A GPU has fallen off the bus, and the driver says more of each channel."""
+    xid = "NVRM: Xid (PCI:0000:1b:00):"
+    now = SystemClock().monotonic() + 1
+    first = f"[{now:.6f}] {xid} 79, GPU has fallen off the bus."
+    return HostProbe(
+        kernel=(first, *(f"[{now:.6f}] {xid} 45, pid={n}, Ch {n:08x}" for n in range(64)))
+    )
+
+
+def running(tmp_path: Path) -> Attempt:
+    place = a_place(tmp_path)
+    attempt = Attempt(a_start(place, "pass"), place, SystemClock())
+    attempt.hear(RankStarted(attempt=1, rank=0, local_rank=0, pid=GONE))
+    return attempt
+
+
+def test_what_the_kernel_said_first_is_told_however_much_it_said_after(tmp_path: Path) -> None:
+    attempt = running(tmp_path)
+    traces = attempt.place.run_dir.traces(1)
+    traces.mkdir(parents=True)
+
+    async def look() -> tuple[str, ...]:
+        found = await gather(attempt, 0.1, fallen)
+        await keep(attempt, found)
+        return found.evidence.kernel
+
+    kernel = asyncio.run(look())
+    assert "79, GPU has fallen off the bus" in kernel[0]
+    (kept,) = map(json.loads, (traces / "host-host-0.jsonl").read_text().splitlines())
+    assert len(kept["probes"]["kernel"]) == KERNEL_LINES
+
+
+def test_a_host_whose_storage_hangs_tells_what_it_knows_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on = threading.Event()
+
+    def hangs(*_: object) -> None:
+        goes_on.wait(WAIT_S)
+
+    for module, name in ((evidence, "_sizes"), (flights, "_stamp"), (gathering, "_write")):
+        monkeypatch.setattr(module, name, hangs)
+    attempt = running(tmp_path)
+
+    async def look() -> tuple[str, ...]:
+        found = await gather(attempt, 0.1, fallen)
+        await keep(attempt, found, 0.1)
+        told = found.evidence
+        assert [(one.rank, one.process_state) for one in told.ranks] == [(0, "gone")]
+        assert told.withheld == ()
+        assert all("did not answer in time" in why for why in told.missing.values())
+        assert set(told.missing) == {"dump of rank 0", "stack of rank 0"}
+        return told.kernel
+
+    assert "79, GPU has fallen off the bus" in asyncio.run(look())[0]
+    assert "its storage does not answer" in caplog.messages[-1]
+    assert not goes_on.is_set(), "nobody waited for it"
+    goes_on.set()

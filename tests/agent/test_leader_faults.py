@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract.events import AgentLost, AgentRegistered, Event
+from orchestrator.contract.events import AgentLost, AgentRegistered
 from orchestrator.contract.protocol import (
     PULSE_S,
     Digest,
@@ -14,7 +14,7 @@ from orchestrator.contract.protocol import (
     Start,
     Stop,
 )
-from orchestrator.supervise.log import Journal
+from orchestrator.supervise.log import Decided, Journal
 from orchestrator.supervise.loop import Supervisor
 from tests.agent.leader_world import (
     SILENT_S,
@@ -134,15 +134,15 @@ def test_a_message_that_cannot_be_read_closes_its_connection_and_nothing_else(
 def test_a_journal_that_cannot_be_written_is_tried_again_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.agent.leader.JOURNAL_RETRY_S", 0.05)
-    append, failures = Journal.append, [OSError(28, "no space left"), OSError(5, "I/O error")]
+    monkeypatch.setattr("orchestrator.agent.deciding.JOURNAL_RETRY_S", 0.05)
+    extend, failures = Journal.extend, [OSError(28, "no space left"), OSError(5, "I/O error")]
 
-    def failing(journal: Journal, event: Event, *rest: Any) -> Any:
-        if isinstance(event, AgentRegistered) and failures:
+    def failing(journal: Journal, decided: Decided) -> Any:
+        if failures and any(isinstance(event, AgentRegistered) for event, _ in decided):
             raise failures.pop()
-        return append(journal, event, *rest)
+        return extend(journal, decided)
 
-    monkeypatch.setattr(Journal, "append", failing)
+    monkeypatch.setattr(Journal, "extend", failing)
 
     async def script(job: Led) -> list[AgentRegistered]:
         await job.started()
@@ -156,14 +156,14 @@ def test_a_journal_that_cannot_be_written_is_tried_again_and_nothing_is_lost(
 def test_a_slow_disk_does_not_silence_the_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append, written = Journal.append, threading.Event()
+    extend, written = Journal.extend, threading.Event()
 
-    def slow(journal: Journal, event: Event, *rest: Any) -> Any:
-        if isinstance(event, AgentRegistered):
+    def slow(journal: Journal, decided: Decided) -> Any:
+        if any(isinstance(event, AgentRegistered) for event, _ in decided):
             assert written.wait(WAIT_S)
-        return append(journal, event, *rest)
+        return extend(journal, decided)
 
-    monkeypatch.setattr(Journal, "append", slow)
+    monkeypatch.setattr(Journal, "extend", slow)
 
     async def script(job: Led) -> None:
         zero = await job.agent("host-0")
@@ -196,12 +196,12 @@ def test_a_defect_in_deciding_ends_the_leader_at_once(
 ) -> None:
     monkeypatch.setattr("orchestrator.agent.reception.CLOSE_S", 0.1)
 
-    def broken(supervisor: Supervisor, event: Event) -> Any:
+    def broken(supervisor: Supervisor, events: object) -> Any:
         raise KeyError("a defect")
 
     async def script(job: Led) -> None:
         await job.agent("host-0")
-        monkeypatch.setattr(Supervisor, "feed", broken)
+        monkeypatch.setattr(Supervisor, "take", broken)
         with pytest.raises(KeyError, match="a defect"):
             await job.end()
 

@@ -336,7 +336,7 @@ def test_a_leader_that_writes_lives_unless_it_has_died_since(
 def test_one_that_writes_and_never_gives_this_host_up_is_cut_off_itself(run_dir: RunDir) -> None:
     """It blames no host before it hears another one, or the scheduler; its ranks grow silent."""
     here(run_dir, "host-0", "host-1")
-    silent = HealthChanged(at=time.time(), attempt=0, rank=0, health="silent", age_s=10.0)
+    silent = HealthChanged(at=time.time(), attempt=0, ranks=((0, 0),), health="silent", age_s=10.0)
     stack, queue = ExitStack(), Queue()
 
     def writes() -> None:

@@ -131,6 +131,6 @@ def test_what_the_leader_finds_out_itself_is_an_event_as_well() -> None:
     assert hang_detected(Hang("train", 3, 40.0, 30.0, (1,)), 2, AT) == HangDetected(
         at=AT, attempt=2, phase="train", step=3, stalled_s=40.0, limit_s=30.0, behind=(1,)
     )
-    assert health_changed(HealthChange(1, "slow", 4.0), 2, AT) == HealthChanged(
-        at=AT, attempt=2, rank=1, health="slow", age_s=4.0
+    assert health_changed(HealthChange(((1, 3), (7, 7)), "slow", 4.0), 2, AT) == HealthChanged(
+        at=AT, attempt=2, ranks=((1, 3), (7, 7)), health="slow", age_s=4.0
     )

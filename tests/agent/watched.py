@@ -190,7 +190,7 @@ class Leader:
                 for host in self.hosts:
                     await host.stop(0.0)
             case GatherEvidence(ended=True):
-                self.heard = [await gather_last(host) for host in self.hosts]
+                self.heard = [await gather_last(host, WAIT_S) for host in self.hosts]
                 for evidence in self.heard:
                     await self._report(evidence)
             case JudgeHang():

@@ -30,7 +30,8 @@ SIZES = [(80, 24), (120, 40), (200, 60)]
 
 
 def trouble(rank: int, word: str) -> HealthChanged:
-    return HealthChanged(at=START + 20, attempt=1, rank=rank, health=word, age_s=6)  # type: ignore[arg-type]
+    alone = ((rank, rank),)
+    return HealthChanged(at=START + 20, attempt=1, ranks=alone, health=word, age_s=6)  # type: ignore[arg-type]
 
 
 def many_incidents() -> View:

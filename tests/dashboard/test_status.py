@@ -266,7 +266,7 @@ def test_one_whose_pods_all_wait_says_how_often_they_were_made_anew() -> None:
 
 
 def test_status_names_hosts_in_trouble() -> None:
-    slow = HealthChanged(at=START + 20, attempt=1, rank=3, health="slow", age_s=4.0)
+    slow = HealthChanged(at=START + 20, attempt=1, ranks=((3, 3),), health="slow", age_s=4.0)
     assert "host-1 slow" in status_text(snapshot([*started(), slow]), UTC)
 
 
@@ -437,7 +437,8 @@ def all_events() -> list[Event]:
         submitted(resume=True),
         TrainingResumed(at=START, attempt=2, step=20, passed_over=passed),
         SAVE_FAILED,
-        HealthChanged(at=START, attempt=1, rank=3, health="silent", age_s=7.0),
+        HealthChanged(at=START, attempt=1, ranks=((3, 3),), health="silent", age_s=7.0),
+        HealthChanged(at=START, attempt=1, ranks=((0, 1), (3, 3)), health="slow", age_s=7.0),
         SLOW,
         StragglerGone(at=START, attempt=1, rank=3, host="host-1", own_s=0.1, peers_s=0.1),
         AgentLost(at=START, host="host-1", why="its connection closed", silent_s=1.0),

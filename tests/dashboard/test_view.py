@@ -42,7 +42,8 @@ def health(shown: View) -> list[str]:
 
 
 def changed(rank: int, word: str, attempt: int = 1) -> HealthChanged:
-    return HealthChanged(at=START + 20, attempt=attempt, rank=rank, health=word, age_s=5.0)  # type: ignore[arg-type]
+    alone = ((rank, rank),)
+    return HealthChanged(at=START + 20, attempt=attempt, ranks=alone, health=word, age_s=5.0)  # type: ignore[arg-type]
 
 
 def test_ranks_are_starting_until_the_first_step_and_ok_from_then_on() -> None:

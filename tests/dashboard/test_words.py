@@ -50,6 +50,12 @@ def test_many_ranks_are_cut_short() -> None:
     assert words.ranks_in_words(tuple(range(10)), 2) == "ranks 0, 1 and 8 more"
 
 
+def test_spans_of_ranks_are_cut_short() -> None:
+    assert words.spans_in_words([(3, 3)]) == "rank 3"
+    assert words.spans_in_words([(0, 7), (12, 12)]) == "ranks 0-7, 12"
+    assert words.spans_in_words([(0, 7), (12, 12), (16, 19)], 1) == "ranks 0-7 and 5 more"
+
+
 def test_a_size_has_its_unit() -> None:
     assert (words.size(3 << 20), words.size(3 << 30)) == ("3.0 MiB", "3.0 GiB")
 

@@ -15,7 +15,8 @@ from orchestrator.simulation.faults import CRASHES
 from orchestrator.simulation.many import command, outcomes, tally
 from orchestrator.simulation.run import Simulation, simulate
 from orchestrator.simulation.scenario import KINDS, Fault, scenario
-from orchestrator.simulation.storage import Crash
+from orchestrator.simulation.storage import Crash, StoredJournal
+from orchestrator.supervise.log import Decided, Entry
 
 PARTS = 10
 
@@ -66,6 +67,32 @@ def test_the_leader_may_die_at_every_line_of_the_journal(where: Crash | None) ->
         assert one.world.run.ending == "SUCCEEDED"
         died += len(one.world.leaders) > len(undisturbed.world.leaders)
     assert died >= (lines - 2 if where else 3), "it died wherever there was something to do"
+
+
+@pytest.mark.parametrize("where", CRASHES[:3])
+def test_the_leader_may_die_within_lines_that_are_written_together(
+    where: Crash, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that is slow much comes while it writes; the job ends all the same."""
+    slow = Fault("storage-slow", 20.0, 0.5, 0.4)
+    chosen = replace(
+        scenario(3), scheduled=True, hosts=3, spares=1, max_restarts=3, faults=(KILLED, slow)
+    )
+    writes: list[int] = []
+    extend = StoredJournal.extend
+
+    def counted(journal: StoredJournal, decided: Decided) -> tuple[Entry, ...]:
+        writes.append(len(decided))
+        return extend(journal, decided)
+
+    monkeypatch.setattr(StoredJournal, "extend", counted)
+    Simulation(chosen).run()
+    assert max(writes) > 3, "not one by one"
+    for number in range(sum(writes)):
+        one = Simulation(chosen)
+        one.world.crash_next = (number, where)
+        one.run()
+        assert one.world.run.ending == "SUCCEEDED"
 
 
 def test_a_host_that_was_given_up_has_the_job_queued_again_whatever_its_leader_wrote_last() -> None:

@@ -17,7 +17,16 @@ from orchestrator.contract.events import CancelRequested, Tick
 from orchestrator.contract.fence import Fence, GivenUp, check_leader, write_fence
 from orchestrator.errors import JobError
 from orchestrator.supervise import log
-from orchestrator.supervise.log import Entry, Journal, Tail, from_line, has_writer, read, to_line
+from orchestrator.supervise.log import (
+    MOST_LINES,
+    Entry,
+    Journal,
+    Tail,
+    from_line,
+    has_writer,
+    read,
+    to_line,
+)
 from orchestrator.system import SystemClock
 from tests.supervise.supervise_stage import Job, exited, raised, submitted
 
@@ -181,11 +190,13 @@ class Disk:
     def __init__(self) -> None:
         self.room: int | None = None
         self.broken: set[str] = set()
+        self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
     def _check(self, name: str) -> None:
+        self.calls.append(name)
         if name in self.broken:
             raise OSError(errno.EIO, f"{name} failed")
 
@@ -223,6 +234,89 @@ def test_a_line_that_the_disk_does_not_take_leaves_no_trace(
     disk.broken, disk.room = set(), None
     assert journal.append(tick(2)).seq == 2
     assert len(read(journal.path)) == 2
+
+
+BATCH = [(tick(n), (STOP,) if n == 4 else ()) for n in range(2, 5)]
+"""The last has an action, as `Supervisor.take` has it."""
+
+
+def test_lines_that_come_together_are_written_together(
+    path: Path, clock: FakeClock, disk: Disk
+) -> None:
+    asked = []
+    with Journal(path, clock, guard=lambda: asked.append("whether it may")) as journal:
+        journal.append(tick(1))
+        disk.calls.clear()
+        asked.clear()
+        written = journal.extend(BATCH)
+        assert [entry.seq for entry in written] == [2, 3, 4]
+        assert (asked, disk.calls) == (["whether it may"], ["write", "fsync"])
+        assert read(path)[1:] == written
+        assert journal.append(tick(5)).seq == 5
+    assert [entry.seq for entry in read(path)] == [1, 2, 3, 4, 5]
+
+
+def test_of_lines_that_a_crash_cut_off_anywhere_the_whole_ones_are_kept(
+    path: Path, clock: FakeClock
+) -> None:
+    with Journal(path, clock) as journal:
+        journal.append(tick(1))
+        begun = len(path.read_bytes())
+        journal.extend(BATCH)
+    data = path.read_bytes()
+    for length in range(begun, len(data) + 1):
+        path.write_bytes(data[:length])
+        whole = data[:length].count(b"\n")
+        assert [entry.seq for entry in read(path)] == [1, 2, 3, 4][:whole]
+        with Journal(path, clock) as journal:
+            assert journal.append(tick(9)).seq == whole + 1
+        assert [entry.seq for entry in read(path)] == list(range(1, whole + 2))
+
+
+def test_what_a_dead_host_left_behind_a_hole_is_dropped_with_it(
+    path: Path, clock: FakeClock
+) -> None:
+    with Journal(path, clock) as journal:
+        kept = journal.append(tick(1))
+        whole = path.read_bytes()
+        journal.extend(BATCH)
+    data = path.read_bytes()
+    for first in range(len(whole), len(data) - 1, 7):
+        path.write_bytes(data[:first] + bytes(len(data) - 1 - first) + data[-1:])
+        assert read(path)[:1] == (kept,)
+        with Journal(path, clock) as journal:
+            assert journal.seq == data[:first].count(b"\n")
+            assert b"\0" not in path.read_bytes()
+
+
+def test_a_hole_further_back_than_one_write_is_damage(path: Path, clock: FakeClock) -> None:
+    with Journal(path, clock) as journal:
+        journal.append(tick(1))
+        hole = path.stat().st_size
+        journal.append(tick(2))
+        journal.extend([(tick(n), ()) for n in range(MOST_LINES)])
+    data = bytearray(path.read_bytes())
+    data[hole + 3] = 0
+    path.write_bytes(data)
+    for reads in (read, partial(Journal, clock=clock)):
+        with pytest.raises(JobError, match="journal line 2 cannot be read"):
+            reads(path)
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("trouble", ["room", "write", "fsync"])
+def test_of_lines_that_the_disk_does_not_take_none_is_left(
+    journal: Journal, disk: Disk, trouble: str
+) -> None:
+    journal.append(tick(1))
+    before = journal.path.read_bytes()
+    disk.broken = {trouble}
+    disk.room = 2 * len(before) if trouble == "room" else None
+    with pytest.raises(OSError, match=r"a part of a line|failed"):
+        journal.extend(BATCH)
+    assert journal.path.read_bytes() == before
+    disk.broken, disk.room = set(), None
+    assert [entry.seq for entry in journal.extend(BATCH)] == [2, 3, 4]
 
 
 def test_a_file_that_may_not_grow_any_more_stays_as_it_was(journal: Journal) -> None:

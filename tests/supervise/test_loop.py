@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract.actions import Action, EndJob, StopAttempt
-from orchestrator.contract.events import Event, HealthChanged, Tick
-from orchestrator.supervise.log import Entry, Journal, read
+from orchestrator.contract.actions import Action, EndJob, StartAttempt, StopAttempt
+from orchestrator.contract.events import Event, HealthChanged, HostStopped, StepReached, Tick
+from orchestrator.supervise.log import Decided, Entry, Journal, read
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.state import Stage
 from orchestrator.system import SystemClock
@@ -43,7 +43,7 @@ def test_only_a_tick_without_effect_is_not_journalled(journal: Journal) -> None:
     assert supervisor.feed(Tick(at=START + 1000)) == ()
     assert len(read(journal.path)) == known
     quiet: list[Event] = [
-        HealthChanged(at=START, attempt=1, rank=0, health="slow", age_s=3.0),
+        HealthChanged(at=START, attempt=1, ranks=((0, 0),), health="slow", age_s=3.0),
         exited(1, attempt=0),
     ]
     for event in quiet:
@@ -83,13 +83,64 @@ def test_what_cannot_be_journalled_is_not_decided(
     supervisor = told(Job().running(), Supervisor(journal))
     before = supervisor.run
 
-    def full(event: Event, actions: tuple[Action, ...] = ()) -> Entry:
+    def full(decided: Decided) -> tuple[Entry, ...]:
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "append", full)
+        patch.setattr(journal, "extend", full)
         with pytest.raises(OSError, match="no space"):
             supervisor.feed(exited(1))
     assert supervisor.run is before
     (stop,) = supervisor.feed(exited(1))
     assert isinstance(stop, StopAttempt)
+
+
+STORM: list[Event] = [
+    *(exited(rank, at=START + 50, stopped=True) for rank in (2, 3)),
+    Tick(at=START + 51),
+    HostStopped(at=START + 52, attempt=1, host="host-1", finished=False),
+    HostStopped(at=START + 53, attempt=1, host="host-0", finished=False),
+    StepReached(at=START + 54, attempt=1, step=30, loss=1.0, tokens_per_second=None),
+    exited(1, at=START + 55),
+]
+"""What comes when an attempt is being stopped, and late news."""
+
+
+def test_events_are_taken_together_up_to_the_first_by_which_something_is_to_be_done(
+    journal: Journal,
+) -> None:
+    job = Job().running()
+    supervisor = told(job, Supervisor(journal))
+    supervisor.feed(exited(0))
+    known, writes = len(read(journal.path)), []
+    extend = journal.extend
+    journal.extend = lambda decided: writes.append(len(decided)) or extend(decided)  # type: ignore[method-assign, func-returns-value]
+    count, actions = supervisor.take(STORM)
+    assert [type(action) for action in actions] == [StartAttempt]
+    assert STORM[count - 1] == STORM[4], "the last host has stopped"
+    lines = read(journal.path)[known:]
+    assert [entry.event for entry in lines] == [*STORM[:2], *STORM[3:5]], "the tick told nothing"
+    assert [entry.actions for entry in lines] == [(), (), (), actions]
+    assert writes == [4], "one write"
+    assert supervisor.take(STORM[count:]) == (2, ())
+
+
+def test_events_that_are_taken_together_are_decided_as_one_by_one(
+    journal: Journal, tmp_path: Path
+) -> None:
+    job = Job(spares=1).running()
+    job.saves(20)
+    job.fails_once()
+    job.trains(first=20)
+    job.hangs()
+    events, together = [event for event, _ in job.all], Supervisor(journal)
+    done: list[Action] = []
+    while events:
+        count, actions = together.take(events)
+        done += actions
+        del events[:count]
+    assert together.run == job.run
+    assert done == [action for _, actions in job.all for action in actions]
+    with Journal(tmp_path / "one-by-one.jsonl", SystemClock()) as other:
+        told(job, Supervisor(other))
+        assert other.path.read_bytes() == journal.path.read_bytes()

@@ -130,7 +130,7 @@ def test_a_late_tick_changes_nothing_while_training() -> None:
 def test_health_changes_decide_nothing() -> None:
     job = Job().running()
     before = job.run
-    event = HealthChanged(at=job.now(), attempt=1, rank=0, health="slow", age_s=3.0)
+    event = HealthChanged(at=job.now(), attempt=1, ranks=((0, 1),), health="slow", age_s=3.0)
     assert job.tell(event) == ()
     assert job.run is before
 

@@ -316,12 +316,12 @@ def test_health_is_told_only_when_it_changes() -> None:
     seen.observe(level(10)[:3], 20.0)
     assert seen.health_changes(26.0) == ()
     seen.observe(level(10)[:3], 27.0)
-    assert seen.health_changes(27.0) == (HealthChange(3, "slow", 7.0),)
+    assert seen.health_changes(27.0) == (HealthChange(((3, 3),), "slow", 7.0),)
     assert seen.health_changes(28.0) == ()
     seen.observe(level(10)[:3], 31.0)
-    assert seen.health_changes(31.0) == (HealthChange(3, "silent", 11.0),)
+    assert seen.health_changes(31.0) == (HealthChange(((3, 3),), "silent", 11.0),)
     seen.observe([digest(3, 11, age_s=0.5)], 32.0)
-    assert seen.health_changes(32.0) == (HealthChange(3, "ok", 0.5),)
+    assert seen.health_changes(32.0) == (HealthChange(((3, 3),), "ok", 0.5),)
 
 
 def test_words_heard_late_do_not_make_a_rank_younger_than_it_was() -> None:
@@ -368,4 +368,7 @@ def test_sixteen_thousand_ranks_are_watched() -> None:
     hang = seen.hang(14.0)
     assert hang is not None
     assert hang.behind == (4711,)
-    assert len(seen.health_changes(25.0)) == ranks
+    assert seen.health_changes(25.0) == (HealthChange(((0, ranks - 1),), "silent", 11.0),)
+    seen.observe([digest(n, 3) for n in range(ranks) if n != 4711], 26.0)
+    back = HealthChange(((0, 4710), (4712, ranks - 1)), "ok", 0.0)
+    assert seen.health_changes(26.0) == (back,)

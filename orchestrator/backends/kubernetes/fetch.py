@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.rundir import RunDir
-from orchestrator.supervise.log import has_writer
+from orchestrator.supervise.log import has_writer, whole_lines
 
 MOST_METRICS = 4 << 20
 """Of a long job, the newest metrics will do."""
@@ -71,7 +71,7 @@ def _since(path: Path, offset: int) -> tuple[bytes, int]:
             data = file.read()
     except FileNotFoundError:
         return b"", 0
-    return data[: data.rfind(b"\n") + 1], begun
+    return data[: whole_lines(data)], begun
 
 
 def main(argv: Sequence[str], out: BinaryIO) -> None:
