@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-from orchestrator.agent.agent import Agent
 from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract.events import AgentLost, Event
@@ -26,6 +26,9 @@ from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.log import has_writer, read
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
+
+if TYPE_CHECKING:
+    from orchestrator.agent.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +143,8 @@ def queue_again(
         return
     looked = clock.monotonic()
     clock.sleep(waits_s)
-    begun, asking = clock.monotonic(), _Asking(term, host, backend_named, clock)
+    begun, without = clock.monotonic(), partial(_without, term, host)
+    asking = Asking(backend_named, clock, "its leader is gone", without)
     still_ours = partial(_still_ours, run_dir, term, fence, host, before)
     opened = partial(run_dir.requeue_lock.open, "a")
     with once_it_serves(opened, "hosts cannot take turns", clock) as turn:
@@ -154,21 +158,22 @@ def queue_again(
 
 
 @dataclass(slots=True)
-class _Asking:
-    term: Term
-    host: str
+class Asking:
+    """Of a scheduler, to take a job back."""
+
     backend_named: Callable[[str], Backend]
     clock: Clock
+    why: str
+    without: Callable[[Run, Backend], Sequence[str]]
+    """The hosts to leave out. Raises BackendError."""
     refused_at: float | None = None
 
     def settles(self, run: Run) -> bool:
-        """Ask the scheduler once to take the job back; whether there is no more to be done."""
+        """Ask once; whether there is no more to be done."""
         assert run.job is not None
         launch, backend = run.job.launch, self.backend_named(run.job.backend)
         try:
-            led = runs_without_leader(run, self.term) == 0
-            granted = None if led else backend.allocation(launch)
-            without = to_leave_out(run, self.term, self.host, granted.hosts if granted else ())
+            without = self.without(run, backend)
             backend.requeue(launch, without)
         except Ended as exc:
             log.info("the job is not queued again: %s", exc)
@@ -180,7 +185,7 @@ class _Asking:
             return self._refused(launch.job, exc)
         else:
             named = ", ".join(without) or "any host left out"
-            log.info("the job is queued again, without %s: its leader is gone", named)
+            log.info("the job is queued again, without %s: %s", named, self.why)
         return True
 
     def _refused(self, job: str, why: BackendError) -> bool:
@@ -196,6 +201,13 @@ class _Asking:
             why,
         )
         return True
+
+
+def _without(term: Term, host: str, run: Run, backend: Backend) -> tuple[str, ...]:
+    assert run.job is not None
+    led = runs_without_leader(run, term) == 0
+    granted = None if led else backend.allocation(run.job.launch)
+    return to_leave_out(run, term, host, granted.hosts if granted else ())
 
 
 def runs_without_leader(run: Run, term: Term) -> int:
@@ -231,7 +243,7 @@ def _still_ours(
 
 
 async def see_to_the_leader(
-    agent: Agent, turn: int, backend_named: Callable[[str], Backend]
+    agent: "Agent", turn: int, backend_named: Callable[[str], Backend]
 ) -> None:
     """While no leader is heard, ask now and then for another agent in the place of the last one.
 
