@@ -77,6 +77,7 @@ def test_submitting_writes_the_run_directory_and_then_starts_the_agents(
     assert (job.resume, job.plan_number, job.init_timeout) == (False, 1, submitting.INIT_TIMEOUT_S)
     (launch,) = cluster.submitted
     assert launch == job.launch
+    assert counting(run_dir) == Launched(backend=job.backend, launch=launch)
     assert (launch.hosts, launch.launch) == (("host-0", "host-1"), 1)
 
 
@@ -393,7 +394,8 @@ def test_on_slurm_the_hosts_are_asked_for_by_their_number_with_the_spares(tmp_pa
 def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
     cluster: NoCluster, tmp_path: Path
 ) -> None:
-    from orchestrator.supervise.log import read
+    from orchestrator.supervise.launched import Launched, counting
+from orchestrator.supervise.log import read
 
     submitted = submitting.submit(submission(tmp_path), {}, TurnedClock())
     run = fold(entry.event for entry in read(submitted.run_dir.journal))
