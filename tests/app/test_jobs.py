@@ -19,6 +19,7 @@ from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError, PlanError
 from orchestrator.jobs import find_job, jobs, run_root_of
+from orchestrator.supervise.launched import Launched, counting
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 from tests.agent.world import TurnedClock
@@ -394,8 +395,7 @@ def test_on_slurm_the_hosts_are_asked_for_by_their_number_with_the_spares(tmp_pa
 def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
     cluster: NoCluster, tmp_path: Path
 ) -> None:
-    from orchestrator.supervise.launched import Launched, counting
-from orchestrator.supervise.log import read
+    from orchestrator.supervise.log import read
 
     submitted = submitting.submit(submission(tmp_path), {}, TurnedClock())
     run = fold(entry.event for entry in read(submitted.run_dir.journal))
