@@ -6,42 +6,29 @@ import contextlib
 import hashlib
 import logging
 import os
-import secrets
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from orchestrator import strikes
-from orchestrator.agent.agent import FIND_LEADER_S, Agent, AgentConfig
-from orchestrator.agent.errands import Planners
+from orchestrator.agent.agent import FIND_LEADER_S, WARNINGS, Agent, AgentConfig
 from orchestrator.agent.evidence import holders, send_signal
-from orchestrator.agent.leader import Granted, Leader, take_over
-from orchestrator.agent.leaderless import RETRY_S, queue_again, see_to_the_leader
-from orchestrator.agent.patience import once_it_serves
+from orchestrator.agent.leaderless import queue_again, see_to_the_leader
+from orchestrator.agent.patience import TAKE_OVER_S, once_it_serves
 from orchestrator.agent.probes import prober
-from orchestrator.agent.superseding import later_launch, superseded
+from orchestrator.agent.superseding import superseded
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term
-from orchestrator.app.replanning import refit, replan
 from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
-from orchestrator.contract.actions import EndJob, Requeue
-from orchestrator.contract.events import LeaderStarted
-from orchestrator.contract.fence import GivenUp, check_leader
 from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, CannotLead, Unanswered
 from orchestrator.locks import is_free, try_lock
 from orchestrator.preflight.host import Wanted, examine_host, sight
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal
-from orchestrator.supervise.loop import Supervisor
-from orchestrator.supervise.state import Run
 from orchestrator.system import SystemClock, run_command
 
 log = logging.getLogger("orchestrator.agent")
@@ -49,9 +36,6 @@ log = logging.getLogger("orchestrator.agent")
 LOCK_WAIT_S = 60.0
 """For a former agent of this host, or what it left running, to be gone."""
 LOCK_POLL_S = 0.1
-TAKE_OVER_S = 120.0
-"""For a former leader, cut off on its host, to see that it was replaced and to let go of the
-journal, or for a file server to take the lock from a host that is gone."""
 FIND_ALLOCATED_S = LOCK_WAIT_S + TAKE_OVER_S + 120.0
 """For a leader in an allocation: after both of these, and after its interpreter and its look at its
 host, each of which takes a minute on a cold file server."""
@@ -95,7 +79,10 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
             log.error("leaving: %s", why)
             return exits.NOT_ADMITTED
         if args.lead:
-            return asyncio.run(_lead(config, args.bind, scheduled, environ, clock, args.port))
+            # Late: the agents of 2,047 hosts of 2,048 begin without it.
+            from orchestrator.agent.leading import lead
+
+            return asyncio.run(lead(config, args.bind, scheduled, environ, clock, args.port))
         return asyncio.run(_follow(config, scheduled, args.turn, environ, clock))
     finally:
         shutil.rmtree(config.place.socket.parent, ignore_errors=True)
@@ -145,10 +132,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What a scheduler sends, to ranks and agents alike, before it takes hosts back."""
-
-
 async def _follow(
     config: AgentConfig, scheduled: bool, turn: int, environ: Mapping[str, str], clock: Clock
 ) -> int:
@@ -183,112 +166,6 @@ async def _follow(
 
 def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], Backend]:
     return partial(backend_named, environ=environ, clock=clock, shell=run_command)
-
-
-async def _lead(
-    config: AgentConfig,
-    bind: str,
-    scheduled: bool,
-    environ: Mapping[str, str],
-    clock: Clock,
-    port: int = 0,
-) -> int:
-    """Run the leader, and beside it the agent of its own host."""
-    place = config.place
-    patience_s = TAKE_OVER_S if scheduled else LOCK_PATIENCE_S
-    name = secrets.token_hex(8)
-    once_it_serves(partial(take_over, place.run_dir, name), "the fence cannot be taken", clock)
-    guard = partial(check_leader, place.run_dir.fence, name)
-    with Journal(place.run_dir.journal, clock, patience_s, guard) as journal:
-        supervisor = Supervisor(journal)
-        job = supervisor.run.job
-        assert job is not None
-        if job.launch.launch != config.term.launch:  # submitted again since it was looked
-            log.error("leaving: %s", later_launch(job.launch, config.term))
-            return exits.NOT_ADMITTED
-        backend = backend_named(job.backend, environ, clock, run_command)
-        try:
-            granted = _granted_at_last(config, backend, supervisor.run, clock)
-        except CannotLead as exc:
-            log.critical("the leader cannot begin: %s", exc)
-            at, why = clock.now(), f"{exc.message}; {exc.fix}"
-            started = LeaderStarted(at=at, host=place.host, pid=os.getpid(), unable=why)
-            supervisor.feed(started)
-            return exits.FAILED
-        planners = Planners(
-            fewer=partial(replan, place.run_dir, environ=environ),
-            less=partial(refit, place.run_dir, environ=environ),
-        )
-        leader = Leader(
-            supervisor, place.run_dir, config.token, backend, clock, granted, planners, name
-        )
-        agent = Agent(config, environ, clock)
-        loop = asyncio.get_running_loop()
-        if scheduled:
-            for number in WARNINGS:
-                loop.add_signal_handler(number, leader.warned, number.name)
-        else:
-            loop.add_signal_handler(signal.SIGTERM, leader.cancel, "SIGTERM to the leader")
-        serving = leader.serve(place.host, bind, place.address, os.getpid(), port)
-        return await _run_both(serving, agent)
-
-
-async def _run_both(serving: Coroutine[Any, Any, EndJob | Requeue], agent: Agent) -> int:
-    """The leader and its own agent: neither outlives the other."""
-    following, leading = asyncio.create_task(agent.run()), asyncio.create_task(serving)
-    try:
-        await asyncio.wait([leading, following], return_when=asyncio.FIRST_COMPLETED)
-        if not leading.done() and following.result() != exits.OK:
-            log.critical("the leader's own agent left: so does the leader")
-            return exits.FAILED
-        return _exit_code(await leading)
-    except GivenUp as exc:
-        log.error("leaving: %s", exc)
-        return exits.LEADER_LOST
-    finally:
-        leading.cancel()
-        agent.leave(exits.LEADER_LOST)
-        await asyncio.gather(leading, following, return_exceptions=True)
-
-
-def _granted_at_last(config: AgentConfig, backend: Backend, run: Run, clock: Clock) -> Granted:
-    """A scheduler that is away comes back; until then nothing can begin, and nothing is lost."""
-    while True:
-        try:
-            return _granted(config, backend, run, clock)
-        except Unanswered as exc:
-            log.error("what was granted is not known yet, asking again: %s", exc)
-            clock.sleep(RETRY_S)
-
-
-def _granted(config: AgentConfig, backend: Backend, run: Run, clock: Clock) -> Granted:
-    assert run.job is not None
-    launch = run.job.launch
-    allocation = backend.allocation(launch)
-    if allocation is None:
-        return Granted(term=config.term)
-    silent_s = {run.leader: max(0.0, clock.now() - run.last_at)} if run.leader else {}
-    taken: Mapping[str, str] = {}
-    if silent_s and allocation.successor_s is not None:
-        try:
-            taken = backend.taken(launch, silent_s)
-        except BackendError as exc:
-            log.warning("why the leader before went is not known: %s", exc)
-    path = strikes.path_of(config.place.run_dir.path.parent, backend.cluster())
-    return Granted(
-        term=config.term,
-        allocation=allocation,
-        exclude=strikes.excluded(path, clock.now()),
-        always=strikes.always(path, clock.now()),
-        taken=taken.get(run.leader, ""),
-        strikes=path,
-    )
-
-
-def _exit_code(ending: EndJob | Requeue) -> int:
-    if isinstance(ending, Requeue):
-        return exits.REQUEUED
-    return exits.FAILED if ending.state == "FAILED" else exits.OK
 
 
 def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import secrets
+import signal
 from collections import deque
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
 
+WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What a scheduler sends, to ranks and agents alike, before it takes hosts back."""
 LEAVE_GRACE_S = 3.0
 """SIGTERM to SIGKILL for ranks whose leader is gone or whose job is over."""
 FIND_LEADER_S = 60.0
@@ -85,11 +88,17 @@ class AgentConfig:
 
 
 class Agent:
-    def __init__(self, config: AgentConfig, environ: Mapping[str, str], clock: Clock) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        environ: Mapping[str, str],
+        clock: Clock,
+        standby: Standby | None = None,
+    ) -> None:
         self.config = config
         self.environ = with_defaults(environ)
         self.clock = clock
-        self.standby = Standby(config.place, self.environ)
+        self.standby = standby or Standby(config.place, self.environ)
         self.incarnation = secrets.token_hex(8)
         self.outbox: deque[Report] = deque()
         self.wake = asyncio.Event()

@@ -9,12 +9,14 @@ does about it. Then it is for this host to go.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
-from orchestrator.agent.agent import Agent
 from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract.events import AgentLost, Event
@@ -23,9 +25,12 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.locks import try_lock
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.log import has_writer, read
+from orchestrator.supervise.log import Tail, has_writer
 from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import fold
+from orchestrator.supervise.step import step
+
+if TYPE_CHECKING:
+    from orchestrator.agent.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +72,32 @@ class Seen:
     """… and has written more, or other hosts are there to see whether it does."""
 
 
-def look(run_dir: RunDir, host: str) -> Seen:
-    entries = read(run_dir.journal)
-    run = fold(entry.event for entry in entries)
-    last = entries[-1].event if entries else None
-    return seen_by(host, run, len(entries), last, led=_is_led(run_dir))
+class Following:
+    """The journal, of which each further look reads what it has gained since the last one."""
+
+    def __init__(self, run_dir: RunDir, host: str) -> None:
+        self.run_dir, self.host = run_dir, host
+        self.forget()
+
+    def forget(self) -> None:
+        self.tail, self.run = Tail(self.run_dir.journal), Run()
+        self.last: Event | None = None
+
+    def look(self) -> Seen:
+        if size_of(self.run_dir.journal) < self.tail.offset:
+            self.forget()  # it is another run's, begun with --new
+        for entry in self.tail.each():
+            self.run, _ = step(self.run, entry.event)
+            self.last = entry.event
+        led = _is_led(self.run_dir)
+        return seen_by(self.host, self.run, self.tail.lines, self.last, led=led)
+
+
+def size_of(journal: Path) -> int:
+    try:
+        return journal.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _is_led(run_dir: RunDir) -> bool:
@@ -125,7 +151,70 @@ def queue_again(
     here, and they ask one after the other: a thousand at once are more than a scheduler bears.
     """
     fence = once_it_serves(partial(read_fence, run_dir.fence), "the fence cannot be read", clock)
-    before = once_it_serves(partial(look, run_dir, host), UNREADABLE, clock)
+    opened = partial(run_dir.requeue_lock.open, "a+")
+    with once_it_serves(opened, "hosts cannot take turns", clock) as file:
+        turn = _Turn(file, clock, f"{term}, {fence}: settled\n")
+        waiting = partial(_may_wait, run_dir, fence, turn, size_of(run_dir.journal))
+        while not turn.has_come() and once_it_serves(waiting, UNREADABLE, clock):
+            clock.sleep(RETRY_S)
+        if turn.is_settled():
+            log.info("another agent has seen that the job is not to be queued again")
+            return
+        _queue_in_turn(run_dir, term, host, backend_named, clock, fence, turn)
+
+
+def _may_wait(run_dir: RunDir, former: Fence | None, turn: "_Turn", size: int) -> bool:
+    """Whether this host need not look at the journal yet: nobody writes to it, so no leader lives
+    that may have given this host alone up. Then all hosts are without one, and the journal of
+    weeks is not for thousands to read at the same time."""
+    return (
+        read_fence(run_dir.fence) == former
+        and size_of(run_dir.journal) == size
+        and not turn.is_settled()
+    )
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Of the agents that are left, one after the other."""
+
+    file: IO[str]
+    clock: Clock
+    mark: str
+    """What one who finds that there is nothing to be done leaves for the others."""
+    begun: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begun = self.clock.monotonic()
+
+    def has_come(self) -> bool:
+        try:
+            free = try_lock(self.file.fileno())
+        except OSError:  # a file system without locks
+            return True
+        return free or self.clock.monotonic() - self.begun >= TURN_S
+
+    def settle(self) -> None:
+        with contextlib.suppress(OSError):  # no room: each looks for itself
+            self.file.write(self.mark)
+            self.file.flush()
+
+    def is_settled(self) -> bool:
+        self.file.seek(0)
+        return self.mark in self.file.read()
+
+
+def _queue_in_turn(  # noqa: PLR0913 - what `queue_again` was told, and what it found
+    run_dir: RunDir,
+    term: Term,
+    host: str,
+    backend_named: Callable[[str], Backend],
+    clock: Clock,
+    fence: Fence | None,
+    turn: _Turn,
+) -> None:
+    following = Following(run_dir, host)
+    before = once_it_serves(following.look, UNREADABLE, clock)
     waits_s = patience_s(before)
     if waits_s is None:
         log.info("the leader lives, and has given %s up: the job is not queued again", host)
@@ -137,38 +226,36 @@ def queue_again(
             unled,
             run_dir.agent_log("*"),
         )
+        turn.settle()
         return
     looked = clock.monotonic()
     clock.sleep(waits_s)
-    begun, asking = clock.monotonic(), _Asking(term, host, backend_named, clock)
-    still_ours = partial(_still_ours, run_dir, term, fence, host, before)
-    opened = partial(run_dir.requeue_lock.open, "a")
-    with once_it_serves(opened, "hosts cannot take turns", clock) as turn:
-        while (seen := once_it_serves(still_ours, UNREADABLE, clock)) is not None:
-            now = clock.monotonic()
-            doubts = in_doubt(before, seen, now - looked)
-            its_turn = not doubts and (try_lock(turn.fileno()) or now - begun >= TURN_S)
-            if its_turn and asking.settles(seen.run):
-                return
-            clock.sleep(RETRY_S)
+    asking = Asking(backend_named, clock, "its leader is gone", partial(_without, term, host))
+    still_ours = partial(_still_ours, following, term, fence, before, turn)
+    while (seen := once_it_serves(still_ours, UNREADABLE, clock)) is not None:
+        doubts = in_doubt(before, seen, clock.monotonic() - looked)
+        if not doubts and turn.has_come() and asking.settles(seen.run):
+            return
+        clock.sleep(RETRY_S)
 
 
 @dataclass(slots=True)
-class _Asking:
-    term: Term
-    host: str
+class Asking:
+    """Of a scheduler, to take a job back."""
+
     backend_named: Callable[[str], Backend]
     clock: Clock
+    why: str
+    without: Callable[[Run, Backend], Sequence[str]]
+    """The hosts to leave out. Raises BackendError."""
     refused_at: float | None = None
 
     def settles(self, run: Run) -> bool:
-        """Ask the scheduler once to take the job back; whether there is no more to be done."""
+        """Ask once; whether there is no more to be done."""
         assert run.job is not None
         launch, backend = run.job.launch, self.backend_named(run.job.backend)
         try:
-            led = runs_without_leader(run, self.term) == 0
-            granted = None if led else backend.allocation(launch)
-            without = to_leave_out(run, self.term, self.host, granted.hosts if granted else ())
+            without = self.without(run, backend)
             backend.requeue(launch, without)
         except Ended as exc:
             log.info("the job is not queued again: %s", exc)
@@ -180,7 +267,7 @@ class _Asking:
             return self._refused(launch.job, exc)
         else:
             named = ", ".join(without) or "any host left out"
-            log.info("the job is queued again, without %s: its leader is gone", named)
+            log.info("the job is queued again, without %s: %s", named, self.why)
         return True
 
     def _refused(self, job: str, why: BackendError) -> bool:
@@ -198,6 +285,13 @@ class _Asking:
         return True
 
 
+def _without(term: Term, host: str, run: Run, backend: Backend) -> tuple[str, ...]:
+    assert run.job is not None
+    led = runs_without_leader(run, term) == 0
+    granted = None if led else backend.allocation(run.job.launch)
+    return to_leave_out(run, term, host, granted.hosts if granted else ())
+
+
 def runs_without_leader(run: Run, term: Term) -> int:
     """How many runs of the scheduler there were, this one included, since a leader began in one."""
     led = -1 if run.allocation is None else run.allocation.restarts
@@ -213,25 +307,28 @@ def to_leave_out(run: Run, term: Term, host: str, granted: Sequence[str]) -> tup
 
 
 def _still_ours(
-    run_dir: RunDir, term: Term, former: Fence | None, host: str, before: Seen
+    following: Following, term: Term, former: Fence | None, before: Seen, turn: _Turn
 ) -> Seen | None:
     """The journal, if nobody has ended the job or leads it again, and its leader does not go on."""
-    seen, now = look(run_dir, host), read_fence(run_dir.fence)
+    seen, now = following.look(), read_fence(following.run_dir.fence)
     run, leader = seen.run, None if former is None else former.leader
     if run.job is None or run.ending is not None:
         log.info("the job is over: it is not queued again")
+        turn.settle()
         return None
     if run.job.launch.launch != term.launch or (now is not None and now.leader != leader):
         log.info("another leader has the job: it is not queued again")
+        turn.settle()
         return None
     if lives(before, seen):
+        host = following.host
         log.info("%s was cut off from a leader that lives: the job is not queued again", host)
         return None
     return seen
 
 
 async def see_to_the_leader(
-    agent: Agent, turn: int, backend_named: Callable[[str], Backend]
+    agent: "Agent", turn: int, backend_named: Callable[[str], Backend]
 ) -> None:
     """While no leader is heard, ask now and then for another agent in the place of the last one.
 
@@ -240,13 +337,14 @@ async def see_to_the_leader(
     a thousand ask no more than a few.
     """
     run_dir, timeout = agent.config.place.run_dir, agent.config.agent_timeout
+    following = Following(run_dir, agent.config.place.host)
     lines: int | None = None
     while True:
         await asyncio.sleep(SEE_S / 3)
         if agent.silent_for() < timeout + SEE_S * (turn - 1):
             lines = None
             continue
-        seen = await asyncio.to_thread(look, run_dir, agent.config.place.host)
+        seen = await asyncio.to_thread(following.look)
         writes, lines, run = lines is None or seen.lines > lines, seen.lines, seen.run
         if writes or agent.silent_for() < timeout + SEE_S * turn:
             continue

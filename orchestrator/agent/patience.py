@@ -13,6 +13,10 @@ RETRY_S = 1.0
 LASTING = (GivenUp, PermissionError, FileNotFoundError, NotADirectoryError)
 """What does not pass by itself."""
 
+TAKE_OVER_S = 120.0
+"""For a former leader, cut off on its host, to see that it was replaced and to let go of the
+journal, or for a file server to take the lock from a host that is gone."""
+
 T = TypeVar("T")
 
 

@@ -14,8 +14,7 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import Unanswered
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.log import read
-from orchestrator.supervise.step import fold
+from orchestrator.supervise.launched import counting
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +23,14 @@ def superseded(
     run_dir: RunDir, term: Term, backend_named: Callable[[str], Backend], clock: Clock
 ) -> str | None:
     """Why this agent is not to begin; None: it may."""
-    job = fold(entry.event for entry in read(run_dir.journal)).job
-    if job is None:
+    counts = counting(run_dir)
+    if counts is None:
         return None
-    if job.launch.launch != term.launch:
-        return later_launch(job.launch, term)
+    if counts.launch.launch != term.launch:
+        return later_launch(counts.launch, term)
     while True:
         try:
-            rival = backend_named(job.backend).rival(job.launch)
+            rival = backend_named(counts.backend).rival(counts.launch)
         except Unanswered as exc:
             log.error("whether the job has other hosts is not known yet, asking again: %s", exc)
             clock.sleep(RETRY_S)

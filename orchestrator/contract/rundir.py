@@ -9,6 +9,7 @@
   tokens/                 token files made of data that is none: train.tokens, validation.tokens
   tensorboard/, wandb/    the same, where asked for
   token                   the job's secret, mode 0600
+  launch.json             the launch that counts, as the journal has it
   leader.json             where the present leader listens
   fence.json              which leader and which attempt may write
   logs/agent-<host>.log   what the agent of a host said
@@ -58,6 +59,10 @@ class RunDir:
     @property
     def token(self) -> Path:
         return self.path / "token"
+
+    @property
+    def launch(self) -> Path:
+        return self.path / "launch.json"
 
     @property
     def leader(self) -> Path:

@@ -162,7 +162,7 @@ class World:
     # Leaders begin and end
 
     def becomes_leader(self, agent: Agent) -> None:
-        """As `agent.__main__._lead`: the fence first, then the lock, then the journal."""
+        """As `agent.leading.lead`: the fence first, then the lock, then the journal."""
         try:
             self.storage.check_write(agent.host.name)
         except OSError:

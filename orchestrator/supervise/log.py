@@ -71,15 +71,18 @@ def parse(data: bytes, before: int = 0) -> Iterator[Entry]:
     Raises:
         JobError: a whole line cannot be read, which no crash explains.
     """
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines[:-1], before + 1):
-        try:
-            yield from_line(line)
-        except (ValueError, KeyError, TypeError, Invalid) as exc:
-            raise JobError(
-                f"journal line {number} cannot be read: {exc}",
-                fix="read it with the ndctl that wrote it; if the file was damaged, restore it",
-            ) from exc
+    for number, line in enumerate(data.split(b"\n")[:-1], before + 1):
+        yield _entry(line, number)
+
+
+def _entry(line: bytes, number: int) -> Entry:
+    try:
+        return from_line(line)
+    except (ValueError, KeyError, TypeError, Invalid) as exc:
+        raise JobError(
+            f"journal line {number} cannot be read: {exc}",
+            fix="read it with the ndctl that wrote it; if the file was damaged, restore it",
+        ) from exc
 
 
 def whole_lines(data: bytes | bytearray) -> int:
@@ -99,16 +102,22 @@ class Tail:
         self.lines = 0
 
     def more(self) -> tuple[Entry, ...]:
+        return tuple(self.each())
+
+    def each(self) -> Iterator[Entry]:
+        """One at a time: a journal of weeks takes gigabytes as a whole."""
         if not self.path.exists():
-            return ()
+            return
         with self.path.open("rb") as file:
             file.seek(self.offset)
-            data = file.read()
-        whole = data[: whole_lines(data)]
-        entries = tuple(parse(whole, self.lines))
-        self.offset += len(whole)
-        self.lines += len(entries)
-        return entries
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                if b"\0" in line and not whole_lines(line + file.read()):
+                    return
+                entry = _entry(line, self.lines + 1)
+                self.offset, self.lines = self.offset + len(line), self.lines + 1
+                yield entry
 
 
 def read(path: Path) -> tuple[Entry, ...]:

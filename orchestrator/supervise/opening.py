@@ -11,6 +11,7 @@ from orchestrator.contract.handover import Handover
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
+from orchestrator.supervise.launched import note
 from orchestrator.supervise.log import Journal, read
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
@@ -24,6 +25,7 @@ PATIENCE_S = 120.0
 def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool = True) -> None:
     """All but the journal. `number` is the plan's; `token`: agents find it here."""
     run_dir.logs.mkdir(parents=True, exist_ok=True)
+    note(run_dir, handover.job)
     run_dir.spec.write_text(handover.spec)
     run_dir.plan(number).write_text(json.dumps(handover.plan, indent=2))
     run_dir.trainer_config(number).write_text(json.dumps(handover.trainer, indent=2))

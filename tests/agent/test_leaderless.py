@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.leaderless import GIVEN_UP_S, LOOK_S, REFUSED_S, TURN_S, UNLED, queue_again
+from orchestrator.agent.leaderless import (
+    GIVEN_UP_S,
+    LOOK_S,
+    REFUSED_S,
+    TURN_S,
+    UNLED,
+    Following,
+    queue_again,
+)
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract.events import (
     AgentLost,
@@ -189,6 +197,62 @@ def _assert_held(run_dir: RunDir) -> None:
     assert not is_free(run_dir.requeue_lock)
 
 
+def test_those_whose_turn_it_is_not_leave_a_silent_journal_alone(run_dir: RunDir) -> None:
+    """Thousands wait, and it may have hundreds of megabytes. What one finds is for all to know."""
+    queue, term = Queue(), Term(LAUNCH, UNLED)
+    asked(run_dir, queue, term)
+    mark = run_dir.requeue_lock.read_text()
+    assert mark, "no leader began in three runs: that is settled"
+    run_dir.requeue_lock.write_text("")
+    run_dir.journal.write_text("nobody can read this\n")
+    with run_dir.requeue_lock.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def settles() -> None:
+            other.write(mark)
+            other.flush()
+
+        clock = Writing(settles, 100.0)
+        begun = clock.time
+        queue_again(run_dir, term, "host-1", lambda name: queue, clock)
+    assert 100.0 <= clock.time - begun < TURN_S
+    assert queue.requeued == []
+
+
+def test_one_whose_turn_it_is_not_looks_when_a_leader_writes(run_dir: RunDir) -> None:
+    """Then it is perhaps this host alone that was cut off."""
+    here(run_dir, "host-0", "host-1", "host-2")
+    stack, queue = ExitStack(), Queue()
+
+    def writes() -> None:
+        append(run_dir, lost("host-1"), gone_on())
+        stack.enter_context(led(run_dir))
+
+    clock = Writing(writes, 100.0)
+    begun = clock.time
+    with stack, run_dir.requeue_lock.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        queue_again(run_dir, TERM, "host-1", lambda name: queue, clock)
+    assert 100.0 <= clock.time - begun < TURN_S
+    assert queue.requeued == []
+
+
+def test_a_further_look_reads_what_the_journal_has_gained(run_dir: RunDir) -> None:
+    here(run_dir, "host-0", "host-1")
+    following = Following(run_dir, "host-1")
+    before = following.look()
+    append(run_dir, lost("host-1"), gone_on())
+    read = run_dir.journal.read_bytes()
+    lines = read.splitlines(keepends=True)
+    garbled = [b"#" * (len(line) - 1) + b"\n" for line in lines[: before.lines]]
+    run_dir.journal.write_bytes(b"".join([*garbled, *lines[before.lines :]]))
+    now = following.look()
+    assert (before.given_up, now.given_up) == (False, True)
+    assert now.lines == len(lines)
+    run_dir.journal.write_bytes(b"".join(lines[: before.lines]))
+    assert following.look() == before, "of another run, which --new began, all is read"
+
+
 # No leader begins
 
 
@@ -212,6 +276,7 @@ def test_after_some_runs_in_which_none_began_the_job_is_not_queued_again(
     asked(run_dir, queue, Term(LAUNCH, UNLED))
     assert len(queue.requeued) == UNLED - 1
     assert f"no leader has begun in {UNLED} allocations in a row" in caplog.messages[-1]
+    write_fence(run_dir.fence, Fence(leader="a late one", attempt=1))
     append(run_dir, began("host-0", UNLED))
     asked(run_dir, queue, Term(LAUNCH, UNLED))
     assert queue.requeued[-1] == ("host-0",)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.__main__ import WARNINGS, _hold_host, _lead, _socket_path, main
-from orchestrator.agent.agent import Agent, AgentConfig
+from orchestrator.agent.__main__ import _hold_host, _socket_path, main
+from orchestrator.agent.agent import WARNINGS, Agent, AgentConfig
+from orchestrator.agent.leading import lead as lead_and_follow
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract import exits
 from orchestrator.contract.events import (
@@ -120,7 +121,7 @@ def lead(
 
     async def run() -> int:
         leading = asyncio.create_task(
-            _lead(config, "127.0.0.1", scheduled, os.environ, SystemClock())
+            lead_and_follow(config, "127.0.0.1", scheduled, os.environ, SystemClock())
         )
         if script is not None:
             await script(place.run_dir)
@@ -289,7 +290,7 @@ def test_a_leader_that_cannot_ask_its_scheduler_ends_the_job_and_says_why(
         def allocation(self, launch: LaunchPlan) -> Allocation | None:
             raise CannotLead("no scontrol in this image", fix="mount it")
 
-    monkeypatch.setattr("orchestrator.agent.__main__.backend_named", lambda *_, **__: Deaf())
+    monkeypatch.setattr("orchestrator.agent.leading.backend_named", lambda *_, **__: Deaf())
     assert lead(tmp_path, None, scheduled=True) == exits.FAILED
     run_dir = RunDir(tmp_path / "job")
     run = fold(entry.event for entry in read(run_dir.journal))

@@ -14,6 +14,7 @@ from orchestrator.contract.fence import Fence, read_fence, write_fence
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import Unanswered
+from orchestrator.supervise.launched import note
 from orchestrator.supervise.log import Journal
 from orchestrator.system import SystemClock
 from tests.agent.world import LAUNCH, FakeBackend, TurnedClock, a_job
@@ -63,6 +64,21 @@ def test_of_two_allocations_for_a_launch_one_leaves(run_dir: RunDir) -> None:
     scheduler = Scheduler(says="Slurm job 7 is RUNNING", silent=3)
     assert why(run_dir, LAUNCH, scheduler) == "the job has other hosts: Slurm job 7 is RUNNING"
     assert len(scheduler.launches) == 4, "it is asked again until it answers"
+
+
+def test_which_launch_counts_is_known_without_the_journal(run_dir: RunDir) -> None:
+    """2,048 hosts read it at the same time, and it may have hundreds of megabytes."""
+    note(run_dir, a_job(run_dir.path))
+    run_dir.journal.write_text("nobody can read this\n")
+    assert why(run_dir, LAUNCH, Scheduler()) is None
+    assert f"launch {LAUNCH} counts" in str(why(run_dir, LAUNCH - 1, Scheduler()))
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"backend": 3, "launch": []}'])
+def test_where_that_is_damaged_the_journal_says_it(run_dir: RunDir, text: str) -> None:
+    run_dir.launch.write_text(text)
+    assert why(run_dir, LAUNCH, Scheduler()) is None
+    assert f"launch {LAUNCH} counts" in str(why(run_dir, LAUNCH - 1, Scheduler()))
 
 
 @pytest.mark.parametrize("lead", [["--lead"], []])

@@ -19,6 +19,7 @@ from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError, PlanError
 from orchestrator.jobs import find_job, jobs, run_root_of
+from orchestrator.supervise.launched import Launched, counting
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 from tests.agent.world import TurnedClock
@@ -77,6 +78,7 @@ def test_submitting_writes_the_run_directory_and_then_starts_the_agents(
     assert (job.resume, job.plan_number, job.init_timeout) == (False, 1, submitting.INIT_TIMEOUT_S)
     (launch,) = cluster.submitted
     assert launch == job.launch
+    assert counting(run_dir) == Launched(backend=job.backend, launch=launch)
     assert (launch.hosts, launch.launch) == (("host-0", "host-1"), 1)
 
 

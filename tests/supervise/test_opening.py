@@ -12,6 +12,7 @@ from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import JobError
+from orchestrator.supervise.launched import Launched, counting
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.opening import ARCHIVE, begin, known, read_folder
@@ -76,6 +77,7 @@ def test_resuming_goes_on_in_the_same_journal_with_another_plan(run_dir: RunDir)
     run = begin(run_dir, of(run_dir, 2, resume=True), CLOCK, token=True)
     assert run.job is not None
     assert (run.ending, run.job.launch.launch, run.job.resume) == (None, 2, True)
+    assert counting(run_dir) == Launched(backend=run.job.backend, launch=run.job.launch)
     assert run.job.plan_number == 2
     assert run_dir.plan(2).exists()
     assert run_dir.token.read_text() == token

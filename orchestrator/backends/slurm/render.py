@@ -58,10 +58,23 @@ def script(launch: LaunchPlan, python: str) -> str:
 
 
 def _command(launch: LaunchPlan, python: str) -> str:
-    """What submitit's executor would run: its runner, which loads the pickled task."""
+    """What submitit's executor would run, its runner, which loads the pickled task; and what is
+    run where that did not end well."""
     container = _spec(launch).container
-    python = container.python if container else python
-    return f"{shlex.quote(python)} -u -m submitit.core._submit {shlex.quote(str(folder(launch)))}"
+    runner = [container.python if container else python, "-u", "-m", "submitit.core._submit"]
+    after = shlex.join(_after_srun(launch, python))
+    return f"{shlex.join([*runner, str(folder(launch))])} || {after} --code=$?"
+
+
+def _after_srun(launch: LaunchPlan, python: str) -> list[str]:
+    """In the container, where there is one: nothing of ours need be outside of it."""
+    container, inside = _spec(launch).container, []
+    if container:
+        python = container.python
+        place = ["--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none"]
+        inside = ["srun", *container_args(container), *_spec(launch).srun_args, *place]
+    module = [python, "-m", "orchestrator.backends.slurm.after_srun"]
+    return [*inside, *module, f"--run-dir={launch.run_dir}", f"--launch={launch.launch}"]
 
 
 def _spec(launch: LaunchPlan) -> SlurmSpec:

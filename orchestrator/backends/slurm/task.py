@@ -43,7 +43,7 @@ class AgentTask:
         _forget_handlers()
         environ = dict(os.environ)
         host = environ.get("SLURMD_NODENAME") or socket.gethostname()
-        _log_to(RunDir(Path(self.run_dir)).agent_log(host))
+        log_to(RunDir(Path(self.run_dir)).agent_log(host))
         reached = _address(host, environ)
         from orchestrator.agent.__main__ import main
 
@@ -70,7 +70,7 @@ def _forget_handlers() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
-def _log_to(path: Path) -> None:
+def log_to(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

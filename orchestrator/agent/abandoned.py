@@ -1,0 +1,74 @@
+"""What the script of an allocation does when no agent is left in it, and nobody has ended the job.
+
+As a rule somebody has: the leader, or agents that lost it, ask the scheduler before they go. Where
+all of them were killed the allocation would end with them, and the job would not go on.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from orchestrator.agent.leaderless import RETRY_S, UNLED, UNREADABLE, Asking
+from orchestrator.agent.patience import once_it_serves
+from orchestrator.agent.superseding import superseded
+from orchestrator.agent.whereabouts import Term
+from orchestrator.contract import exits
+from orchestrator.contract.events import CheckpointSaved, Event, JobSubmitted, LeaveAsked
+from orchestrator.contract.rundir import RunDir
+from orchestrator.seams import Backend, Clock
+from orchestrator.supervise.log import Tail
+from orchestrator.supervise.state import Run
+from orchestrator.supervise.step import step
+
+log = logging.getLogger(__name__)
+
+
+def see_to_the_job(
+    run_dir: RunDir, term: Term, code: int, backend_named: Callable[[str], Backend], clock: Clock
+) -> int:
+    """Have the job queued again, if that is for nobody else to do; the allocation's exit code.
+
+    `code`: of what started the agents.
+    """
+    why = once_it_serves(
+        partial(superseded, run_dir, term, backend_named, clock), UNREADABLE, clock
+    )
+    if why is not None:
+        log.info("the job is not queued again: %s", why)
+        return code
+    recalled = partial(_recall, run_dir)
+    run, brought = once_it_serves(recalled, UNREADABLE, clock)
+    if run.ending is not None:
+        return exits.FAILED if run.ending == "FAILED" else exits.OK
+    if run.job is None or run.cancelled_by is not None:
+        return code
+    if (vain := term.restarts - brought) >= UNLED:
+        log.error(
+            "nothing came of %s allocations in a row: the job is not queued again; %s say why, and"
+            " then `ndctl submit SPEC --resume` goes on",
+            vain,
+            run_dir.agent_log("*"),
+        )
+        return code
+    why = f"no agent is left, and what started them ended with code {code}"
+    asking = Asking(backend_named, clock, why, lambda run, backend: ())
+    while not asking.settles(run):
+        clock.sleep(RETRY_S)
+    return code
+
+
+def _recall(run_dir: RunDir) -> tuple[Run, int]:
+    return recall(entry.event for entry in Tail(run_dir.journal).each())
+
+
+def recall(events: Iterable[Event]) -> tuple[Run, int]:
+    """The state after `events`; and the scheduler's number of restarts in the last run of which
+    something came, a checkpoint or hosts that the scheduler wanted back. -1: of none did."""
+    run, brought = Run(), -1
+    for event in events:
+        run, _ = step(run, event)
+        if isinstance(event, JobSubmitted):
+            brought = -1
+        elif isinstance(event, CheckpointSaved | LeaveAsked) and run.allocation is not None:
+            brought = run.allocation.restarts
+    return run, brought

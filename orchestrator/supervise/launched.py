@@ -1,0 +1,47 @@
+"""`launch.json`: the launch that counts, as the newest JobSubmitted of the journal has it.
+
+Every agent asks for it before it touches anything, all hosts of a job at the same time, and a
+journal of weeks has hundreds of megabytes. The journal stays the state: the leader, which folds it
+anyway, goes by that alone.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+
+from orchestrator.contract.codec import Invalid, decode, encode
+from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.rundir import RunDir
+from orchestrator.supervise.log import Tail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    backend: str
+    launch: LaunchPlan
+
+
+def note(run_dir: RunDir, job: JobSubmitted) -> None:
+    """Before the journal has it: an agent of a launch before is then rather sent away."""
+    body = encode(Launched(backend=job.backend, launch=job.launch))
+    fresh = run_dir.launch.with_name(f"{run_dir.launch.name}.{os.getpid()}")
+    fresh.write_text(json.dumps(body))
+    fresh.replace(run_dir.launch)
+
+
+def counting(run_dir: RunDir) -> Launched | None:
+    """None before there is any. Raises OSError."""
+    try:
+        noted: Launched = decode(Launched, json.loads(run_dir.launch.read_text()))
+    except (FileNotFoundError, ValueError, Invalid):  # of an ndctl that wrote none, or damaged
+        return _journalled(run_dir)
+    return noted
+
+
+def _journalled(run_dir: RunDir) -> Launched | None:
+    found = None
+    for entry in Tail(run_dir.journal).each():
+        if isinstance(entry.event, JobSubmitted):
+            found = Launched(backend=entry.event.backend, launch=entry.event.launch)
+    return found
