@@ -7,6 +7,7 @@
 #   slurm_testbed.sh start-node DIR NODE | stop-ctld DIR [SIG] | start-ctld DIR | stop-dbd DIR [SIG] | start-dbd DIR
 #   slurm_testbed.sh left  DIR                         what of it is still there, a line each; nothing after a stop
 #   slurm_testbed.sh install                           Debian/Ubuntu, root: the packages, where a command is missing
+#   slurm_testbed.sh version                           as slurmctld prints it
 #   slurm_testbed.sh can-net                           whether TB_NET works here (root, network namespaces)
 #   slurm_testbed.sh play [DIR]                        4 nodes x 2 fake GPUs, and what to type
 # Environment knobs: TB_LEAF (nodes per leaf switch, 8), TB_TOPOLOGY (tree; block, from 23.11 on, of TB_LEAF nodes each),
@@ -21,14 +22,14 @@
 # bridge; "net-down DIR NODE" / "net-up DIR NODE" partition a node away)
 set -u -o pipefail
 PATH=$PATH:/usr/sbin:/sbin
-cmd=${1:?install, can-net, play, or start|stop|env|left|kill-node|start-node|stop-ctld|start-ctld|stop-dbd|start-dbd|net-down|net-up DIR}
+cmd=${1:?install, version, can-net, play, or start|stop|env|left|kill-node|start-node|stop-ctld|start-ctld|stop-dbd|start-dbd|net-down|net-up DIR}
 missing() {
   local c
   for c in munged slurmctld slurmd sinfo scontrol sbatch srun ${TB_DBD:+slurmdbd sacct sacctmgr mariadbd mariadb mariadb-install-db}; do
     command -v $c >/dev/null || echo $c
   done
 }
-version() { slurmctld -V | grep -oE '[0-9]+\.[0-9]+' | head -n 1 | tr -d .; }   # 2205, 2411
+version() { slurmctld -V; }   # without a slurm.conf newer commands do not tell theirs
 install() {
   [ -n "$(missing)" ] || return 0
   local ask="apt-get -qq -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2"
@@ -61,6 +62,7 @@ END
 }
 case $cmd in
 install) install; exit ;;
+version) version; exit ;;
 can-net) can_net; exit ;;
 play) play "${2:-}"; exit ;;
 esac
@@ -128,7 +130,7 @@ PY
 }
 write_conf() {
   local n=$1 g=$2 leaf=${TB_LEAF:-8} topology=${TB_TOPOLOGY:-tree} v me host base i l=0 a b acct
-  v=$(version)
+  v=$(version | grep -oE '[0-9]+\.[0-9]+' | head -n 1 | tr -d .)   # 2205, 2411
   me=$(id -un); host=$(hostname -s)
   mkdir -p "$D"/{etc,run,log,state,spool,dev}; rm -f "$D"/etc/{ns,net,hosts}; chmod 755 "$D" "$D"/{etc,run,log}
   base=$(python3 - "$((n+3))" <<'PY'

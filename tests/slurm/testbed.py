@@ -163,7 +163,7 @@ def why_no_slurm(**knobs: str) -> str | None:
 
 def slurm_version() -> tuple[int, int]:
     """Of what is installed, as (24, 11); it decides what a testbed can have."""
-    found = parse_version(run_within(["sbatch", "--version"], os.environ, COMMAND_S).out)
+    found = parse_version(run_within([str(SCRIPT), "version"], os.environ, COMMAND_S).out)
     assert found is not None
     return found
 
