@@ -9,7 +9,12 @@ from orchestrator.contract import exits
 from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on
 from tests.slurm.testbed import NOT_RUN, SlurmTestbed, running_testbed, why_no_slurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
 
 ACCOUNTING = {"TB_DBD": "1"}
 TRAINING = 3
@@ -64,5 +69,6 @@ def test_a_job_is_told_queued_again_and_cancelled_without_slurmdbd(
         assert job.status()["state"] == "CANCELLED"
 
         accounted.start_dbd()
-        told = [f"{job.id} REQUEUED", f"{job.id} CANCELLED"]
-        accounted.wait_for("the record", lambda: runs_on_record(accounted) == told)
+        # No other job and no third run. Whether Slurm saw the agents' end or scancel's is open.
+        ends = [[f"{job.id} REQUEUED", f"{job.id} {end}"] for end in ("COMPLETED", "CANCELLED")]
+        accounted.wait_for("the record", lambda: runs_on_record(accounted) in ends)
