@@ -4,13 +4,15 @@
 #   slurm_testbed.sh stop  DIR                         by pid files; idempotent
 #   slurm_testbed.sh env   DIR                         prints "export SLURM_CONF=..."
 #   slurm_testbed.sh kill-node DIR NODE [SIG]          kill that slurmd and all its steps (default KILL)
-#   slurm_testbed.sh start-node DIR NODE | stop-ctld DIR [SIG] | start-ctld DIR
+#   slurm_testbed.sh start-node DIR NODE | stop-ctld DIR [SIG] | start-ctld DIR | stop-dbd DIR [SIG] | start-dbd DIR
 #   slurm_testbed.sh left  DIR                         what of it is still there, a line each; nothing after a stop
 #   slurm_testbed.sh install                           Debian/Ubuntu, root: the packages, where a command is missing
+#   slurm_testbed.sh version                           as slurmctld prints it
 #   slurm_testbed.sh can-net                           whether TB_NET works here (root, network namespaces)
 #   slurm_testbed.sh play [DIR]                        4 nodes x 2 fake GPUs, and what to type
-# Environment knobs: TB_LEAF (nodes per leaf switch, 8), TB_SLURMD_TIMEOUT (5), TB_MSG_TIMEOUT (5: a killed slurmd is
-# DOWN after about 2 x (this + 3) s), TB_RETURN (ReturnToService, 1), TB_KILL_WAIT (2; Slurm's own default is 30), TB_CRED_EXPIRE (5: a
+# Environment knobs: TB_LEAF (nodes per leaf switch, 8), TB_TOPOLOGY (tree; block, from 23.11 on, of TB_LEAF nodes each),
+# TB_TOPOLOGY_YAML (the text of a topology.yaml, which counts instead; from 25.05 on), TB_SLURMD_TIMEOUT (5),
+# TB_MSG_TIMEOUT (5: a killed slurmd is DOWN after about 2 x (this + 3) s), TB_RETURN (ReturnToService, 1), TB_KILL_WAIT (2; Slurm's own default is 30), TB_CRED_EXPIRE (5: a
 # requeued job waits this + 1 s in BeginTime; Slurm's own default of 120 means two minutes), TB_EXTRA (lines
 # appended to slurm.conf before the nodes), TB_PARTITIONS (replaces the partition lines), TB_READY_S (60),
 # TB_GPU_TYPE (fake: ndctl plans for CPU ranks there; empty: GPUs without a type),
@@ -20,14 +22,20 @@
 # bridge; "net-down DIR NODE" / "net-up DIR NODE" partition a node away)
 set -u -o pipefail
 PATH=$PATH:/usr/sbin:/sbin
-cmd=${1:?install, can-net, play, or start|stop|env|left|kill-node|start-node|stop-ctld|start-ctld|net-down|net-up DIR}
-missing() { local c; for c in munged slurmctld slurmd sinfo scontrol sbatch srun; do command -v $c >/dev/null || echo $c; done; }
+cmd=${1:?install, version, can-net, play, or start|stop|env|left|kill-node|start-node|stop-ctld|start-ctld|stop-dbd|start-dbd|net-down|net-up DIR}
+missing() {
+  local c
+  for c in munged slurmctld slurmd sinfo scontrol sbatch srun ${TB_DBD:+slurmdbd sacct sacctmgr mariadbd mariadb mariadb-install-db}; do
+    command -v $c >/dev/null || echo $c
+  done
+}
+version() { slurmctld -V; }   # without a slurm.conf newer commands do not tell theirs
 install() {
   [ -n "$(missing)" ] || return 0
   local ask="apt-get -qq -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2"
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "missing: $(echo $(missing)); as root on Debian or Ubuntu they would be installed" >&2; return 3; }
   export DEBIAN_FRONTEND=noninteractive
-  local all="munge slurmctld slurmd slurm-client iproute2"
+  local all="munge slurmctld slurmd slurm-client iproute2${TB_DBD:+ slurmdbd mariadb-server-core mariadb-client-core}"
   { $ask install -y --no-install-recommends $all || { $ask update && $ask install -y --no-install-recommends $all; }; } >/dev/null 2>&1
   [ -z "$(missing)" ] || { echo "missing: $(echo $(missing)); apt-get install $all did not bring them" >&2; return 3; }
 }
@@ -54,6 +62,7 @@ END
 }
 case $cmd in
 install) install; exit ;;
+version) version; exit ;;
 can-net) can_net; exit ;;
 play) play "${2:-}"; exit ;;
 esac
@@ -120,7 +129,8 @@ print(*sorted(hit - me, key=turn))
 PY
 }
 write_conf() {
-  local n=$1 g=$2 leaf=${TB_LEAF:-8} me host base i l=0 a b acct
+  local n=$1 g=$2 leaf=${TB_LEAF:-8} topology=${TB_TOPOLOGY:-tree} v me host base i l=0 a b acct
+  v=$(version | grep -oE '[0-9]+\.[0-9]+' | head -n 1 | tr -d .)   # 2205, 2411
   me=$(id -un); host=$(hostname -s)
   mkdir -p "$D"/{etc,run,log,state,spool,dev}; rm -f "$D"/etc/{ns,net,hosts}; chmod 755 "$D" "$D"/{etc,run,log}
   base=$(python3 - "$((n+3))" <<'PY'
@@ -147,13 +157,15 @@ PY
     echo "NodeName=node[1-$n] Name=gpu ${type:+Type=$type} File=$D/dev/gpu[0-$((g-1))]" >"$D/etc/gres.conf"
     gres="GresTypes=gpu"; nodegres="Gres=gpu:${type:+$type:}$g"
   else : >"$D/etc/gres.conf"; fi
-  printf 'CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n' >"$D/etc/cgroup.conf"
+  # Nothing here counts on cgroups. Older versions cannot be told so, newer ones would look for systemd's.
+  if [ "$v" -ge 2311 ]; then echo CgroupPlugin=disabled; else printf 'CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n'; fi >"$D/etc/cgroup.conf"
   : >"$D/etc/topology.conf"
   for ((a=1; a<=n; a+=leaf)); do
     l=$((l+1)); b=$((a+leaf-1)); [ $b -gt "$n" ] && b=$n
-    echo "SwitchName=leaf$l Nodes=node[$a-$b]" >>"$D/etc/topology.conf"
-  done
-  echo "SwitchName=spine Switches=leaf[1-$l]" >>"$D/etc/topology.conf"
+    if [ "$topology" = block ]; then echo "BlockName=block$l Nodes=node[$a-$b]"; else echo "SwitchName=leaf$l Nodes=node[$a-$b]"; fi
+  done >>"$D/etc/topology.conf"
+  if [ "$topology" = block ]; then echo "BlockSizes=$leaf"; else echo "SwitchName=spine Switches=leaf[1-$l]"; fi >>"$D/etc/topology.conf"
+  [ -z "${TB_TOPOLOGY_YAML:-}" ] || echo "$TB_TOPOLOGY_YAML" >"$D/etc/topology.yaml"
   head -c 1024 /dev/urandom >"$D/etc/munge.key.new"; chmod 400 "$D/etc/munge.key.new"
   mv -f "$D/etc/munge.key.new" "$D/etc/munge.key"
   acct="AccountingStorageType=accounting_storage/none"
@@ -222,7 +234,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-TopologyPlugin=topology/tree
+TopologyPlugin=topology/$topology
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=2
 ReturnToService=${TB_RETURN:-1}
@@ -345,5 +357,7 @@ kill-node)
 start-node) start_slurmd "$3" ;;
 stop-ctld)  stop_pid "$D/run/slurmctld.pid" "${3:-TERM}" 10 ;;
 start-ctld) start_ctld ;;
+stop-dbd)   stop_pid "$D/run/slurmdbd.pid" "${3:-TERM}" 10 ;;
+start-dbd)  start_dbd ;;
 *) echo "unknown: $cmd" >&2; exit 2 ;;
 esac

@@ -12,7 +12,8 @@ from orchestrator.backends.slurm.inventory import read_cluster
 from orchestrator.cluster.slurm.topology import allocated_switches
 from orchestrator.system import SystemClock
 from tests.e2e.job import SPEC as JOB
-from tests.slurm.testbed import SlurmTestbed, running_testbed
+from tests.slurm.capture import TOPOLOGIES
+from tests.slurm.testbed import BLOCKS, SEVERAL, SlurmTestbed, running_testbed, slurm_version
 from tests.testbeds import run_within
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process]
@@ -104,3 +105,39 @@ def test_gpus_without_a_type_and_partitions() -> None:
             "node1",
             "node2",
         }
+
+
+@pytest.mark.usefixtures("slurm_there")
+def test_a_plan_for_blocks_asks_for_a_segment(tmp_path: Path) -> None:
+    if slurm_version() < BLOCKS:
+        pytest.skip("Slurm has topology/block from 23.11 on")
+    with running_testbed(4, 2, {"TB_TOPOLOGY": "block"}) as testbed:
+        cluster = read_cluster(Slurm(testbed, SystemClock()), None)
+        assert cluster.topology.kind == "block"
+        assert {host: cluster.topology.blocks[host] for host in testbed.names} == {
+            "node1": "block1",
+            "node2": "block1",
+            "node3": "block2",
+            "node4": "block2",
+        }
+        stdlib = f"--set=data.files={Path(json.__file__).parent}/*.py"
+        script = ndctl(testbed, "render", str(JOB), stdlib, "--backend", "slurm")
+        assert "#SBATCH --segment=2" in script.splitlines()
+        (tmp_path / "job.sh").write_text(script)
+        said = testbed(["sbatch", "--test-only", str(tmp_path / "job.sh")])
+        assert said.code == 0, said.err
+        assert any(f"on nodes node[{pair}] " in said.err for pair in ("1-2", "3-4")), said.err
+
+
+@pytest.mark.usefixtures("slurm_there")
+def test_a_partition_has_the_topology_that_topology_yaml_gives_it() -> None:
+    if slurm_version() < SEVERAL:
+        pytest.skip("Slurm has topology.yaml from 25.05 on")
+    parts = "PartitionName=train Nodes=ALL Default=YES State=UP\n"
+    parts += "PartitionName=nv Nodes=ALL State=UP Topology=nvlink"
+    knobs = {"TB_TOPOLOGY_YAML": TOPOLOGIES, "TB_PARTITIONS": parts}
+    with running_testbed(8, 1, knobs) as testbed:
+        slurm = Slurm(testbed, SystemClock())
+        default, nvlink = (read_cluster(slurm, name).topology for name in ("train", "nv"))
+    assert (default.kind, default.switches["node8"]) == ("tree", ("spine", "leaf2"))
+    assert (nvlink.kind, nvlink.blocks["node8"]) == ("block", "b4")

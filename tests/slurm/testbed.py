@@ -17,12 +17,17 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.doctor.slurm import parse_version
 from orchestrator.seams import Completed
 from tests.testbeds import TestbedError, run_within, say_what_was_not_run, wait_until
 
 SCRIPT = Path(__file__).parents[2] / "slurm" / "testbed" / "slurm_testbed.sh"
 PREFIX = "ndctl-slurm-"
 NOT_RUN = "NOT TESTED ON SLURM: "
+BLOCKS = (23, 11)
+"""The first version that has topology/block."""
+SEVERAL = (25, 5)
+"""The first version that has several topologies, in topology.yaml."""
 FAST: Mapping[str, str] = {"TB_LEAF": "2"}
 """Knobs of the script for every testbed; failures are quick by its own defaults."""
 COMMAND_S = 120.0
@@ -73,6 +78,12 @@ class SlurmTestbed:
 
     def start_ctld(self) -> None:
         self._script("start-ctld", str(self.folder))
+
+    def stop_dbd(self, signal: str = "TERM") -> None:
+        self._script("stop-dbd", str(self.folder), signal)
+
+    def start_dbd(self) -> None:
+        self._script("start-dbd", str(self.folder))
 
     def net_down(self, node: str) -> None:
         self._script("net-down", str(self.folder), node)
@@ -138,15 +149,23 @@ def _reservations(text: str) -> list[str]:
     return [line.split()[0].partition("=")[2] for line in lines]
 
 
-def why_no_slurm() -> str | None:
-    """None where Slurm's commands and daemons are there, if need be after installing them."""
+def why_no_slurm(**knobs: str) -> str | None:
+    """None where Slurm's commands and daemons are there, if need be after installing them; with
+    `TB_DBD="1"` those of accounting as well."""
     with (Path(tempfile.gettempdir()) / f"{PREFIX}install.{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # other workers of this run wait for the packages
         try:
-            done = run_within([str(SCRIPT), "install"], os.environ, 250)
+            done = run_within([str(SCRIPT), "install"], {**os.environ, **knobs}, 250)
         except TimeoutError as exc:
             return f"installing Slurm's packages: {exc}"
     return None if done.code == 0 else " ".join(done.err.split()) or f"exit code {done.code}"
+
+
+def slurm_version() -> tuple[int, int]:
+    """Of what is installed, as (24, 11); it decides what a testbed can have."""
+    found = parse_version(run_within([str(SCRIPT), "version"], os.environ, COMMAND_S).out)
+    assert found is not None
+    return found
 
 
 def network_knob() -> dict[str, str]:

@@ -11,6 +11,8 @@ ADVICE: Mapping[str, str] = {
     " look at why in the agents' logs",
     "launch failed requeued held": "Slurm could not start it and holds it: `scontrol release {id}`;"
     " tell the administrators, for a node may be broken",
+    "job requeued in held state": "it was queued again by hand, and is held:"
+    " `scontrol release {id}` lets it go",
     "BadConstraints": "no node fits the request any more: `scontrol update JobId={id} ExcNodeList=`"
     " allows those that were left out, or `ndctl cancel` it and submit it with another constraint",
     "InvalidAccount": "the account is not valid: set cluster.slurm.account (`sacctmgr show assoc"

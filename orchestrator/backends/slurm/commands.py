@@ -15,7 +15,8 @@ RETRY_S = 2.0
 AGAIN = re.compile(
     r"unable to contact slurm controller|socket timed out|connection refused|zero bytes were"
     r"|backup controller|resource temporarily unavailable|transport endpoint|unable to connect"
-    r"|communication (connection )?failure|slurmctld.*(not respond|down)|timed out",
+    r"|communication (connection )?failure|slurmctld.*(not respond|down)|timed out"
+    r"|unexpected message received",
     re.IGNORECASE,
 )
 """What commands print when slurmctld is down, starts again, or is too busy."""
@@ -48,7 +49,9 @@ class Slurm:
                     fix="type this on a login node of the cluster, where `scontrol ping` answers"
                     + self.instead,
                 )
-            if done.code == 0 or not AGAIN.search(done.err):
+            # `scontrol show topology` has exit code 0 even then.
+            unanswered = done.code != 0 or not done.out.strip()
+            if not (unanswered and AGAIN.search(done.err)):
                 return done
             said = done.err.strip().splitlines()[-1]
         raise Unanswered(

@@ -72,8 +72,7 @@ class SlurmJob:
     @property
     def meaning(self) -> Meaning:
         """A state that is not known counts as running: whoever asks is to wait and see."""
-        held = self.reason in HOLDS or self.reason.endswith("held")
-        if self.state == "PENDING" and held:
+        if self.state == "PENDING" and HELD.search(self.reason):
             return "held"
         return STATES.get(self.state, "running")
 
@@ -82,13 +81,8 @@ class SlurmJob:
         return self.meaning == "ended"
 
 
-HOLDS = frozenset(
-    {
-        "JobHeldUser",
-        "JobHeldAdmin",
-        "JobHoldMaxRequeue",
-    }
-)
+HELD = re.compile(r"^JobHeld(User|Admin)$|^JobHoldMaxRequeue$|[ _]held([ _]|$)")
+"""Of a job's reason: `launch failed requeued held`, `job_requeued_in_held_state`."""
 
 
 def parse_jobs(text: str, zone: tzinfo | None = None) -> tuple[SlurmJob, ...]:

@@ -52,7 +52,7 @@ def standing_of(node: Node, *, exclusive: bool = False, reservation: str | None 
         return Standing(state="drained", reason=_said(given_up[0], node), gpus=node.gpus)
     if state == "drained":
         return Standing(state=state, reason=_said(why, node), gpus=node.gpus)
-    if "RESERVED" in node.flags and node.reservation != reservation:
+    if "RESERVED" in node.flags and not _is_of(node, reservation):
         why = f"reserved: {node.reservation}" if node.reservation else "reserved"
         return Standing(state="busy", reason=why, gpus=node.gpus)
     for flag, words in TAKEN.items():
@@ -79,9 +79,14 @@ def is_wanted_back(node: Node, reservation: str | None) -> bool:
 
 
 def _counts(flag: str, node: Node, reservation: str | None) -> bool:
-    if flag == "MAINTENANCE" and reservation is not None and node.reservation == reservation:
+    if flag == "MAINTENANCE" and _is_of(node, reservation):
         return False  # the job runs in that very reservation
     return flag in node.flags
+
+
+def _is_of(node: Node, reservation: str | None) -> bool:
+    """Whether a node is reserved for the job itself; 22.05 does not say of a node for whom."""
+    return reservation is not None and node.reservation in (reservation, None)
 
 
 def _said(words: str, node: Node) -> str:

@@ -84,6 +84,42 @@ def test_nodes_as_newer_versions_show_them(
     assert f"Version={version}" in captured(file)
 
 
+@pytest.mark.parametrize("version", ["22.05.8", "24.11.5", "26.05.5"])
+def test_the_same_nodes_on_three_versions(version: str) -> None:
+    nodes = {node.name: node for node in parse_nodes(captured(f"{version}/nodes.txt"))}
+    assert {node.gpu_type for node in nodes.values()} == {"h100"}
+    assert {name: (node.gpus, node.gpus_used) for name, node in nodes.items()} == {
+        "node1": (2, 2),
+        "node2": (2, 1),
+        **dict.fromkeys(("node3", "node4", "node5", "node6"), (2, 0)),
+    }
+    assert nodes["node1"].features == ("ib", "h100")
+    assert nodes["node5"].partitions == ("train", "short")
+    standings = {name: standing_of(node) for name, node in nodes.items()}
+    assert {name: one.reason for name, one in standings.items()} == {
+        "node1": "drained: maintenance",
+        "node2": "",
+        "node3": "in maintenance",
+        "node4": "not responding: Not responding",
+        "node5": "drained: ECC errors on GPU 3",
+        "node6": "down: kernel panic",
+    }
+    assert [name for name, one in standings.items() if one.state == "free"] == ["node2"]
+    assert standings["node2"].gpus == 1
+    assert standing_of(nodes["node3"], reservation="upgrade").state == "free"
+    assert not is_wanted_back(nodes["node3"], "upgrade"), "a job in that very reservation"
+    assert {name for name, node in nodes.items() if is_wanted_back(node, None)} == {
+        *("node1", "node3", "node4", "node5", "node6")
+    }
+
+
+@pytest.mark.parametrize("version", ["24.11.5", "26.05.5"])
+def test_gpus_without_a_type_on_newer_versions(version: str) -> None:
+    nodes = parse_nodes(captured(f"{version}/untyped-nodes.txt"))
+    assert {(node.gpus, node.gpu_type, node.gpus_used) for node in nodes} == {(2, None, 0)}
+    assert {standing_of(node).state for node in nodes} == {"free"}
+
+
 def test_a_reservation_is_free_for_the_jobs_that_run_in_it() -> None:
     node = parse_nodes(captured("23.11/nodes.txt"))[1]
     idle = Node(name="n", state="IDLE", flags=node.flags, reservation=node.reservation, gpus=8)

@@ -1,5 +1,7 @@
 """Trees of switches and blocks, as Slurm shows them."""
 
+import json
+
 import pytest
 
 from orchestrator.cluster.slurm.partitions import parse_partitions, seconds, time_words
@@ -44,6 +46,44 @@ def test_blocks_without_those_put_together_from_others(
     assert len(found.blocks) == hosts
 
 
+@pytest.mark.parametrize("version", ["22.05.8", "24.11.5", "26.05.5"])
+def test_the_same_tree_on_three_versions(version: str) -> None:
+    found = parse_topology(captured(f"{version}/topology.txt"))
+    assert found.kind == "tree"
+    leaves = {1: "leaf1", 2: "leaf1", 3: "leaf2", 4: "leaf2", 5: "leaf3", 6: "leaf3"}
+    assert found.switches == {f"node{n}": ("spine", leaf) for n, leaf in leaves.items()}
+
+
+@pytest.mark.parametrize("version", ["24.11.5", "26.05.5"])
+def test_the_same_blocks_on_two_versions(version: str) -> None:
+    found = parse_topology(captured(f"{version}/topology-block.txt"))
+    assert (found.kind, found.switches) == ("block", {})
+    assert found.blocks == {
+        "node1": "block1",
+        "node2": "block1",
+        "node3": "block2",
+        "node4": "block2",
+    }
+
+
+def test_several_topologies_of_one_cluster() -> None:
+    """A ring, a torus or none ask for nothing: they are flat to us."""
+    said = json.loads(captured("26.05.5/several-topologies.json"))
+    found = {" ".join(one["argv"][3:]): parse_topology(one["out"]) for one in said}
+    assert {name: one.kind for name, one in found.items()} == {
+        "": "tree",
+        "switched": "tree",
+        "nvlink": "block",
+        "round": "flat",
+        "pod": "flat",
+        "plain": "flat",
+    }
+    assert found[""] == found["switched"]
+    assert found["nvlink"].blocks["node4"] == "b2"
+    partitions = parse_partitions(captured("26.05.5/several-partitions.txt"))
+    assert [one.name for one in partitions] == [one.topology for one in partitions]
+
+
 def test_without_a_topology_nothing_is_known() -> None:
     assert parse_topology("No topology information available\n").kind == "flat"
 
@@ -74,6 +114,15 @@ def test_partitions() -> None:
     assert h100.nodes == tuple(f"n{i:02}" for i in range(1, 9))
     assert (a100.state, a100.max_nodes, a100.max_time_s) == ("DRAIN", 4, 5_400)
     assert (cpu.max_time_s, cpu.max_nodes) == (None, None)
+
+
+@pytest.mark.parametrize("version", ["22.05.8", "24.11.5", "26.05.5"])
+def test_the_same_partitions_on_three_versions(version: str) -> None:
+    train, short = parse_partitions(captured(f"{version}/partitions.txt"))
+    assert (train.name, train.default, train.state, train.max_time_s) == ("train", True, "UP", None)
+    assert train.nodes == tuple(f"node{n}" for n in range(1, 7))
+    assert (short.name, short.default, short.state) == ("short", False, "DRAIN")
+    assert (short.nodes, short.max_nodes, short.max_time_s) == (("node5", "node6"), 1, 5_400)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""What three versions of Slurm said on the same testbed, as ndctl hears it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.slurm import observe
+from orchestrator.backends.slurm.advice import standing_words
+from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm
+from orchestrator.cluster.slurm.config import parse_config
+from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.doctor.slurm import judge_config
+from orchestrator.errors import Unanswered
+from orchestrator.seams import Completed
+from tests.agent.world import TurnedClock
+from tests.cluster.slurm.captured import captured
+
+VERSIONS = ("22.05.8", "24.11.5", "26.05.5")
+NOW = datetime(2026, 11, 22, 20, tzinfo=UTC).timestamp()
+
+every_version = pytest.mark.parametrize("version", VERSIONS)
+
+
+def said(version: str, file: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(captured(f"{version}/{file}.json"))
+    return found
+
+
+@dataclass(frozen=True)
+class SaysAgain:
+    """A command's answer, as often as it is asked."""
+
+    code: int
+    out: str
+    err: str
+
+    def __call__(self, argv: Sequence[str], /, *, timeout: float) -> Completed:
+        return Completed(self.code, self.out, self.err)
+
+
+def ask(one: dict[str, Any]) -> Completed:
+    shell = SaysAgain(one["code"], one["out"], one["err"])
+    return Slurm(shell, TurnedClock()).ask(one["argv"])
+
+
+@every_version
+def test_no_command_is_answered_while_slurmctld_is_down(version: str) -> None:
+    asked = [one for one in said(version, "down") if one["argv"] != ["scontrol", "ping"]]
+    assert len(asked) == 12
+    for one in asked:
+        with pytest.raises(Unanswered):
+            ask(one)
+
+
+@every_version
+def test_what_slurm_refuses_it_is_not_asked_again(version: str) -> None:
+    for one in said(version, "refusals"):
+        assert ask(one) == Completed(one["code"], one["out"], one["err"])
+
+
+@every_version
+def test_a_job_that_slurm_does_not_know(version: str) -> None:
+    asked = ["scontrol", "show", "job", "-a", "-o", "999999"]
+    (shown,) = [one for one in said(version, "refusals") if one["argv"] == asked]
+    assert shown["code"] == 1
+    assert UNKNOWN_JOB.search(shown["err"])
+
+
+HELD_AGAIN = "Slurm job 12 is PENDING (job requeued in held state): it was queued again by hand"
+
+
+@every_version
+def test_jobs_in_every_state(version: str) -> None:
+    jobs = {int(job.id): job for job in observe.parse_jobs(captured(f"{version}/jobs.txt"), UTC)}
+    assert {number: (job.state, job.meaning) for number, job in jobs.items()} == {
+        1: ("RUNNING", "running"),
+        2: ("RUNNING", "running"),
+        3: ("TIMEOUT", "ended"),
+        4: ("COMPLETED", "ended"),
+        5: ("FAILED", "ended"),
+        6: ("NODE_FAIL", "ended"),
+        7: ("PENDING", "queued"),
+        8: ("PENDING", "queued"),
+        9: ("PENDING", "held"),
+        10: ("PENDING", "held"),
+        11: ("CANCELLED", "ended"),
+        12: ("PENDING", "held"),
+        13: ("PENDING", "queued"),
+        14: ("PENDING", "queued"),
+        15: ("COMPLETING", "leaving"),
+    }
+    first, again = jobs[1], jobs[13]
+    assert first.comment == "ndctl launch 1 of /shared/runs/a b;"  # up to what looks like a key
+    assert (first.command, first.nodes) == ("/tmp/tb/job.sh", ("node1",))
+    assert first.excluded == ("node5", "node6")
+    assert first.ends_at == first.limit_at
+    assert (again.restarts, again.excluded, again.nodes) == (1, ("node4", "node5"), ())
+    assert standing_words(jobs[12]).startswith(HELD_AGAIN)
+    assert "`scontrol release 12`" in standing_words(jobs[12])
+    assert {n: observe.cause(jobs[n], 0, NOW, 90) for n in (3, 11, 13, 15)} == {
+        3: "time-limit",
+        11: "cancelled",
+        13: "requeued",
+        15: "cancelled",
+    }
+
+
+@every_version
+def test_the_queue_says_of_jobs_what_each_of_them_says(version: str) -> None:
+    shown = observe.parse_jobs(captured(f"{version}/jobs.txt"), UTC)
+    queue = {job.id: job for job in observe.parse_queue(captured(f"{version}/queue.txt"))}
+    assert set(queue) == {job.id for job in shown}
+    for job in shown:
+        listed = queue[job.id]
+        assert listed.state == job.state
+        assert listed.comment.startswith(job.comment)
+        assert (listed.meaning, standing_words(listed)) == (job.meaning, standing_words(job))
+        assert listed.command.split()[0] == job.command.split()[0]
+
+
+@every_version
+def test_the_settings_of_a_site(version: str) -> None:
+    config = parse_config(captured(f"{version}/config.txt"))
+    assert config["SLURM_VERSION"] == version
+    found = {one.what: one for one in judge_config(config, SlurmSpec())}
+    assert found["prolog"].found.startswith("/bin/true looks at nodes first")
+    assert found["preemption"].found == "PreemptMode=REQUEUE, preempt/partition_prio"
+    assert found["kill wait"].found.startswith("6 s")
+    assert found["dead nodes"].found.startswith("Slurm notices one after 5 sec")
+    assert "wait time" not in found

@@ -1,0 +1,74 @@
+"""slurmdbd goes away while a job runs: nothing that ndctl says or does hangs on it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract import exits
+from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on
+from tests.slurm.testbed import NOT_RUN, SlurmTestbed, running_testbed, why_no_slurm
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
+
+ACCOUNTING = {"TB_DBD": "1"}
+TRAINING = 3
+
+
+@pytest.fixture
+def accounted(slurm_there: None) -> Iterator[SlurmTestbed]:
+    why = why_no_slurm(**ACCOUNTING)
+    if why is not None:
+        pytest.skip(f"{NOT_RUN}{why}")
+    with running_testbed(nodes=2, gpus=1, knobs={**TESTBED, **ACCOUNTING}) as testbed:
+        yield testbed
+
+
+def runs_on_record(slurm: SlurmTestbed) -> list[str]:
+    """Every run of every job that slurmdbd knows of, as in `3 REQUEUED`."""
+    asked = ("sacct", "-n", "-X", "-D", "-P", "--starttime=now-1hours", "-o", "JobID,State")
+    lines = slurm.told(*asked).splitlines()
+    return [" ".join(line.replace("|", " ").split()[:2]) for line in lines]
+
+
+def assert_told(job: Job, state: str) -> None:
+    """By every view, each of which names the Slurm job."""
+    status = job.status()
+    assert (status["state"], status["scheduler"]) == (state, f"Slurm job {job.id}")
+    listed = job("list")
+    assert listed.code == exits.OK, listed.err
+    assert state in listed.out
+
+
+def test_a_job_is_told_queued_again_and_cancelled_without_slurmdbd(
+    accounted: SlurmTestbed, tmp_path: Path
+) -> None:
+    with job_on(accounted, tmp_path / "runs") as job:
+        job.submitted(**{"train.steps": "5000"})
+        job.until_step(TRAINING)
+        accounted.wait_for("the record", lambda: runs_on_record(accounted) == [f"{job.id} RUNNING"])
+
+        accounted.stop_dbd("KILL")
+        assert accounted(["sacct", "-n"]).code != 0
+        assert_told(job, "RUNNING")
+        again = job.submit()
+        assert again.code == exits.BAD_JOB_STATE, again.out + again.err
+
+        accounted.told("scontrol", "requeue", job.id)
+        job.until("its second run", lambda: len(job.events("LeaderStarted")) == 2)
+        job.until_step(job.last_step() + 2, attempt=2)
+        job.assert_resumed_where_it_left(attempt=2)
+        assert_told(job, "RUNNING")
+        assert job("cancel", NAME).code == exits.OK
+        assert not job.alive()
+        assert job.status()["state"] == "CANCELLED"
+
+        accounted.start_dbd()
+        # No other job and no third run. Whether Slurm saw the agents' end or scancel's is open.
+        ends = [[f"{job.id} REQUEUED", f"{job.id} {end}"] for end in ("COMPLETED", "CANCELLED")]
+        accounted.wait_for("the record", lambda: runs_on_record(accounted) in ends)
