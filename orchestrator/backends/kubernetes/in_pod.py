@@ -20,10 +20,10 @@ from orchestrator.contract.codec import Invalid
 from orchestrator.contract.handover import Handover, handover_from
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, JobError
+from orchestrator.errors import BackendError, InUse, JobError
 from orchestrator.seams import Clock
 from orchestrator.supervise.log import Tail
-from orchestrator.supervise.opening import begin, read_folder
+from orchestrator.supervise.opening import begin, known, read_folder
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock
@@ -68,8 +68,20 @@ class Pod:
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """The exit code of the pod."""
+    """The exit code of the pod. Final are those alone that are meant: to the operator one of them,
+    of one pod, is the end of the job."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        return _run(environ)
+    except (OSError, JobError) as exc:
+        log.critical("this pod cannot go on, another in its place may: %s", exc)
+    except Exception as exc:
+        log.exception("this pod has a defect")
+        log.critical("this pod has a defect, another in its place is to try: %r", exc)
+    return exits.LEADER_LOST
+
+
+def _run(environ: Mapping[str, str]) -> int:
     clock = SystemClock()
     try:
         pod = Pod.from_mapping(environ)
@@ -86,12 +98,11 @@ def run(environ: Mapping[str, str]) -> int:
         else:
             see = partial(_see_to_the_leader, pod, handover, environ, clock)
             begun = await_launch(run_dir, handover.launch.launch, clock, see)
+    except InUse:
+        raise
     except JobError as exc:
         log.critical("%s", exc)
         return exits.FAILED
-    except OSError as exc:
-        log.critical("the run volume cannot be used: %s", exc)
-        return exits.LEADER_LOST
     if begun.ending is not None:
         return _has_ended(pod, handover, begun, run_dir)
     return _be_agent(pod, handover, run_dir, environ)
@@ -109,8 +120,8 @@ def await_launch(run_dir: RunDir, launch: int, clock: Clock, see: Callable[[floa
     while True:
         try:
             run = fold((entry.event for entry in tail.more()), run)
-        except OSError as exc:
-            log.warning("the run volume does not answer, trying again: %s", exc)
+        except (OSError, JobError) as exc:  # whether it is damaged is the leader's to say
+            log.warning("the journal cannot be read, trying again: %s", exc)
         known = run.job.launch.launch if run.job else 0
         if known == launch:
             return run
@@ -187,7 +198,16 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
             return exits.REFUSED
     if pod.leads:
         _tell_journal(run_dir)
+    code = _of_the_pod(code, pod, run_dir)
     log.info("leaving with %s", code)
+    return code
+
+
+def _of_the_pod(code: int, pod: Pod, run_dir: RunDir) -> int:
+    """An agent that fails is no job that has FAILED: that is the journal's to say."""
+    if code == exits.FAILED and not (pod.leads and known(run_dir).ending == "FAILED"):
+        log.critical("this pod's agent failed, another in its place is to try")
+        return exits.LEADER_LOST
     return code
 
 
