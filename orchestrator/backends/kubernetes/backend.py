@@ -218,11 +218,17 @@ class KubernetesBackend:
         return {host: why for host, why in found.items() if why}
 
     def replace(
-        self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
+        self,
+        launch: LaunchPlan,
+        host: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
     ) -> None:
         """The operator makes a pod anew once the old one is gone; perhaps it is already."""
         spec = spec_of(launch)
-        if elsewhere:
+        if elsewhere and not shut:
             self._exclude(launch, [host])
         for pod in self._pods(launch):
             if fields.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
