@@ -15,6 +15,7 @@ from typing import Self
 
 from orchestrator.agent.echo import Echo
 from orchestrator.backends.kubernetes.podlogs import JOURNAL_MARK, METRICS_MARK
+from orchestrator.backends.kubernetes.render.names import KIND_VARIABLE
 from orchestrator.contract import env, exits
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.handover import Handover, handover_from
@@ -48,6 +49,8 @@ class Pod:
     address: str
     node_rank: int
     folder: Path
+    kind: str = ""
+    """Of the object that it is of; one that was applied by an older ndctl does not say."""
 
     @classmethod
     def from_mapping(cls, environ: Mapping[str, str]) -> Self:
@@ -60,6 +63,7 @@ class Pod:
             address=environ["NDCTL_POD_IP"],
             node_rank=int(said),
             folder=Path(environ.get(env.SUBMISSION, FOLDER)),
+            kind=environ.get(KIND_VARIABLE, ""),
         )
 
     @property
@@ -105,6 +109,11 @@ def _run(environ: Mapping[str, str]) -> int:
         return exits.FAILED
     if begun.ending is not None:
         return _has_ended(pod, handover, begun, run_dir)
+    theirs = begun.job and begun.job.launch.kubernetes and begun.job.launch.kubernetes.kind
+    if pod.kind and theirs and pod.kind != theirs:
+        words = "this pod is of a %s, and launch %s in %s is of a %s of the same name: delete one"
+        log.critical(words, pod.kind, handover.launch.launch, run_dir.path, theirs)
+        return exits.FAILED
     return _be_agent(pod, handover, run_dir, environ)
 
 

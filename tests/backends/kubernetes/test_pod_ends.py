@@ -120,6 +120,17 @@ def test_a_defect_of_ours_does_not_end_the_job_and_is_told(
     assert (last.levelname, "ZeroDivisionError('of an agent')" in last.message) == ("CRITICAL", True)
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_two_kinds_of_one_name_the_one_that_came_later_ends(
+    leads: dict[str, str], rank: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are launch 1, and what is mounted is the same ConfigMap: else two would lead by turns."""
+    environ = {**leads, "RANK": rank, "NDCTL_JOB_KIND": "jobset"}
+    assert run(environ) == exits.FAILED
+    assert "this pod is of a jobset, and launch 1 in" in caplog.text
+    assert "is of a pytorchjob of the same name" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("rank", "code", "ended", "expected"),
     [

@@ -29,6 +29,8 @@ FORCE_ANNOTATION = "ndctl.dev/force-delete-after"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 TOKEN_KEY = "token"
+KIND_VARIABLE = "NDCTL_JOB_KIND"
+"""Tells a pod of which kind of object it is: what is mounted may be of a later one of its name."""
 NODE = "node"
 """JobSet's replicated job, and the container that Trainer v2 looks for."""
 LABEL_LIMIT = 63
