@@ -212,7 +212,9 @@ class KubernetesBackend:
         events = self.api(spec).list(EVENTS, self.namespace(spec), fields=selector).items
         now, pods = self.clock.now(), self._pods(launch)
         found = {
-            host: observe.taken(launch.job, host, pods, events, now - silent_s - CLOCKS_S)
+            host: observe.taken(
+                spec.kind, launch.job, host, pods, events, now - silent_s - CLOCKS_S
+            )
             for host, silent_s in hosts.items()
         }
         return {host: why for host, why in found.items() if why}

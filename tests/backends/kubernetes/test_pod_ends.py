@@ -117,7 +117,10 @@ def test_a_defect_of_ours_does_not_end_the_job_and_is_told(
     monkeypatch.setattr(agent_main, "main", broken)
     assert run(environ) == exits.LEADER_LOST
     last = caplog.records[-1]
-    assert (last.levelname, "ZeroDivisionError('of an agent')" in last.message) == ("CRITICAL", True)
+    assert (last.levelname, "ZeroDivisionError('of an agent')" in last.message) == (
+        "CRITICAL",
+        True,
+    )
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

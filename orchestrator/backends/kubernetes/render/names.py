@@ -1,6 +1,8 @@
 """What the objects of a job are called, and how they are found again. Pure."""
 
 import hashlib
+import re
+from collections.abc import Mapping
 
 from orchestrator.contract.kubernetes import Kind
 from orchestrator.contract.launch import LaunchPlan
@@ -64,6 +66,19 @@ def longest_pod_name(kind: Kind, job: str, pods: int) -> str:
     if kind == "pytorchjob":
         return f"{job}-worker-{pods - 2}" if pods > 1 else f"{job}-master-0"
     return f"{job}-{NODE}-0-{pods - 1}-xxxxx"
+
+
+POD_NAMES: Mapping[Kind, str] = {
+    "pytorchjob": r"{job}-(master|worker)-\d+",
+    "jobset": r"{job}-node-0-\d+-[a-z0-9]{{5}}",
+    "trainjob": r"{job}-node-0-\d+-[a-z0-9]{{5}}",
+}
+
+
+def is_pod_of(kind: Kind, job: str, pod: str) -> bool:
+    """By its name, of this job and no other whose name begins alike; what is deleted has no more
+    than that left."""
+    return re.fullmatch(POD_NAMES[kind].format(job=re.escape(job)), pod) is not None
 
 
 def labels_of(launch: LaunchPlan) -> dict[str, str]:
