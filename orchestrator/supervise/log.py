@@ -129,8 +129,8 @@ class Journal:
         patience_s: float = LOCK_PATIENCE_S,
         guard: Callable[[], None] | None = None,
     ) -> None:
-        """Raises InUse when another process still writes to it after `patience_s`, and JobError when
-        it cannot be read.
+        """Raises InUse when another process still writes to it after `patience_s`, and another
+        JobError when it cannot be read.
 
         `guard` is asked before each line, and raises where this process may not write any more.
         """

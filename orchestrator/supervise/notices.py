@@ -1,4 +1,4 @@
-"""From what a scheduler holds against hosts, asked now and then, to what has changed since. Pure."""
+"""What has changed of that which a scheduler, asked now and then, holds against hosts. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
-from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.render import names, spec_hash
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import Kind
 from orchestrator.errors import BackendError
@@ -41,6 +41,23 @@ def test_a_name_that_a_job_of_another_kind_has_is_refused(kube: KubeTestbed) -> 
     assert "delete pytorchjob" not in refused(backend, first), "a submit again is none other"
     kube.kubectl("-n", namespace, "delete", "pytorchjob", "job")
     assert "PyTorchJob" not in refused(backend, handover(kube, namespace, "jobset"))
+
+
+def test_what_runs_is_noted_once_and_what_is_applied_later_is_told_from_it(
+    kube: KubeTestbed,
+) -> None:
+    """As `kubectl apply` leaves what it does not know of, so does `submit`."""
+    namespace = kube.namespace("text")
+    backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
+    asked = handover(kube, namespace)
+    backend.submit(asked)
+    backend.own(asked.launch, spec_hash(asked))
+    assert "not what runs" not in str(backend.standing(asked.launch))
+    backend.submit(replace(asked, spec="name: job\ntrain: {lr: 2}\n"))
+    backend.own(asked.launch)
+    assert "not what runs: what was applied last is not" in str(backend.standing(asked.launch))
+    backend.submit(asked)
+    assert "not what runs" not in str(backend.standing(asked.launch))
 
 
 def test_pods_are_kept_off_a_node_by_name_unless_the_cluster_shut_it(kube: KubeTestbed) -> None:

@@ -24,7 +24,7 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, InUse, JobError
 from orchestrator.seams import Clock
 from orchestrator.supervise.log import Tail
-from orchestrator.supervise.opening import begin, known, read_folder
+from orchestrator.supervise.opening import begin, is_of, known, read_folder
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock
@@ -38,6 +38,10 @@ OPERATORS = ("PET_", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun would take for its own defaults."""
 WAIT_S = 1.0
 SAY_S = 30.0
+NOT_WHAT_RUNS = (
+    "what was applied is not what runs: launch %s in %s began otherwise, and goes on as it began."
+    " To run this: `ndctl cancel`, then `ndctl submit --resume`"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +102,10 @@ def _run(environ: Mapping[str, str]) -> int:
     try:
         if pod.leads:
             begun = begin(run_dir, handover, clock, token=not token)
-            _own(handover, environ, clock)
+            same = is_of(run_dir, handover, begun)
+            if not same:
+                log.error(NOT_WHAT_RUNS, handover.launch.launch, run_dir.path)
+            _own(handover, environ, clock, same)
         else:
             see = partial(_see_to_the_leader, pod, handover, environ, clock)
             begun = await_launch(run_dir, handover.launch.launch, clock, see)
@@ -158,12 +165,15 @@ def _see_to_the_leader(
         log.error("no other leader can be had yet, trying again: %s", exc)
 
 
-def _own(handover: Handover, environ: Mapping[str, str], clock: Clock) -> None:
-    """Of what `kubectl apply` made, too, one delete of the job takes everything away."""
+def _own(handover: Handover, environ: Mapping[str, str], clock: Clock, same: bool) -> None:
+    """Of what `kubectl apply` made, too, one delete of the job takes everything away. `same`: what
+    was applied is what runs."""
     from orchestrator.backends.kubernetes.backend import KubernetesBackend
+    from orchestrator.backends.kubernetes.render import spec_hash
 
+    runs = spec_hash(handover) if same else ""
     try:
-        KubernetesBackend(environ, clock).own(handover.launch)
+        KubernetesBackend(environ, clock).own(handover.launch, runs)
     except BackendError as exc:
         log.warning("the job does not own what was applied beside it: %s", exc.message)
 

@@ -23,8 +23,12 @@ from orchestrator.backends.kubernetes.fields import (
     said_of,
     seconds_of,
 )
-from orchestrator.backends.kubernetes.render.names import is_pod_of
-from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup
+from orchestrator.backends.kubernetes.render.names import (
+    HASH_ANNOTATION,
+    RUNS_ANNOTATION,
+    is_pod_of,
+)
+from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup, name_of
 from orchestrator.backends.kubernetes.troubles import (
     DISRUPTED,
     Trouble,
@@ -120,6 +124,7 @@ def observe(
     running = [pod for pod in there if is_running(pod)]
     troubles = [trouble for pod in mine if (trouble := pod_trouble(pod, events)) is not None]
     troubles += job_troubles(kind, job, events, whole=bool(mine) and len(mine) >= hosts)
+    troubles += _not_what_runs(job)
     meaning, reason = _standing(kind, job, bool(running))
     notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
     return Observed(
@@ -134,6 +139,19 @@ def observe(
         cancelled_by=notes.get(CANCELLED, ""),
         queue=str(lookup(job, ("metadata", "labels", QUEUE), "")),
     )
+
+
+def _not_what_runs(job: Object) -> list[Trouble]:
+    """The same launch was applied again with another text: pods that are made anew read it, and go
+    on with the run as it began."""
+    notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
+    runs, applied = notes.get(RUNS_ANNOTATION), notes.get(HASH_ANNOTATION)
+    if runs is None or runs == applied or has_ended(job):
+        return []
+    why = f"what was applied last is not what launch {launch_of(job)} began with, and goes on with"
+    name = name_of(job)
+    advice = f"`ndctl cancel {name}`, then `ndctl submit SPEC --resume` runs it"
+    return [Trouble(what="not what runs", why=why, advice=advice)]
 
 
 def _bare(name: str) -> str:

@@ -271,6 +271,17 @@ def test_pods_that_never_came_to_be_are_explained_by_events(message: str, what: 
     assert other.troubles == ()
 
 
+def test_a_text_that_was_applied_under_the_same_launch_and_does_not_run_is_told() -> None:
+    """Three pods of it would wait for the four that the run began with, for ever."""
+    seen = observe(PYTORCHJOB, NAME, job("Running", spec_hash="b", runs="a"), [RUNNING], hosts=1)
+    assert "not what launch 3 began with" in seen.words
+    assert "`ndctl cancel run-1`, then `ndctl submit SPEC --resume` runs it" in seen.words
+    for same in (job("Running", spec_hash="a", runs="a"), job("Running", spec_hash="b")):
+        assert observe(PYTORCHJOB, NAME, same, [RUNNING], hosts=1).troubles == ()
+    over = job("Failed", spec_hash="b", runs="a")
+    assert observe(PYTORCHJOB, NAME, over).troubles == ()
+
+
 OTHERS = [
     event("run-1-node-0", "FailedCreate", "no", kind="PyTorchJob"),
     event("run-1-b", "FailedCreatePod", "no", kind="PyTorchJob"),

@@ -1,7 +1,6 @@
 """What a pod ends with: 1 to 127, of any pod, is the end of the whole job to its operator."""
 
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 
 @pytest.fixture
-def environ(tmp_path: Path, run_dir: RunDir) -> Iterator[dict[str, str]]:
+def environ(tmp_path: Path, run_dir: RunDir) -> dict[str, str]:
     """Of a worker's pod, whose leader has begun the run."""
     launch = replace(a_launch(PLAIN), run_dir=str(run_dir.path))
     folder = tmp_path / "submission"
@@ -39,7 +38,7 @@ def environ(tmp_path: Path, run_dir: RunDir) -> Iterator[dict[str, str]]:
     for name, text in files_of(handed(launch, backend="kubernetes")).items():
         (folder / name).write_text(text)
     begin(run_dir, handed(launch, backend="kubernetes"), CLOCK, token=False)
-    yield {
+    return {
         "NDCTL_NODE_NAME": "node-3",
         "NDCTL_POD_IP": "127.0.0.1",
         "NDCTL_SUBMISSION": str(folder),
@@ -123,11 +122,26 @@ def test_a_defect_of_ours_does_not_end_the_job_and_is_told(
     )
 
 
+def test_a_pod_that_is_made_anew_goes_on_with_the_run_as_it_began(
+    leads: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever was applied since; its log and the job's annotation say that this does not run."""
+    owned: list[bool] = []
+    monkeypatch.setattr(in_pod, "_own", lambda *given: owned.append(given[-1]))
+    monkeypatch.setattr(agent_main, "main", lambda argv, rest: exits.OK)
+    assert run(leads) == exits.OK
+    folder = Path(leads["NDCTL_SUBMISSION"])
+    (folder / "spec.yaml").write_text("name: job\ntrain: {lr: 2}\n")
+    assert run(leads) == exits.OK
+    assert owned == [True, False]
+    assert caplog.text.count("what was applied is not what runs: launch 1 in") == 1
+
+
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_of_two_kinds_of_one_name_the_one_that_came_later_ends(
     leads: dict[str, str], rank: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both are launch 1, and what is mounted is the same ConfigMap: else two would lead by turns."""
+    """Both are launch 1 and read the same ConfigMap: else two would lead by turns."""
     environ = {**leads, "RANK": rank, "NDCTL_JOB_KIND": "jobset"}
     assert run(environ) == exits.FAILED
     assert "this pod is of a jobset, and launch 1 in" in caplog.text
