@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
+from orchestrator.backends.kubernetes.looking import look
 from orchestrator.backends.kubernetes.render import names, spec_hash
+from orchestrator.backends.kubernetes.resources import JOB_KINDS
 from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from orchestrator.errors import BackendError
 from orchestrator.system import SystemClock
 from tests.backends.kubernetes.rendered import CPU, a_handover
@@ -37,8 +39,8 @@ def test_a_name_that_a_job_of_another_kind_has_is_refused(kube: KubeTestbed) -> 
     for kind in ("jobset", "trainjob"):
         said = refused(backend, handover(kube, namespace, kind))
         assert f"one that no PyTorchJob of namespace {namespace} has" in said
-        assert f"`kubectl -n {namespace} delete pytorchjob job`" in said
-    assert "delete pytorchjob" not in refused(backend, first), "a submit again is none other"
+        assert f"`kubectl -n {namespace} delete pytorchjobs.kubeflow.org job`" in said
+    assert "delete pytorchjobs" not in refused(backend, first), "a submit again is none other"
     kube.kubectl("-n", namespace, "delete", "pytorchjob", "job")
     assert "PyTorchJob" not in refused(backend, handover(kube, namespace, "jobset"))
 
@@ -51,13 +53,19 @@ def test_what_runs_is_noted_once_and_what_is_applied_later_is_told_from_it(
     backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
     asked = handover(kube, namespace)
     backend.submit(asked)
+
+    def told() -> bool:
+        kind = JOB_KINDS["pytorchjob"]
+        (seen,) = look(backend.api(KubernetesSpec()), namespace, kind, [asked.launch])
+        return "not what runs" in [one.what for one in seen.troubles]
+
     backend.own(asked.launch, spec_hash(asked))
-    assert "not what runs" not in str(backend.standing(asked.launch))
+    assert not told()
     backend.submit(replace(asked, spec="name: job\ntrain: {lr: 2}\n"))
     backend.own(asked.launch)
-    assert "not what runs: what was applied last is not" in str(backend.standing(asked.launch))
+    assert told()
     backend.submit(asked)
-    assert "not what runs" not in str(backend.standing(asked.launch))
+    assert not told()
 
 
 def test_pods_are_kept_off_a_node_by_name_unless_the_cluster_shut_it(kube: KubeTestbed) -> None:
