@@ -4,6 +4,7 @@
     ├── SpecError        the job spec cannot be read as a JobSpec
     ├── PlanError        no plan fits the spec and the cluster
     ├── JobError         the job is unknown, or not in a state that allows the verb
+    │   └── InUse        another process writes its journal: later it may not
     ├── BackendError     the cluster refused
     │   ├── Unanswered   it did not answer: nothing is known, and to ask again may help
     │   ├── Ended        it has nothing of the job any more: to ask again does not help
@@ -43,6 +44,10 @@ class PlanError(NdctlError):
 
 class JobError(NdctlError):
     exit_code = exits.BAD_JOB_STATE
+
+
+class InUse(JobError):
+    pass
 
 
 class BackendError(NdctlError):

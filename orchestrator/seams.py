@@ -103,11 +103,18 @@ class Backend(Protocol):
         scheduler itself ended without a warning -> why; asked where hosts have successors."""
 
     def replace(
-        self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
+        self,
+        launch: LaunchPlan,
+        host: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
     ) -> None:
         """Start the agent of one host again, there or on another host; called by the leader.
 
-        `elsewhere`, never there again, is asked where an allocation has successors alone.
+        `elsewhere`, not there again, is asked where an allocation has successors alone; of a host
+        that is `shut` nobody need be kept off it, for the scheduler does that until it opens it.
         `silent_s`: since when nobody there is heard; what began since then may yet be.
         """
 

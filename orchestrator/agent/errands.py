@@ -14,7 +14,6 @@ from orchestrator.contract.actions import CheckHosts, ReplaceAgent, Replan, Requ
 from orchestrator.contract.events import (
     AgentLost,
     Event,
-    HostFlagged,
     HostsChecked,
     HostUnavailable,
     JobSubmitted,
@@ -30,7 +29,8 @@ from orchestrator.errors import BackendError, NdctlError, Unanswered
 from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
-from orchestrator.supervise.roster import has_successors, hosts_given, switches_of, usable
+from orchestrator.supervise.notices import asked_about, news
+from orchestrator.supervise.roster import has_successors, switches_of, usable
 from orchestrator.supervise.state import JobPlan, Refit, Run, Shortage
 
 log = logging.getLogger(__name__)
@@ -174,24 +174,19 @@ class Errands:
         self.happened(LeaveAsked(at=self.now(), cause=cause, words=signal_name))
 
     async def hear_notices(self) -> None:
-        """Ask now and then what the scheduler holds against the hosts; tell it once of each."""
+        """Ask now and then what the scheduler holds against the hosts; tell what is new."""
         told: set[str] = set()
         while True:
             await asyncio.sleep(NOTICES_S)
+            hosts = asked_about(self.run())
             try:
-                found = await asyncio.to_thread(
-                    self.backend.notices, self.job.launch, hosts_given(self.run())
-                )
+                found = await asyncio.to_thread(self.backend.notices, self.job.launch, hosts)
             except BackendError as exc:
                 log.warning("the scheduler does not answer: %s", exc)
                 continue
-            for notice in found:
-                if notice.host not in told | set(self.run().exclude):
-                    told.add(notice.host)
-                    flagged = HostFlagged(
-                        at=self.now(), host=notice.host, state=notice.state, reason=notice.reason
-                    )
-                    self.happened(flagged)
+            for event in news(self.run(), hosts, told, found, self.now()):
+                self.happened(event)
+            told = {notice.host for notice in found}
 
     async def _replace_agent(self, action: ReplaceAgent) -> None:
         """Ask the backend; one that fails silently is found out by the agent's absence.
@@ -203,8 +198,16 @@ class Errands:
             return
         try:
             silent_s = self.connections.silent_for(action.host)
-            replaced = partial(self.backend.replace, elsewhere=action.elsewhere, silent_s=silent_s)
-            await asyncio.to_thread(replaced, self.job.launch, action.host)
+            await asyncio.to_thread(
+                partial(
+                    self.backend.replace,
+                    self.job.launch,
+                    action.host,
+                    elsewhere=action.elsewhere,
+                    shut=action.shut,
+                    silent_s=silent_s,
+                )
+            )
         except Unanswered as exc:
             log.error("whether %s can have a new agent is not known: %s", action.host, exc)
         except BackendError as exc:

@@ -138,7 +138,13 @@ class LocalBackend:
         raise BackendError("on this machine nobody waits for another leader")
 
     def replace(
-        self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
+        self,
+        launch: LaunchPlan,
+        host: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
     ) -> None:
         former = self.started.pop(host, None)
         if former is not None:  # it may wait for the lock without holding it

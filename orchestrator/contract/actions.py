@@ -58,6 +58,8 @@ class ReplaceAgent:
     reason: str
     elsewhere: bool = False
     """In the place of a host that is no good, whose agent may well live: on any other host."""
+    shut: bool = False
+    """That one the scheduler itself keeps others from, for as long as it likes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

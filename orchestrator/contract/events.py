@@ -380,6 +380,14 @@ class HostFlagged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostOpened:
+    """The scheduler holds nothing against a host any more of which it did."""
+
+    at: float
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostUnavailable:
     """No agent can be had on a host any more."""
 
@@ -452,6 +460,7 @@ Event = (
     | CancelRequested
     | LeaveAsked
     | HostFlagged
+    | HostOpened
     | HostLeaving
     | HostUnavailable
     | HostsChecked

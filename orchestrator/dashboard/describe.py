@@ -74,9 +74,10 @@ def _left_out(run: Run) -> Iterator[str]:
     for host, why in sorted(run.exclude.items()):
         yield row(host, f"not used: {words.one_line(why)}")
     asked = run.job.launch.kubernetes if run.job else None
-    if run.exclude and asked is not None and asked.kind != "pytorchjob":
+    kept_off = sorted({*run.exclude} - {*run.shut})
+    if kept_off and asked is not None and asked.kind != "pytorchjob":
         kept = f"`ndctl controller` keeps pods of a running {asked.kind} off them; without one:"
-        yield row("next", f"{kept} `kubectl cordon {' '.join(sorted(run.exclude))}`")
+        yield row("next", f"{kept} `kubectl cordon {' '.join(kept_off)}`")
 
 
 def _training(snapshot: Snapshot) -> Iterator[str]:

@@ -32,6 +32,7 @@ from orchestrator.contract.events import (
     HealthChanged,
     HostFlagged,
     HostLeaving,
+    HostOpened,
     HostsChecked,
     HostStopped,
     HostUnavailable,
@@ -174,6 +175,8 @@ def event_words(event: Event) -> str:  # noqa: C901, PLR0915 - one line for each
             return f"the scheduler asks the job to leave: {cause or 'why is being asked'} ({said})"
         case HostFlagged(host=host, state=state, reason=reason):
             return f"{host} is {state}{f': {reason}' if reason else ''}"
+        case HostOpened(host=host):
+            return f"{host} is open again"
         case HostLeaving(host=host, why=why):
             return f"the scheduler takes {host} back: {why}"
         case HostUnavailable(host=host, why=why):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from orchestrator.contract.actions import CheckHosts, ReplaceAgent, Replan, Requeue
 from orchestrator.contract.events import (
     AgentLost,
-    HostFlagged,
     HostsChecked,
     HostUnavailable,
     LeaveAsked,
@@ -23,6 +22,7 @@ from orchestrator.errors import BackendError, PlanError, Unanswered
 from orchestrator.simulation.jobs import plan_for
 from orchestrator.simulation.operators import Operators
 from orchestrator.supervise.fabric import judge
+from orchestrator.supervise.notices import asked_about, news
 
 if TYPE_CHECKING:
     from orchestrator.simulation.leaders import Leader
@@ -61,7 +61,7 @@ class Errands:
     def _cut_off(self, lost: Sequence[AgentLost], deadline: float) -> None:
         """While neither agents nor scheduler are heard, nobody is blamed."""
         try:
-            self.world.scheduler.notices(self.leader.host.name)
+            self.world.scheduler.notices(self.leader.host.name, ())
         except Unanswered:
             if self.world.timeline.now < deadline:
                 self._after(CUT_OFF_POLL_S, partial(self._cut_off, lost, deadline))
@@ -120,17 +120,15 @@ class Errands:
 
     def _hear_notices(self) -> None:
         self.hear_notices()
+        run = self.leader.supervisor.run
+        hosts = asked_about(run)
         try:
-            found = self.world.scheduler.notices(self.leader.host.name)
+            found = self.world.scheduler.notices(self.leader.host.name, hosts)
         except BackendError:
             return
-        for notice in found:
-            if notice.host not in self.told | set(self.leader.supervisor.run.exclude):
-                self.told.add(notice.host)
-                at = self.leader.now()
-                self.leader.happened(
-                    HostFlagged(at=at, host=notice.host, state=notice.state, reason=notice.reason)
-                )
+        for event in news(run, hosts, self.told, found, self.leader.now()):
+            self.leader.happened(event)
+        self.told = {notice.host for notice in found}
 
     def _replace_agent(self, action: ReplaceAgent) -> None:
         if action.host == self.leader.host.name and not action.elsewhere:
@@ -138,7 +136,11 @@ class Errands:
         try:
             silent_s = self.leader.connections.silent_for(action.host)
             self.world.replace_agent(
-                self.leader, action.host, elsewhere=action.elsewhere, silent_s=silent_s
+                self.leader,
+                action.host,
+                elsewhere=action.elsewhere,
+                shut=action.shut,
+                silent_s=silent_s,
             )
         except Unanswered:
             pass

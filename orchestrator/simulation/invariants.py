@@ -7,13 +7,14 @@ follows from the policy is in `remedies.py`.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.contract.actions import Action, EndJob, Requeue, StartAttempt
+from orchestrator.contract.actions import Action, EndJob, ReplaceAgent, Requeue, StartAttempt
 from orchestrator.contract.events import (
     AgentLost,
     AgentRegistered,
     CheckpointSaved,
     Event,
     HostFlagged,
+    HostOpened,
     JobSubmitted,
     LeaderStarted,
     TrainingResumed,
@@ -50,6 +51,8 @@ class Witness:
         """Launch and restart of the runs that were given back by their leader."""
         self.left_out: set[str] = set()
         """Hosts that the scheduler was last asked to do without."""
+        self.shut: set[str] = set()
+        """Those that the scheduler itself holds back, as its leader was told last."""
         self.taken: set[str] = set()
         """Hosts that the scheduler took in this attempt, as its leader was told."""
         self.given_up = 0
@@ -99,7 +102,7 @@ class Witness:
     # Each decision
 
     def submitted(self, before: Run, event: JobSubmitted) -> None:
-        self.starts, self.explained, self.left_out = 0, True, set()
+        self.starts, self.explained, self.left_out, self.shut = 0, True, set(), set()
         self.given_up = 0
         self.remedies.submitted()
         stands = len(set(self.world.scheduler.submissions))
@@ -112,6 +115,7 @@ class Witness:
         self._count(event, before, run)
         self._blames(event, before, run)
         self._spends(event, before, run)
+        self._opens(event, run)
         self.remedies.decided(event, actions, before, run)
         for action in actions:
             match action:
@@ -119,6 +123,9 @@ class Witness:
                     self._start(action, run)
                 case Requeue():
                     self._requeue(leader, action, event.at, before)
+                case ReplaceAgent(host=host, elsewhere=True, shut=False):
+                    held = host in self._merely_shut(run)
+                    hold(not held, f"{host} is kept off for good, and was only drained")
                 case EndJob():
                     hold(run.stage is Stage.ENDED, "the end of a job that has not ended")
                 case _:
@@ -141,9 +148,10 @@ class Witness:
             case TrainingResumed() if run.saved > before.saved:
                 self.starts = min(self.starts, 1)
             case HostFlagged(host=flagged) if before.stage not in OUTSIDE:
-                self.left_out.add(flagged)
+                (self.left_out if flagged in before.exclude else self.shut).add(flagged)
             case LeaderStarted():
                 self.left_out = self.left_out if before.stage is Stage.QUEUED else set()
+                self.shut = self.shut if isinstance(self.world.scheduler, Operators) else set()
             case _:
                 pass
 
@@ -173,6 +181,19 @@ class Witness:
         free = failed or run.fruitless <= before.fruitless
         hold(free, f"{type(event).__name__} spends the budget, and nothing failed")
 
+    def _opens(self, event: Event, run: Run) -> None:
+        """A host that the scheduler gave back is one like others."""
+        if isinstance(event, HostOpened):
+            held = event.host in self._merely_shut(run) and event.host in run.exclude
+            hold(not held, f"{event.host} is left out, and the scheduler has opened it")
+            self.shut.discard(event.host)
+
+    def _merely_shut(self, run: Run) -> set[str]:
+        """Hosts that nothing speaks against but the scheduler."""
+        blamed = {incident.culprit.host for incident in run.incidents}
+        unfit = {host.name for host in run.hosts.values() if host.unfit}
+        return self.shut - blamed - unfit - {*run.replaced} - self.left_out
+
     def _start(self, action: StartAttempt, run: Run) -> None:
         hold(self.explained, f"attempt {action.attempt} starts, why its former ended is not said")
         hold(action.attempt == self.attempt + 1, f"attempt {action.attempt} after {self.attempt}")
@@ -184,7 +205,7 @@ class Witness:
         hold(self.starts <= budget, f"{self.starts} attempts without progress, {budget} allowed")
         hold(len(set(action.hosts)) == len(action.hosts), "a host has two node ranks")
         hold(len(action.hosts) == len(run.plan.hosts), "not as many hosts as planned")
-        used = set(action.hosts) & (set(run.exclude) | self.left_out)
+        used = set(action.hosts) & (set(run.exclude) | self.left_out | self.shut)
         hold(not used, f"{sorted(used)} used, which are to be left out")
         for name in action.hosts:
             host = run.hosts[name]
@@ -214,6 +235,9 @@ class Witness:
             words = f"all hosts are given up after {waited_s:.0f} s without a successor"
             hold(waited_s >= patience_s, f"{words}, for the time {self.given_up + 1}")
             self.given_up += 1
+        if patience_s is not None:
+            held = sorted(self._merely_shut(leader.supervisor.run) & {*action.exclude})
+            hold(not held, f"{held} are kept off for good, and were only drained")
         run = leader.agent.launch, leader.agent.restarts, ""
         if leader.supervisor.run.allocation and self.world.scenario.successor_s is not None:
             run = (*run[:2], leader.name)  # each leader may give its hosts back

@@ -267,10 +267,10 @@ class Operators:
             names_resolve=False,
         )
 
-    def notices(self, asker: str) -> tuple[HostNotice, ...]:
+    def notices(self, asker: str, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         self._answers(asker)
-        mine = [self.world.hosts[pod.host] for pod in self.pods.values() if pod.host]
-        return tuple(HostNotice(h.name, "CORDONED", h.draining) for h in mine if h.draining)
+        found = [host for name in hosts if (host := self.world.hosts[name]).draining]
+        return tuple(HostNotice(host.name, "CORDONED", host.draining) for host in found)
 
     def why_ending(self, asker: str, agent: Agent) -> Cause:
         self._answers(asker)
@@ -289,13 +289,20 @@ class Operators:
         }
 
     def replace(
-        self, asker: str, agent: Agent, name: str, *, elsewhere: bool = False, silent_s: float = 0.0
+        self,
+        asker: str,
+        agent: Agent,
+        name: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
     ) -> None:
         """Raises BackendError."""
         self._answers(asker)
         if not self.stands or self.launch != agent.launch:
             raise BackendError("there is no such job any more")
-        if elsewhere:
+        if elsewhere and not shut:
             self.excluded.add(name)
         for pod in list(self.pods.values()):
             young = self._now() - pod.bound_at < silent_s + CLOCKS_S

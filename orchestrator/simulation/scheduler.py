@@ -179,13 +179,13 @@ class Scheduler:
             job.state = "ended"
             self.world.history.note("scheduler", "all tasks have ended, and with them the job")
 
-    def notices(self, asker: str) -> tuple[HostNotice, ...]:
+    def notices(self, asker: str, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         self._answers(asker)
         job = self.job
         if job is None or job.state == "ended":
             raise BackendError("the job is not known")
         found = []
-        for name in job.given:
+        for name in (name for name in job.given if name in hosts):
             if name not in job.nodes and job.state == "running":
                 found.append(HostNotice(name, "REMOVED", "Slurm took it out of the job"))
             elif self.world.hosts[name].draining:
@@ -208,7 +208,14 @@ class Scheduler:
         return next((cause for holds, cause in causes if holds), "unknown")
 
     def replace(
-        self, asker: str, agent: Agent, name: str, *, elsewhere: bool = False, silent_s: float = 0.0
+        self,
+        asker: str,
+        agent: Agent,
+        name: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
     ) -> None:
         """Raises BackendError when no agent can be had on the host any more."""
         hold(not elsewhere, f"another host is asked for in the place of {name}")

@@ -336,11 +336,15 @@ class World:
         self.timeline.after(RANKS_START_S, join)
         return ranks
 
-    def replace_agent(self, leader: Leader, name: str, *, elsewhere: bool, silent_s: float) -> None:
+    def replace_agent(
+        self, leader: Leader, name: str, *, elsewhere: bool, shut: bool, silent_s: float
+    ) -> None:
         """Raises BackendError."""
         if self.scenario.scheduled:
             asker, agent = leader.host.name, leader.agent
-            self.scheduler.replace(asker, agent, name, elsewhere=elsewhere, silent_s=silent_s)
+            self.scheduler.replace(
+                asker, agent, name, elsewhere=elsewhere, shut=shut, silent_s=silent_s
+            )
             return
         host = self.hosts[name]
         host.end_agents()  # on its own host the leader ends itself, before it can start another

@@ -28,7 +28,15 @@ def make_room(
     if back:
         reason = "; ".join((reason, *back))
         run = replace(run, reason=reason)
-    orders = tuple(ReplaceAgent(host=host.name, reason=reason, elsewhere=True) for host in away)
+    orders = tuple(
+        ReplaceAgent(
+            host=host.name,
+            reason=reason,
+            elsewhere=True,
+            shut=host.name in run.shut and not host.unfit,
+        )
+        for host in away
+    )
     return send_away(run, away, at), orders
 
 

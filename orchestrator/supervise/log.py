@@ -22,7 +22,7 @@ from typing import Self
 from orchestrator.contract.actions import Action
 from orchestrator.contract.codec import Invalid, decode, encode_tagged
 from orchestrator.contract.events import Event
-from orchestrator.errors import JobError
+from orchestrator.errors import InUse, JobError
 from orchestrator.locks import is_held_alone, try_lock
 from orchestrator.seams import Clock
 
@@ -138,7 +138,7 @@ def _open_alone(path: Path, clock: Clock, patience_s: float) -> int:
             clock.sleep(LOCK_POLL_S)
             continue
         os.close(fd)
-        raise JobError(
+        raise InUse(
             f"{path} is being written by another process",
             fix="the job is running: see `ndctl status`, or cancel it first",
         )
@@ -155,7 +155,8 @@ class Journal:
         patience_s: float = LOCK_PATIENCE_S,
         guard: Callable[[], None] | None = None,
     ) -> None:
-        """Raises JobError when another process still writes to it after `patience_s`.
+        """Raises InUse when another process still writes to it after `patience_s`, and another
+        JobError when it cannot be read.
 
         `guard` is asked before each write, and raises where this process may not write any more.
         """

@@ -180,7 +180,7 @@ def _short(run: Run) -> Run:
 def _to_the_end(run: Run, at: float, there: list[str], *, overdue: bool) -> Result:
     """Without a scheduler; a host that is suspected is better than none."""
     if run.exclude:
-        return start_if_ready(replace(run, exclude={}), at)
+        return start_if_ready(replace(run, exclude={}, shut=()), at)
     if overdue:
         return end(run, at, "FAILED", who_came(run, there))
     return run, ()
@@ -231,7 +231,9 @@ def requeue(run: Run, at: float, reason: str, *, whole: bool = True) -> Result:
     carried = () if has_successors(run) else run.carried
     known = {host: why for host, why in run.exclude.items() if host not in carried}
     exclude = {**bad, **known}
-    names = tuple(sorted(exclude))
+    # Hosts that are shut no pod comes to; and it may once they are not.
+    opens = run.shut if has_successors(run) else ()
+    names = tuple(sorted({*exclude} - ({*opens} - {*bad})))
     again = () if has_successors(run) else tuple(sorted({*run.left_out} - {*exclude}))
     after = replace(
         run,
@@ -351,12 +353,8 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
     if decision.without is not None:
         why = f"{verdict.cause} (rule {decision.rule})"
         run = without(run, decision.without, why)
-    run = replace(
-        run,
-        incidents=(*run.incidents, incident),
-        findings=None,
-        exclude={**bad, **run.exclude},
-    )
+    run = leave_out(run, bad)
+    run = replace(run, incidents=(*run.incidents, incident), findings=None)
     if decision.action == "stop":
         return _give_up(run, at, verdict, decision)
     run = replace(
@@ -385,7 +383,14 @@ def recover(run: Run, findings: Findings, at: float) -> Result:
 
 def without(run: Run, host: str, why: str) -> Run:
     """The host is used no more in this job, whoever leads it."""
-    return replace(run, exclude={**run.exclude, host: why}, replaced={**run.replaced, host: why})
+    return replace(leave_out(run, {host: why}), replaced={**run.replaced, host: why})
+
+
+def leave_out(run: Run, bad: Mapping[str, str]) -> Run:
+    """For what they did: whether the scheduler opens them again does not matter any more."""
+    why = {host: words for host, words in bad.items() if host not in {*run.exclude} - {*run.shut}}
+    shut = tuple(host for host in run.shut if host not in bad)
+    return replace(run, exclude={**run.exclude, **why}, shut=shut)
 
 
 def _taken(findings: Findings, verdict: Verdict) -> str:

@@ -73,6 +73,17 @@ def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> 
     return known(run_dir)
 
 
+def is_of(run_dir: RunDir, handover: Handover, run: Run) -> bool:
+    """Whether the run of this launch, which goes on as it began, began with this very text."""
+    job = run.job
+    assert job is not None
+    asked = replace(handover.job, at=job.at, plan_number=job.plan_number, resume=job.resume)
+    try:
+        return asked == job and run_dir.spec.read_text() == handover.spec
+    except FileNotFoundError:  # somebody tidied up
+        return asked == job
+
+
 def _admit(run_dir: RunDir, handover: Handover, run: Run, former: int) -> None:
     name, number = handover.launch.job, handover.launch.launch
     if former > number:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from orchestrator.contract.events import (
     HostFlagged,
     HostLeaving,
+    HostOpened,
     HostsChecked,
     LeaveAsked,
     Replanned,
@@ -81,7 +82,7 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
     if run.stage in OUTSIDE or event.host in run.exclude:
         return run, ()
     words = f"{event.host} is {event.state}" + (f": {event.reason}" if event.reason else "")
-    run = replace(run, exclude={**run.exclude, event.host: words})
+    run = replace(run, exclude={**run.exclude, event.host: words}, shut=(*run.shut, event.host))
     if run.stage is Stage.WAITING:
         return start_if_ready(run, event.at)
     if run.stage not in LIVE or event.host not in run.placement or run.leaving is not None:
@@ -90,6 +91,16 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
     stays = event.host != run.leader and (enough or job.shrink)
     leaving = Leaving(cause="drained", words=words, requeue=not stays)
     return stop(replace(run, leaving=leaving), event.at, words, job.stop_grace)
+
+
+def host_opened(run: Run, event: HostOpened) -> Result:
+    """It is a host like others again: nothing was held against it but that."""
+    if event.host not in run.shut:
+        return run, ()
+    exclude = {host: why for host, why in run.exclude.items() if host != event.host}
+    shut = tuple(host for host in run.shut if host != event.host)
+    run = replace(run, exclude=exclude, shut=shut)
+    return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
 
 
 def host_leaving(run: Run, event: HostLeaving) -> Result:

@@ -278,6 +278,8 @@ class Run:
     """What the scheduler granted; None without one."""
     exclude: Mapping[str, str] = field(default_factory=dict)
     """Hosts that are not to be used -> why."""
+    shut: tuple[str, ...] = ()
+    """Those of them that nothing speaks against but the scheduler, which may open them again."""
     carried: tuple[str, ...] = ()
     """Those of them that were left out in the run before and that nothing else speaks against: the
     next run may have them again. Else a job of weeks would run out of hosts."""

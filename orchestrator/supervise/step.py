@@ -34,6 +34,7 @@ from orchestrator.contract.events import (
     HealthChanged,
     HostFlagged,
     HostLeaving,
+    HostOpened,
     HostsChecked,
     HostStopped,
     HostUnavailable,
@@ -85,6 +86,7 @@ from orchestrator.supervise.replacing import (
 from orchestrator.supervise.scheduler import (
     host_flagged,
     host_leaving,
+    host_opened,
     hosts_checked,
     leave_asked,
     replan_refused,
@@ -168,6 +170,8 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return leave_asked(run, event)
         case HostFlagged():
             return host_flagged(run, event)
+        case HostOpened():
+            return host_opened(run, event)
         case HostLeaving():
             return host_leaving(run, event)
         case HostUnavailable():
@@ -208,6 +212,7 @@ def _submitted(run: Run, event: JobSubmitted) -> Result:
         leader="",
         allocation=None,
         exclude={},
+        shut=(),
         carried=(),
         left_out=(),
         away={},
@@ -267,6 +272,13 @@ def _asked_by_followers(run: Run, event: LeaderStarted) -> tuple[str, ...]:
     return tuple(sorted({*run.left_out, run.leader})) if dead else run.left_out
 
 
+def _still_shut(run: Run, event: LeaderStarted) -> Mapping[str, str]:
+    """Where pods move about they may come to such a host the moment that it is opened. A run that
+    was queued again has the hosts it was given, and does without these as without others."""
+    moves = event.allocation is not None and event.allocation.successor_s is not None
+    return {host: why for host, why in run.exclude.items() if moves and host in run.shut}
+
+
 def _leader_started(run: Run, event: LeaderStarted) -> Result:
     assert run.job is not None
     if run.stage is Stage.ENDED and run.ending is not None:
@@ -278,7 +290,7 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
     findings = _left_behind(run, event.at)
     # The scheduler was asked to leave these out, and may have killed the leader before it heard.
     kept = {host: why for host, why in run.replaced.items() if host not in event.always}
-    known = run.exclude if run.stage is Stage.QUEUED else kept
+    known = run.exclude if run.stage is Stage.QUEUED else {**_still_shut(run, event), **kept}
     waiting = replace(
         wait(run, event.at, "waiting for agents"),
         hosts={},
@@ -297,11 +309,12 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
     repeated = repeated_culprits(waiting, event.at)
     # One that was given all the same has not been away for a run.
     given = () if event.allocation is None else event.allocation.hosts
-    stands = {*event.exclude, *repeated, *kept, *given}
+    stands = {*event.exclude, *repeated, *kept}
     waiting = replace(
         waiting,
         exclude={**known, **event.exclude, **repeated},
-        carried=tuple(sorted({*known} - stands)),
+        shut=tuple(host for host in _still_shut(run, event) if host not in stands),
+        carried=tuple(sorted({*known} - {*stands, *given})),
         left_out=_asked_by_followers(run, event),
     )
     if run.stage is Stage.HOLDING:

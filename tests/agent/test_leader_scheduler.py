@@ -15,6 +15,7 @@ from orchestrator.contract.events import (
     AgentLost,
     AgentRegistered,
     HostFlagged,
+    HostOpened,
     HostsChecked,
     HostUnavailable,
     LeaveAsked,
@@ -90,6 +91,25 @@ def test_what_the_scheduler_holds_against_a_host_is_told_once(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_host_that_the_scheduler_opens_again_is_told_once(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        zero, one = await job.started()
+        job.backend.flagged = (HostNotice("host-1", "cordoned", ""),)
+        for agent in (zero, one):
+            await agent.hear(Stop)
+            await agent.say(stopped(agent.host))
+        await until(lambda: job.backend.moved, "another host is asked for")
+        job.backend.flagged = ()
+        await job.happens(HostOpened)
+        assert (await zero.hear(OfferPort)).attempt == 2
+        asked = job.backend.asked
+        await until(lambda: job.backend.asked > asked + 2, "it is asked again")
+        told = [event.host for event in job.events(HostOpened)]
+        assert (told, len(job.events(HostFlagged))) == (["host-1"], 1)
+
+    play(tmp_path, script, allocation=replace(GRANTED, successor_s=300.0))
+
+
 def test_a_host_that_the_scheduler_took_is_nobodys_fault(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         job.backend.evicted = {"host-1": "Evicted"}

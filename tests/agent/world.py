@@ -253,7 +253,13 @@ class FakeBackend:
         return Refit(found=found, why="it does otherwise", ways=("--set train.x=1  (cheap)",))
 
     def replace(
-        self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
+        self,
+        launch: LaunchPlan,
+        host: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
     ) -> None:
         (self.moved if elsewhere else self.replaced).append(host)
         if self.broken:

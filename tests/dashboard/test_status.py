@@ -32,6 +32,7 @@ from orchestrator.contract.events import (
     HealthChanged,
     HostFlagged,
     HostLeaving,
+    HostOpened,
     HostsChecked,
     HostStopped,
     HostUnavailable,
@@ -472,6 +473,7 @@ def scheduled() -> list[Event]:
         LeaveAsked(at=START, cause=None, words="SIGUSR2"),
         LeaveAsked(at=START, cause="preempted", words="SIGUSR2"),
         HostFlagged(at=START, host="host-1", state="DRAINING", reason="bad fan"),
+        HostOpened(at=START, host="host-1"),
         HostLeaving(at=START, host="host-1", why="SIGTERM"),
         HostUnavailable(at=START, host="host-1", why="Slurm says DOWN"),
         HostsChecked(at=START, check=1, unfit={"host-1": "both links are slow"}),
@@ -484,8 +486,9 @@ def test_what_a_scheduler_does_is_told_in_words() -> None:
     lines = [event_words(event) for event in scheduled()]
     assert lines[0] == "the scheduler asks the job to leave: why is being asked (SIGUSR2)"
     assert lines[2] == "host-1 is DRAINING: bad fan"
-    assert lines[3] == "the scheduler takes host-1 back: SIGTERM"
-    assert lines[5] == "the hosts were tried together: host-1 (both links are slow)"
+    assert lines[3] == "host-1 is open again"
+    assert lines[4] == "the scheduler takes host-1 back: SIGTERM"
+    assert lines[6] == "the hosts were tried together: host-1 (both links are slow)"
     allocation = Allocation(id="17", restarts=2, hosts=("host-0", "host-1"))
     started = LeaderStarted(at=START, host="host-0", pid=7, allocation=allocation)
     assert event_words(started) == (

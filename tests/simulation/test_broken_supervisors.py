@@ -14,6 +14,7 @@ from orchestrator.contract.events import (
     Event,
     HangDetected,
     HangJudged,
+    HostOpened,
     HostStopped,
     LeaderStarted,
     LeaveAsked,
@@ -69,6 +70,14 @@ def counts_nothing(run: Run, event: Event) -> Result:
 def forgets_whom_to_leave_out(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
     return replace(after, exclude={}), actions
+
+
+def leaves_out_for_good_who_was_drained(run: Run, event: Event) -> Result:
+    return (run, ()) if isinstance(event, HostOpened) else step(run, event)
+
+
+def keeps_off_who_was_drained(run: Run, event: Event) -> Result:
+    return step(replace(run, shut=()), event)
 
 
 def does_not_wait_for_the_end_of_the_former(run: Run, event: Event) -> Result:
@@ -210,6 +219,8 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
     [
         (counts_nothing, ("rank",), "attempts without progress"),
         (forgets_whom_to_leave_out, ("drain",), "used, "),
+        (leaves_out_for_good_who_was_drained, ("drain",), "the scheduler has opened it"),
+        (keeps_off_who_was_drained, ("drain",), "only drained"),
         (does_not_wait_for_the_end_of_the_former, ("hang", "stuck"), "still runs"),
         (requeues_twice, ("preemption",), "queued again twice"),
         (overlooks_hangs, ("hang",), "has not ended"),

@@ -1,11 +1,13 @@
 """Where a scheduler replaces each host that is lost, the others stay where they are."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from orchestrator.contract.events import AgentLost, AgentRegistered, LeaderStarted
+from orchestrator.contract.events import AgentLost, AgentRegistered, HostFlagged, LeaderStarted
 from orchestrator.simulation.agents import Agent
+from orchestrator.simulation.hosts import Host
 from orchestrator.simulation.operators import Operators
 from orchestrator.simulation.run import Simulation
 from orchestrator.simulation.scenario import Fault, scenario
@@ -57,6 +59,33 @@ def test_a_host_that_the_scheduler_takes_costs_nothing_and_moves_nobody_else(pic
     events = [entry.event for entry in one.world.storage.recall()]
     told = AgentLost | AgentRegistered | LeaderStarted
     assert [event.taken for event in events if isinstance(event, told) and event.taken]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cluster_whose_nodes_are_upgraded_one_by_one_runs_out_of_none(seed: int) -> None:
+    """Each is drained, and opened again a while later; there is one more than the job needs."""
+    chosen = replace(CHOSEN, seed=seed, max_restarts=0, keeps_off=True, steps=400, faults=())
+    one = Simulation(chosen)
+    world = one.world
+    nodes = list(world.hosts.values())[:4]
+    for host in list(world.hosts.values())[4:]:
+        host.draining = "not of this pool"
+
+    def shuts(host: Host, why: str) -> None:
+        host.draining, host.drained_at = why, world.timeline.now
+
+    for number, host in enumerate(nodes * 2):
+        at = AT + 150.0 * number
+        world.timeline.after(at, partial(shuts, host, "an upgrade"))
+        world.timeline.after(at + 100.0, partial(shuts, host, ""))
+    one.run()
+    run = world.run
+    assert (run.ending, one.launch, run.incidents) == ("SUCCEEDED", 1, ())
+    events = [entry.event for entry in world.storage.recall()]
+    left = [event.host for event in events if isinstance(event, HostFlagged)]
+    assert len(left) > len(nodes) > len(set(left)) - 1, "some of them twice"
+    assert isinstance(world.scheduler, Operators)
+    assert world.scheduler.excluded == set()
 
 
 def test_where_the_leaders_node_is_lost_one_that_waits_has_another_made() -> None:

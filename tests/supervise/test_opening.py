@@ -15,7 +15,7 @@ from orchestrator.errors import JobError
 from orchestrator.supervise.launched import Launched, counting
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.supervise.opening import ARCHIVE, begin, known, read_folder
+from orchestrator.supervise.opening import ARCHIVE, begin, is_of, known, read_folder
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
 
@@ -68,6 +68,22 @@ def test_the_same_launch_again_is_a_restart_that_writes_nothing(run_dir: RunDir)
     assert {path: path.read_bytes() for path in before} == before
     end(run_dir)
     assert begin(run_dir, of(run_dir), CLOCK, token=True).ending == "CANCELLED"
+
+
+def test_a_launch_is_told_from_another_text_of_its_number(run_dir: RunDir) -> None:
+    """By all that was asked for: hosts are in the launch, a learning rate in the spec alone."""
+    asked = of(run_dir)
+    assert is_of(run_dir, asked, begin(run_dir, asked, CLOCK, token=True))
+    end(run_dir)
+    resumed = of(run_dir, 2, resume=True)
+    run = begin(run_dir, resumed, CLOCK, token=True)
+    assert is_of(run_dir, resumed, run)
+    assert is_of(run_dir, resumed, known(run_dir)), "as it is read from the journal, too"
+    fewer = replace(resumed.job, launch=replace(resumed.launch, hosts=()))
+    assert not is_of(run_dir, replace(resumed, job=fewer), run)
+    assert not is_of(run_dir, replace(resumed, spec="name: job\ntrain: {lr: 2}\n"), run)
+    run_dir.spec.unlink()
+    assert is_of(run_dir, resumed, run), "nothing is known against it"
 
 
 def test_resuming_goes_on_in_the_same_journal_with_another_plan(run_dir: RunDir) -> None:

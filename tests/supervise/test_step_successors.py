@@ -14,7 +14,7 @@ from orchestrator.contract.actions import (
     StartAttempt,
     StopAttempt,
 )
-from orchestrator.contract.events import HostFlagged, HostLeaving, LeaveAsked, Tick
+from orchestrator.contract.events import HostFlagged, HostLeaving, HostOpened, LeaveAsked, Tick
 from orchestrator.contract.findings import Finding
 from orchestrator.supervise.away import AGAIN_S
 from orchestrator.supervise.roster import MOST_DOUBLINGS
@@ -42,6 +42,10 @@ def leaving(job: Job, host: str) -> tuple[Action, ...]:
 
 def flagged(job: Job, host: str) -> tuple[Action, ...]:
     return job.tell(HostFlagged(at=job.now(), host=host, state="cordoned", reason=""))
+
+
+def opened(job: Job, host: str) -> tuple[Action, ...]:
+    return job.tell(HostOpened(at=job.now(), host=host))
 
 
 def test_another_host_takes_the_place_of_one_that_died() -> None:
@@ -285,15 +289,71 @@ def test_a_cordoned_host_is_left_at_a_checkpoint_and_another_asked_for() -> None
     job = scheduled().running()
     one(flagged(job, "host-1"), StopAttempt)
     away = one(job.stops(), ReplaceAgent)
-    assert (away.host, away.elsewhere) == ("host-1", True)
+    assert (away.host, away.elsewhere, away.shut) == ("host-1", True, True)
     assert job.run.incidents == ()
+
+
+def test_a_host_is_left_out_for_as_long_as_the_scheduler_holds_it() -> None:
+    """Nodes are upgraded one after the other: the first is as good as new when the last is shut."""
+    job = scheduled().running()
+    flagged(job, "host-1")
+    job.stops()
+    job.loses("host-1")
+    start = one(job.registers("host-7"), StartAttempt)
+    assert start.hosts == ("host-0", "host-7")
+    assert opened(job, "host-1") == ()
+    assert (job.run.exclude, job.run.shut) == ({}, ())
+    job.trains()
+    job.waits(60)
+    flagged(job, "host-7")
+    assert one(job.stops(), ReplaceAgent).host == "host-7"
+    job.loses("host-7")
+    again = one(job.registers("host-1", pid=2), StartAttempt)
+    assert again.hosts == ("host-0", "host-1")
+    assert (job.run.incidents, job.run.fruitless) == ((), 0)
+
+
+def test_a_host_that_is_opened_before_its_pod_has_gone_is_used_where_it_is() -> None:
+    job = scheduled().running()
+    flagged(job, "host-1")
+    one(job.stops(), ReplaceAgent)
+    start = one(opened(job, "host-1"), StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+
+
+def test_nobody_is_asked_to_keep_pods_off_hosts_that_the_scheduler_shut() -> None:
+    """It does that itself; what keeps them off by name would do so for the life of the job."""
+    job = scheduled().running()
+    flagged(job, "host-1")
+    job.stops()
+    job.loses("host-1")
+    requeue = one(job.waits(PATIENCE_S + 10), Requeue)
+    assert (requeue.whole, requeue.exclude) == (True, ())
+    job.leads()
+    assert (set(job.run.exclude), job.run.shut) == ({"host-1"}, ("host-1",))
+    job.leads()
+    assert job.run.shut == ("host-1",), "nor does a leader that follows one that died forget it"
+    opened(job, "host-1")
+    assert job.run.exclude == {}
+
+
+def test_a_host_that_is_no_good_itself_stays_out_when_it_is_opened() -> None:
+    job = scheduled()
+    job.leads()
+    flagged(job, "host-1")
+    job.registers("host-0")
+    away = one(job.registers("host-1", findings=(BROKEN,)), ReplaceAgent)
+    assert (away.elsewhere, away.shut) == (True, False)
+    opened(job, "host-1")
+    assert job.run.hosts["host-1"].unfit
+    assert one(job.registers("host-7"), StartAttempt).hosts == ("host-0", "host-7")
 
 
 def test_a_cordoned_host_of_the_leader_is_given_back_alone() -> None:
     job = scheduled().running()
     one(flagged(job, "host-0"), StopAttempt)
     requeue = one(job.stops(), Requeue)
-    assert (requeue.whole, requeue.exclude) == (False, ("host-0",))
+    assert (requeue.whole, requeue.exclude) == (False, ())
     job.leads()
     assert "host-0" in job.run.exclude, "also after its next leader has come"
 

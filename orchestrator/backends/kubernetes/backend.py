@@ -11,7 +11,12 @@ from orchestrator.backends.kubernetes import fields, observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
 from orchestrator.backends.kubernetes.controller import asking
-from orchestrator.backends.kubernetes.controller.wish import GangRestart, excluding, requeues_of
+from orchestrator.backends.kubernetes.controller.wish import (
+    GangRestart,
+    annotations_of,
+    excluding,
+    requeues_of,
+)
 from orchestrator.backends.kubernetes.exclusion import unchangeable, without
 from orchestrator.backends.kubernetes.fields import CANCELLED, LABEL
 from orchestrator.backends.kubernetes.going import await_no_pods, end_pod
@@ -80,13 +85,16 @@ class KubernetesBackend:
         spec = spec_of(handover.launch)
         submitting.submit(self.api(spec), self.clock, self.namespace(spec), handover)
 
-    def own(self, launch: LaunchPlan) -> None:
+    def own(self, launch: LaunchPlan, runs: str = "") -> None:
         """What `kubectl apply` made beside the job goes with it; not a Secret, for no pod needs a
-        right to those of its namespace."""
+        right to those of its namespace. `runs`: the hash of what does, to be noted."""
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
         if job is not None:
+            if runs and annotations_of(job).get(names.RUNS_ANNOTATION) != runs:
+                noted = {"metadata": {"annotations": {names.RUNS_ANNOTATION: runs}}}
+                api.merge(kind.resource, namespace, launch.job, noted)
             submitting.own(api, namespace, kind, job, submitting.rendered_beside(kind, launch.job))
 
     def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
@@ -212,17 +220,25 @@ class KubernetesBackend:
         events = self.api(spec).list(EVENTS, self.namespace(spec), fields=selector).items
         now, pods = self.clock.now(), self._pods(launch)
         found = {
-            host: observe.taken(launch.job, host, pods, events, now - silent_s - CLOCKS_S)
+            host: observe.taken(
+                spec.kind, launch.job, host, pods, events, now - silent_s - CLOCKS_S
+            )
             for host, silent_s in hosts.items()
         }
         return {host: why for host, why in found.items() if why}
 
     def replace(
-        self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
+        self,
+        launch: LaunchPlan,
+        host: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
     ) -> None:
         """The operator makes a pod anew once the old one is gone; perhaps it is already."""
         spec = spec_of(launch)
-        if elsewhere:
+        if elsewhere and not shut:
             self._exclude(launch, [host])
         for pod in self._pods(launch):
             if fields.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):

@@ -36,7 +36,7 @@ def check(api: Api, namespace: str, handover: Handover) -> str:
     made = objects(handover)
     launch = handover.launch
     spec = launch.kubernetes or KubernetesSpec()
-    said: list[str] = []
+    said: list[str] = [str(one) for one in _of_other_kinds(api, namespace, launch)]
     for item in made:
         try:
             api.apply(item, namespace, dry_run=True)
@@ -54,6 +54,30 @@ def check(api: Api, namespace: str, handover: Handover) -> str:
         )
     kind = JOB_KINDS[spec.kind].resource.kind
     return f"dry run: {api.server} takes the {len(made)} objects of {kind} {namespace}/{launch.job}"
+
+
+def _of_other_kinds(api: Api, namespace: str, launch: LaunchPlan) -> Iterator[Problem]:
+    """Jobs of one name have one run directory, and one ConfigMap that tells pods what to do."""
+    mine = (launch.kubernetes or KubernetesSpec()).kind
+    for kind in (JOB_KINDS[name].resource for name in JOB_KINDS if name != mine):
+        if _is_there(api, kind, namespace, launch.job):
+            yield Problem(
+                path="name",
+                value=launch.job,
+                limit=f"one that no {kind.kind} of namespace {namespace} has",
+                fix=f"`kubectl -n {namespace} delete {kind.word} {launch.job}` makes room for a"
+                f" {JOB_KINDS[mine].resource.kind}; or take another name",
+            )
+
+
+def _is_there(api: Api, resource: Resource, namespace: str, name: str) -> bool:
+    """Not of a kind that the cluster does not have, nor of one that may not be looked at."""
+    try:
+        return api.get(resource, namespace, name) is not None
+    except Unanswered:
+        raise
+    except BackendError:
+        return False
 
 
 def _missing(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem]:

@@ -96,6 +96,14 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def is_about(event: Object, item: Object) -> bool:
+    """And not about another object of its name, before it or after it."""
+    said = str(lookup(event, ("involvedObject", "uid"), ""))
+    uid = str(lookup(item, ("metadata", "uid"), ""))
+    same = not said or not uid or said == uid
+    return same and lookup(event, ("involvedObject", "name")) == name_of(item)
+
+
 def newest_first(events: Sequence[Object]) -> list[Object]:
     return sorted(events, key=event_time, reverse=True)
 

@@ -15,15 +15,16 @@ from typing import Self
 
 from orchestrator.agent.echo import Echo
 from orchestrator.backends.kubernetes.podlogs import JOURNAL_MARK, METRICS_MARK
+from orchestrator.backends.kubernetes.render.names import KIND_VARIABLE
 from orchestrator.contract import env, exits
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.handover import Handover, handover_from
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, JobError
+from orchestrator.errors import BackendError, InUse, JobError
 from orchestrator.seams import Clock
 from orchestrator.supervise.log import Tail
-from orchestrator.supervise.opening import begin, read_folder
+from orchestrator.supervise.opening import begin, is_of, known, read_folder
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock
@@ -37,6 +38,10 @@ OPERATORS = ("PET_", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun would take for its own defaults."""
 WAIT_S = 1.0
 SAY_S = 30.0
+NOT_WHAT_RUNS = (
+    "what was applied is not what runs: launch %s in %s began otherwise, and goes on as it began."
+    " To run this: `ndctl cancel`, then `ndctl submit --resume`"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,8 @@ class Pod:
     address: str
     node_rank: int
     folder: Path
+    kind: str = ""
+    """Of the object that it is of; one that was applied by an older ndctl does not say."""
 
     @classmethod
     def from_mapping(cls, environ: Mapping[str, str]) -> Self:
@@ -60,6 +67,7 @@ class Pod:
             address=environ["NDCTL_POD_IP"],
             node_rank=int(said),
             folder=Path(environ.get(env.SUBMISSION, FOLDER)),
+            kind=environ.get(KIND_VARIABLE, ""),
         )
 
     @property
@@ -68,8 +76,20 @@ class Pod:
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """The exit code of the pod."""
+    """The exit code of the pod. Final are those alone that are meant: to the operator one of them,
+    of one pod, is the end of the job."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        return _run(environ)
+    except (OSError, JobError) as exc:
+        log.critical("this pod cannot go on, another in its place may: %s", exc)
+    except Exception as exc:
+        log.exception("this pod has a defect")
+        log.critical("this pod has a defect, another in its place is to try: %r", exc)
+    return exits.LEADER_LOST
+
+
+def _run(environ: Mapping[str, str]) -> int:
     clock = SystemClock()
     try:
         pod = Pod.from_mapping(environ)
@@ -82,18 +102,25 @@ def run(environ: Mapping[str, str]) -> int:
     try:
         if pod.leads:
             begun = begin(run_dir, handover, clock, token=not token)
-            _own(handover, environ, clock)
+            same = is_of(run_dir, handover, begun)
+            if not same:
+                log.error(NOT_WHAT_RUNS, handover.launch.launch, run_dir.path)
+            _own(handover, environ, clock, same)
         else:
             see = partial(_see_to_the_leader, pod, handover, environ, clock)
             begun = await_launch(run_dir, handover.launch.launch, clock, see)
+    except InUse:
+        raise
     except JobError as exc:
         log.critical("%s", exc)
         return exits.FAILED
-    except OSError as exc:
-        log.critical("the run volume cannot be used: %s", exc)
-        return exits.LEADER_LOST
     if begun.ending is not None:
         return _has_ended(pod, handover, begun, run_dir)
+    theirs = begun.job and begun.job.launch.kubernetes and begun.job.launch.kubernetes.kind
+    if pod.kind and theirs and pod.kind != theirs:
+        words = "this pod is of a %s, and launch %s in %s is of a %s of the same name: delete one"
+        log.critical(words, pod.kind, handover.launch.launch, run_dir.path, theirs)
+        return exits.FAILED
     return _be_agent(pod, handover, run_dir, environ)
 
 
@@ -109,8 +136,8 @@ def await_launch(run_dir: RunDir, launch: int, clock: Clock, see: Callable[[floa
     while True:
         try:
             run = fold((entry.event for entry in tail.more()), run)
-        except OSError as exc:
-            log.warning("the run volume does not answer, trying again: %s", exc)
+        except (OSError, JobError) as exc:  # whether it is damaged is the leader's to say
+            log.warning("the journal cannot be read, trying again: %s", exc)
         known = run.job.launch.launch if run.job else 0
         if known == launch:
             return run
@@ -138,12 +165,15 @@ def _see_to_the_leader(
         log.error("no other leader can be had yet, trying again: %s", exc)
 
 
-def _own(handover: Handover, environ: Mapping[str, str], clock: Clock) -> None:
-    """Of what `kubectl apply` made, too, one delete of the job takes everything away."""
+def _own(handover: Handover, environ: Mapping[str, str], clock: Clock, same: bool) -> None:
+    """Of what `kubectl apply` made, too, one delete of the job takes everything away. `same`: what
+    was applied is what runs."""
     from orchestrator.backends.kubernetes.backend import KubernetesBackend
+    from orchestrator.backends.kubernetes.render import spec_hash
 
+    runs = spec_hash(handover) if same else ""
     try:
-        KubernetesBackend(environ, clock).own(handover.launch)
+        KubernetesBackend(environ, clock).own(handover.launch, runs)
     except BackendError as exc:
         log.warning("the job does not own what was applied beside it: %s", exc.message)
 
@@ -187,7 +217,16 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
             return exits.REFUSED
     if pod.leads:
         _tell_journal(run_dir)
+    code = _of_the_pod(code, pod, run_dir)
     log.info("leaving with %s", code)
+    return code
+
+
+def _of_the_pod(code: int, pod: Pod, run_dir: RunDir) -> int:
+    """An agent that fails is no job that has FAILED: that is the journal's to say."""
+    if code == exits.FAILED and not (pod.leads and known(run_dir).ending == "FAILED"):
+        log.critical("this pod's agent failed, another in its place is to try")
+        return exits.LEADER_LOST
     return code
 
 

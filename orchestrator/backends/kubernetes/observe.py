@@ -23,7 +23,12 @@ from orchestrator.backends.kubernetes.fields import (
     said_of,
     seconds_of,
 )
-from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup
+from orchestrator.backends.kubernetes.render.names import (
+    HASH_ANNOTATION,
+    RUNS_ANNOTATION,
+    is_pod_of,
+)
+from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup, name_of
 from orchestrator.backends.kubernetes.troubles import (
     DISRUPTED,
     Trouble,
@@ -31,6 +36,7 @@ from orchestrator.backends.kubernetes.troubles import (
     job_troubles,
     pod_trouble,
 )
+from orchestrator.contract.kubernetes import Kind
 from orchestrator.contract.launch import Cause
 
 Meaning = Literal["missing", "suspended", "waiting", "running", "succeeded", "failed"]
@@ -117,7 +123,8 @@ def observe(
     there = alive(mine)
     running = [pod for pod in there if is_running(pod)]
     troubles = [trouble for pod in mine if (trouble := pod_trouble(pod, events)) is not None]
-    troubles += job_troubles(job, events, whole=bool(mine) and len(mine) >= hosts)
+    troubles += job_troubles(kind, job, events, whole=bool(mine) and len(mine) >= hosts)
+    troubles += _not_what_runs(job)
     meaning, reason = _standing(kind, job, bool(running))
     notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
     return Observed(
@@ -132,6 +139,19 @@ def observe(
         cancelled_by=notes.get(CANCELLED, ""),
         queue=str(lookup(job, ("metadata", "labels", QUEUE), "")),
     )
+
+
+def _not_what_runs(job: Object) -> list[Trouble]:
+    """The same launch was applied again with another text: pods that are made anew read it, and go
+    on with the run as it began."""
+    notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
+    runs, applied = notes.get(RUNS_ANNOTATION), notes.get(HASH_ANNOTATION)
+    if runs is None or runs == applied or has_ended(job):
+        return []
+    why = f"what was applied last is not what launch {launch_of(job)} began with, and goes on with"
+    name = name_of(job)
+    advice = f"`ndctl cancel {name}`, then `ndctl submit SPEC --resume` runs it"
+    return [Trouble(what="not what runs", why=why, advice=advice)]
 
 
 def _bare(name: str) -> str:
@@ -168,7 +188,12 @@ TAKEN = ("Evicted", "Preempted")
 
 
 def taken(
-    job: str, host: str, pods: Sequence[Object], events: Sequence[Object], since: float
+    kind: Kind,
+    job: str,
+    host: str,
+    pods: Sequence[Object],
+    events: Sequence[Object],
+    since: float,
 ) -> str:
     """Why Kubernetes itself ended the pod of `job` on `host` after `since`; empty: it did not."""
     there = [pod for pod in pods if node_of(pod) == host]
@@ -179,8 +204,8 @@ def taken(
     for event in newest_first(events):
         at, name = event_time(event), str(lookup(event, ("involvedObject", "name"), ""))
         node = lookup(event, ("source", "host")) or event.get("reportingInstance")
-        theirs = name.startswith(f"{job}-") and node == host and event.get("reason") == "Evicted"
-        if theirs and at and seconds_of(at) >= since:
+        mine = is_pod_of(kind, job, name) and node == host and event.get("reason") == "Evicted"
+        if mine and at and seconds_of(at) >= since:
             return f"Evicted: {one_line(str(event.get('message', '')))}"
     return ""
 

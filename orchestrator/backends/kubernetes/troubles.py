@@ -5,13 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.backends.kubernetes.fields import (
+    event_time,
+    is_about,
     newest_first,
     node_of,
     one_line,
     phase_of,
     said_of,
+    seconds_of,
 )
-from orchestrator.backends.kubernetes.resources import Object, lookup, name_of
+from orchestrator.backends.kubernetes.render.names import NODE
+from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup, name_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +104,8 @@ def pod_trouble(pod: Object, events: Sequence[Object] = ()) -> Trouble | None:
         preempted = _said(name, events, "Preempted")
         before = f"; the pod before it was preempted: {preempted}" if preempted else ""
         return _unscheduled(name, str(scheduled.get("reason")), said_of(scheduled) + before)
-    return _container_trouble(name, status, events) or _leaving(pod)
+    about = [one for one in newest_first(events) if is_about(one, pod)]
+    return _container_trouble(name, status, about) or _leaving(pod)
 
 
 def _leaving(pod: Object) -> Trouble | None:
@@ -119,7 +124,9 @@ def _leaving(pod: Object) -> Trouble | None:
 
 
 def _said(pod: str, events: Sequence[Object], reason: str) -> str:
-    about = (one for one in _about(pod, events) if one.get("reason") == reason)
+    """Of whatever pod of that name."""
+    named = (e for e in newest_first(events) if lookup(e, ("involvedObject", "name")) == pod)
+    about = (one for one in named if one.get("reason") == reason)
     return next((one_line(str(one.get("message"))) for one in about), "")
 
 
@@ -133,6 +140,7 @@ def _unscheduled(pod: str, reason: str, message: str) -> Trouble:
 
 
 def _container_trouble(pod: str, status: Object, events: Sequence[Object]) -> Trouble | None:
+    """`events`: about this pod, the newest first."""
     every = [
         *(status.get("initContainerStatuses") or ()),
         *(status.get("containerStatuses") or ()),
@@ -175,41 +183,63 @@ def _last_words(log: str) -> str:
 
 def _image_said(pod: str, events: Sequence[Object]) -> str:
     """The registry's own words; the status may only say that the kubelet waits to try again."""
-    for event in _about(pod, events):
+    for event in events:
         if event.get("reason") == "Failed" and "Error: " not in str(event.get("message")):
             return one_line(str(event.get("message")))
     return ""
 
 
+UNMADE = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
+"""Reasons for which a kubelet does not come as far as the image."""
+COMES_ON = ("Pulling", "Pulled", "Created", "Started")
+"""What it says once all volumes are mounted, and the pod has its network."""
+
+
 def _mounting(pod: str, events: Sequence[Object]) -> Trouble | None:
-    for event in _about(pod, events):
-        reason = str(event.get("reason"))
-        if reason in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"):
-            advice = "" if "Sandbox" in reason else "look at cluster.kubernetes.runs and volumes"
-            return Trouble(
-                pod=pod, what=reason, why=one_line(str(event.get("message"))), advice=advice
-            )
-    return None
+    """What it failed at once and then managed keeps nothing from beginning."""
+    failed = next((one for one in events if one.get("reason") in UNMADE), None)
+    went_on = next((event_time(one) for one in events if one.get("reason") in COMES_ON), "")
+    if failed is None or event_time(failed) <= went_on:
+        return None
+    reason = str(failed["reason"])
+    advice = "" if "Sandbox" in reason else "look at cluster.kubernetes.runs and volumes"
+    return Trouble(pod=pod, what=reason, why=one_line(str(failed.get("message"))), advice=advice)
 
 
-def _about(pod: str, events: Sequence[Object]) -> list[Object]:
-    return [one for one in newest_first(events) if lookup(one, ("involvedObject", "name")) == pod]
-
-
-def job_troubles(job: Object, events: Sequence[Object], *, whole: bool) -> Iterator[Trouble]:
+def job_troubles(
+    kind: JobKind, job: Object, events: Sequence[Object], *, whole: bool
+) -> Iterator[Trouble]:
     """Of pods that never came to be, and of what holds a queued job back. `whole`: it has all."""
-    name = name_of(job)
     for event in newest_first(events):
-        about: Object = event.get("involvedObject", {})
-        message = one_line(str(event.get("message", "")))
-        about_name = str(about.get("name", ""))
-        if about.get("kind") == "Workload" and f"-{name}-" in f"-{about_name}-":
-            if event.get("reason") in ("Pending", "QuotaReserved", "EvictedDueToPreempted"):
-                yield Trouble(what="Kueue", why=message)
-        elif whole or event.get("reason") not in ("FailedCreate", "FailedCreatePod"):
+        reason, message = event.get("reason"), one_line(str(event.get("message", "")))
+        if not _concerns(event, kind, job):
             continue
-        elif about_name == name or about_name.startswith(f"{name}-"):
+        if lookup(event, ("involvedObject", "kind")) == WORKLOAD:
+            if reason in ("Pending", "QuotaReserved", "EvictedDueToPreempted"):
+                yield Trouble(what="Kueue", why=message)
+        elif not whole and reason in ("FailedCreate", "FailedCreatePod"):
             yield creation_trouble(message)
+
+
+WORKLOAD = "Workload"
+CLOCKS_S = 3.0
+"""By which the times of controllers and the API server may be off."""
+
+
+def _concerns(event: Object, kind: JobKind, job: Object) -> bool:
+    """Whether it is about `job` or what its operator and Kueue made of it: of these no uid is
+    known, but they are younger than the job."""
+    about: Object = event.get("involvedObject", {})
+    what, name, called = str(about.get("kind", "")), name_of(job), str(about.get("name", ""))
+    if what == kind.resource.kind:
+        return is_about(event, job)
+    made, at = lookup(job, ("metadata", "creationTimestamp")), event_time(event)
+    if made and at and seconds_of(at) < seconds_of(made) - CLOCKS_S:
+        return False
+    if what == WORKLOAD:
+        owner = f"{kind.resource.kind.lower()}-{name}"
+        return re.fullmatch(rf"{re.escape(owner)}-[a-z0-9]+", called) is not None
+    return called in (name, f"{name}-{NODE}-0")
 
 
 def creation_trouble(message: str) -> Trouble:

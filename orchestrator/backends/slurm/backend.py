@@ -229,7 +229,13 @@ class SlurmBackend:
         raise BackendError("Slurm starts no agent of its own again", fix="have the job requeued")
 
     def replace(
-        self, launch: LaunchPlan, host: str, *, elsewhere: bool = False, silent_s: float = 0.0
+        self,
+        launch: LaunchPlan,
+        host: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
     ) -> None:
         job_id = self._own_id()
         job = self.finder.show(launch, job_id, tries=1)

@@ -8,6 +8,7 @@ from orchestrator.backends.kubernetes.fields import begun_at, seconds_of
 from orchestrator.backends.kubernetes.observe import cause, observe, taken
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
 from orchestrator.backends.kubernetes.troubles import pod_trouble
+from orchestrator.contract.kubernetes import Kind
 
 PYTORCHJOB = JOB_KINDS["pytorchjob"]
 NAME = "PyTorchJob team-a/run-1"
@@ -58,12 +59,19 @@ def going(node: str) -> dict[str, Any]:
     return found
 
 
-def event(about: str, reason: str, message: str, kind: str = "Pod") -> dict[str, Any]:
+def event(
+    about: str,
+    reason: str,
+    message: str,
+    kind: str = "Pod",
+    uid: str = "",
+    at: str = "2026-11-22T05:00:00Z",
+) -> dict[str, Any]:
     return {
-        "involvedObject": {"kind": kind, "name": about},
+        "involvedObject": {"kind": kind, "name": about, **({"uid": uid} if uid else {})},
         "reason": reason,
         "message": message,
-        "lastTimestamp": "2026-11-22T05:00:00Z",
+        "lastTimestamp": at,
     }
 
 
@@ -193,6 +201,34 @@ def test_a_volume_that_cannot_be_mounted_is_named() -> None:
     assert pod_trouble(pod(containerStatuses=waiting("ContainerCreating"))) is None
 
 
+def mounting(*events: dict[str, Any]) -> str:
+    """Of a pod that is being made for some time."""
+    given = pod(containerStatuses=waiting("ContainerCreating"))
+    given["metadata"]["uid"] = "u2"
+    found = pod_trouble(given, events)
+    return found.what if found else ""
+
+
+@pytest.mark.parametrize("reason", ["FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"])
+def test_what_a_kubelet_failed_at_and_then_managed_is_no_trouble(reason: str) -> None:
+    failed = event("run-1-worker-0", reason, "timed out", uid="u2")
+    assert mounting(failed) == reason
+    for then in ("Pulling", "Pulled", "Created"):
+        for at in ("2026-11-22T05:00:00Z", "2026-11-22T05:00:40Z"):
+            assert mounting(failed, event("run-1-worker-0", then, "", uid="u2", at=at)) == ""
+    before = event("run-1-worker-0", "Pulled", "", uid="u2", at="2026-11-22T04:59:00Z")
+    assert mounting(before, failed) == reason, "an init container's image was there"
+
+
+def test_what_became_of_the_pod_before_it_says_nothing_of_this_one() -> None:
+    """An operator gives a pod the name of the one that it replaces."""
+    assert mounting(event("run-1-worker-0", "FailedMount", "timed out", uid="u1")) == ""
+    given = pod(containerStatuses=waiting("ImagePullBackOff", "Back-off"))
+    given["metadata"]["uid"] = "u2"
+    found = pod_trouble(given, [event("run-1-worker-0", "Failed", "no such image", uid="u1")])
+    assert (found and found.why) == "Back-off"
+
+
 RUNNING = pod("run-1-master-0", phase="Running")
 STANDINGS = [
     (None, [], "missing", True, "does not exist"),
@@ -233,6 +269,56 @@ def test_pods_that_never_came_to_be_are_explained_by_events(message: str, what: 
     assert message in seen.words
     other = observe(PYTORCHJOB, NAME, job("Created"), (), [event("run-10", "FailedCreate", "no")])
     assert other.troubles == ()
+
+
+def test_a_text_that_was_applied_under_the_same_launch_and_does_not_run_is_told() -> None:
+    """Three pods of it would wait for the four that the run began with, for ever."""
+    seen = observe(PYTORCHJOB, NAME, job("Running", spec_hash="b", runs="a"), [RUNNING], hosts=1)
+    assert "not what launch 3 began with" in seen.words
+    assert "`ndctl cancel run-1`, then `ndctl submit SPEC --resume` runs it" in seen.words
+    for same in (job("Running", spec_hash="a", runs="a"), job("Running", spec_hash="b")):
+        assert observe(PYTORCHJOB, NAME, same, [RUNNING], hosts=1).troubles == ()
+    over = job("Failed", spec_hash="b", runs="a")
+    assert observe(PYTORCHJOB, NAME, over).troubles == ()
+
+
+OTHERS = [
+    event("run-1-node-0", "FailedCreate", "no", kind="PyTorchJob"),
+    event("run-1-b", "FailedCreatePod", "no", kind="PyTorchJob"),
+    event("run-1-b-node-0", "FailedCreate", "no", kind="Job"),
+    event("run-1", "FailedCreatePod", "no", kind="PyTorchJob", uid="deleted"),
+    event("run-1-node-0", "FailedCreate", "no", kind="Job", at="2026-11-22T04:00:00Z"),
+    event("pytorchjob-run-1-b-a1b2c", "Pending", "no", kind="Workload"),
+    event("pytorchjob-a-run-1-a1b2c", "Pending", "no", kind="Workload"),
+    event("jobset-run-1-a1b2c", "Pending", "no", kind="Workload"),
+    event("pytorchjob-run-1-a1b2c", "Pending", "no", kind="Workload", at="2026-11-22T04:00:00Z"),
+]
+
+
+@pytest.mark.parametrize("theirs", OTHERS)
+def test_of_other_jobs_and_of_former_ones_of_its_name_nothing_is_told(
+    theirs: dict[str, Any],
+) -> None:
+    mine = job(suspend=True, queue="ml")
+    mine["metadata"] |= {"uid": "mine", "creationTimestamp": "2026-11-22T04:59:00Z"}
+    assert observe(PYTORCHJOB, NAME, mine, (), [theirs]).troubles == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "about"),
+    [
+        ("jobset", {"about": "run-1", "kind": "JobSet", "uid": "mine"}),
+        ("jobset", {"about": "run-1-node-0", "kind": "Job", "uid": "its own"}),
+        ("trainjob", {"about": "run-1", "kind": "JobSet", "uid": "its own"}),
+        ("trainjob", {"about": "run-1-node-0", "kind": "Job", "uid": "its own"}),
+    ],
+)
+def test_what_operators_make_of_a_job_speaks_for_it(kind: Kind, about: dict[str, str]) -> None:
+    mine = job()
+    mine["metadata"] |= {"uid": "mine", "creationTimestamp": "2026-11-22T05:00:01Z"}
+    said = event(reason="FailedCreate", message="exceeded quota: gpus", **about)
+    seen = observe(JOB_KINDS[kind], NAME, mine, (), [said])
+    assert [one.what for one in seen.troubles] == ["quota exceeded"]
 
 
 def test_what_kueue_waits_for_is_told() -> None:
@@ -311,20 +397,29 @@ GONE = pod(phase="Failed", reason="Evicted", message="The node was low on resour
         ([pod(phase="Failed")], [], ""),
         ([], [evicted(node="node-8")], ""),
         ([], [evicted("run-10-worker-0")], ""),
+        ([], [evicted("run-1-b-worker-0")], ""),
+        ([], [evicted("run-1-node-0-0-a1b2c")], ""),
         ([], [event("run-1-worker-0", "Killing", "Stopping container")], ""),
     ],
 )
 def test_a_pod_that_kubernetes_killed_itself_is_known_by_its_status_or_its_event(
     pods: list[dict[str, Any]], events: list[dict[str, Any]], said: str
 ) -> None:
-    assert taken("run-1", "node-7", pods, events, AT - 5) == said
+    assert taken("pytorchjob", "run-1", "node-7", pods, events, AT - 5) == said
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_pods_of_jobs_are_known_by_their_names(kind: Kind) -> None:
+    mine, theirs = evicted("run-1-node-0-11-a1b2c"), evicted("run-1-node-0-node-0-11-a1b2c")
+    assert taken(kind, "run-1", "node-7", [], [mine], AT - 5) == LOW
+    assert taken(kind, "run-1", "node-7", [], [theirs], AT - 5) == ""
 
 
 def test_an_eviction_of_another_day_excuses_nobody() -> None:
-    assert taken("run-1", "node-7", [], [evicted()], AT + 1) == ""
+    assert taken("pytorchjob", "run-1", "node-7", [], [evicted()], AT + 1) == ""
     later = {**pod("run-1-worker-0-b", phase="Failed"), "metadata": {"name": "run-1-worker-0-b"}}
     later["metadata"]["creationTimestamp"] = "2026-11-22T06:00:00Z"
-    assert taken("run-1", "node-7", [GONE, later], [], AT) == ""
+    assert taken("pytorchjob", "run-1", "node-7", [GONE, later], [], AT) == ""
 
 
 @pytest.mark.parametrize(

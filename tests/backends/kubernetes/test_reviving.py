@@ -89,6 +89,24 @@ def test_it_is_taken_elsewhere_while_somebody_waits_for_it() -> None:
     assert [fate(pod(BACK_OFF), s, patience_s=100) for s in (49, 50)] == ["wait", "move"]
 
 
+def test_it_is_not_taken_off_a_node_for_what_its_predecessor_met_there() -> None:
+    """The leader's pod always has the same name; this one pulls its image."""
+
+    def event(reason: str, uid: str, at: str) -> Object:
+        about = {"kind": "Pod", "name": "job-master-0", "uid": uid}
+        return {"involvedObject": about, "reason": reason, "message": "", "lastTimestamp": at}
+
+    late = [event("FailedMount", "u1", "2026-11-22T05:00:10Z")]
+    for more in (
+        [event("FailedMount", "u0", "2026-11-22T04:20:00Z")],
+        [*late, event("Pulling", "u1", "2026-11-22T05:00:20Z")],
+    ):
+        found = fate_of([pod(CREATING)], more, AT + 125, silent_s=None, patience_s=600)
+        assert (found and found.does) == "move-if-silent"
+    found = fate_of([pod(CREATING)], late, AT + 125, silent_s=None, patience_s=600)
+    assert (found and found.does) == "move"
+
+
 @pytest.mark.parametrize("field", ["state", "lastState"])
 def test_one_that_ran_and_cannot_begin_again_is_no_matter_of_its_node(field: str) -> None:
     one = pod(BACK_OFF)

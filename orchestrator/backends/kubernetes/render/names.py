@@ -1,6 +1,8 @@
 """What the objects of a job are called, and how they are found again. Pure."""
 
 import hashlib
+import re
+from collections.abc import Mapping
 
 from orchestrator.contract.kubernetes import Kind
 from orchestrator.contract.launch import LaunchPlan
@@ -9,6 +11,8 @@ FIELD_MANAGER = "ndctl"
 JOB_LABEL = "ndctl.dev/job"
 LAUNCH_ANNOTATION = "ndctl.dev/launch"
 HASH_ANNOTATION = "ndctl.dev/spec-hash"
+RUNS_ANNOTATION = "ndctl.dev/runs"
+"""The spec-hash of what the job runs: what is applied later under the same launch does not."""
 CANCELLED_ANNOTATION = "ndctl.dev/cancelled-by"
 REQUEUES_ANNOTATION = "ndctl.dev/requeues"
 """How often all pods of the job were given back."""
@@ -29,6 +33,8 @@ FORCE_ANNOTATION = "ndctl.dev/force-delete-after"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 TOKEN_KEY = "token"
+KIND_VARIABLE = "NDCTL_JOB_KIND"
+"""Tells a pod of which kind of object it is: what is mounted may be of a later one of its name."""
 NODE = "node"
 """JobSet's replicated job, and the container that Trainer v2 looks for."""
 LABEL_LIMIT = 63
@@ -62,6 +68,19 @@ def longest_pod_name(kind: Kind, job: str, pods: int) -> str:
     if kind == "pytorchjob":
         return f"{job}-worker-{pods - 2}" if pods > 1 else f"{job}-master-0"
     return f"{job}-{NODE}-0-{pods - 1}-xxxxx"
+
+
+POD_NAMES: Mapping[Kind, str] = {
+    "pytorchjob": r"{job}-(master|worker)-\d+",
+    "jobset": r"{job}-node-0-\d+-[a-z0-9]{{5}}",
+    "trainjob": r"{job}-node-0-\d+-[a-z0-9]{{5}}",
+}
+
+
+def is_pod_of(kind: Kind, job: str, pod: str) -> bool:
+    """By its name, of this job and no other whose name begins alike; what is deleted has no more
+    than that left."""
+    return re.fullmatch(POD_NAMES[kind].format(job=re.escape(job)), pod) is not None
 
 
 def labels_of(launch: LaunchPlan) -> dict[str, str]:

@@ -144,6 +144,7 @@ def _environ(
     token = {"name": names.secret_of(launch.job), "key": names.TOKEN_KEY, "optional": True}
     said = {
         **environ,
+        names.KIND_VARIABLE: spec.kind,
         env.SUBMISSION: HANDOVER_DIR,
         env.RUN_ROOT: spec.run_root,
         **spec.env,

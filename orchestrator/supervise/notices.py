@@ -1,0 +1,39 @@
+"""What has changed of that which a scheduler, asked now and then, holds against hosts. Pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from orchestrator.contract.events import HostFlagged, HostOpened
+from orchestrator.supervise.roster import hosts_given
+from orchestrator.supervise.state import Run
+
+
+class Notice(Protocol):
+    """What `seams.HostNotice` has."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+def asked_about(run: Run) -> tuple[str, ...]:
+    """Also hosts that nobody of the job is on any more: they may be opened again."""
+    return tuple(dict.fromkeys((*hosts_given(run), *run.shut)))
+
+
+def news(
+    run: Run, asked: Sequence[str], told: Collection[str], found: Sequence[Notice], at: float
+) -> tuple[HostFlagged | HostOpened, ...]:
+    """`found` is all that the scheduler holds against the hosts `asked` about; of those `told` it
+    was said before."""
+    now: Mapping[str, Notice] = {one.host: one for one in found}
+    flagged = [
+        HostFlagged(at=at, host=host, state=one.state, reason=one.reason)
+        for host, one in now.items()
+        if host not in told and host not in run.exclude
+    ]
+    opened = [HostOpened(at=at, host=h) for h in asked if h in run.shut and h not in now]
+    return (*flagged, *opened)

@@ -1,0 +1,86 @@
+"""Objects of one name, and what a leader has changed of them, on a real API server."""
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.backends.kubernetes.backend import KubernetesBackend
+from orchestrator.backends.kubernetes.looking import look
+from orchestrator.backends.kubernetes.render import names, spec_hash
+from orchestrator.backends.kubernetes.resources import JOB_KINDS
+from orchestrator.contract.handover import Handover
+from orchestrator.contract.kubernetes import Kind, KubernetesSpec
+from orchestrator.errors import BackendError
+from orchestrator.system import SystemClock
+from tests.backends.kubernetes.rendered import CPU, a_handover
+from tests.kubernetes.testbed import KubeTestbed
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
+
+
+def handover(kube: KubeTestbed, namespace: str, kind: Kind = "pytorchjob") -> Handover:
+    return a_handover(replace(CPU, namespace=namespace, priority_class="absent"), kind)
+
+
+def refused(backend: KubernetesBackend, asked: Handover) -> str:
+    """For its class, which there is not, and perhaps for more."""
+    with pytest.raises(BackendError) as found:
+        backend.check(asked)
+    return found.value.message
+
+
+def test_a_name_that_a_job_of_another_kind_has_is_refused(kube: KubeTestbed) -> None:
+    """Both would be launch 1 of one run directory, and write one ConfigMap."""
+    namespace = kube.namespace("names")
+    backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
+    first = handover(kube, namespace)
+    assert "PyTorchJob" not in refused(backend, handover(kube, namespace, "jobset"))
+    backend.submit(first)
+    for kind in ("jobset", "trainjob"):
+        said = refused(backend, handover(kube, namespace, kind))
+        assert f"one that no PyTorchJob of namespace {namespace} has" in said
+        assert f"`kubectl -n {namespace} delete pytorchjobs.kubeflow.org job`" in said
+    assert "delete pytorchjobs" not in refused(backend, first), "a submit again is none other"
+    kube.kubectl("-n", namespace, "delete", "pytorchjob", "job")
+    assert "PyTorchJob" not in refused(backend, handover(kube, namespace, "jobset"))
+
+
+def test_what_runs_is_noted_once_and_what_is_applied_later_is_told_from_it(
+    kube: KubeTestbed,
+) -> None:
+    """As `kubectl apply` leaves what it does not know of, so does `submit`."""
+    namespace = kube.namespace("text")
+    backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
+    asked = handover(kube, namespace)
+    backend.submit(asked)
+
+    def told() -> bool:
+        kind = JOB_KINDS["pytorchjob"]
+        (seen,) = look(backend.api(KubernetesSpec()), namespace, kind, [asked.launch])
+        return "not what runs" in [one.what for one in seen.troubles]
+
+    backend.own(asked.launch, spec_hash(asked))
+    assert not told()
+    backend.submit(replace(asked, spec="name: job\ntrain: {lr: 2}\n"))
+    backend.own(asked.launch)
+    assert told()
+    backend.submit(asked)
+    assert not told()
+
+
+def test_pods_are_kept_off_a_node_by_name_unless_the_cluster_shut_it(kube: KubeTestbed) -> None:
+    namespace = kube.namespace("shut")
+    backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
+    asked = handover(kube, namespace)
+    backend.submit(asked)
+
+    def left_out() -> tuple[str, bool]:
+        found = kube.get("pytorchjobs", "job", namespace)
+        affinity = found["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["affinity"]
+        noted = found["metadata"]["annotations"].get(names.EXCLUDED_ANNOTATION, "")
+        return noted, "NotIn" in str(affinity)
+
+    backend.replace(asked.launch, "node-1", elsewhere=True, shut=True)
+    assert left_out() == ("", False)
+    backend.replace(asked.launch, "node-1", elsewhere=True)
+    assert left_out() == ("node-1", True)
