@@ -89,6 +89,41 @@ def _managed(item: Mapping[str, Any]) -> Any:
     return item["kind"], item["metadata"].get("generation")
 
 
+def pod_of(item: Mapping[str, Any]) -> dict[str, Any] | None:
+    """One of those that an operator makes of it."""
+    spec = item.get("spec", {})
+    if item["kind"] == "PyTorchJob":
+        template = spec["pytorchReplicaSpecs"]["Master"]["template"]
+    elif item["kind"] in ("JobSet", "TrainingRuntime"):
+        body = spec if item["kind"] == "JobSet" else spec["template"]["spec"]
+        template = body["replicatedJobs"][0]["template"]["spec"]["template"]
+    else:
+        return None
+    spec = {"restartPolicy": "Never", **template["spec"]}
+    metadata = {**template["metadata"], "name": "pod"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+@pytest.mark.parametrize("path", RENDERED, ids=[path.stem for path in RENDERED])
+def test_the_api_server_takes_the_pods_that_a_job_becomes(kube: KubeTestbed, path: Path) -> None:
+    """Of which it says nothing when it takes the job."""
+    items = list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
+    (pod,) = (pod for item in items if (pod := pod_of(item)) is not None)
+    named = {"name": pod["spec"].get("priorityClassName", "none")}
+    high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": named}
+    account = {"name": pod["spec"]["serviceAccountName"]}
+    kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    kube.apply({**high, "value": 1000})
+    file = kube.folder / "pod.yaml"
+    file.write_text(yaml.safe_dump(pod))
+    try:
+        tried = kube.kubectl("create", "--dry-run=server", *strict(kube), "-f", str(file))
+        assert tried == "pod/pod created (server dry run)"
+    finally:
+        kube.kubectl("delete", "priorityclass", named["name"])
+        kube.kubectl("delete", "serviceaccount", account["name"])
+
+
 def test_kubectl_apply_as_people_type_it_does_as_well(still: KubeTestbed) -> None:
     for kind in ("pytorchjob", "jobset", "trainjob"):
         place = ("-n", "plain", "-f", str(GOLDEN / f"{kind}.yaml"))
