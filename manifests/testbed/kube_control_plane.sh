@@ -191,7 +191,10 @@ start() {
     kubeconfig "$DIR/run/scheduler.kubeconfig" scheduler "$(certs_of scheduler)"
     printf 'KUBECONFIG=%s\nKUBE_SERVER=https://127.0.0.1:%s\nKUBE_TOKEN=%s\n' "$DIR/kubeconfig" "$KUBE_PORT" \
       "$(sed -n 1p "$DIR/pki/tokens.csv" | cut -d, -f1)" > "$DIR/env"
-    if launch; then echo "$KUBE_PORT $ETCD_PORT" > "$DIR/run/ports"; echo "ready: KUBECONFIG=$DIR/kubeconfig"; return 0; fi
+    if launch; then
+      echo "$KUBE_PORT $ETCD_PORT" > "$DIR/run/ports"
+      echo "ready: $("$ASSETS/kube-apiserver" --version) ($ASSETS), KUBECONFIG=$DIR/kubeconfig"; return 0
+    fi
     stop; [ -z "$fixed" ] || exit 1; [ "$i" = 3 ] || fail "attempt $i failed, trying other ports"
     rm -f "$DIR/run/ports"; KUBE_PORT=; ETCD_PORT=
   done
