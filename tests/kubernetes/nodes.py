@@ -52,6 +52,7 @@ def node(shape: Shape, number: int, port: int, version: str) -> Object:
             {"type": "InternalIP", "address": address(shape, number)},
             {"type": "Hostname", "address": name},
         ],
+        "declaredFeatures": ["ExtendWebSocketsToKubelet"],  # unknown before 1.35
         "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
         "nodeInfo": {
             **dict.fromkeys(("machineID", "systemUUID", "bootID", "kernelVersion"), ""),

@@ -5,18 +5,19 @@ where `KUBE_OPERATORS` names a folder with `training-operator` (Kubeflow's 1.9: 
 What their Deployments have besides is made here: namespace, Secret, Service and webhooks. They act
 as the cluster's admin, and no container of theirs is pulled."""
 
+import base64
 import os
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 Object = dict[str, Any]
 ADMISSION = "admissionregistration.k8s.io/v1"
-CERTIFICATES = "/tmp/k8s-webhook-server"
-"""Where both of them write theirs; each sees a folder of its own there."""
+CERTIFICATES = "/tmp/k8s-webhook-server/serving-certs"
+"""Where both of them have their Secret mounted; each sees a folder of its own there."""
 INIT_CONTAINER = """\
 - name: init-pytorch
   image: {{.InitContainerImage}}
@@ -177,8 +178,9 @@ def environ(net: int) -> Mapping[str, str]:
 
 
 def start(project: Project, folder: Path, net: int) -> "subprocess.Popen[bytes]":
-    Path(CERTIFICATES).mkdir(exist_ok=True)
-    own = f'mount -t tmpfs none {CERTIFICATES} && exec "$@"'
+    for place in (Path(CERTIFICATES), folder / project.secret):
+        place.mkdir(parents=True, exist_ok=True)
+    own = f'mount --bind {folder / project.secret} {CERTIFICATES} && exec "$@"'
     binary = Path(os.environ["KUBE_OPERATORS"]) / project.binary
     with (folder / "log" / f"{project.binary}.log").open("ab") as log:
         return subprocess.Popen(
@@ -194,12 +196,20 @@ def start(project: Project, folder: Path, net: int) -> "subprocess.Popen[bytes]"
         )
 
 
-def listens(project: Project, net: int) -> bool:
-    try:
-        with socket.create_connection((_address(net, project.address), project.port(net)), 1):
-            return True
-    except OSError:
-        return False
+def listens(project: Project, folder: Path, net: int, secret: Object) -> bool:
+    """Once its Secret, which it fills itself, lies where a kubelet would mount it."""
+    for name, value in (secret.get("data") or {}).items():
+        place = folder / project.secret / name
+        if not place.exists():
+            place.write_bytes(base64.b64decode(value))
+    return _listens(project, net)
+
+
+def _listens(project: Project, net: int) -> bool:
+    """By the kernel's tables: tests may connect to no address of a pod or a Service."""
+    rows = [Path(f"/proc/net/{name}").read_text().split("\n")[1:] for name in ("tcp", "tcp6")]
+    ports = {row.split()[1].rpartition(":")[2] for row in chain(*rows) if " 0A " in row}
+    return f"{project.port(net):04X}" in ports
 
 
 def _address(net: int, last: int) -> str:

@@ -118,10 +118,13 @@ class KubeTestbed:
     def _start_operators(self) -> None:
         net = self.shape.net
         for project in projects.there():
-            self.apply(*project.objects(net))
+            self.apply(*project.objects(net), namespace=project.namespace)
             self.operators.append(projects.start(project, self.folder, net))
-            listening = partial(projects.listens, project, net)
-            self.wait_for(f"the webhooks of {project.binary}", listening, START_S)
+            self.wait_for(project.service, partial(self._has_begun, project), START_S)
+
+    def _has_begun(self, project: projects.Project) -> bool:
+        secret = self.get("secrets", project.secret, project.namespace)
+        return projects.listens(project, self.folder, self.shape.net, secret)
 
     def _start_standins(self) -> None:
         ready = self.folder / "run" / "standins.sock"
