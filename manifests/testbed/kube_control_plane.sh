@@ -118,10 +118,13 @@ Y
 certs_of() { echo "client-certificate-data: $(b64 "$DIR/pki/$1.crt"), client-key-data: $(b64 "$DIR/pki/$1.key")"; }
 
 launch() {  # one attempt; 1 = a component died (most likely a port was taken)
-  local deadline=$((SECONDS + TIMEOUT)) adm=() gates=() kcm_old=() sched_old=()
+  local deadline=$((SECONDS + TIMEOUT)) adm=() gates=() apiserver_gates=() kcm_old=() sched_old=()
   local minor; minor=$("$ASSETS/kube-apiserver" --version | sed -E 's/.*v1\.([0-9]+).*/\1/')
   # 1.20: TTLAfterFinished is alpha (on by default from 1.21); and the insecure ports still exist
   if [ "$minor" -le 20 ]; then gates=(--feature-gates=TTLAfterFinished=true); fi
+  # The stand-in for kubelets speaks WebSocket alone: not to be translated to SPDY for it (from 1.36
+  # on the API server asks the node which it speaks)
+  if [ "$minor" -ge 30 ] && [ "$minor" -le 35 ]; then apiserver_gates=(--feature-gates=TranslateStreamCloseWebsocketRequests=false); fi
   if [ "$minor" -le 22 ]; then kcm_old=(--port=0); sched_old=(--port=0); fi
   if [ "$CONTROLLERS" = 0 ]; then adm=(--disable-admission-plugins=ServiceAccount); fi
 
@@ -138,7 +141,8 @@ launch() {  # one attempt; 1 = a component died (most likely a port was taken)
     --token-auth-file "$DIR/pki/tokens.csv" --service-account-issuer https://kubernetes.default.svc \
     --service-account-key-file "$DIR/pki/sa.pub" --service-account-signing-key-file "$DIR/pki/sa.key" \
     --kubelet-client-certificate "$DIR/pki/kubelet-client.crt" --kubelet-client-key "$DIR/pki/kubelet-client.key" \
-    --kubelet-preferred-address-types InternalIP --profiling=false ${adm[@]+"${adm[@]}"} ${gates[@]+"${gates[@]}"} ${APISERVER_ARGS:-}
+    --kubelet-preferred-address-types InternalIP --profiling=false ${adm[@]+"${adm[@]}"} ${gates[@]+"${gates[@]}"} \
+    ${apiserver_gates[@]+"${apiserver_gates[@]}"} ${APISERVER_ARGS:-}
   until kc get --raw /readyz >/dev/null 2>&1; do
     alive etcd >/dev/null || { died etcd; return 1; }
     alive kube-apiserver >/dev/null || { died kube-apiserver; return 1; }
@@ -191,7 +195,10 @@ start() {
     kubeconfig "$DIR/run/scheduler.kubeconfig" scheduler "$(certs_of scheduler)"
     printf 'KUBECONFIG=%s\nKUBE_SERVER=https://127.0.0.1:%s\nKUBE_TOKEN=%s\n' "$DIR/kubeconfig" "$KUBE_PORT" \
       "$(sed -n 1p "$DIR/pki/tokens.csv" | cut -d, -f1)" > "$DIR/env"
-    if launch; then echo "$KUBE_PORT $ETCD_PORT" > "$DIR/run/ports"; echo "ready: KUBECONFIG=$DIR/kubeconfig"; return 0; fi
+    if launch; then
+      echo "$KUBE_PORT $ETCD_PORT" > "$DIR/run/ports"
+      echo "ready: $("$ASSETS/kube-apiserver" --version) ($ASSETS), KUBECONFIG=$DIR/kubeconfig"; return 0
+    fi
     stop; [ -z "$fixed" ] || exit 1; [ "$i" = 3 ] || fail "attempt $i failed, trying other ports"
     rm -f "$DIR/run/ports"; KUBE_PORT=; ETCD_PORT=
   done

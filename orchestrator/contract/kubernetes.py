@@ -103,6 +103,21 @@ class Toleration:
     """Empty: every effect."""
     toleration_seconds: Annotated[int, AtLeast(0)] | None = None
 
+    def __post_init__(self) -> None:
+        """Of these the API server tells nobody: it takes the job and refuses each of its pods."""
+        found = []
+        if self.toleration_seconds is not None and self.effect != "NoExecute":
+            limit, fix = "NoExecute where toleration_seconds is given", "set effect to NoExecute"
+            found.append(Problem(path="effect", value=self.effect, limit=limit, fix=fix))
+        if not self.key and self.operator == "Equal":
+            limit, fix = "Exists where there is no key", "give a key, or leave operator out"
+            found.append(Problem(path="operator", value=self.operator, limit=limit, fix=fix))
+        if self.value and self.operator == "Exists":
+            limit, fix = "left out where operator is Exists", "set operator to Equal"
+            found.append(Problem(path="value", value=self.value, limit=limit, fix=fix))
+        if found:
+            raise Invalid(found)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyRequest:

@@ -24,6 +24,12 @@ from orchestrator.backends.kubernetes.resources import (
     Resource,
     lookup,
 )
+from orchestrator.backends.kubernetes.standards import (
+    INIT_CONTAINER,
+    level_of,
+    privileges,
+    to_allow,
+)
 from orchestrator.cluster.kubernetes.nodes import parse_node
 from orchestrator.cluster.kubernetes.standing import shut
 from orchestrator.cluster.kubernetes.taints import tolerations_of
@@ -84,7 +90,7 @@ def _examined(api: Asks, spec: KubernetesSpec, hosts: int | None) -> Iterator[Fi
     yield Finding(what="api server", verdict="ok", found=found)
     namespace = spec.namespace or api.namespace
     yield from _kinds(api, spec)
-    yield from _namespace(api, namespace)
+    yield from _namespace(api, spec, namespace, hosts)
     yield from _rights(api, spec, namespace)
     yield from _named(api, spec, namespace, hosts)
     yield _devices(api, spec)
@@ -129,7 +135,9 @@ def _versions(api: Asks, resource: Resource) -> list[str]:
         return []
 
 
-def _namespace(api: Asks, namespace: str) -> Iterator[Finding]:
+def _namespace(
+    api: Asks, spec: KubernetesSpec, namespace: str, hosts: int | None
+) -> Iterator[Finding]:
     try:
         there = api.get(NAMESPACES, None, namespace)
     except Forbidden:
@@ -142,13 +150,34 @@ def _namespace(api: Asks, namespace: str) -> Iterator[Finding]:
         yield Finding(what="namespace", verdict="stops", found=found, fix=fix)
         return
     phase = lookup(there, ("status", "phase"), "Active")
-    ends = Finding(
-        what="namespace",
-        verdict="stops",
-        found=f"{namespace} is {phase}",
-        fix="wait until it is gone, and create it again",
-    )
-    yield Finding(what="namespace", verdict="ok", found=namespace) if phase == "Active" else ends
+    if phase != "Active":
+        fix = "wait until it is gone, and create it again"
+        found = f"{namespace} is {phase}"
+        yield Finding(what="namespace", verdict="stops", found=found, fix=fix)
+        return
+    yield Finding(what="namespace", verdict="ok", found=namespace)
+    yield from _security(there, spec, namespace, hosts)
+
+
+def _security(
+    there: Object, spec: KubernetesSpec, namespace: str, hosts: int | None
+) -> Iterator[Finding]:
+    """Whether the job's pods would be let in."""
+    level, what = level_of(there), "pod security"
+    asked = privileges(spec) if hosts is not None else ()
+    found = f"pods of {namespace} have to keep to the standard {level}"
+    if level == "privileged":
+        return
+    if asked:
+        keys = ", ".join(f"cluster.kubernetes.{key}" for key in asked)
+        fix = f"{to_allow('privileged', namespace)}  (as an administrator), or leave them out"
+        yield Finding(what=what, verdict="stops", found=f"{found}, which forbids {keys}", fix=fix)
+    elif level == "restricted" and spec.kind == "pytorchjob" and hosts != 1:
+        fix = f"{to_allow('baseline', namespace)}  (as an administrator)"
+        found = f"{found}: {INIT_CONTAINER}"
+        yield Finding(what=what, verdict="warns", found=found, fix=fix)
+    else:
+        yield Finding(what=what, verdict="ok", found=found)
 
 
 def needed(spec: KubernetesSpec) -> tuple[Right, ...]:

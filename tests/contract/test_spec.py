@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.contract.codec import Invalid, Problem, decode, encode
 from orchestrator.contract.data import DataSpec, ValidationSpec
+from orchestrator.contract.kubernetes import Toleration
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.model import LoraSpec
 from orchestrator.contract.parallel import FsdpSpec, ParallelSpec, PipelineSpec
@@ -135,6 +136,21 @@ def test_copies_have_no_shards_and_no_knobs_of_sharding() -> None:
 )
 def test_what_is_auto_follows_from_the_world(wish: dict[str, Any], mesh: Mesh) -> None:
     assert ParallelSpec(**wish).filled(8).mesh == mesh
+
+
+@pytest.mark.parametrize(
+    ("said", "path"),
+    [
+        ({"key": "a", "toleration_seconds": 0}, "effect"),
+        ({"key": "a", "effect": "NoSchedule", "toleration_seconds": 9}, "effect"),
+        ({"operator": "Equal"}, "operator"),
+        ({"key": "a", "value": "b"}, "value"),
+    ],
+)
+def test_a_toleration_is_one_that_kubernetes_takes(said: dict[str, Any], path: str) -> None:
+    with pytest.raises(Invalid) as raised:
+        Toleration(**said)
+    assert [one.path for one in raised.value.problems] == [path]
 
 
 @pytest.mark.parametrize("data", [{}, {"files": "a", "fraction": 0.1}])

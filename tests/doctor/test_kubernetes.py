@@ -1,5 +1,6 @@
 """A cluster's answers, as an API server that is in order gives them, and in less order."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,35 @@ def test_the_kind_that_is_asked_for_has_to_be_there_in_our_version() -> None:
     found = look("jobset", api, KubernetesSpec(kind="jobset"))
     assert found.found.startswith("served as jobsets.jobset.x-k8s.io v2")
     assert "needs v1alpha2" in found.found
+
+
+def insists(level: str) -> dict[str, Any]:
+    labels = {"pod-security.kubernetes.io/enforce": level}
+    return {"metadata": {"name": "team-a", "labels": labels}, "status": {"phase": "Active"}}
+
+
+HOST_PATH = KubernetesSpec(image="ndctl:1", runs=RunVolume(host_path="/runs"))
+
+
+@pytest.mark.parametrize(
+    ("level", "spec", "hosts", "verdict", "words"),
+    [
+        ("restricted", SPEC, 2, "warns", "init container"),
+        ("restricted", SPEC, 1, "ok", "keep to the standard restricted"),
+        ("restricted", replace(SPEC, kind="jobset"), 2, "ok", "restricted"),
+        ("baseline", SPEC, 2, "ok", "baseline"),
+        ("baseline", HOST_PATH, 2, "stops", "forbids cluster.kubernetes.runs.host_path"),
+        ("baseline", replace(SPEC, host_network=True), 2, "stops", "host_network"),
+        ("restricted", replace(SPEC, rdma_resource="rdma/hca"), 2, "stops", "rdma_resource"),
+    ],
+)
+def test_a_standard_that_would_keep_pods_out_is_said(
+    level: str, spec: KubernetesSpec, hosts: int, verdict: str, words: str
+) -> None:
+    found = look("pod security", sound(objects={"namespaces": [insists(level)]}), spec, hosts)
+    assert found.verdict == verdict
+    assert words in found.found
+    assert verdict == "ok" or "kubectl label namespace team-a --overwrite" in found.fix
 
 
 def test_rights_that_are_missing_are_said_as_a_role_takes_them() -> None:

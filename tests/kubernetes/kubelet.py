@@ -39,12 +39,13 @@ class Kubelet:
         self.claims = Informer(self.api, "persistentvolumeclaims", self._claim_changed)
 
     async def run(self) -> None:
+        version = str((await self.api.get("/version"))["gitVersion"])
         for number in range(1, self.shape.nodes + 1):
-            await self._register(number)
+            await self._register(number, version)
         await asyncio.gather(self.pods.run(), self.services.run(), self.claims.run())
 
-    async def _register(self, number: int) -> None:
-        node = nodes.node(self.shape, number, self.port)
+    async def _register(self, number: int, version: str) -> None:
+        node = nodes.node(self.shape, number, self.port, version)
         await self.api.create(path("nodes"), node)
         where = path("nodes", "", node["metadata"]["name"], "status")
         await self.api.patch(where, {"status": node["status"]})

@@ -31,8 +31,8 @@ def address(shape: Shape, number: int) -> str:
     return f"127.{shape.net}.{number // 250}.{number % 250 + 1}"
 
 
-def node(shape: Shape, number: int, port: int) -> Object:
-    """As it is created; its status goes by a request of its own."""
+def node(shape: Shape, number: int, port: int, version: str) -> Object:
+    """As it is created; its status goes by a request of its own. `version`: the API server's."""
     name, rack = f"node{number}", (number - 1) // shape.leaf
     topology = {"zone": "zone1", "block": f"block{rack // 2 + 1}", "rack": f"rack{rack + 1}"}
     labels = {
@@ -52,13 +52,14 @@ def node(shape: Shape, number: int, port: int) -> Object:
             {"type": "InternalIP", "address": address(shape, number)},
             {"type": "Hostname", "address": name},
         ],
+        "declaredFeatures": ["ExtendWebSocketsToKubelet"],  # unknown before 1.35
         "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
         "nodeInfo": {
             **dict.fromkeys(("machineID", "systemUUID", "bootID", "kernelVersion"), ""),
             "osImage": "testbed",
             "containerRuntimeVersion": "process://1",
-            "kubeletVersion": "v1.20.2",
-            "kubeProxyVersion": "v1.20.2",
+            "kubeletVersion": version,
+            "kubeProxyVersion": version,
             "operatingSystem": "linux",
             "architecture": "amd64",
         },

@@ -37,8 +37,9 @@ class Operator:
         pods = Informer(self.api, "pods", self._pod_changed)
         for kind, controller in self.controllers.items():
             self.jobs[kind] = Informer(self.api, controller.resource, self._job_changed)
+        others = [] if "JobSet" in self.jobs else [Informer(self.api, "jobsets", self._job_changed)]
         async with asyncio.TaskGroup() as tasks:
-            for informer in (pods, *self.jobs.values()):
+            for informer in (pods, *self.jobs.values(), *others):
                 tasks.create_task(informer.run())
             tasks.create_task(self._work())
 
@@ -60,7 +61,7 @@ class Operator:
             self._ask(ref["kind"], (pod["metadata"]["namespace"], ref["name"]))
 
     def _ask(self, kind: str, key: Key) -> None:
-        if (kind, key) not in self.queued:
+        if kind in self.controllers and (kind, key) not in self.queued:
             self.queued.add((kind, key))
             self.queue.put_nowait((kind, key))
 

@@ -11,7 +11,7 @@ from tests.kubernetes.provision import assets
 from tests.kubernetes.testbed import KubeTestbed
 
 HELP = """\
-A Kubernetes control plane runs in {folder}: 4 nodes x 2 fake GPUs in 2 racks, with the CRDs of
+{version} runs in {folder}: 4 nodes x 2 fake GPUs in 2 racks, with the CRDs of
 PyTorchJob, JobSet and TrainJob; pods become processes of this machine. Type
   export KUBECONFIG={folder}/kubeconfig PATH={binaries}:$PATH
   kubectl get nodes -L topology.kubernetes.io/rack
@@ -32,7 +32,9 @@ def main(verb: str, *args: str) -> None:
         case "start":
             folder.mkdir(parents=True, exist_ok=True)
             testbed.start()
-            sys.stdout.write(HELP.format(folder=folder, binaries=testbed.binaries))
+            sys.stdout.write(
+                HELP.format(folder=folder, binaries=testbed.binaries, version=testbed.version)
+            )
         case "stop":
             testbed.stop()
         case _:

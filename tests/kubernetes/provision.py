@@ -82,6 +82,14 @@ def pytest_sessionfinish() -> None:
         build.wait()
 
 
+def pytest_report_header() -> str | None:
+    """Which version, where it is not the one that is built here."""
+    if "KUBEBUILDER_ASSETS" not in os.environ or _where().code != 0:
+        return None
+    said = run_within([str(assets() / "kube-apiserver"), "--version"], os.environ, 30)
+    return f"kubernetes: {said.out.strip()}, of KUBEBUILDER_ASSETS"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     remedy = (
         "be root on Debian 12 with its package archive in reach, or set KUBEBUILDER_ASSETS to a"

@@ -1,11 +1,13 @@
 """The stand-ins of one control plane in one process, and what tests ask of them, a line of JSON
-each over a socket: `python -m tests.kubernetes.standins DIR '{"nodes": 4}'`."""
+each over a socket: `python -m tests.kubernetes.standins DIR '{"nodes": 4}' [KIND...]`; KINDs are
+those whose own operator runs."""
 
 import asyncio
 import json
 import os
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from tests.kubernetes import nodes
@@ -21,7 +23,7 @@ from tests.kubernetes.trainjob import TORCH, TrainJobs
 REPOSITORY = Path(__file__).parents[2]
 
 
-async def run(folder: Path, shape: Shape) -> None:
+async def run(folder: Path, shape: Shape, others: Collection[str] = ()) -> None:
     """Until SIGTERM."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -36,6 +38,7 @@ async def run(folder: Path, shape: Shape) -> None:
             "JobSet": JobSets(api),
             "TrainJob": TrainJobs(api),
         }
+        controllers = {kind: it for kind, it in controllers.items() if kind not in others}
         operator = Operator(api, controllers)
         await api.create(path("clustertrainingruntimes"), TORCH)
         orders = await asyncio.start_unix_server(
@@ -114,4 +117,4 @@ async def _order(kubelet: Kubelet, order: str, **what: str) -> object:
 
 
 if __name__ == "__main__":
-    asyncio.run(run(Path(sys.argv[1]), Shape(**json.loads(sys.argv[2]))))
+    asyncio.run(run(Path(sys.argv[1]), Shape(**json.loads(sys.argv[2])), sys.argv[3:]))

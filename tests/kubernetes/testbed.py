@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -29,7 +29,7 @@ import pytest
 import yaml
 
 from orchestrator.seams import Completed
-from tests.kubernetes import nodes
+from tests.kubernetes import nodes, projects
 from tests.kubernetes.api import GROUPS, admin_of, path
 from tests.kubernetes.nodes import Shape
 from tests.kubernetes.provision import NOT_RUN, assets, why_no_control_plane
@@ -46,7 +46,10 @@ CRDS = (
 PREFIX = "ndctl-kube-"
 WHOLE = ("nodes", "persistentvolumes", "namespaces")
 """Resources of the cluster, not of a namespace."""
-SYSTEM = ("default", "kube-system", "kube-public", "kube-node-lease")
+SYSTEM = (
+    *("default", "kube-system", "kube-public", "kube-node-lease"),
+    *(project.namespace for project in projects.PROJECTS),
+)
 GONE_S = 300
 """For what a test left to be gone; a namespace takes some 6 s on a quiet machine."""
 START_S = 400
@@ -62,6 +65,8 @@ class KubeTestbed:
     standins: "subprocess.Popen[bytes] | None" = None
     stays: bool = False
     """When this process ends."""
+    operators: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
+    """The projects' own, where they are at hand."""
     log: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +76,16 @@ class KubeTestbed:
     def kubeconfig(self) -> Path:
         """Of the cluster's admin."""
         return self.folder / "kubeconfig"
+
+    @cached_property
+    def version(self) -> str:
+        """As `Kubernetes v1.20.2`."""
+        return run_within([str(self.binaries / "kube-apiserver"), "--version"], {}, 30).out.strip()
+
+    @property
+    def minor(self) -> int:
+        """The 20 of 1.20."""
+        return int(self.version.split(".")[1])
 
     @property
     def runs(self) -> Path:
@@ -97,7 +112,19 @@ class KubeTestbed:
     def start(self) -> None:
         self.runs.mkdir(parents=True, exist_ok=True)
         self._script("start")
+        self._start_operators()
         self._start_standins()
+
+    def _start_operators(self) -> None:
+        net = self.shape.net
+        for project in projects.there():
+            self.apply(*project.objects(net), namespace=project.namespace)
+            self.operators.append(projects.start(project, self.folder, net))
+            self.wait_for(project.service, partial(self._has_begun, project), START_S)
+
+    def _has_begun(self, project: projects.Project) -> bool:
+        secret = self.get("secrets", project.secret, project.namespace)
+        return projects.listens(project, self.folder, self.shape.net, secret)
 
     def _start_standins(self) -> None:
         ready = self.folder / "run" / "standins.sock"
@@ -108,6 +135,7 @@ class KubeTestbed:
                     *(() if self.stays else ("setpriv", "--pdeathsig", "TERM")),
                     *(sys.executable, "-m", "tests.kubernetes.standins", str(self.folder)),
                     json.dumps(asdict(self.shape)),
+                    *(project.kind for project in projects.there()),
                 ],
                 cwd=REPOSITORY,
                 env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -139,6 +167,10 @@ class KubeTestbed:
             except subprocess.TimeoutExpired:
                 self.standins.kill()
                 self.standins.wait()
+        for operator in self.operators:
+            operator.terminate()
+            operator.wait()
+        self.operators.clear()
         self._script("stop")
 
     def restart_api_server(self) -> None:
@@ -155,6 +187,7 @@ class KubeTestbed:
         crds = " ".join(str(REPOSITORY / "manifests" / "crds" / f"{name}.yaml") for name in CRDS)
         environ = {**os.environ, "KUBEBUILDER_ASSETS": str(self.binaries)}
         environ.setdefault("KUBE_TIMEOUT", str(START_S // 2))
+        environ |= projects.environ(self.shape.net)
         if not (self.folder / "etcd").exists():
             environ["KUBE_CRDS"] = f"{crds} {_cluster_runtimes(self.folder)}"
         done = run_within(["bash", str(SCRIPT), verb, str(self.folder)], environ, START_S)

@@ -52,6 +52,12 @@ def dropped(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: sent {sent!r}, kept {kept!r}"
 
 
+def strict(kube: KubeTestbed) -> tuple[str, ...]:
+    """An API server from 1.27 on refuses a field that it does not know or has twice; before, what
+    is dropped is found afterwards alone."""
+    return ("--validate=strict",) if kube.minor >= 27 else ()
+
+
 def test_what_is_applied_is_kept_whole_and_applied_twice_changes_nothing(
     still: KubeTestbed,
 ) -> None:
@@ -59,8 +65,9 @@ def test_what_is_applied_is_kept_whole_and_applied_twice_changes_nothing(
         place = ("-n", namespace_of(path), "-f", str(path))
         if path.parent == FOLDER:
             assert "created (dry run)" in still.kubectl("apply", "--dry-run=client", *place)
-            assert "created (server dry run)" in still.kubectl("apply", "--dry-run=server", *place)
-        own = ("apply", "--server-side", "--field-manager=ndctl")
+            tried = still.kubectl("apply", "--dry-run=server", *strict(still), *place)
+            assert "created (server dry run)" in tried
+        own = ("apply", "--server-side", "--field-manager=ndctl", *strict(still))
         still.kubectl(*own, *place)
         sent = list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
         kept = _items(still.kubectl("get", "-o", "json", *place))
@@ -82,6 +89,41 @@ def _managed(item: Mapping[str, Any]) -> Any:
     return item["kind"], item["metadata"].get("generation")
 
 
+def pod_of(item: Mapping[str, Any]) -> dict[str, Any] | None:
+    """One of those that an operator makes of it."""
+    spec = item.get("spec", {})
+    if item["kind"] == "PyTorchJob":
+        template = spec["pytorchReplicaSpecs"]["Master"]["template"]
+    elif item["kind"] in ("JobSet", "TrainingRuntime"):
+        body = spec if item["kind"] == "JobSet" else spec["template"]["spec"]
+        template = body["replicatedJobs"][0]["template"]["spec"]["template"]
+    else:
+        return None
+    spec = {"restartPolicy": "Never", **template["spec"]}
+    metadata = {**template["metadata"], "name": "pod"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+@pytest.mark.parametrize("path", RENDERED, ids=[path.stem for path in RENDERED])
+def test_the_api_server_takes_the_pods_that_a_job_becomes(kube: KubeTestbed, path: Path) -> None:
+    """Of which it says nothing when it takes the job."""
+    items = list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
+    (pod,) = (pod for item in items if (pod := pod_of(item)) is not None)
+    named = {"name": pod["spec"].get("priorityClassName", "none")}
+    high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": named}
+    account = {"name": pod["spec"]["serviceAccountName"]}
+    kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    kube.apply({**high, "value": 1000})
+    file = kube.folder / "pod.yaml"
+    file.write_text(yaml.safe_dump(pod))
+    try:
+        tried = kube.kubectl("create", "--dry-run=server", *strict(kube), "-f", str(file))
+        assert tried == "pod/pod created (server dry run)"
+    finally:
+        kube.kubectl("delete", "priorityclass", named["name"])
+        kube.kubectl("delete", "serviceaccount", account["name"])
+
+
 def test_kubectl_apply_as_people_type_it_does_as_well(still: KubeTestbed) -> None:
     for kind in ("pytorchjob", "jobset", "trainjob"):
         place = ("-n", "plain", "-f", str(GOLDEN / f"{kind}.yaml"))
@@ -101,6 +143,7 @@ def test_kustomize_makes_of_each_folder_objects_of_the_namespace(kube: KubeTestb
 
 
 MAY = (
+    "patch pods --subresource=status",
     *("delete pods", "deletecollection pods", "list events", "list nodes"),
     *("patch pytorchjobs.kubeflow.org", "patch jobsets.jobset.x-k8s.io"),
     "patch trainjobs.trainer.kubeflow.org",

@@ -115,9 +115,11 @@ class Api:
         made: Object = self.sending.json("create", resource_of(item).path(namespace), None, item)
         return made
 
-    def merge(self, resource: Resource, namespace: str | None, name: str, change: Object) -> Object:
+    def merge(
+        self, resource: Resource, namespace: str | None, name: str, change: Object, sub: str = ""
+    ) -> Object:
         """RFC 7386: what is null is taken away, lists are replaced."""
-        path = resource.path(namespace, name)
+        path = resource.path(namespace, name, sub)
         made: Object = self.sending.json("patch", path, {"fieldManager": MANAGER}, change, MERGE)
         return made
 

@@ -9,6 +9,7 @@ from orchestrator.backends.kubernetes.resources import (
     ACCOUNTS,
     CLAIMS,
     JOB_KINDS,
+    NAMESPACES,
     PRIORITIES,
     QUOTAS,
     Object,
@@ -16,6 +17,7 @@ from orchestrator.backends.kubernetes.resources import (
     lookup,
     name_of,
 )
+from orchestrator.backends.kubernetes.standards import level_of, privileges, to_allow
 from orchestrator.cluster.kubernetes.quantities import quantity
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.handover import Handover
@@ -45,7 +47,11 @@ def check(api: Api, namespace: str, handover: Handover) -> str:
         except BackendError as exc:
             if str(exc) not in said:
                 said.append(str(exc))
-    found = [*_missing(api, namespace, spec), *_quotas(api, namespace, launch)]
+    found = [
+        *_missing(api, namespace, spec),
+        *_refused(api, namespace, spec),
+        *_quotas(api, namespace, launch),
+    ]
     said += [str(one) for one in found]
     if said:
         raise BackendError(
@@ -120,6 +126,24 @@ def _is_absent(api: Api, resource: Resource, namespace: str | None, name: str) -
     with contextlib.suppress(BackendError):
         return api.get(resource, namespace, name) is None
     return False
+
+
+def _refused(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem]:
+    """What pods would not be made for: the dry run of a job makes none."""
+    try:
+        there = api.get(NAMESPACES, None, namespace)
+    except BackendError:
+        return
+    level = level_of(there or {})
+    if level == "privileged":
+        return
+    allow = to_allow("privileged", namespace)
+    for key in privileges(spec):
+        yield Problem(
+            path=f"{AT}.{key}",
+            limit=f"unset: pods of namespace {namespace} have to keep to the standard {level}",
+            fix=f"leave it out, or have an administrator type `{allow}`",
+        )
 
 
 def _quotas(api: Api, namespace: str, launch: LaunchPlan) -> Iterator[Problem]:

@@ -26,7 +26,11 @@ def pods_of(job: Object, pods: Sequence[Object]) -> list[Object]:
 
 def alive(pods: Sequence[Object]) -> list[Object]:
     """That may still have processes."""
-    return [pod for pod in pods if phase_of(pod) not in ("Succeeded", "Failed")]
+    return [pod for pod in pods if not is_over(pod)]
+
+
+def is_over(pod: Object) -> bool:
+    return phase_of(pod) in ("Succeeded", "Failed")
 
 
 def phase_of(pod: Object) -> str:

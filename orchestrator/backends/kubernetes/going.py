@@ -1,11 +1,13 @@
 """Pods that are to go: one whose node may not answer, or all of a job."""
 
+import contextlib
 import logging
 
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.fields import LABEL, alive, is_leaving
-from orchestrator.backends.kubernetes.refusals import Forbidden
+from orchestrator.backends.kubernetes.refusals import Forbidden, Missing
 from orchestrator.backends.kubernetes.resources import NODES, PODS, Object, lookup, name_of
+from orchestrator.backends.kubernetes.tracked import by_force, failed, is_held
 from orchestrator.backends.kubernetes.watching import Watching
 from orchestrator.cluster.kubernetes.nodes import READY, parse_node
 from orchestrator.errors import BackendError, Unanswered
@@ -43,12 +45,14 @@ def end_pod(api: Api, clock: Clock, host: str, pod: Object, force_after_s: float
             fix=f"`kubectl -n {namespace} describe pod {name}` shows what holds it",
         )
     try:
+        if is_held(pod):
+            with contextlib.suppress(Missing):
+                api.merge(PODS, namespace, name, failed(pod), "status")
         api.delete(PODS, namespace, name, grace_s=0, uid=uid)
     except BackendError as exc:
         raise BackendError(
             f"pod {name} stays on {host}, which does not answer: {exc.message}",
-            fix=f"`kubectl -n {namespace} delete pod {name} --force --grace-period=0`"
-            + (f"\n  or {exc.fix}" if exc.fix else ""),
+            fix=f"`{by_force(pod)}`" + (f"\n  or {exc.fix}" if exc.fix else ""),
         ) from exc
 
 

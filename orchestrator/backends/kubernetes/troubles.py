@@ -16,6 +16,7 @@ from orchestrator.backends.kubernetes.fields import (
 )
 from orchestrator.backends.kubernetes.render.names import NODE
 from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup, name_of
+from orchestrator.backends.kubernetes.tracked import by_force
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ DISRUPTED: Mapping[str, tuple[str, str]] = {
     "DeletionByTaintManager": ("node lost", "its node does not answer, or has a new taint"),
     "EvictionByEvictionAPI": ("Evicted", "its node is being drained"),
     "DeletionByPodGC": ("node lost", "its node is gone"),
+    "NodeLost": ("node lost", "its node does not answer"),
     "TerminationByKubelet": ("Evicted", "its node is short of something, or shuts down"),
 }
 """Reason of a pod's condition DisruptionTarget -> in a word, and why."""
@@ -113,13 +115,11 @@ def _leaving(pod: Object) -> Trouble | None:
     until = lookup(pod, ("metadata", "deletionTimestamp"))
     if until is None:
         return None
-    name, namespace = name_of(pod), lookup(pod, ("metadata", "namespace"), "NAMESPACE")
     return Trouble(
-        pod=name,
+        pod=name_of(pod),
         what="Terminating",
         why=f"{node_of(pod)} is to have ended it by {until}",
-        advice="where that node does not answer any more, and ndctl may not:"
-        f" `kubectl -n {namespace} delete pod {name} --force --grace-period=0`",
+        advice=f"where that node does not answer any more, and ndctl may not: `{by_force(pod)}`",
     )
 
 

@@ -41,7 +41,7 @@ FULL = replace(
     node_selector={"node.example.org/pool": "h100"},
     tolerations=(
         Toleration(key="dedicated", operator="Equal", value="ml", effect="NoSchedule"),
-        Toleration(key="node.kubernetes.io/unreachable", toleration_seconds=0),
+        Toleration(key="node.kubernetes.io/unreachable", effect="NoExecute", toleration_seconds=0),
     ),
     env={"NCCL_IB_HCA": "mlx5", "GREETING": "it's: {a} #1"},
     volumes=(

@@ -10,6 +10,7 @@ from orchestrator.backends.kubernetes.api import Api, Listed
 from orchestrator.backends.kubernetes.going import end_pod
 from orchestrator.backends.kubernetes.refusals import Forbidden
 from orchestrator.backends.kubernetes.resources import Object, Resource
+from orchestrator.backends.kubernetes.tracked import failed, is_held
 from orchestrator.errors import BackendError, Unanswered
 from tests.agent.world import TurnedClock
 
@@ -39,6 +40,9 @@ class Server:
     clock: TurnedClock = field(default_factory=TurnedClock)
     deleted_at: float | None = None
     forced_at: float | None = None
+    pod: Object = field(default_factory=lambda: POD)
+    said: list[str] = field(default_factory=list)
+    """Phases that its status was given."""
 
     @property
     def is_there(self) -> bool:
@@ -47,7 +51,7 @@ class Server:
         return not over and self.forced_at is None
 
     def list(self, *_: object, **__: object) -> Listed:
-        return Listed(items=(POD,) if self.is_there else (), version="1")
+        return Listed(items=(self.pod,) if self.is_there else (), version="1")
 
     def watch(self, *_: object, version: str, labels: str, timeout_s: float) -> Iterator[Object]:
         there = self.is_there
@@ -69,12 +73,20 @@ class Server:
             self.deleted_at = self.clock.time
         elif self.refuses_force:
             raise MAY_NOT
+        elif is_held(self.pod) and self.said != ["Failed"]:
+            pass  # its Job does not let go of it
         else:
             self.forced_at = self.clock.time
 
+    def merge(
+        self, resource: Resource, namespace: str, name: str, change: Object, sub: str
+    ) -> None:
+        assert (sub, change["metadata"]["uid"]) == ("status", "u1")
+        self.said.append(change["status"]["phase"])
+
 
 def ended(server: Server) -> Server:
-    end_pod(cast(Api, server), server.clock, "node-7", POD, FORCE_S)
+    end_pod(cast(Api, server), server.clock, "node-7", server.pod, FORCE_S)
     return server
 
 
@@ -96,6 +108,30 @@ def test_one_on_a_dead_node_is_forced_after_the_grace(server: Server, after_s: f
     assert server.forced_at - server.deleted_at == pytest.approx(after_s, abs=1.0)
 
 
+HELD: Object = {
+    **POD,
+    "metadata": {**POD["metadata"], "finalizers": ["batch.kubernetes.io/job-tracking"]},
+}
+
+
+def test_one_that_a_job_counts_is_said_to_have_failed_before_it_goes() -> None:
+    """Its Job keeps it until then, and makes no other."""
+    assert ended(Server(ready=False, pod=HELD)).forced_at is not None
+    assert ended(Server(ready=False)).said == [], "of others there is nothing to say"
+    done = {**HELD, "status": {"phase": "Succeeded"}}
+    assert ended(Server(ready=False, pod=done)).said == []
+
+
+def test_of_a_lost_pod_the_conditions_are_kept_and_no_failure_is_counted() -> None:
+    bound = {"type": "PodScheduled", "status": "True"}
+    before = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    status = failed({**HELD, "status": {"conditions": [bound, before]}})["status"]
+    assert [(one["type"], one.get("reason")) for one in status["conditions"]] == [
+        ("PodScheduled", None),
+        ("DisruptionTarget", "NodeLost"),
+    ]
+
+
 def test_one_that_does_not_end_though_its_node_answers_is_for_a_person_to_look_at() -> None:
     with pytest.raises(Unanswered, match="does not end, though its node answers") as raised:
         ended(Server())
@@ -107,3 +143,7 @@ def test_without_the_right_to_force_the_message_says_what_to_type() -> None:
         ended(Server(ready=False, refuses_force=True))
     force = "`kubectl -n ns delete pod job-worker-0 --force --grace-period=0`"
     assert raised.value.fix == f"{force}\n  or kubectl create role …"
+    with pytest.raises(BackendError) as of_job:
+        ended(Server(ready=False, refuses_force=True, pod=HELD))
+    change = '--subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\''
+    assert f"patch pod job-worker-0 {change} && kubectl -n ns delete pod" in of_job.value.fix

@@ -231,8 +231,9 @@ class KubeNdctl(Ndctl):
 
 @contextlib.contextmanager
 def job_on(testbed: KubeTestbed, run_root: Path, kind: str = "pytorchjob") -> Iterator[KubeNdctl]:
-    """A job in the namespace of manifests/base, gone afterwards, whatever came of it."""
-    testbed.kubectl("apply", "-k", "manifests/base")
+    """A job in the namespace of manifests/base, which lets in pods with host paths; gone
+    afterwards, whatever came of it."""
+    testbed.kubectl("apply", "-k", "manifests/overlays/rdma")
     testbed.wait_for("its account", lambda: testbed.get("serviceaccounts", "default", NAMESPACE))
     job = KubeNdctl(run_root, testbed, kind)
     try:

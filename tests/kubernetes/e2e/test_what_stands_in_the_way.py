@@ -85,6 +85,23 @@ def test_a_quota_that_is_too_small_and_one_that_is_used_up(
     assert "`kubectl describe resourcequota` shows what is used" in shown
 
 
+def test_a_namespace_whose_standard_keeps_pods_out(admin: Person, kube: KubeTestbed) -> None:
+    level = "pod-security.kubernetes.io/enforce"
+    kube.kubectl("label", "namespace", "default", f"{level}=baseline")
+    try:
+        refused = admin.submit(pod_template=SLEEPS)
+        assert refused.code == exits.BACKEND
+        assert (
+            "cluster.kubernetes.runs.host_path: must be unset: pods of namespace default have to"
+            " keep to the standard baseline" in refused.err
+        )
+        assert f"kubectl label namespace default --overwrite {level}=privileged" in refused.err
+        assert admin.job() is None
+    finally:
+        kube.kubectl("label", "namespace", "default", f"{level}-")
+    admin.submitted(pod_template=SLEEPS)
+
+
 def test_a_claim_that_is_not_there(admin: Person) -> None:
     wanted = {"runs__host_path": "", "runs__claim": "nowhere"}
     refused = admin.submit(**wanted)

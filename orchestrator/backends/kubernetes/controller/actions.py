@@ -64,6 +64,8 @@ class Delete:
     reason: str
     grace_s: int | None = None
     """None: the object's own; 0: by force."""
+    status: Mapping[str, Any] | None = None
+    """What is said of a pod before it goes."""
 
     @property
     def does(self) -> str:

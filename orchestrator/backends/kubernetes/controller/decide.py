@@ -33,6 +33,7 @@ from orchestrator.backends.kubernetes.resources import (
     name_of,
     nested,
 )
+from orchestrator.backends.kubernetes.tracked import failed, is_held
 from orchestrator.cluster.kubernetes.nodes import READY, parse_node
 from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 
@@ -278,7 +279,8 @@ def _lost(pods: Iterable[Object], nodes: Iterable[Object], timers: Timers) -> It
         if timers.over(f"lost {pod['metadata']['uid']}", limit_s):
             said = "is no node any more" if node is None else f"does not answer ({node.why})"
             why = f"{host} {said}, and the pod was to go {limit_s:g} s ago"
-            yield Delete(what=Ref.of(PODS, pod), reason=why, grace_s=0)
+            status = failed(pod) if is_held(pod) else None
+            yield Delete(what=Ref.of(PODS, pod), reason=why, grace_s=0, status=status)
 
 
 def _force_after(pod: Object) -> float:

@@ -190,6 +190,8 @@ def perform(api: Api, action: Action) -> None:
     elif isinstance(action, Create):
         api.create(action.item, what.namespace)
     elif isinstance(action, Delete):
+        if action.status is not None:
+            api.merge(what.resource, what.namespace, what.name, action.status, "status")
         api.delete(what.resource, what.namespace, what.name, grace_s=action.grace_s, uid=what.uid)
     else:
         api.delete_all(what.resource, what.namespace, labels=action.labels)

@@ -161,6 +161,17 @@ def test_what_has_to_last_is_done_when_it_did(what: Seen, limit_s: float, does: 
     assert not between.since, "what is over begins anew when it comes again"
 
 
+def test_of_a_pod_that_its_job_holds_it_says_that_it_has_failed() -> None:
+    held = pod(leaving=True)
+    held["metadata"]["finalizers"] = ["batch.kubernetes.io/job-tracking"]
+    for lost, status in ((held, "Failed"), (pod(leaving=True), None)):
+        what = seen(pods=(lost,), nodes=(node(ready="Unknown"),))
+        since = decide(what, SCOPE, {}, 100.0).since
+        ((action,),) = decide(what, SCOPE, since, 100.0 + FORCE_S).chains
+        assert isinstance(action, Delete)
+        assert (action.status or {}).get("status", {}).get("phase") == status
+
+
 @pytest.mark.parametrize(
     "what",
     [

@@ -1,0 +1,216 @@
+"""The projects' own operators, as processes beside the control plane, in place of our stand-ins:
+where `KUBE_OPERATORS` names a folder with `training-operator` (Kubeflow's 1.9: PyTorchJob) or
+`jobset-controller` (JobSet), or both. They are whoever's who builds them.
+
+What their Deployments have besides is made here: namespace, Secret, Service and webhooks. They act
+as the cluster's admin, and no container of theirs is pulled."""
+
+import base64
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+Object = dict[str, Any]
+ADMISSION = "admissionregistration.k8s.io/v1"
+CERTIFICATES = "/tmp/k8s-webhook-server/serving-certs"
+"""Where both of them have their Secret mounted; each sees a folder of its own there."""
+INIT_CONTAINER = """\
+- name: init-pytorch
+  image: {{.InitContainerImage}}
+  resources:
+    limits: {cpu: 100m, memory: 20Mi}
+    requests: {cpu: 50m, memory: 10Mi}
+  command: ['sh', '-c', 'for i in $(seq {{.MaxTries}}); do getent hosts {{.MasterAddr}} && exit; sleep 2; done; exit 1']
+"""  # noqa: E501
+"""Theirs, but for `nslookup`, which asks a DNS server that is not here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    binary: str
+    kind: str
+    namespace: str
+    service: str
+    secret: str
+    address: int
+    """The last number of its Service's."""
+    hooks: Sequence[Object]
+
+    def port(self, net: int) -> int:
+        """Of its webhooks; the training operator listens on every address of the machine."""
+        return 21000 + 10 * net + self.address
+
+    def argv(self, folder: Path, net: int) -> list[str]:
+        words = ["--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0"]
+        if self.kind == "PyTorchJob":
+            place = folder / "init-container.yaml"
+            place.write_text(INIT_CONTAINER)
+            return [
+                *words,
+                "--enable-scheme=pytorchjob",
+                f"--webhook-server-port={self.port(net)}",
+                f"--pytorch-init-container-template-file={place}",
+            ]
+        place = folder / "jobset.yaml"
+        place.write_text(
+            "apiVersion: config.jobset.x-k8s.io/v1alpha1\nkind: Configuration\n"
+            "leaderElection: {leaderElect: false}\ninternalCertManagement: {enable: true}\n"
+            f"webhook: {{host: {_address(net, self.address)}, port: {self.port(net)}}}\n"
+        )
+        return [*words, f"--config={place}"]
+
+    def objects(self, net: int) -> list[Object]:
+        there = {"namespace": self.namespace}
+        spec = {
+            "clusterIP": _address(net, self.address),
+            "ports": [{"port": self.port(net)}],
+        }
+        hooks = [_configured(hook, self, net) for hook in self.hooks]
+        return [
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}},
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": self.secret, **there}},
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": self.service, **there},
+                "spec": spec,
+            },
+            *hooks,
+        ]
+
+
+def _hook(
+    kind: str, configuration: str, path: str, rule: tuple[str, str, str], verbs: Sequence[str]
+) -> Object:
+    group, version, resource = rule
+    return {
+        "kind": kind,
+        "configuration": configuration,
+        "path": path,
+        "rules": [
+            {
+                "apiGroups": [group],
+                "apiVersions": [version],
+                "resources": [resource],
+                "operations": list(verbs),
+            }
+        ],
+    }
+
+
+def _configured(hook: Object, project: Project, net: int) -> Object:
+    service = {"name": project.service, "namespace": project.namespace, "path": hook["path"]}
+    one = {
+        "name": f"{hook['path'].strip('/')}.{project.namespace}.test",
+        "clientConfig": {"service": {**service, "port": project.port(net)}},
+        "rules": hook["rules"],
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+    }
+    return {
+        "apiVersion": ADMISSION,
+        "kind": f"{hook['kind']}WebhookConfiguration",
+        "metadata": {"name": hook["configuration"]},
+        "webhooks": [one],
+    }
+
+
+PYTORCHJOBS = ("kubeflow.org", "v1", "pytorchjobs")
+JOBSETS = ("jobset.x-k8s.io", "v1alpha2", "jobsets")
+PROJECTS = (
+    Project(
+        binary="training-operator",
+        kind="PyTorchJob",
+        namespace="kubeflow",
+        service="training-operator",
+        secret="training-operator-webhook-cert",
+        address=10,
+        hooks=[
+            _hook(
+                "Validating",
+                "validator.training-operator.kubeflow.org",
+                "/validate-kubeflow-org-v1-pytorchjob",
+                PYTORCHJOBS,
+                ("CREATE", "UPDATE"),
+            )
+        ],
+    ),
+    Project(
+        binary="jobset-controller",
+        kind="JobSet",
+        namespace="jobset-system",
+        service="jobset-webhook-service",
+        secret="jobset-webhook-server-cert",
+        address=11,
+        hooks=[
+            _hook(
+                "Mutating",
+                "jobset-mutating-webhook-configuration",
+                "/mutate-jobset-x-k8s-io-v1alpha2-jobset",
+                JOBSETS,
+                ("CREATE",),
+            ),
+            _hook(
+                "Validating",
+                "jobset-validating-webhook-configuration",
+                "/validate-jobset-x-k8s-io-v1alpha2-jobset",
+                JOBSETS,
+                ("CREATE", "UPDATE"),
+            ),
+        ],
+    ),
+)
+
+
+def there() -> tuple[Project, ...]:
+    folder = os.environ.get("KUBE_OPERATORS")
+    return tuple(one for one in PROJECTS if folder and (Path(folder) / one.binary).exists())
+
+
+def environ(net: int) -> Mapping[str, str]:
+    """For the control plane, whose API server calls webhooks by the addresses of Services: let
+    those be addresses of this machine."""
+    return {"APISERVER_ARGS": f"--service-cluster-ip-range=127.{net}.254.0/24"} if there() else {}
+
+
+def start(project: Project, folder: Path, net: int) -> "subprocess.Popen[bytes]":
+    for place in (Path(CERTIFICATES), folder / project.secret):
+        place.mkdir(parents=True, exist_ok=True)
+    own = f'mount --bind {folder / project.secret} {CERTIFICATES} && exec "$@"'
+    binary = Path(os.environ["KUBE_OPERATORS"]) / project.binary
+    with (folder / "log" / f"{project.binary}.log").open("ab") as log:
+        return subprocess.Popen(
+            [
+                *("setpriv", "--pdeathsig", "TERM", "unshare", "--mount", "sh", "-c", own, "sh"),
+                *(str(binary), *project.argv(folder, net)),
+            ],
+            env={**os.environ, "KUBECONFIG": str(folder / "kubeconfig")},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def listens(project: Project, folder: Path, net: int, secret: Object) -> bool:
+    """Once its Secret, which it fills itself, lies where a kubelet would mount it."""
+    for name, value in (secret.get("data") or {}).items():
+        place = folder / project.secret / name
+        if not place.exists():
+            place.write_bytes(base64.b64decode(value))
+    return _listens(project, net)
+
+
+def _listens(project: Project, net: int) -> bool:
+    """By the kernel's tables: tests may connect to no address of a pod or a Service."""
+    rows = [Path(f"/proc/net/{name}").read_text().split("\n")[1:] for name in ("tcp", "tcp6")]
+    ports = {row.split()[1].rpartition(":")[2] for row in chain(*rows) if " 0A " in row}
+    return f"{project.port(net):04X}" in ports
+
+
+def _address(net: int, last: int) -> str:
+    return f"127.{net}.254.{last}"

@@ -1,0 +1,63 @@
+"""A pod that a Job counts, on a node that is lost: with the Job controller of Kubernetes itself."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.going import end_pod
+from orchestrator.backends.kubernetes.render.kinds import NO_LIMIT
+from orchestrator.system import SystemClock
+from tests.kubernetes.testbed import KubeTestbed
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
+LABELS = {"ndctl.dev/job": "job"}
+SINCE = 26
+"""The minor version of the API server from which on Jobs have a podFailurePolicy."""
+
+
+def job() -> dict[str, Any]:
+    """As a JobSet makes it of ours, in small."""
+    main = {"name": "main", "image": "ndctl:1", "command": ["sh", "-c", "sleep 600"]}
+    ignore = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    spec = {
+        "completionMode": "Indexed",
+        "parallelism": 1,
+        "completions": 1,
+        "backoffLimit": NO_LIMIT,
+        "podFailurePolicy": {"rules": [ignore]},
+        "template": {
+            "metadata": {"labels": LABELS},
+            "spec": {"restartPolicy": "Never", "containers": [main]},
+        },
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": spec}
+
+
+def running(kube: KubeTestbed) -> list[dict[str, Any]]:
+    pods = kube.objects("pods", selector="ndctl.dev/job=job")
+    return [pod for pod in pods if pod["status"]["phase"] == "Running"]
+
+
+def test_its_job_lets_go_of_it_and_makes_another(kube: KubeTestbed) -> None:
+    if kube.minor < SINCE:
+        pytest.skip(f"{kube.version} has no podFailurePolicy")
+    kube.apply(job())
+    try:
+        kube.wait_for("its pod", lambda: running(kube))
+        (pod,) = running(kube)
+        host = pod["spec"]["nodeName"]
+        kube.lose_node(host)
+        api = Api(None, {"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
+        end_pod(api, SystemClock(), host, pod, 1.0)
+        old = pod["metadata"]["uid"]
+
+        def replaced() -> bool:
+            return [each["metadata"]["uid"] != old for each in running(kube)] == [True]
+
+        kube.wait_for("its successor, and no other", replaced)
+        # A disruption is nobody's failure.
+        status = kube.get("jobs.batch", "job")["status"]
+        assert status.get("failed", 0) == 0
+    finally:
+        kube.kubectl("delete", "job", "job", "--wait=false")
