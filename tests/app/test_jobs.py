@@ -299,7 +299,12 @@ def leader(run_dir: RunDir, status: int, launch: int = 1) -> Iterator[list[str]]
         loop.close()
 
 
-def test_a_leader_is_asked_to_cancel_with_the_token(tmp_path: Path, cluster: NoCluster) -> None:
+@pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:9"])
+def test_a_leader_is_asked_to_cancel_with_the_token(
+    tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    """Directly: a proxy of the environment would get the token."""
+    monkeypatch.setenv("http_proxy", proxy)
     run_dir = submit(tmp_path).run_dir
     with leader(run_dir, 202) as heard:
         assert "is being cancelled" in cancelling.cancel(run_dir, {}, TurnedClock())
