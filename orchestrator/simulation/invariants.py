@@ -142,8 +142,10 @@ class Witness:
                 self.starts = min(self.starts, 1)
             case HostFlagged(host=flagged) if before.stage not in OUTSIDE:
                 self.left_out.add(flagged)
-            case LeaderStarted():
-                self.left_out = self.left_out if before.stage is Stage.QUEUED else set()
+            case LeaderStarted(allocation=allocation):
+                kept = self.left_out if before.stage is Stage.QUEUED else set()
+                given_again = allocation and allocation.successor_s is None
+                self.left_out = kept - set(allocation.hosts if given_again else ())
             case _:
                 pass
 

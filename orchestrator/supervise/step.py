@@ -267,6 +267,17 @@ def _asked_by_followers(run: Run, event: LeaderStarted) -> tuple[str, ...]:
     return tuple(sorted({*run.left_out, run.leader})) if dead else run.left_out
 
 
+def _away_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
+    """Hosts that were no good in the run before, but for those that the scheduler gives again.
+
+    It was asked not to, so there may be no others: it has them back, and what is still wrong with
+    one is found anew. Where it cannot be asked, as for a pod's next node, it says nothing.
+    """
+    allocation = event.allocation
+    again = allocation.hosts if allocation and allocation.successor_s is None else ()
+    return {host: why for host, why in run.exclude.items() if host not in again}
+
+
 def _leader_started(run: Run, event: LeaderStarted) -> Result:
     assert run.job is not None
     if run.stage is Stage.ENDED and run.ending is not None:
@@ -278,7 +289,7 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
     findings = _left_behind(run, event.at)
     # The scheduler was asked to leave these out, and may have killed the leader before it heard.
     kept = {host: why for host, why in run.replaced.items() if host not in event.always}
-    known = run.exclude if run.stage is Stage.QUEUED else kept
+    known = {**_away_still(run, event), **kept} if run.stage is Stage.QUEUED else kept
     waiting = replace(
         wait(run, event.at, "waiting for agents"),
         hosts={},
@@ -295,9 +306,7 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
         leaving=None,
     )
     repeated = repeated_culprits(waiting, event.at)
-    # One that was given all the same has not been away for a run.
-    given = () if event.allocation is None else event.allocation.hosts
-    stands = {*event.exclude, *repeated, *kept, *given}
+    stands = {*event.exclude, *repeated, *kept}
     waiting = replace(
         waiting,
         exclude={**known, **event.exclude, **repeated},
