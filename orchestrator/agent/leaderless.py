@@ -11,7 +11,7 @@ does about it. Then it is for this host to go.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from orchestrator.agent.agent import Agent
@@ -74,6 +74,27 @@ def look(run_dir: RunDir, host: str) -> Seen:
     return seen_by(host, run, len(entries), last, led=_is_led(run_dir))
 
 
+@dataclass(slots=True)
+class Eye:
+    """Reads the journal again when it has grown: of a large job it is long, hosts wait for their
+    turn for minutes, and there may be a thousand of them."""
+
+    run_dir: RunDir
+    host: str
+    size: int = -1
+    seen: Seen | None = None
+
+    def look(self) -> Seen:
+        led = _is_led(self.run_dir)  # to open a file has an NFS client ask for its size
+        journal = self.run_dir.journal
+        size = journal.stat().st_size if journal.exists() else 0
+        if self.seen is None or size != self.size:
+            self.seen, self.size = look(self.run_dir, self.host), size
+        else:
+            self.seen = replace(self.seen, led=led)
+        return self.seen
+
+
 def _is_led(run_dir: RunDir) -> bool:
     try:
         return has_writer(run_dir.journal)
@@ -125,7 +146,8 @@ def queue_again(
     here, and they ask one after the other: a thousand at once are more than a scheduler bears.
     """
     fence = once_it_serves(partial(read_fence, run_dir.fence), "the fence cannot be read", clock)
-    before = once_it_serves(partial(look, run_dir, host), UNREADABLE, clock)
+    eye = Eye(run_dir, host)
+    before = once_it_serves(eye.look, UNREADABLE, clock)
     waits_s = patience_s(before)
     if waits_s is None:
         log.info("the leader lives, and has given %s up: the job is not queued again", host)
@@ -141,7 +163,7 @@ def queue_again(
     looked = clock.monotonic()
     clock.sleep(waits_s)
     begun, asking = clock.monotonic(), _Asking(term, host, backend_named, clock)
-    still_ours = partial(_still_ours, run_dir, term, fence, host, before)
+    still_ours = partial(_still_ours, eye, term, fence, before)
     opened = partial(run_dir.requeue_lock.open, "a")
     with once_it_serves(opened, "hosts cannot take turns", clock) as turn:
         while (seen := once_it_serves(still_ours, UNREADABLE, clock)) is not None:
@@ -212,11 +234,9 @@ def to_leave_out(run: Run, term: Term, host: str, granted: Sequence[str]) -> tup
     return tuple(name for name in granted[:1] if name != host)
 
 
-def _still_ours(
-    run_dir: RunDir, term: Term, former: Fence | None, host: str, before: Seen
-) -> Seen | None:
+def _still_ours(eye: Eye, term: Term, former: Fence | None, before: Seen) -> Seen | None:
     """The journal, if nobody has ended the job or leads it again, and its leader does not go on."""
-    seen, now = look(run_dir, host), read_fence(run_dir.fence)
+    seen, now = eye.look(), read_fence(eye.run_dir.fence)
     run, leader = seen.run, None if former is None else former.leader
     if run.job is None or run.ending is not None:
         log.info("the job is over: it is not queued again")
@@ -225,7 +245,7 @@ def _still_ours(
         log.info("another leader has the job: it is not queued again")
         return None
     if lives(before, seen):
-        log.info("%s was cut off from a leader that lives: the job is not queued again", host)
+        log.info("%s was cut off from a leader that lives: the job is not queued again", eye.host)
         return None
     return seen
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.agent import leaderless
 from orchestrator.agent.leaderless import GIVEN_UP_S, LOOK_S, REFUSED_S, TURN_S, UNLED, queue_again
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract.events import (
@@ -27,7 +28,7 @@ from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.locks import is_free
-from orchestrator.supervise.log import Journal
+from orchestrator.supervise.log import Entry, Journal, read
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.system import SystemClock
 from tests.agent.world import LAUNCH, FakeBackend, TurnedClock, a_job
@@ -183,6 +184,27 @@ def test_agents_ask_one_after_the_other(run_dir: RunDir) -> None:
     asked(run_dir, queue)
     assert len(queue.requeued) == 2
     assert is_free(run_dir.requeue_lock)
+
+
+def test_who_waits_for_its_turn_reads_a_journal_once_that_does_not_grow(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reads(path: Path) -> tuple[Entry, ...]:
+        read_at.append(clock.monotonic() - begun)
+        return read(path)
+
+    def grows() -> None:
+        append(run_dir, AgentLost(at=time.time(), host="host-2", why="silent", silent_s=10.0))
+
+    read_at: list[float] = []
+    monkeypatch.setattr(leaderless, "read", reads)
+    clock, queue = Writing(grows, 100.0), Queue()
+    begun = clock.monotonic()
+    with run_dir.requeue_lock.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        queue_again(run_dir, TERM, "host-1", lambda name: queue, clock)
+    assert len(queue.requeued) == 1
+    assert read_at == [0.0, 100.0]
 
 
 def _assert_held(run_dir: RunDir) -> None:
