@@ -143,9 +143,9 @@ class Witness:
             case HostFlagged(host=flagged) if before.stage not in OUTSIDE:
                 self.left_out.add(flagged)
             case LeaderStarted(allocation=allocation):
-                kept = self.left_out if before.stage is Stage.QUEUED else set()
-                given_again = allocation and allocation.successor_s is None
-                self.left_out = kept - set(allocation.hosts if given_again else ())
+                self.left_out = self.left_out if before.stage is Stage.QUEUED else set()
+                if allocation is not None and allocation.successor_s is None:
+                    self.left_out -= set(allocation.hosts)  # it has them back
             case _:
                 pass
 
