@@ -82,6 +82,9 @@ class Backend(Protocol):
     def cluster(self) -> str:
         """Which cluster it is: strikes against hosts are kept for each."""
 
+    def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        """Those of `hosts` that it has; of another's name a scheduler may refuse the whole job."""
+
     def rival(self, launch: LaunchPlan) -> str | None:
         """What else than these hosts the scheduler has for this very launch, in words: then they
         are none of the job's. None: nothing. Asked by each agent before it begins."""

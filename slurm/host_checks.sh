@@ -6,6 +6,9 @@
 PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 SMI_TIMEOUT_S=20
 SCONTROL_TIMEOUT_S=10
+DMESG_TIMEOUT_S=5
+FATAL_XIDS=48,64,74,79,95,119,120,140
+XID_AGE_S=3600
 SHM_LEAST_MIB=64
 SCRATCH_LEAST_MIB=64
 QUERY=pci.bus_id,name,ecc.errors.uncorrected.volatile.total,retired_pages.pending
@@ -64,6 +67,21 @@ check_gpus() {
   [ -z "$bad" ] || echo "${bad%; }"
 }
 
+# What the kernel says of GPUs, which it may say to root alone. An Xid from before the node was last
+# drained here is not told again: whoever resumed it has seen to it.
+check_xids() {
+  local now told bad
+  [ -d "$root/proc/driver/nvidia" ] || return 0
+  within "$DMESG_TIMEOUT_S" dmesg || return 0
+  read -r now _ <"$root/proc/uptime"
+  told=$(cat "$root/run/ndctl-drained" 2>/dev/null)
+  bad=$(sed -nE 's/^\[ *([0-9.]+)\].*NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): ([0-9]+).*/\1 \2 \3/p' <<<"$answer" |
+    awk -v now="$now" -v told="${told:-0}" -v age="$XID_AGE_S" -v fatal=",$FATAL_XIDS," '
+      $1 + 0 > told + 0 && now - $1 <= age && index(fatal, "," $3 ",") && !seen[$2, $3]++ {
+        printf "Xid %s on GPU %s; ", $3, $2 }')
+  [ -z "$bad" ] || echo "${bad%; }"
+}
+
 # check_room DIRECTORY MIB: is there so much room, and may it be written to?
 check_room() {
   local free file
@@ -77,13 +95,17 @@ check_room() {
 troubles() {
   {
     check_gpus
+    check_xids
     check_room "$root/dev/shm" "$SHM_LEAST_MIB"
     check_room "${NDCTL_SCRATCH:-$root/tmp}" "$SCRATCH_LEAST_MIB"
-  } | paste -sd ';' | sed 's/;/; /g'
+  } | paste -sd ';' | sed 's/; */; /g'
 }
 
 drain() {
   local node=${SLURMD_NODENAME:-$(hostname -s)}
-  within "$SCONTROL_TIMEOUT_S" scontrol update "NodeName=$node" State=DRAIN "Reason=ndctl: $1" ||
+  if within "$SCONTROL_TIMEOUT_S" scontrol update "NodeName=$node" State=DRAIN "Reason=ndctl: $1"; then
+    cut -d' ' -f1 "$root/proc/uptime" >"$root/run/ndctl-drained" 2>/dev/null
+  else
     echo "$node could not be drained: $answer" >&2
+  fi
 }

@@ -10,7 +10,6 @@ survives. It holds a shared lock on FILE, and so does all that it starts.
 
 import argparse
 import ctypes
-import fcntl
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from typing import NoReturn
 
 from orchestrator.contract.datagrams import Datagram, RankEnded, RankStarted, to_bytes
 from orchestrator.contract.env import DUMP_SIGNAL, TORCHRUN_PID, RankEnv
+from orchestrator.locks import share
 
 PR_SET_PDEATHSIG = 1
 
@@ -32,13 +32,6 @@ def die_with_parent(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
-
-
-def hold_lock(path: Path) -> None:
-    """Share the host's lock until this process and all its children have ended."""
-    fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
-    os.set_inheritable(fd, True)
-    fcntl.flock(fd, fcntl.LOCK_SH)
 
 
 def keep_rank(env: RankEnv, log: Path, command: Sequence[str]) -> int:
@@ -109,7 +102,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("command", nargs="+")
     args = parser.parse_args(argv)
     die_with_parent(int(environ.get(TORCHRUN_PID, os.getppid())))
-    hold_lock(args.lock)
+    share(args.lock)
     env = RankEnv.from_mapping(environ)
     status = keep_rank(env, args.log_dir / f"rank-{env.rank}.log", args.command)
     return report_end(env, status)

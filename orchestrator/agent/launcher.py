@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from orchestrator.agent.keeper import die_with_parent, hold_lock
+from orchestrator.agent.keeper import die_with_parent
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.env import TORCHRUN_PID
+from orchestrator.locks import share
 
 FAILED, NOT_FOUND = 1, 127
 """Exit codes: of an exception that nobody catches, and of a command that is not there."""
@@ -71,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     for line in orders:
         order: LaunchOrder = decode(LaunchOrder, json.loads(line))
         if isinstance(order, Run):
-            hold_lock(args.lock)
+            share(args.lock)
             _run(order, imported)
         sys.stdout.write(json.dumps(encode(_try(order, args.lock, imported))) + "\n")
         sys.stdout.flush()
@@ -136,7 +137,7 @@ def _be_tried(
     """In the child; it must never come back to the launcher's loop."""
     try:
         die_with_parent(launcher)
-        hold_lock(lock)
+        share(lock)
         _become(order.command, order.environ, *files, imported)
     except SystemExit as exc:
         code = exc.code if isinstance(exc.code, int) else FAILED if exc.code else 0

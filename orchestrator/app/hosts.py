@@ -1,11 +1,14 @@
 """What a person says about hosts: `ndctl hosts clear`, `pin` and `unpin`."""
 
+import contextlib
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.app.cancelling import user
-from orchestrator.errors import JobError
+from orchestrator.app.schedulers import backend_of
+from orchestrator.errors import BackendError, JobError
 from orchestrator.seams import Clock
 
 if TYPE_CHECKING:
@@ -29,25 +32,16 @@ def clear_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> 
     return f"{host} has no strikes any more in {', '.join(found)}"
 
 
-def pin_host(
-    run_root: Path,
-    host: str,
-    cluster: str | None,
-    use: Literal["never", "always"],
-    reason: str,
-    clock: Clock,
-) -> str:
-    """Say that a host is never, or always, to be used. Raises JobError where it is not known of
-    which cluster it is."""
+def cluster_to_pin(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:
+    """`cluster`, or the only one that is known. Raises JobError where there is no telling."""
     from orchestrator import strikes
 
-    now = clock.now()
     if cluster == strikes.LOCAL:
         raise JobError(
             f"{host} cannot be pinned: the hosts of local jobs are only names",
             fix="--cluster NAME names a Slurm or Kubernetes cluster; `ndctl hosts` lists some",
         )
-    records = strikes.records(run_root, now)
+    records = strikes.records(run_root, clock.now())
     known = [name for name in records if name != strikes.LOCAL]
     if cluster is None and len(known) != 1:
         there = f"there are {', '.join(known)}" if known else "there is none yet"
@@ -55,12 +49,35 @@ def pin_host(
             f"{host} of which cluster? In {(run_root / strikes.FOLDER).absolute()} {there}",
             fix="--cluster NAME; of Slurm it is the ClusterName (`scontrol show config`)",
         )
-    name = cluster or known[0]
-    pinned = strikes.Pinned(at=now, host=host, use=use, by=user(), reason=reason)
-    _record(run_root, name, pinned)
-    return (
-        f"{host} of {name} is {use} used from the next start on, until `ndctl hosts unpin {host}`"
-    )
+    return cluster or known[0]
+
+
+def pin_host(
+    run_root: Path,
+    host: str,
+    cluster: str,
+    use: Literal["never", "always"],
+    reason: str,
+    clock: Clock,
+) -> str:
+    """Say that a host is never, or always, to be used."""
+    from orchestrator import strikes
+
+    pinned = strikes.Pinned(at=clock.now(), host=host, use=use, by=user(), reason=reason)
+    _record(run_root, cluster, pinned)
+    said = f"{host} of {cluster} is {use} used from the next start on"
+    return f"{said}, until `ndctl hosts unpin {host}`"
+
+
+def doubt(host: str, cluster: str, environ: Mapping[str, str], clock: Clock) -> str:
+    """On a machine of that Slurm cluster: what to say of a host that it does not know."""
+    if shutil.which("scontrol", path=environ.get("PATH")) is None:
+        return ""
+    backend = backend_of("slurm", environ, clock)
+    with contextlib.suppress(BackendError):
+        if backend.cluster() == cluster and not backend.known([host]):
+            return f"; but Slurm has no node {host}, and until it has the pin does nothing: a typo?"
+    return ""
 
 
 def unpin_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:

@@ -1,6 +1,7 @@
 """From a plan to running agents: `ndctl submit` and `render`."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.opening import ARCHIVE, archive, write_files
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
+
+log = logging.getLogger(__name__)
 
 INIT_TIMEOUT_S = 600.0
 """`init_timeout: auto`: imports on a cold file system, rendezvous, loading a checkpoint."""
@@ -67,16 +70,20 @@ def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) 
     )
 
 
-def _struck(submission: Submission, backend: Backend, clock: Clock) -> tuple[str, ...]:
+def struck(run_root: Path, backend: Backend, clock: Clock) -> tuple[str, ...]:
     """Hosts of the cluster that broke too many jobs to be asked for."""
     from orchestrator import strikes
 
     if isinstance(backend, RemoteBackend):
         return ()  # the run root, where they are counted, is for the pods to see: the leader asks
-    if not _may_exist(submission.run_root / strikes.FOLDER):
+    if not _may_exist(run_root / strikes.FOLDER):
         return ()  # without asking the scheduler its name
-    path = strikes.path_of(submission.run_root, backend.cluster())
-    return tuple(sorted(strikes.excluded(path, clock.now())))
+    path = strikes.path_of(run_root, backend.cluster())
+    found = sorted(strikes.excluded(path, clock.now()))
+    known = backend.known(found) if found else ()
+    if gone := ", ".join(host for host in found if host not in known):
+        log.warning("%s: to be left out, but the cluster has no such host", gone)
+    return known
 
 
 def _may_exist(path: Path) -> bool:
@@ -119,8 +126,8 @@ def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) ->
 
 def _first(submission: Submission, backend: Backend, clock: Clock) -> Handover:
     """As though nothing had been submitted before."""
-    struck = _struck(submission, backend, clock)
-    return handover_of(submission, submitted_event(submission, Run(), 0.0, struck))
+    without = struck(submission.run_root, backend, clock)
+    return handover_of(submission, submitted_event(submission, Run(), 0.0, without))
 
 
 def handover_of(submission: Submission, job: JobSubmitted) -> Handover:
@@ -163,8 +170,8 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
     _check_trainable(submission)
     _check_drills(submission)
-    struck = _struck(submission, backend, clock)
-    first = submitted_event(submission, Run(), 0.0, struck)
+    without = struck(submission.run_root, backend, clock)
+    first = submitted_event(submission, Run(), 0.0, without)
     backend.check(handover_of(submission, first))
     if isinstance(backend, RemoteBackend):
         return _submit_remotely(submission, backend, first, clock)
@@ -172,7 +179,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         try:
             held.enter_context(alone(run_dir))
             _admit(submission, environ, clock)
-            known, handover = _begin(submission, struck, clock)
+            known, handover = _begin(submission, without, clock)
         except OSError as exc:
             raise BackendError(
                 f"the run directory cannot be written: {exc}",
@@ -182,14 +189,14 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     return Submitted(run_dir=run_dir, known=known)
 
 
-def _begin(submission: Submission, struck: Sequence[str], clock: Clock) -> tuple[int, Handover]:
+def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> tuple[int, Handover]:
     """Write the run directory: how many lines its journal had before, and what is handed over."""
     run_dir = submission.run_dir
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     with Journal(run_dir.journal, clock) as journal:
         known = len(journal.entries)
         past = fold(entry.event for entry in journal.entries)
-        job = submitted_event(submission, past, clock.now(), struck)
+        job = submitted_event(submission, past, clock.now(), without)
         handover = handover_of(submission, job)
         write_files(run_dir, handover, job.plan_number)
         journal.append(job)

@@ -109,6 +109,9 @@ class LocalBackend:
     def cluster(self) -> str:
         return LOCAL
 
+    def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        return tuple(hosts)
+
     def rival(self, launch: LaunchPlan) -> str | None:
         return None
 

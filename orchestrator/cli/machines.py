@@ -141,7 +141,10 @@ def pin_host(root: "Path", host: str, never: bool, reason: str, cluster: str | N
     from orchestrator.system import SystemClock
 
     use: Literal["never", "always"] = "never" if never else "always"
-    click.echo(hosts.pin_host(root, host, cluster, use, reason, SystemClock()))
+    clock = SystemClock()
+    of = hosts.cluster_to_pin(root, host, cluster, clock)
+    said = hosts.pin_host(root, host, of, use, reason, clock)
+    click.echo(said + hosts.doubt(host, of, os.environ, clock))
 
 
 @hosts.command("unpin", epilog="Example: ndctl hosts unpin node7")

@@ -18,6 +18,23 @@ Time = Annotated[
 Flag = Annotated[
     str, Matches(r"--?[a-zA-Z].*", "an option with its dashes, as on the command line", "--nice=5")
 ]
+OURS = (
+    *("array", "clusters", "comment", "exclude", "job-name", "no-kill", "no-requeue", "nodes"),
+    *("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"),
+    *("signal", "tasks-per-node", "test-only", "wait", "wrap"),
+)
+"""By these a job would be another than the one that was planned, or not be found any more."""
+SbatchFlag = Annotated[
+    Flag,
+    Matches(
+        rf"(?!-[aJMnNWx])(?!--(?:{'|'.join(OURS)})(?:[= ]|$)).*",
+        "none of -a, -J, -M, -n, -N, -W, -x and "
+        + ", ".join(f"--{name}" for name in OURS)
+        + ", which ndctl says itself",
+        "--nice=5; name, cluster.hosts and cluster.slurm's comment, exclude and notice_s say"
+        " what may be said of these",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +90,7 @@ class SlurmSpec:
     setup: tuple[str, ...] = ()
     """Lines of shell that run on the first host before the agents start."""
     container: ContainerSpec | None = None
-    sbatch_args: tuple[Flag, ...] = ()
+    sbatch_args: tuple[SbatchFlag, ...] = ()
     srun_args: tuple[Flag, ...] = ()
     snapshot: bool = False
     """Copy the working tree into the run directory and run from there, so that a later edit does

@@ -1,6 +1,5 @@
 """What on this machine would stop a job, each with its fix. Looks, and changes nothing."""
 
-import fcntl
 import os
 import re
 import resource
@@ -14,6 +13,8 @@ from pathlib import Path
 
 from orchestrator.contract.findings import Finding, Verdict
 from orchestrator.contract.plan import Plan
+from orchestrator.doctor.mounts import doubt
+from orchestrator.locks import is_free, is_held_alone, share, try_lock
 from orchestrator.seams import Clock, Shell
 
 NEEDED = {"torch": (2, 11), "transformers": (5, 0), "aiohttp": (3, 10)}
@@ -134,13 +135,33 @@ def _run_root(run_root: Path, plan: Plan | None) -> Iterator[Finding]:
 
 
 def _locks(place: Path) -> Finding:
+    """Makes the calls that agents make: what a file system refuses of them, it refuses here."""
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".ndctl-doctor-") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = _hold(Path(file.name))
+        mounts = Path("/proc/self/mounts").read_text()
     except OSError as exc:
         fix = "give --run-root a directory that you may write to, on a file system with flock"
         return Finding(what="run root", verdict="stops", found=f"{place}: {exc}", fix=fix)
+    if not held:
+        fix = "give --run-root a directory on another file system"
+        found = f"{place} is writable, but its locks keep nobody out"
+        return Finding(what="run root", verdict="stops", found=found, fix=fix)
+    if doubted := doubt(mounts, place.resolve()):
+        found = f"{place} is writable, locks hold on this host, but it is {doubted[0]}"
+        return Finding(what="run root", verdict="warns", found=found, fix=doubted[1])
     return Finding(what="run root", verdict="ok", found=f"{place} is writable, locks hold")
+
+
+def _hold(path: Path) -> bool:
+    """Whether locks hold: one alone, and a shared one."""
+    alone = os.open(path, os.O_RDWR)
+    held = try_lock(alone) and is_held_alone(path) and not is_free(path)
+    os.close(alone)
+    shared = share(path)
+    held = held and not is_free(path) and not is_held_alone(path)
+    os.close(shared)
+    return held and is_free(path)
 
 
 def _scratch() -> Finding:

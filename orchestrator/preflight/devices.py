@@ -176,7 +176,8 @@ def _health(gpus: tuple[Gpu, ...], root: Path, shell: Shell) -> Iterator[Finding
         yield Finding(what="gpu memory", verdict="stops", found=f"GPU {bus_id}: {why}", fix=fix)
     kernel = _ask(shell, "dmesg")
     if kernel is None or kernel.code != 0:
-        yield Finding(what="xid", verdict="note", found="the kernel's log may not be read")
+        fix = "have Slurm run slurm/healthcheck.sh, which reads it as root and drains the node"
+        yield Finding(what="xid", verdict="note", found="the kernel's log may not be read", fix=fix)
         return
     yield from judge_xids(parse_xids(kernel.out), _uptime(root))
 

@@ -149,9 +149,11 @@ class Witness:
                 self.starts = min(self.starts, 1)
             case HostFlagged(host=flagged) if before.stage not in OUTSIDE:
                 (self.left_out if flagged in before.exclude else self.shut).add(flagged)
-            case LeaderStarted():
+            case LeaderStarted(allocation=allocation):
                 self.left_out = self.left_out if before.stage is Stage.QUEUED else set()
                 self.shut = self.shut if isinstance(self.world.scheduler, Operators) else set()
+                if allocation is not None and allocation.successor_s is None:
+                    self.left_out -= set(allocation.hosts)  # it has them back
             case _:
                 pass
 

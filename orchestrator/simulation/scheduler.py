@@ -31,6 +31,7 @@ KILL_WAIT_S = 5.0
 NOTICE_S = 40.0
 VERDICT_S = 330.0
 VERDICT_POLL_S = 2.0
+LIMIT_MARGIN_S = 30.0
 START_S = 2.0
 
 
@@ -268,14 +269,24 @@ class Scheduler:
         if job.restarts == mine and job.state == "running":
             doubtful = {*exclude, *job.given[:1]} - {asker}
             waits = [name for name in doubtful if self._in_doubt(job, name)]
-            if waits and self._now() - begun < VERDICT_S:
+            late = job.ends_at is not None and self._now() > job.ends_at - LIMIT_MARGIN_S
+            if waits and not late and self._now() - begun < VERDICT_S:
                 later = partial(self._requeue, asker, mine, hosts, done, begun)
                 self._later(VERDICT_POLL_S, later)
                 return
             self.world.history.note("scheduler", f"{asker} has the job queued again")
             self._take_back(job, KILL_WAIT_S, requeue=True)
         job.excluded = (job.excluded - {*again}) | {*exclude}
+        self._spare(job, exclude)
         done(True)
+
+    def _spare(self, job: Job, exclude: Sequence[str]) -> None:
+        """Where too few other hosts are there, those stay out that nobody is given anyway."""
+        hosts, scenario = self.world.hosts, self.world.scenario
+        if len(hosts.keys() - job.excluded) >= scenario.hosts + scenario.spares:
+            return
+        there = [hosts[name] for name in exclude if name in hosts]
+        job.excluded -= {host.name for host in there if host.down_since or host.draining}
 
     def has_ended(self, asker: str) -> bool:
         """Raises Unanswered."""

@@ -279,6 +279,17 @@ def _still_shut(run: Run, event: LeaderStarted) -> Mapping[str, str]:
     return {host: why for host, why in run.exclude.items() if moves and host in run.shut}
 
 
+def _away_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
+    """Hosts that were no good in the run before, but for those that the scheduler gives again.
+
+    It was asked not to, so there may be no others: it has them back, and what is still wrong with
+    one is found anew. Where it cannot be asked, as for a pod's next node, it says nothing.
+    """
+    allocation = event.allocation
+    again = allocation.hosts if allocation and allocation.successor_s is None else ()
+    return {host: why for host, why in run.exclude.items() if host not in again}
+
+
 def _leader_started(run: Run, event: LeaderStarted) -> Result:
     assert run.job is not None
     if run.stage is Stage.ENDED and run.ending is not None:
@@ -290,7 +301,8 @@ def _leader_started(run: Run, event: LeaderStarted) -> Result:
     findings = _left_behind(run, event.at)
     # The scheduler was asked to leave these out, and may have killed the leader before it heard.
     kept = {host: why for host, why in run.replaced.items() if host not in event.always}
-    known = run.exclude if run.stage is Stage.QUEUED else {**_still_shut(run, event), **kept}
+    before = _away_still(run, event) if run.stage is Stage.QUEUED else _still_shut(run, event)
+    known = {**before, **kept}
     waiting = replace(
         wait(run, event.at, "waiting for agents"),
         hosts={},

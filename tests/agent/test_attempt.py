@@ -1,6 +1,7 @@
 """Attempts with real keepers, under a torchrun and a trainer that import nothing."""
 
 import asyncio
+import fcntl
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,10 @@ from tests.agent.world import (
     kill,
     until,
 )
+from tests.nfs_locks import byte_ranges
+from tests.nfs_locks.byte_ranges import flock
+
+LOCKS_AS_ON_NFS = Path(byte_ranges.__file__).parent
 
 Script = Callable[[Attempt], Awaitable[None]]
 Outcome = tuple[list[Exited], Stopped]
@@ -81,6 +86,24 @@ def test_an_attempt_whose_ranks_all_return_0_is_finished(tmp_path: Path) -> None
     assert stopped == Stopped(attempt=1, host="host-0", finished=True)
     logs = tmp_path / "job" / "logs" / "attempt-1" / "host-0"
     assert (logs / "rank-1.log").read_text() == "trained\n"
+
+
+@pytest.mark.process
+def test_the_end_of_an_attempt_is_seen_on_nfs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setenv("PYTHONPATH", str(LOCKS_AS_ON_NFS), prepend=os.pathsep)
+
+    async def while_it_runs(attempt: Attempt) -> None:
+        await until(lambda: len(attempt.ranks) == 1, "the rank")
+        assert not is_free(attempt.place.lock)
+        kill(attempt.ranks[0].pid)
+
+    _, (unseen, stopped) = play(tmp_path, SLEEPS, while_it_runs)
+    assert (unseen, stopped.finished) == ([], False)
+    _, (unseen, stopped) = play(tmp_path, "print('trained')", nothing, ranks=2)
+    assert (unseen, stopped.finished) == ([], True)
 
 
 @pytest.mark.process

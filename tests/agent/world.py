@@ -191,6 +191,9 @@ class FakeBackend:
     def cluster(self) -> str:
         raise AssertionError("whoever starts the leader asks for it")
 
+    def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        raise AssertionError("a leader submits nothing")
+
     def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
         raise AssertionError("a leader does not only look")
 

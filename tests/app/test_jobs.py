@@ -3,6 +3,7 @@ import fcntl
 import json
 import os
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -302,7 +303,15 @@ def leader(run_dir: RunDir, status: int, launch: int = 1) -> Iterator[list[str]]
         loop.close()
 
 
-def test_a_leader_is_asked_to_cancel_with_the_token(tmp_path: Path, cluster: NoCluster) -> None:
+@pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:9"])
+def test_a_leader_is_asked_to_cancel_with_the_token(
+    tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    """Directly: a proxy of the environment would get the token."""
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.setattr(urllib.request, "_opener", None)  # it would know the proxies of before
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     run_dir = submit(tmp_path).run_dir
     with leader(run_dir, 202) as heard:
         assert "is being cancelled" in cancelling.cancel(run_dir, {}, TurnedClock())

@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import os
 import resource
 import shutil
@@ -16,6 +18,7 @@ from orchestrator.doctor.machine import EARLIEST, describe_findings, examine
 from orchestrator.seams import Completed
 from orchestrator.system import SystemClock, run_command
 from tests.agent.world import WAIT_S, TurnedClock, a_plan
+from tests.nfs_locks.byte_ranges import flock
 
 
 class FakeShell:
@@ -128,6 +131,34 @@ def test_a_run_root_must_be_a_folder_to_write_in(tmp_path: Path) -> None:
     found = look(file, "run root")
     assert found.verdict == "stops"
     assert "--run-root" in found.fix
+
+
+def test_locks_are_tried_as_agents_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_nfs_without_lockd(file: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    def of_nobody(file: int, operation: int) -> None:
+        pass
+
+    def none_that_is_shared(file: int, operation: int) -> None:
+        if operation & fcntl.LOCK_SH:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(file, operation)
+
+    real = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert look(tmp_path, "run root").verdict == "ok"
+    for broken, said in (
+        (of_nfs_without_lockd, "No locks available"),
+        (of_nobody, "locks keep nobody out"),
+        (none_that_is_shared, "Bad file descriptor"),
+    ):
+        monkeypatch.setattr(fcntl, "flock", broken)
+        found = look(tmp_path, "run root")
+        assert (found.verdict, said in found.found) == ("stops", True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_temporary_directory_too_deep_for_an_agents_socket_is_found(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import WAIT_S, Ndctl, assert_nothing_left, kill, submission, wait_for
+from tests.nfs_locks import byte_ranges
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(1200)]
 
@@ -39,6 +40,22 @@ def test_goes_on_after_two_ranks_and_then_a_host_are_lost(ndctl: Ndctl, referenc
         assert incident["detected_after_s"] >= 0
         assert incident["recovered_after_s"] > 0
     assert "kill:rank=1@step=14" in done.out
+    assert_nothing_left(ndctl.run_dir)
+
+
+# Of the locks themselves: tests/test_locks.py, and an attempt in tests/agent/test_attempt.py.
+@pytest.mark.slow
+def test_a_job_recovers_and_ends_where_locks_are_those_of_nfs(
+    ndctl: Ndctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = Path(byte_ranges.__file__).parent
+    monkeypatch.setenv("PYTHONPATH", str(locks), prepend=os.pathsep)
+    done = ndctl.submit("--follow", "--drill", "kill:host=1@step=10", **SMALL, train__steps="12")
+    assert done.code == 0, done.out + done.err
+    status = ndctl.status()
+    assert (status["state"], status["attempt"]) == ("SUCCEEDED", 2)
+    (lost,) = status["incidents"]
+    assert (lost["kind"], lost["culprit"]["host"]) == ("host-lost", "host-1")
     assert_nothing_left(ndctl.run_dir)
 
 

@@ -58,9 +58,11 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    for folder in ("bin", "dev/shm", "tmp", "etc", "proc"):
+    for folder in ("bin", "dev/shm", "tmp", "etc", "proc", "run"):
         (tmp_path / folder).mkdir(parents=True)
     made = Node(tmp_path)
+    (tmp_path / "proc/uptime").write_text("5000.00 9000.00\n")
+    made.program("dmesg", "exit 1")
     made.program("scontrol", f'echo "$@" >> {tmp_path}/asked')
     return made
 
@@ -91,6 +93,35 @@ def test_a_broken_gpu_drains_the_node(node: Node, listed: str, rows: str, why: s
     assert node.run("healthcheck.sh") == 0
     reason = f"Reason=ndctl: health check: {why}"
     assert node.drained == f"update NodeName=node7 State=DRAIN {reason}"
+
+
+DMESG = """\
+[  100.000000] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.
+[ 4000.000000] NVRM: Xid (PCI:0000:3b:00): 13, pid=7, Graphics Exception
+[ 4100.500000] NVRM: Xid (PCI:0000:d8:00): 79, pid=1, GPU has fallen off the bus.
+[ 4101.000000] NVRM: Xid (PCI:0000:d8:00): 79, pid=1, GPU has fallen off the bus.
+[ 4102.000000] NVRM: Xid (PCI:0000:af:00): 48, pid=1, DBE
+"""
+
+
+def test_what_the_kernel_said_of_a_gpu_drains_the_node_once(node: Node) -> None:
+    """Whoever resumes the node has seen to it; users may not read it where dmesg is restricted."""
+    (node.root / "messages").write_text(DMESG)
+    node.program("dmesg", f"cat {node.root}/messages")
+    assert node.run("healthcheck.sh") == 0
+    assert node.drained == "", "no driver of NVIDIA's is loaded"
+    node.has_gpus(2, GOOD)
+    node.program("scontrol", "exit 1")
+    node.run("healthcheck.sh")
+    node.program("scontrol", f'echo "$@" >> {node.root}/asked')
+    assert node.run("prolog.sh") == 1, "it is still to be told"
+    assert node.drained.endswith("prolog: Xid 79 on GPU 0000:d8:00; Xid 48 on GPU 0000:af:00")
+    assert node.run("healthcheck.sh") == 0
+    assert len(node.drained.splitlines()) == 1
+    (node.root / "messages").write_text(f"{DMESG}[ 5003.0] NVRM: Xid (PCI:0000:af:00): 95, x\n")
+    (node.root / "proc/uptime").write_text("5010.00 9000.00\n")
+    assert node.run("healthcheck.sh") == 0
+    assert node.drained.endswith("health check: Xid 95 on GPU 0000:af:00")
 
 
 def test_only_the_prolog_sends_the_job_back(node: Node) -> None:
@@ -159,5 +190,7 @@ def test_scripts_and_agents_have_the_same_limits() -> None:
     assert float(said["SMI_TIMEOUT_S"]) == devices.SMI_TIMEOUT_S
     assert int(said["SHM_LEAST_MIB"]) << 20 == host.SHM_LEAST
     assert int(said["SCRATCH_LEAST_MIB"]) << 20 == host.SCRATCH_BYTES
+    assert float(said["XID_AGE_S"]) == devices.XID_AGE_S
+    assert {int(number) for number in said["FATAL_XIDS"].split(",")} == {*devices.FATAL_XIDS}
     assert said["QUERY"] == devices.QUERY
     assert said["REMAP_QUERY"] == devices.REMAP_QUERY

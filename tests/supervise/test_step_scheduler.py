@@ -217,10 +217,24 @@ def test_a_host_whose_agent_never_came_is_not_asked_for_again() -> None:
     assert one(job.waits(600.0), Requeue).exclude == ("host-1",)
 
 
-def test_a_bad_host_that_the_scheduler_gives_again_is_still_not_used() -> None:
-    """The leader may be killed after the requeue and before the scheduler heard of the host."""
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_bad_host_that_the_scheduler_gives_again_is_used_again(lost: bool) -> None:
+    """It has the host back, and there may be no other: nobody else would ever let it in again."""
+    job = scheduled()
+    if lost:
+        lost_one(job)
+    else:
+        flag(job.running(), "host-1")
+        job.stops()
+    job.granted(restarts=1).running()
+    assert (job.run.exclude, job.run.placement) == ({}, ("host-0", "host-1"))
+    assert job.run.attempt == 2
+
+
+def test_a_struck_host_that_the_scheduler_gives_all_the_same_is_not_used() -> None:
     job = scheduled()
     lost_one(job)
+    job.exclude = {"host-1": "2 strikes"}
     job.granted(restarts=1)
     job.leads()
     requeue = one(job.registers("host-0", pid=2), Requeue)

@@ -156,6 +156,10 @@ class KubernetesBackend:
     def cluster(self) -> str:
         return cluster_name(self.api(KubernetesSpec()).access)
 
+    def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        """A name that no node has keeps no pod from anywhere."""
+        return tuple(hosts)
+
     # For the leader, inside a pod
 
     def rival(self, launch: LaunchPlan) -> str | None:

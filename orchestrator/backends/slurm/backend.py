@@ -17,6 +17,7 @@ from orchestrator.backends.slurm.detached import Detached, start
 from orchestrator.backends.slurm.find import Finder
 from orchestrator.backends.slurm.inside import check_commands
 from orchestrator.backends.slurm.inventory import NODES, PARTITIONS, TOPOLOGY
+from orchestrator.backends.slurm.leaving_out import left_out
 from orchestrator.backends.slurm.observe import SlurmJob
 from orchestrator.backends.slurm.task import AgentTask
 from orchestrator.cluster.slurm.config import parse_config
@@ -46,6 +47,8 @@ EXCLUDE_S = 20.0
 VERDICT_S = 330.0
 """Slurm's own default of SlurmdTimeout is 300."""
 VERDICT_POLL_S = 1.0
+LIMIT_MARGIN_S = 30.0
+"""Before the time limit: to ask for a requeue, also of a slurmctld that is busy."""
 ALIVE_S = 10.0
 """For a step that does nothing."""
 NOTICE_SLACK_S = 75.0
@@ -151,6 +154,10 @@ class SlurmBackend:
         config = parse_config(self.slurm.told(["scontrol", "show", "config"]))
         return config.get("ClusterName", "slurm")
 
+    def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        there = {node.name for node in parse_nodes(self.slurm.told(NODES))}
+        return tuple(host for host in hosts if host in there)
+
     # For the agents, inside the allocation
 
     def rival(self, launch: LaunchPlan) -> str | None:
@@ -175,7 +182,8 @@ class SlurmBackend:
         with contextlib.suppress(BackendError):  # helpful, not needed
             job = self.finder.show(launch, job_id, tries=1)
             ends_at = job.ends_at if job else None
-            switches = allocated_switches(nodelist, self.slurm.told(TOPOLOGY, tries=1))
+            topology = self.slurm.told((*TOPOLOGY, *self._own_topology()), tries=1)
+            switches = allocated_switches(nodelist, topology)
         return Allocation(
             id=job_id,
             restarts=self._restarts(),
@@ -183,6 +191,12 @@ class SlurmBackend:
             switches=switches,
             ends_at=ends_at,
         )
+
+    def _own_topology(self) -> tuple[str, ...]:
+        """The name of the partition's, where the cluster has several."""
+        own = self.environ.get("SLURM_JOB_PARTITION")
+        found = parse_partitions(self.slurm.told(PARTITIONS, tries=1))
+        return tuple(one.topology for one in found if one.name == own and one.topology)
 
     def _own_id(self) -> str:
         job_id = self.environ.get("SLURM_JOB_ID")
@@ -265,36 +279,47 @@ class SlurmBackend:
             raise Ended(f"Slurm job {job_id} is {job.state}: it is being ended")
         if job.restarts > mine + 1 or (job.restarts > mine and job.meaning == "running"):
             return  # it runs again already: not ours any more
-        excluded = job.excluded
-        if job.restarts == mine and job.meaning == "running":
-            self._await_verdict(launch, exclude)
-            self.slurm.told(["scontrol", "requeue", job_id])
+        running = job.restarts == mine and job.meaning == "running"
+        if running:
+            self._await_verdict(launch, exclude, job.ends_at)
         asked_for = expand((launch.slurm and launch.slurm.exclude) or "")
-        back = {*again} - {*asked_for}
-        names = sorted(({*excluded} - back) | {*exclude})
-        if set(names) != set(excluded):
-            self._exclude(job_id, names)
+        standing = {*job.excluded} - ({*again} - {*asked_for})
+        nodes = parse_nodes(self.slurm.told(NODES))
+        out = left_out(launch, standing, exclude, nodes, self.environ.get("SLURM_JOB_PARTITION"))
+        for host, why in out.dropped.items():
+            log.warning("Slurm is not asked to leave %s out: %s", host, why)
+        if running:
+            self.slurm.told(["scontrol", "requeue", job_id])
+        if {*out.names} != {*job.excluded}:
+            self._exclude(job_id, out.names)
 
-    def _await_verdict(self, launch: LaunchPlan, exclude: Sequence[str]) -> None:
+    def _await_verdict(
+        self, launch: LaunchPlan, exclude: Sequence[str], ends_at: float | None
+    ) -> None:
         """Wait until Slurm itself has given up those hosts that do not answer.
 
         A job cannot complete, and so not start again, before that anyway; and 22.05 loses count of
         the GPUs of a job whose node goes down while it completes: no step can be created in its
-        next run, and the GPUs stay taken until slurmctld starts again.
+        next run, and the GPUs stay taken until slurmctld starts again. But a job that comes to its
+        time limit meanwhile is lost: Slurm never queues it again.
         """
-        leader = expand(self.environ.get("SLURM_JOB_NODELIST", ""))[:1]
+        given = expand(self.environ.get("SLURM_JOB_NODELIST", ""))
         own = self.environ.get("SLURMD_NODENAME")
-        doubtful = {*exclude, *leader} - {own}
-        begun = self.clock.monotonic()
-        while doubtful and self.clock.monotonic() - begun < VERDICT_S:
+        doubtful = ({*exclude} & {*given} | {*given[:1]}) - {own}
+        left_s = VERDICT_S if ends_at is None else ends_at - self.clock.now() - LIMIT_MARGIN_S
+        until = self.clock.monotonic() + min(VERDICT_S, left_s)
+        while doubtful and self.clock.monotonic() < until:
             given_up: set[str] = set()
-            with contextlib.suppress(Unanswered):  # it is asked again, as long as it takes
+            with contextlib.suppress(BackendError):  # it is asked again, as long as it takes
                 given_up = {
                     notice.host
                     for notice in self.notices(launch, sorted(doubtful))
                     if notice.state == "REMOVED" or "DOWN" in notice.state.split("+")
                 }
-            doubtful = {host for host in doubtful - given_up if not self._answers(host)}
+            doubtful -= given_up
+            for host in sorted(doubtful):
+                if self.clock.monotonic() < until and self._answers(host):
+                    doubtful.remove(host)
             self.clock.sleep(VERDICT_POLL_S if doubtful else 0)
 
     def _answers(self, host: str) -> bool:

@@ -12,7 +12,6 @@ GIVEN_UP: Mapping[str, str] = {
     "NOT_RESPONDING": "not responding",
     "INVALID_REG": "does not have what slurm.conf says",
     "MAINTENANCE": "in maintenance",
-    "REBOOT_REQUESTED": "waits for a reboot",
     "REBOOT_ISSUED": "reboots",
     "POWER_DOWN": "is about to be powered down",
     "POWERING_DOWN": "is being powered down",
@@ -22,6 +21,7 @@ TAKEN: Mapping[str, str] = {
     "COMPLETING": "a job is ending there",
     "PLANNED": "kept for a job in the queue",
     "BLOCKED": "blocked by a job that has its block alone",
+    "REBOOT_REQUESTED": "reboots when it is idle",  # with ASAP it is drained as well
 }
 BASES: Mapping[str, tuple[State, str]] = {
     "IDLE": ("free", ""),

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.cluster.slurm.hostlist import expand
@@ -42,15 +43,23 @@ class FakeJob:
     restarts: int = 0
     excluded: str = "(null)"
     nodes: str = "node[1-2]"
+    ends: float | None = None
+    """Unix seconds."""
 
     @property
     def line(self) -> str:
+        ends = "Unknown" if self.ends is None else _stamp(self.ends)
         return (
             f"JobId={self.id} JobName=ndctl-job JobState={self.state} Reason=None Requeue=1"
             f" Restarts={self.restarts} ExitCode=0:0 TimeLimit=UNLIMITED"
-            f" StartTime=2026-11-22T02:04:01 EndTime=Unknown ExcNodeList={self.excluded}"
+            f" StartTime=2026-11-22T02:04:01 EndTime={ends} ExcNodeList={self.excluded}"
             f" NodeList={self.nodes} Command={self.command} Comment={self.comment} \n"
         )
+
+
+def _stamp(at: float) -> str:
+    """As Slurm prints it, in the machine's zone."""
+    return datetime.fromtimestamp(at, UTC).astimezone().replace(tzinfo=None).isoformat()
 
 
 @dataclass

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator import strikes
+from orchestrator.app.submitting import struck as left_out_at_submission
 from orchestrator.backends.slurm import render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
@@ -17,6 +19,11 @@ from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
 from tests.backends.slurm.slurm_launch import DOWN, LATER, FakeJob, FakeSlurm, a_launch
+
+
+def nodes(count: int) -> dict[str, str]:
+    return {f"node{number}": "IDLE" for number in range(1, count + 1)}
+
 
 INSIDE = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
 
@@ -288,7 +295,7 @@ def test_a_new_agent_is_a_step_and_one_that_cannot_be_created_is_told(
 def test_a_requeue_adds_to_the_hosts_that_are_left_out_when_slurm_lets_it(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
-    job.excluded = "node[7-8]"
+    job.excluded, slurm.nodes = "node[7-8]", nodes(9)
     updates: list[int] = []
 
     def busy(argv: list[str], before: int) -> Completed | None:
@@ -310,7 +317,7 @@ def test_a_requeue_allows_hosts_again_but_none_that_the_spec_or_a_person_left_ou
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     launch = replace(launch, slurm=SlurmSpec(exclude="node[1-2]"))
-    job.excluded = "node[1-4,9]"
+    job.excluded, slurm.nodes = "node[1-4,9]", nodes(9)
     backend.requeue(launch, ("node1",), again=("node2", "node3", "node4"))
     assert job.excluded == "node[1-2,9]"
 
@@ -409,3 +416,82 @@ def test_a_slurmctld_that_is_too_busy_to_say_so_is_waited_for(tmp_path: Path) ->
     backend.requeue(launch, ("node1",))
     assert len(looked) == 4
     assert (job.restarts, job.excluded) == (1, "node1")
+
+
+def test_a_requeue_leaves_no_node_out_that_the_job_could_not_do_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would be BadConstraints, and stay so when the node is resumed."""
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    slurm.nodes["node2"] = "ALLOCATED+DRAIN"
+    backend.requeue(launch, ("node2",))
+    assert (job.restarts, job.excluded) == (1, "(null)")
+    assert "too few other nodes are left, and it is ALLOCATED+DRAIN" in caplog.text
+
+
+def test_a_requeue_leaves_no_node_out_that_slurm_does_not_know(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Slurm would refuse the whole list."""
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    slurm.nodes = nodes(4)
+    backend.requeue(launch, ("ghost", "node2"))
+    assert (job.restarts, job.excluded) == (1, "node2")
+    assert "leave ghost out: Slurm knows no such node" in caplog.text
+    assert backend.known(("ghost", "node2")) == ("node2",)
+
+
+def test_a_struck_host_that_slurm_does_not_know_keeps_no_job_from_being_submitted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slurm = FakeSlurm()
+    backend = SlurmBackend({"SLURM_CLUSTER_NAME": "tb"}, clock := TurnedClock(), slurm)
+    for host in ("ghost", "node2"):
+        pinned = strikes.Pinned(at=1.0, host=host, use="never", by="me", reason="a fan")
+        strikes.record(strikes.path_of(tmp_path, "tb"), pinned)
+    assert left_out_at_submission(tmp_path, backend, clock) == ("node2",)
+    assert "ghost: to be left out, but the cluster has no such host" in caplog.text
+
+
+def test_the_topology_that_is_asked_for_is_the_partitions_own(tmp_path: Path) -> None:
+    backend, launch, _ = submitted(slurm := FakeSlurm(), tmp_path)
+    backend.environ = {**INSIDE, "SLURM_JOB_PARTITION": "gpu"}
+
+    def several(argv: list[str], before: int) -> Completed | None:
+        if argv[:3] == ["scontrol", "show", "partitions"]:
+            names = ("PartitionName=cpu Topology=flat", "PartitionName=gpu Topology=blocks")
+            return Completed(0, "\n".join(names), "")
+        if argv[:3] == ["scontrol", "show", "topology"]:
+            own = argv[3:] == ["blocks"]
+            return Completed(0, "BlockName=b1 Nodes=node[1-2]" if own else "", "")
+        return None
+
+    slurm.trouble = several
+    granted = backend.allocation(launch)
+    assert granted is not None
+    assert granted.switches == {"node1": ("b1",), "node2": ("b1",)}
+
+
+@pytest.mark.parametrize(("left_s", "most"), [(120.0, 90.0), (20.0, 0.0), (None, 330.0)])
+def test_slurms_verdict_is_waited_for_until_shortly_before_the_time_limit(
+    tmp_path: Path, left_s: float | None, most: float
+) -> None:
+    """A job that comes to its limit is never queued again."""
+    slurm = FakeSlurm()
+    _, launch, job = submitted(slurm, tmp_path)
+    clock = TurnedClock()
+    backend = SlurmBackend({**INSIDE, "SLURMD_NODENAME": "node2"}, clock, slurm)
+    job.ends = None if left_s is None else clock.now() + left_s
+
+    def silent(argv: list[str], before: int) -> Completed | None:
+        if argv[0] != "srun":
+            return None
+        clock.sleep(10.0)
+        raise TimeoutError("srun did not end within 10 s")
+
+    slurm.trouble, begun = silent, clock.monotonic()
+    backend.requeue(launch, ("node1",))
+    assert job.restarts == 1
+    assert most <= clock.monotonic() - begun <= most + 11.0

@@ -162,6 +162,8 @@ def test_a_state_and_its_flags(text: str, base: str, flags: set[str]) -> None:
         ("IDLE+CLOUD+POWERED_DOWN", "free"),
         ("IDLE+CLOUD+POWERING_DOWN", "drained"),
         ("IDLE+REBOOT_ISSUED", "drained"),
+        ("IDLE+REBOOT_REQUESTED", "busy"),
+        ("IDLE+DRAIN+REBOOT_REQUESTED", "drained"),
         ("IDLE+DYNAMIC_NORM+INVALID_REG", "drained"),
         ("IDLE+SOMETHING_NEW", "free"),
         ("DRNG", "drained"),
@@ -235,7 +237,9 @@ def test_gpus_among_tres() -> None:
         ("DOWN*", "DOWN+NOT_RESPONDING", True, True),
         ("IDLE+POWERED_DOWN", "IDLE+POWERED_DOWN", True, True),
         ("ALLOCATED%", "ALLOCATED+POWERING_DOWN", True, True),
-        ("MIXED+REBOOT_REQUESTED", "MIXED+REBOOT_REQUESTED", False, True),
+        ("ALLOCATED@", "ALLOCATED+REBOOT_REQUESTED", False, False),  # once no job is there
+        ("MIXED+DRAIN+REBOOT_REQUESTED", "MIXED+DRAIN+REBOOT_REQUESTED", False, True),  # ASAP
+        ("ALLOCATED+REBOOT_ISSUED", "ALLOCATED+REBOOT_ISSUED", False, True),
         ("UNKNOWN", "UNKNOWN", False, False),
     ],
 )

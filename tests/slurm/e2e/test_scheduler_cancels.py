@@ -90,6 +90,27 @@ def leaving(job: Job) -> Iterator[None]:
             os.kill(ranks[1], signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def given_back(job: Job) -> Iterator[None]:
+    """Slurm takes it back to queue it again, and it does not end before the kill wait is over."""
+    begun = job.run_root / "begun"
+    lines = f"""["trap '' TERM; touch {begun}; while :; do sleep 1; done"]"""
+    job.submitted(**{"cluster.slurm.setup": lines})
+    job.until("the lines of shell", begun.exists)
+    job.slurm.told("scontrol", "requeue", job.id)
+    job.slurm.wait_for("its end to begin", lambda: job.shown()["JobState"] == "COMPLETING")
+    yield
+
+
+@contextlib.contextmanager
+def queued_again(job: Job) -> Iterator[None]:
+    """No process is left, and Slurm waits a while before it starts it again."""
+    with before_the_agents(job):
+        job.slurm.told("scontrol", "requeue", job.id)
+        job.slurm.wait_for("the queue", lambda: job.shown()["Reason"] == "BeginTime")
+        yield
+
+
 Stage = Callable[[Job], contextlib.AbstractContextManager[None]]
 
 
@@ -152,3 +173,23 @@ def test_given_up_in_training_and_taken_up_again(
     job.assert_blameless()
     assert job.events("TrainingResumed")[-1]["step"] == left_at
     assert len(job.ids()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "give_up"),
+    [(queued_again, scancel), (queued_again, ndctl_cancel), (given_back, ndctl_cancel)],
+)
+def test_given_up_while_it_goes_back_to_the_queue(
+    job: Job, stage: Stage, give_up: Callable[[Job], None]
+) -> None:
+    """submitit would wait for ever; an scancel alone is lost on a job that is being requeued."""
+    with stage(job):
+        give_up(job)
+        job.until_left()
+    shown = job.shown()
+    assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "1")
+    status = job.status()
+    told = "CANCELLED" if job.decided("EndJob") or give_up is ndctl_cancel else "FAILED"
+    assert (status["state"], status["incidents"]) == (told, [])
+    assert len(job.ids()) == 1, "no second job came of it"

@@ -39,6 +39,7 @@ def test_sixteen_nodes_below_two_leaf_switches(wide: Job) -> None:
     shape = {"cluster.hosts": "16", "train.global_batch_size": "16"}
     mesh = {"parallel.dp_replicate": "2", "parallel.dp_shard": "8"}
     # Trying 16 hosts together takes 16 imports of torch: more than this machine does in a minute.
+    # Nor do its ranks get to a step: with their launchers they take 8 GB, and 32 such imports.
     wide.submitted(**shape, **mesh, **{"resilience.preflight": "false"})
     wait_for(lambda: wide.decided("StartAttempt"), "the first attempt", 240)
     assert wide("cancel", NAME).code == exits.OK

@@ -1,0 +1,58 @@
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.backends.slurm.leaving_out import left_out
+from orchestrator.cluster.slurm.nodes import Node, parse_state
+from orchestrator.contract.slurm import SlurmSpec
+from tests.backends.slurm.slurm_launch import a_launch
+
+
+def cluster(**states: str) -> tuple[Node, ...]:
+    """Nodes of two GPUs in partition `train`."""
+    found = []
+    for name, words in states.items():
+        state, flags = parse_state(words)
+        node = Node(name=name, state=state, flags=flags, gpus=2, partitions=("train",))
+        found.append(node)
+    return tuple(found)
+
+
+@pytest.mark.parametrize(
+    ("standing", "asked", "states", "left"),
+    [
+        ((), ("b",), {"a": "IDLE", "b": "DOWN", "c": "IDLE"}, ("b",)),  # two others are left
+        ((), ("b",), {"a": "IDLE", "b": "DOWN*"}, ()),
+        ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN"}, ()),
+        ((), ("b",), {"a": "IDLE", "b": "IDLE*+POWERED_DOWN", "c": "IDLE"}, ("b",)),
+        ((), ("b",), {"a": "IDLE", "b": "ALLOCATED"}, ("b",)),  # nothing but ndctl keeps it away
+        ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE", "d": "IDLE"}, ("b", "c")),
+        ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE"}, ("c",)),
+        (("c",), ("b",), {"a": "IDLE", "b": "DOWN", "c": "DOWN"}, ("c",)),  # whoever said so
+        (("b",), ("b",), {"a": "IDLE", "b": "DOWN"}, ("b",)),
+        (("gone",), (), {"a": "IDLE", "b": "IDLE"}, ()),
+        ((), ("b",), {"a": "IDLE", "b": "MIXED+PLANNED"}, ("b",)),
+    ],
+)
+def test_as_many_are_left_out_as_let_the_job_run_again(
+    standing: tuple[str, ...], asked: tuple[str, ...], states: dict[str, str], left: tuple[str, ...]
+) -> None:
+    out = left_out(a_launch(), standing, asked, cluster(**states), "train")
+    assert out.names == left
+    assert {*out.dropped} == {*asked} - {*left}
+
+
+def test_nodes_count_that_the_job_could_have() -> None:
+    nodes = cluster(a="IDLE", b="DOWN", c="IDLE")
+    few = (*nodes[:2], replace(nodes[2], gpus=1))
+    other = (*nodes[:2], replace(nodes[2], partitions=("debug",)))
+    for there, partition, spec, left in (
+        (nodes, "train", SlurmSpec(), ("b",)),
+        (few, "train", SlurmSpec(), ()),
+        (few, "train", SlurmSpec(gpus="none"), ("b",)),
+        (other, "train", SlurmSpec(), ()),
+        (other, "train", SlurmSpec(partition="train,debug"), ("b",)),
+        (other, None, SlurmSpec(), ("b",)),
+        (nodes, "train", SlurmSpec(nodelist="b"), ()),
+    ):
+        assert left_out(a_launch(slurm=spec), (), ("b",), there, partition).names == left
