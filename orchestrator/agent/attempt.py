@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.agent.bounded import within
+from orchestrator.agent.cgroups import Count, oom_kills
 from orchestrator.agent.evidence import (
     STACK_LINES,
     gather_stacks,
@@ -71,11 +72,15 @@ class RankRecord:
 class Attempt:
     """Owns the processes; everything that it finds out is returned, nothing decided."""
 
-    def __init__(self, start: Start, place: HostPlace, clock: Clock) -> None:
+    def __init__(
+        self, start: Start, place: HostPlace, clock: Clock, kills: Count = oom_kills
+    ) -> None:
         self.start = start
         self.place = place
         self.clock = clock
         self.begun = clock.monotonic()
+        self.kills = kills
+        self.kills_before = kills()
         self.ranks: dict[int, RankRecord] = {}
         self.torchrun: asyncio.subprocess.Process | None = None
         self.stopping = False

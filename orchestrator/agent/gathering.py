@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.agent.attempt import TAIL_S, Attempt
 from orchestrator.agent.bounded import within
+from orchestrator.agent.cgroups import told
 from orchestrator.agent.evidence import last_lines
 from orchestrator.agent.flights import Asking, Dumps, gather_dumps, last_dumps
 from orchestrator.agent.probes import KERNEL_LINES, HostProbe, Probe, probed, telling
@@ -45,7 +46,7 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
         gather_dumps(pids, ended, asking, timeout_s),
         probed(probe, pids, timeout_s),
     )
-    kernel = await within(None, telling, found.kernel, attempt.begun, attempt.start.classes)
+    kernel = await _kernel(attempt, found)
     evidence = Evidence(
         attempt=start.attempt,
         host=place.host,
@@ -57,6 +58,13 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
         kernel=kernel,
     )
     return Found(evidence=evidence, ended=ended, probe=found)
+
+
+async def _kernel(attempt: Attempt, found: HostProbe) -> tuple[str, ...]:
+    """What the kernel has told since the attempt began, by its log, and by what it counts where
+    nobody may read that."""
+    logged = await within(None, telling, found.kernel, attempt.begun, attempt.start.classes)
+    return (*logged, *told(attempt.kills_before, attempt.kills()))
 
 
 def _asking(attempt: Attempt) -> Asking:
@@ -85,7 +93,7 @@ async def gather_last(attempt: Attempt, timeout_s: float) -> Evidence:
 async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
     """What a host says of itself on which a rank has ended; the rank can say nothing any more."""
     found = await probed(probe, attempt.running(), timeout_s)
-    kernel = await within(None, telling, found.kernel, attempt.begun, attempt.start.classes)
+    kernel = await _kernel(attempt, found)
     evidence = Evidence(
         attempt=attempt.start.attempt,
         host=attempt.place.host,

@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.agent import evidence, flights, gathering
 from orchestrator.agent.attempt import Attempt
-from orchestrator.agent.gathering import gather, keep, with_last_lines
-from orchestrator.agent.probes import KERNEL_LINES, HostProbe
+from orchestrator.agent.gathering import gather, keep, look_back, with_last_lines
+from orchestrator.agent.probes import KERNEL_LINES, HostProbe, no_probe
 from orchestrator.contract.datagrams import RankEnded, RankStarted
 from orchestrator.contract.protocol import Exited
 from orchestrator.system import SystemClock
@@ -91,6 +91,17 @@ def test_what_the_kernel_said_first_is_told_however_much_it_said_after(tmp_path:
     assert "79, GPU has fallen off the bus" in kernel[0]
     (kept,) = map(json.loads, (traces / "host-host-0.jsonl").read_text().splitlines())
     assert len(kept["probes"]["kernel"]) == KERNEL_LINES
+
+
+def test_a_rank_that_was_ended_for_its_memory_is_told_where_nobody_may_read_the_kernels_log(
+    tmp_path: Path,
+) -> None:
+    place, counts = a_place(tmp_path), iter((4, 5))
+    attempt = Attempt(a_start(place, "pass"), place, SystemClock(), lambda: next(counts))
+    found = asyncio.run(look_back(attempt, WAIT_S, no_probe))
+    assert found.evidence.kernel == (
+        "memory cgroup: oom_kill 4 -> 5: the kernel ended 1 process of this group",
+    )
 
 
 def test_a_host_whose_storage_hangs_tells_what_it_knows_all_the_same(
