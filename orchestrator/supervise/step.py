@@ -1,9 +1,9 @@
 """The supervisor's one decision: `step(run, event) -> (run, actions)`.
 
-No clock, no I/O: every event carries its own time, and time passing is the event `Tick`. Rules that
-change the state of a job live here, in `members.py` (agents come and go) and in `moves.py` (from
-stage to stage), and nowhere else. Replaying a journal's events gives the
-same state and the same actions.
+No clock, no I/O: every event carries its own time, and time passing is the event `Tick`. Rules
+that change the state of a job live here, in `succession.py` (a launch or a leader begins),
+`members.py` (agents come and go), `scheduler.py` and `moves.py` (from stage to stage), and nowhere
+else. Replaying a journal's events gives the same state and the same actions.
 
     SUBMITTED -> WAITING -> STARTING -> RUNNING -> ENDED
                  ^  ^           |           |
@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from orchestrator.contract.actions import EndJob
 from orchestrator.contract.events import (
     AgentLost,
     AgentRegistered,
@@ -51,8 +50,8 @@ from orchestrator.contract.events import (
     TrainingResumed,
 )
 from orchestrator.contract.failures import FailureRule
-from orchestrator.supervise import growing, shortage
-from orchestrator.supervise.diagnose import Weight, diagnose, weigh
+from orchestrator.supervise import growing
+from orchestrator.supervise.diagnose import Weight, weigh
 from orchestrator.supervise.hangs import (
     diagnose_watchdog,
     evidence_gathered,
@@ -62,7 +61,6 @@ from orchestrator.supervise.hangs import (
     hang_over,
     watchdog_spoke,
 )
-from orchestrator.supervise.incidents import incident_of
 from orchestrator.supervise.members import agent_lost, registered, unavailable
 from orchestrator.supervise.moves import (
     FAILED_GRACE_S,
@@ -71,13 +69,11 @@ from orchestrator.supervise.moves import (
     checked,
     conclude,
     end,
-    recover,
     start_if_ready,
     stop,
     stop_or_conclude,
     wait,
 )
-from orchestrator.supervise.policy import repeated_culprits
 from orchestrator.supervise.replacing import (
     replace_straggler,
     straggler_found,
@@ -92,10 +88,9 @@ from orchestrator.supervise.scheduler import (
     replan_refused,
     replanned,
 )
-from orchestrator.supervise.state import LIVE, OUTSIDE, Findings, HostState, Run, Stage
+from orchestrator.supervise.state import LIVE, Findings, HostState, Run, Stage
+from orchestrator.supervise.succession import leader_started, submitted
 
-SETTLE_S = 5.0
-"""For spares to register once enough hosts are there."""
 MOST_SAVES = 16
 """Checkpoints that are remembered; more than a job keeps."""
 MOST_EXITS = 64
@@ -136,9 +131,9 @@ def fold(events: Iterable[Event], run: Run | None = None) -> Run:
 def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each event
     match event:
         case JobSubmitted():
-            return _submitted(run, event)
+            return submitted(run, event)
         case LeaderStarted():
-            return _leader_started(run, event)
+            return leader_started(run, event)
         case AgentRegistered():
             return registered(run, event)
         case AgentLost():
@@ -194,156 +189,6 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return _tick(run, event)
         case _:
             assert_never(event)
-
-
-def _submitted(run: Run, event: JobSubmitted) -> Result:
-    """A resumed job keeps its history; whatever was under way ended with its leader."""
-    kept = _interrupted(run, event.at) if event.resume else Run()
-    after = replace(
-        kept,
-        job=event,
-        stage=Stage.SUBMITTED,
-        since=event.at,
-        deadline=None,
-        reason="submitted again" if event.resume else "submitted",
-        ending=None,
-        cancelled_by=None,
-        hosts={},
-        leader="",
-        allocation=None,
-        exclude={},
-        shut=(),
-        carried=(),
-        left_out=(),
-        away={},
-        given_back=0,
-        replaced={},
-        refitted=None,
-        replanned=None,
-        larger=(),
-        grown_at=None,
-        shortage=None,
-        device_bytes=None,
-        refits=0,
-        rollbacks=(),
-        replanning=None,
-        refused=None,
-        leaving=None,
-        placement=(),
-        done={},
-        fruitless=0,
-        save_every=None,
-        forgiven=len(kept.incidents),
-        findings=None,
-    )
-    if event.resume:
-        # `--drill` of this submission: ids count from 1 again.
-        after = replace(after, fired=(), fired_now=())
-    return after, ()
-
-
-def _interrupted(run: Run, at: float) -> Run:
-    """With the incident of an attempt that has no end; a person decided what comes of it."""
-    findings = _left_behind(run, at)
-    if findings is None:
-        return run
-    verdict = diagnose(findings, run.job.failure_classes if run.job else ())
-    incident = incident_of(run, findings, verdict, "the job was submitted again")
-    return replace(run, incidents=(*run.incidents, incident), restarts=run.restarts + 1)
-
-
-def _left_behind(run: Run, at: float) -> Findings | None:
-    """An attempt without an end means that the leader died under it, whatever had gone wrong."""
-    if run.stage not in (*LIVE, Stage.STOPPING):
-        return None
-    if run.leaving is not None:
-        return run.findings  # of before it was asked to leave
-    return replace(
-        run.findings or Findings(opened_at=at),
-        leader_lost=run.last_at,
-        leader_host=run.leader if run.allocation is not None else None,
-        noticed_at=at,
-    )
-
-
-def _asked_by_followers(run: Run, event: LeaderStarted) -> tuple[str, ...]:
-    """Hosts that are left out, with that of a leader that could not ask for it itself."""
-    dead = run.stage not in OUTSIDE and run.allocation is not None and event.allocation is not None
-    return tuple(sorted({*run.left_out, run.leader})) if dead else run.left_out
-
-
-def _still_shut(run: Run, event: LeaderStarted) -> Mapping[str, str]:
-    """Where pods move about they may come to such a host the moment that it is opened. A run that
-    was queued again has the hosts it was given, and does without these as without others."""
-    moves = event.allocation is not None and event.allocation.successor_s is not None
-    return {host: why for host, why in run.exclude.items() if moves and host in run.shut}
-
-
-def _away_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
-    """Hosts that were no good in the run before, but for those that the scheduler gives again.
-
-    It was asked not to, so there may be no others: it has them back, and what is still wrong with
-    one is found anew. Where it cannot be asked, as for a pod's next node, it says nothing.
-    """
-    allocation = event.allocation
-    again = allocation.hosts if allocation and allocation.successor_s is None else ()
-    return {host: why for host, why in run.exclude.items() if host not in again}
-
-
-def _leader_started(run: Run, event: LeaderStarted) -> Result:
-    assert run.job is not None
-    if run.stage is Stage.ENDED and run.ending is not None:
-        return run, (EndJob(state=run.ending, reason=f"the job has ended: {run.reason}"),)
-    if run.cancelled_by is not None:
-        return end(run, event.at, "CANCELLED", f"cancelled by {run.cancelled_by}")
-    if event.unable:
-        return end(run, event.at, "FAILED", event.unable)
-    findings = _left_behind(run, event.at)
-    # The scheduler was asked to leave these out, and may have killed the leader before it heard.
-    kept = {host: why for host, why in run.replaced.items() if host not in event.always}
-    before = _away_still(run, event) if run.stage is Stage.QUEUED else _still_shut(run, event)
-    known = {**before, **kept}
-    waiting = replace(
-        wait(run, event.at, "waiting for agents"),
-        hosts={},
-        findings=None,
-        settle_until=event.at + SETTLE_S,
-        leader=event.host,
-        allocation=event.allocation,
-        exclude=event.exclude,
-        always=event.always,
-        replanned=None,
-        larger=(),
-        replanning=None,
-        refused=None,
-        leaving=None,
-    )
-    repeated = repeated_culprits(waiting, event.at)
-    # One that was given all the same has not been away for a run.
-    given = () if event.allocation is None else event.allocation.hosts
-    stands = {*event.exclude, *repeated, *kept}
-    waiting = replace(
-        waiting,
-        exclude={**known, **event.exclude, **repeated},
-        shut=tuple(host for host in _still_shut(run, event) if host not in stands),
-        carried=tuple(sorted({*known} - {*stands, *given})),
-        left_out=_asked_by_followers(run, event),
-    )
-    if run.stage is Stage.HOLDING:
-        waiting = replace(
-            waiting,
-            stage=Stage.HOLDING,
-            since=run.since,
-            deadline=run.deadline,
-            reason=run.reason,
-        )
-    if findings is None and waiting.shortage is not None:
-        return shortage.look(waiting, event.at, waiting.shortage)  # nobody heard the answer
-    if findings is None or (
-        event.taken and diagnose(findings, run.job.failure_classes).kind == "leader-lost"
-    ):
-        return waiting, ()
-    return recover(waiting, findings, event.at)
 
 
 def _resumed(run: Run, event: TrainingResumed) -> Run:
