@@ -135,7 +135,7 @@ def test_a_doctor_for_the_admin_and_for_one_without_rights(kube: KubeTestbed) ->
     pods = {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["list"]}
     refused = doctor(kube.as_user([pods]))
     assert refused["rights"]["verdict"] == "stops"
-    assert "get/watch/delete pods," in refused["rights"]["found"]
+    assert "get/watch/deletecollection pods," in refused["rights"]["found"]
     assert "events" not in refused["rights"]["found"]
     assert refused["cluster rights"]["verdict"] == "warns"
 

@@ -168,7 +168,7 @@ def test_a_lost_node_keeps_its_pod_terminating_until_it_is_forced(kube: KubeTest
     running(kube)
     pids = kube.pids("pod")
     kube.lose_node("node2")
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    kube.wait_for("no process", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     kube.kubectl("delete", "pod", "pod", "--wait=false")
     with pytest.raises(TestbedError, match="waited 2 s"):
         kube.wait_for("no pod", lambda: not kube.objects("pods"), timeout=2)

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contract.actions import Action, EndJob, StartAttempt, StopAttempt
-from orchestrator.contract.events import Event, HealthChanged, HostStopped, StepReached, Tick
+from orchestrator.contract.events import (
+    CancelRequested,
+    Event,
+    HealthChanged,
+    HostStopped,
+    StepReached,
+    Tick,
+)
 from orchestrator.supervise.log import Decided, Entry, Journal, read
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.state import Stage
@@ -36,7 +43,7 @@ def test_event_and_actions_are_on_disk_before_they_are_given_back(journal: Journ
     assert (last.event, last.actions) == (event, actions)
 
 
-def test_only_a_tick_without_effect_is_not_journalled(journal: Journal) -> None:
+def test_a_tick_without_effect_is_not_journalled(journal: Journal) -> None:
     job = Job().running()
     supervisor = told(job, Supervisor(journal))
     known = len(read(journal.path))
@@ -50,6 +57,19 @@ def test_only_a_tick_without_effect_is_not_journalled(journal: Journal) -> None:
         assert supervisor.feed(event) == ()
     assert [entry.event for entry in read(journal.path)[known:]] == quiet
     assert supervisor.run == job.run
+
+
+def test_ranks_that_leave_as_they_were_told_are_journalled_where_they_tell_something(
+    journal: Journal,
+) -> None:
+    supervisor = told(Job().running(), Supervisor(journal))
+    supervisor.feed(CancelRequested(at=START + 60, by="me"))
+    known, before = len(read(journal.path)), supervisor.run
+    assert supervisor.feed(exited(0, at=START + 61, stopped=True)) == ()
+    assert (len(read(journal.path)), supervisor.run) == (known, before)
+    by_itself = exited(1, at=START + 61)
+    supervisor.feed(by_itself)
+    assert read(journal.path)[-1].event == by_itself
 
 
 def test_a_tick_that_decides_is_journalled(journal: Journal) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent import __main__ as agent_main
+from orchestrator.agent import leading
 from orchestrator.backends.kubernetes import in_pod
 from orchestrator.backends.kubernetes.in_pod import Pod, await_launch, run
 from orchestrator.contract import env, exits
@@ -81,7 +82,7 @@ def test_a_leader_whose_predecessor_still_has_the_journal_is_made_anew(
     begun: bool,
 ) -> None:
     """A file server keeps the locks of a node that is gone, some for longer than is waited."""
-    monkeypatch.setattr(agent_main, "TAKE_OVER_S", 0.0)
+    monkeypatch.setattr(leading, "TAKE_OVER_S", 0.0)
     monkeypatch.setattr(opening, "PATIENCE_S", 0.0)
     if not begun:
         run_dir.journal.write_bytes(b"")
@@ -95,7 +96,7 @@ def test_a_damaged_journal_ends_the_leader_for_good_and_no_other_pod(
 ) -> None:
     """Nobody but a person can mend it; a follower may have read what its node had not got yet."""
     whole = run_dir.journal.read_bytes()
-    run_dir.journal.write_bytes(b"\0" * 40 + b"\n")
+    run_dir.journal.write_text("nobody can read this\n")
     assert run(leads) == exits.FAILED
     assert "journal line 1 cannot be read" in caplog.text
 

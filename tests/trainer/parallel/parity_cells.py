@@ -212,8 +212,9 @@ def measure(
         yield cell, model, difference(out, expected[model])
 
 
-def difference(out: Path, reference: Path) -> Difference:
-    pairs = list(zip(metrics_of(out), metrics_of(reference), strict=True))
+def difference(out: Path, reference: Path, steps: int | None = None) -> Difference:
+    """Of the first `steps` alone, where a number is given."""
+    pairs = list(zip(metrics_of(out), metrics_of(reference), strict=True))[:steps]
     return Difference(
         loss=_largest(abs(a["loss"] - b["loss"]) for a, b in pairs),
         grad_norm=_largest(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in pairs),
