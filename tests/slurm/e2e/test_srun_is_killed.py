@@ -52,7 +52,7 @@ def test_the_job_queues_again_by_itself_and_goes_on_from_its_checkpoint(job: Job
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1)
     assert [incident["kind"] for incident in status["incidents"]] == ["leader-lost"]
     job.assert_resumed_where_it_left(attempt=2)
-    assert "srun ended with code 137" in agent_logs(job)
+    assert "what started them ended with code 137" in agent_logs(job)
     assert agent_logs(job).count("the job is queued again") == 1
 
 
