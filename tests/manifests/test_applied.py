@@ -109,19 +109,28 @@ def test_the_api_server_takes_the_pods_that_a_job_becomes(kube: KubeTestbed, pat
     """Of which it says nothing when it takes the job."""
     items = list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
     (pod,) = (pod for item in items if (pod := pod_of(item)) is not None)
-    named = {"name": pod["spec"].get("priorityClassName", "none")}
-    high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": named}
-    account = {"name": pod["spec"]["serviceAccountName"]}
-    kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
-    kube.apply({**high, "value": 1000})
+    sites = list(what_a_site_has_for(pod["spec"]))
+    kube.apply(*sites)
     file = kube.folder / "pod.yaml"
     file.write_text(yaml.safe_dump(pod))
     try:
         tried = kube.kubectl("create", "--dry-run=server", *strict(kube), "-f", str(file))
         assert tried == "pod/pod created (server dry run)"
     finally:
-        kube.kubectl("delete", "priorityclass", named["name"])
-        kube.kubectl("delete", "serviceaccount", account["name"])
+        for one in sites:
+            kube.kubectl("delete", one["kind"], one["metadata"]["name"])
+
+
+def what_a_site_has_for(pod: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the pod names and nobody submits."""
+    account = {"name": pod["serviceAccountName"]}
+    yield {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account}
+    if name := pod.get("priorityClassName"):
+        high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
+        yield {**high, "metadata": {"name": name}}
+    if name := pod.get("runtimeClassName"):
+        runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": name}
+        yield {**runtime, "metadata": {"name": name}}
 
 
 def test_kubectl_apply_as_people_type_it_does_as_well(still: KubeTestbed) -> None:
