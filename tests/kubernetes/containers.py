@@ -36,6 +36,7 @@ TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 WAITER = 'setpriv --pdeathsig KILL sh -c "$0" sh "$@"; exit $?'
 """Its child is the first process of the new namespace. Not `unshare --fork`, which makes 1 of the
 exit code of a child that SIGKILL ended."""
+SET_UP_POLL_S = 0.01
 NAMESPACES = ("--mount", "--pid", "--uts")
 VARIABLE = re.compile(r"\$\$|\$\(([A-Za-z_.][-A-Za-z0-9_.]*)\)")
 
@@ -74,6 +75,16 @@ class Container:
             start_new_session=True,
         )
         self._copying = asyncio.create_task(self._copy(self.process))
+        while self.process.returncode is None and not self._is_set_up(script.encode()):
+            await asyncio.sleep(SET_UP_POLL_S)
+
+    def _is_set_up(self, script: bytes) -> bool:
+        """Its first process is the command itself: nobody can enter it before, nor end it whole."""
+        for pid in self.pids()[:1]:
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                return bool(words) and script not in words
+        return False
 
     async def _copy(self, process: asyncio.subprocess.Process) -> None:
         """What it prints, each line with its time, to the log."""

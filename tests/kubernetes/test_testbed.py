@@ -156,10 +156,11 @@ def executed(kube: KubeTestbed, script: str) -> tuple[str, int]:
 
 
 def test_exec_and_a_log_that_is_followed(kube: KubeTestbed) -> None:
-    kube.apply(pod("until [ -e /tmp/go ]; do sleep 0.1; done; echo gone"))
+    go = kube.folder / "go"  # /tmp is this machine's in a container, too
+    kube.apply(pod(f"until [ -e {go} ]; do sleep 0.1; done; echo gone"))
     running(kube)
     assert executed(kube, "hostname; exit 3") == ("pod", 3)
-    executed(kube, "touch /tmp/go")
+    executed(kube, f"touch {go}")
     assert kube.kubectl("logs", "-f", "pod") == "gone"
 
 

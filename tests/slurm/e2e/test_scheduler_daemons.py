@@ -115,13 +115,15 @@ def stop_now(job: Job) -> str:
 )
 def test_slurmctld_dies_during_submit(job: Job, tmp_path: Path, queued: bool) -> None:
     other = job.slurm.told("sbatch", "--parsable", "-N2", "-o/dev/null", "--wrap", "sleep 600")
+    state = ("squeue", "-h", "-o", "%T", "-j", other)
+    wait_for(lambda: job.slurm.told(*state) == "RUNNING", "the other job to have the nodes")
     stop = stop_now(job)
     before, after = ("", f"{stop}; {LOST}") if queued else (stop, 'echo "$said"')
     done = submit_through(job, tmp_path, before, after)
     assert done.code == exits.BACKEND, done.out + done.err
     assert "Slurm does not answer" in done.err
     back_again(job)
-    assert job.slurm.told("squeue", "-h", "-o", "%T", "-j", other) == "RUNNING"
+    assert job.slurm.told(*state) == "RUNNING"
 
     again = job.submit()
     assert again.code == exits.BAD_JOB_STATE, again.out + again.err

@@ -88,10 +88,10 @@ def test_a_signal_sent_by_hand(job: Job, signal: str) -> None:
 @pytest.mark.slow
 def test_goes_on_in_one_allocation_after_the_other(job: Job) -> None:
     """A minute is the shortest limit that Slurm has; it warns up to 30 s early."""
-    steps = "150"
+    steps = "400"
     chain = {"train.steps": steps}
     job.submitted(**chain, **{"cluster.slurm.time": "1", "cluster.slurm.notice_s": "10"})
-    job.until_ended(limit=420)
+    job.until_ended(limit=900)
     assert job.losses() == uninterrupted(**chain)
     job.assert_blameless()
     leaders = job.events("LeaderStarted")
