@@ -86,6 +86,7 @@ def test_a_signal_sent_by_hand(job: Job, signal: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_goes_on_in_one_allocation_after_the_other(job: Job) -> None:
     """A minute is the shortest limit that Slurm has; it warns up to 30 s early."""
     steps = "400"
