@@ -69,6 +69,6 @@ def _mounts(root: Path) -> Iterator[tuple[str, list[str], str, str]]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text(errors="surrogateescape").split("\n")[:-1]  # of any bytes
     except OSError:
         return []

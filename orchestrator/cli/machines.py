@@ -35,12 +35,13 @@ def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...
 
     from orchestrator.backends.slurm.commands import Slurm
     from orchestrator.contract.slurm import SlurmSpec
+    from orchestrator.doctor.mounts import read_mounts
     from orchestrator.doctor.slurm import examine_slurm
     from orchestrator.system import SystemClock, run_command
 
     spec = wish.cluster.slurm if wish else SlurmSpec()
     slurm = Slurm(run_command, SystemClock())
-    return examine_slurm(root, spec, slurm, Path("/proc/mounts").read_text())
+    return examine_slurm(root, spec, slurm, read_mounts())
 
 
 def _kubernetes_findings(wish: "JobSpec | None") -> "tuple[Finding, ...]":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator.contract.findings import Finding, Verdict
 from orchestrator.contract.plan import Plan
-from orchestrator.doctor.mounts import doubt
+from orchestrator.doctor.mounts import doubt, read_mounts
 from orchestrator.locks import is_free, is_held_alone, share, try_lock
 from orchestrator.seams import Clock, Shell
 
@@ -139,7 +139,7 @@ def _locks(place: Path) -> Finding:
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".ndctl-doctor-") as file:
             held = _hold(Path(file.name))
-        mounts = Path("/proc/self/mounts").read_text()
+        mounts = read_mounts()
     except OSError as exc:
         fix = "give --run-root a directory that you may write to, on a file system with flock"
         return Finding(what="run root", verdict="stops", found=f"{place}: {exc}", fix=fix)

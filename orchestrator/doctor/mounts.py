@@ -1,5 +1,6 @@
-"""Whether file locks hold between hosts, which one host cannot try: how it mounts them. Pure."""
+"""Whether file locks hold between hosts, which one host cannot try: how it mounts them."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +13,13 @@ class Mount(NamedTuple):
     options: frozenset[str]
 
 
+def read_mounts() -> str:
+    """What `doubt` and `mount_of` read, of this process; paths may be any bytes."""
+    return Path("/proc/self/mounts").read_text(errors="surrogateescape")
+
+
 def doubt(mounts: str, place: Path) -> tuple[str, str] | None:
-    """Of `/proc/self/mounts`: what is wrong with the locks of the file system that `place` is on,
+    """Of `read_mounts()`: what is wrong with the locks of the file system that `place` is on,
     and what to do; None where nothing is known against them."""
     found = mount_of(mounts, place)
     if found is None:
@@ -32,7 +38,7 @@ def doubt(mounts: str, place: Path) -> tuple[str, str] | None:
 
 
 def mount_of(mounts: str, place: Path) -> Mount | None:
-    """Of mounts on the same folder the last one counts."""
+    """That `place` is on; of mounts on the same folder the last one counts."""
     over = [
         (len(where.parts), Mount(kind, options))
         for where, kind, options in _read(mounts)
@@ -42,7 +48,7 @@ def mount_of(mounts: str, place: Path) -> Mount | None:
 
 
 def _read(mounts: str) -> Iterator[tuple[Path, str, frozenset[str]]]:
-    for line in mounts.splitlines():
+    for line in mounts.split("\n")[:-1]:  # other ends of lines may be in names
         _, where, kind, options, *_ = line.split(" ")
-        # Of what octal escapes stand for, a space alone occurs in names.
-        yield Path(where.replace("\\040", " ")), kind, frozenset(options.split(","))
+        point = Path(re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), where))
+        yield point, kind, frozenset(options.split(","))

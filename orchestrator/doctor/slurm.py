@@ -11,6 +11,7 @@ from orchestrator.cluster.slurm.config import parse_config
 from orchestrator.cluster.slurm.partitions import Partition, parse_partitions, time_words
 from orchestrator.contract.findings import Finding, Verdict
 from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.doctor.mounts import mount_of
 from orchestrator.errors import BackendError
 from orchestrator.seams import Completed
 
@@ -32,7 +33,7 @@ Config = Mapping[str, str]
 def examine_slurm(
     run_root: Path, spec: SlurmSpec, slurm: Slurm, mounts: str
 ) -> tuple[Finding, ...]:
-    """Every check; `mounts` is the text of /proc/mounts."""
+    """Every check; `mounts` is what `read_mounts` gives."""
     return (
         *_commands(slurm),
         _submitit(),
@@ -228,7 +229,8 @@ def _number(text: str) -> int | None:
 def _shared(run_root: Path, mounts: str) -> Finding:
     """Leader, agents and login nodes all read the run directory."""
     place = run_root.absolute()
-    kind = file_system(place, mounts)
+    mount = mount_of(mounts, place)
+    kind = "an unknown file system" if mount is None else mount.kind
     if kind not in LOCAL_FILE_SYSTEMS:
         return Finding(what="shared root", verdict="ok", found=f"{place} is on {kind}")
     return Finding(
@@ -237,16 +239,3 @@ def _shared(run_root: Path, mounts: str) -> Finding:
         found=f"{place} is on {kind}, which looks local to this node",
         fix="give --run-root (or run_root) a directory on the file system that all nodes share",
     )
-
-
-def file_system(place: Path, mounts: str) -> str:
-    """The type of the file system that `place` is on, by the text of /proc/mounts. Pure."""
-    best, kind = -1, "unknown"
-    for line in mounts.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        point = Path(re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), fields[1]))
-        if place.is_relative_to(point) and len(point.parts) >= best:  # later mounts cover earlier
-            best, kind = len(point.parts), fields[2]
-    return kind

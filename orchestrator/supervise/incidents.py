@@ -2,9 +2,17 @@
 
 from dataclasses import replace
 
+from orchestrator.supervise.diagnose import diagnose
 from orchestrator.supervise.policy import Decision, trouble_of
+from orchestrator.supervise.roster import addresses, switches_of
 from orchestrator.supervise.state import Culprit, Evidence, Findings, Incident, Run, Stage
 from orchestrator.supervise.verdict import Verdict
+
+
+def first_cause(run: Run, findings: Findings) -> Verdict:
+    """With all that the job knows of its hosts."""
+    own = run.job.failure_classes if run.job else ()
+    return diagnose(findings, own, addresses(run), switches_of(run))
 
 
 def decided(incident: Incident, decision: Decision) -> Incident:

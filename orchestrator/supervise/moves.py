@@ -19,12 +19,10 @@ from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 from orchestrator.supervise import rollback, shortage
 from orchestrator.supervise.away import in_the_way, make_room, send_away
-from orchestrator.supervise.diagnose import diagnose
 from orchestrator.supervise.growing import grown
-from orchestrator.supervise.incidents import decided, incident_of, left_out
+from orchestrator.supervise.incidents import decided, first_cause, incident_of, left_out
 from orchestrator.supervise.policy import Decision, decide, repeated_culprits
 from orchestrator.supervise.roster import (
-    addresses,
     coming,
     has_successors,
     hosts_given,
@@ -335,10 +333,9 @@ def _leave(run: Run, leaving: Leaving, at: float) -> Result:
     return start_if_ready(replace(wait(run, at, leaving.words), leaving=None), at)
 
 
-def recover(run: Run, findings: Findings, at: float) -> Result:
-    """Record the incident; start again or give up."""
-    assert run.job is not None
-    verdict = diagnose(findings, run.job.failure_classes, addresses(run), switches_of(run))
+def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = None) -> Result:
+    """Record the incident, of `verdict` where there is one; start again or give up."""
+    verdict = verdict or first_cause(run, findings)
     if taken := _taken(findings, verdict):
         run = replace(run, findings=None)
         return _leave(run, run.leaving or Leaving(cause="drained", words=taken, requeue=False), at)

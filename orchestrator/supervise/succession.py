@@ -6,8 +6,7 @@ from dataclasses import replace
 from orchestrator.contract.actions import EndJob
 from orchestrator.contract.events import JobSubmitted, LeaderStarted
 from orchestrator.supervise import shortage
-from orchestrator.supervise.diagnose import diagnose
-from orchestrator.supervise.incidents import incident_of
+from orchestrator.supervise.incidents import first_cause, incident_of
 from orchestrator.supervise.moves import Result, end, recover, wait
 from orchestrator.supervise.policy import repeated_culprits
 from orchestrator.supervise.state import LIVE, OUTSIDE, Findings, Run, Stage
@@ -67,7 +66,7 @@ def _interrupted(run: Run, at: float) -> Run:
     findings = _left_behind(run, at)
     if findings is None:
         return run
-    verdict = diagnose(findings, run.job.failure_classes if run.job else ())
+    verdict = first_cause(run, findings)
     incident = incident_of(run, findings, verdict, "the job was submitted again")
     return replace(run, incidents=(*run.incidents, incident), restarts=run.restarts + 1)
 
@@ -159,8 +158,9 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         )
     if findings is None and waiting.shortage is not None:
         return shortage.look(waiting, event.at, waiting.shortage)  # nobody heard the answer
-    if findings is None or (
-        event.taken and diagnose(findings, run.job.failure_classes).kind == "leader-lost"
-    ):
+    if findings is None:
         return waiting, ()
-    return recover(waiting, findings, event.at)
+    verdict = first_cause(run, findings)  # by the hosts of the leader that was lost
+    if event.taken and verdict.kind == "leader-lost":
+        return waiting, ()
+    return recover(waiting, findings, event.at, verdict)

@@ -43,6 +43,13 @@ def test_a_step_of_slurm_below_version_2(tmp_path: Path) -> None:
     assert oom_kills(root) == 2
 
 
+def test_a_mount_may_have_any_bytes_in_its_name(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/\n", mount("cgroup2"), **{"memory.events": V2.format(1)})
+    info = root / "proc/self/mountinfo"
+    info.write_bytes(b"40 22 0:9 / /mnt/caf\xe9 rw - tmpfs tmpfs rw\n" + info.read_bytes())
+    assert oom_kills(root) == 1
+
+
 def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/\n", mount("cgroup2"), **{"memory.events": V2.format(1)})
     assert oom_kills(root) == 1

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor.mounts import doubt, mount_of
+from orchestrator.doctor.mounts import doubt, mount_of, read_mounts
 
 MOUNTS = """\
 /dev/sda1 / ext4 rw,relatime 0 0
@@ -43,8 +43,28 @@ def test_how_a_file_system_is_mounted_tells_whose_locks_it_has(
         assert "NFS" in doubted[1] or "mount it" in doubted[1]
 
 
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("/data/x", "lustre"),
+        ("/database", "ext4"),
+        ("/my\tdata/x", "beegfs"),
+        ("/a\x85b", "xfs"),
+        ("/\udcff/x", "tmpfs"),
+    ],
+)
+def test_the_deepest_and_latest_mount_counts(place: str, kind: str) -> None:
+    mounts = (
+        "a / ext4 rw 0 0\nc /data nfs4 rw 0 0\nd /data lustre rw 0 0\n"
+        "e /my\\011data beegfs rw 0 0\nf /a\x85b xfs rw 0 0\ng /\udcff tmpfs rw 0 0\n"
+    )
+    found = mount_of(mounts, Path(place))
+    assert found is not None
+    assert found.kind == kind
+
+
 def test_this_machines_own_mounts_can_be_read(tmp_path: Path) -> None:
-    mounts = Path("/proc/self/mounts").read_text()
+    mounts = read_mounts()
     assert mount_of(mounts, tmp_path.resolve()) is not None
     assert mount_of("", tmp_path) is None
     assert doubt("", tmp_path) is None

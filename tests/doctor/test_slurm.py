@@ -14,7 +14,6 @@ from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.doctor.slurm import (
     COMMANDS,
     examine_slurm,
-    file_system,
     judge_config,
     judge_partition,
     parse_version,
@@ -192,11 +191,3 @@ def test_a_run_root_on_a_local_disk_is_told() -> None:
         "warns",
         "/tmp/runs is on ext4, which looks local to this node",
     )
-
-
-def test_the_deepest_and_latest_mount_counts() -> None:
-    mounts = "a / ext4\nb /da xfs\nc /data nfs4\nd /data lustre\ne /my\\040data beegfs\nbroken\n"
-    assert file_system(Path("/data/x"), mounts) == "lustre"
-    assert file_system(Path("/database"), mounts) == "ext4"
-    assert file_system(Path("/my data/x"), mounts) == "beegfs"
-    assert file_system(Path("/x"), "") == "unknown"

@@ -276,8 +276,7 @@ class Mirror:
     def _from_logs(self, remote: Remote, pods: Iterable[Object]) -> None:
         """A leader's last words, in the log of its pod that has ended: read once."""
         for pod in pods:
-            over = fields.phase_of(pod) in ("Succeeded", "Failed")
-            if not over or not leads(pod) or fields.launch_of(pod) != remote.launch:
+            if not fields.is_over(pod) or not leads(pod) or fields.launch_of(pod) != remote.launch:
                 continue
             if uid_of(pod) in self.heard:
                 continue
