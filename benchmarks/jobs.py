@@ -80,15 +80,12 @@ def rank_pid(folder: Path, rank: int) -> int:
     """The process of one rank of the run in `folder`."""
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            command = (place / "cmdline").read_bytes().split(b"\0")
+            command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             environ = (place / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        mine = command[1:3] == [b"-m", b"trainer"] or command[1:4] == [b"-u", b"-m", b"trainer"]
-        if (
-            mine
-            and str(folder).encode() in b" ".join(command)
-            and f"RANK={rank}".encode() in environ
-        ):
+        trains = f" -m trainer {folder}/" in command
+        # Of torchrun alone by its environment; a rank of ndctl's is forked and has its title.
+        if trains and (f"(rank {rank})" in command or f"RANK={rank}".encode() in environ):
             return int(place.name)
     raise RuntimeError(f"no process of rank {rank} in {folder}")

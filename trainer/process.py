@@ -3,12 +3,10 @@
 Nothing here imports torch, so a rank answers signals and refuses a bad configuration before that.
 """
 
-import gc
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.contract import exits
@@ -61,31 +59,9 @@ def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> i
     drills, skip = read_drills(env.drills), read_skip(env.skip)
     clock = time.time  # noqa: TID251 (handed inwards from here)
     outside = Outside(env=env, reporter=reporter, drills=drills, stop=stop, skip=skip, clock=clock)
-    # Thousands of modules are about to be loaded, and none of them is garbage: looking for some
-    # would make the start of every rank a sixth longer.
-    gc.disable()
-    with hidden("torchao"):
-        from trainer.main import main
-    gc.freeze()
-    gc.enable()
-    return main(config, outside)
+    from trainer.imports import train
 
-
-@contextmanager
-def hidden(package: str) -> Iterator[None]:
-    """Let nobody import `package` meanwhile, unless it has been already.
-
-    transformers imports torchao wherever it is installed: a second and several warnings at the
-    start of every rank, for quantisers of its own that are not used here.
-    """
-    if package in sys.modules:
-        yield
-        return
-    vars(sys)["modules"][package] = None
-    try:
-        yield
-    finally:
-        del sys.modules[package]
+    return train(config, outside)
 
 
 def set_up_logging() -> None:

@@ -20,7 +20,7 @@ from orchestrator.agent.evidence import (
     waited_for_cpu,
 )
 from orchestrator.agent.pace import Pace, still_in
-from orchestrator.agent.standby import Standby
+from orchestrator.agent.standby import Running, Standby
 from orchestrator.agent.torchrun import HostPlace, environment, render
 from orchestrator.contract.datagrams import (
     Beat,
@@ -82,7 +82,7 @@ class Attempt:
         self.kills = kills
         self.kills_before = kills()
         self.ranks: dict[int, RankRecord] = {}
-        self.torchrun: asyncio.subprocess.Process | None = None
+        self.torchrun: Running | None = None
         self.stopping = False
         self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
 
@@ -92,8 +92,10 @@ class Attempt:
         self.place.run_dir.traces(self.start.attempt).mkdir(parents=True, exist_ok=True)
         command = render(self.start, self.place)
         known = environment(self.start, self.place, environ)
-        self.torchrun = await standby.run(command, known, self.log_dir / "torchrun.log")
-        number, pid = self.start.attempt, self.torchrun.pid
+        number, to = self.start.attempt, self.log_dir / "torchrun.log"
+        title = f"torchrun of attempt {number} of {self.place.run_dir.path}"
+        self.torchrun = await standby.run(command, known, title=title, log=to)
+        pid = self.torchrun.pid
         log.info("attempt %s: torchrun is process %s: %s", number, pid, shlex.join(command))
         if self.stopping:  # told to while torchrun was being started
             self.kill()
@@ -224,7 +226,7 @@ class Attempt:
             return
         deadline = self.clock.monotonic() + grace_s
         while self.ranks and self.clock.monotonic() < deadline:
-            if self.torchrun.returncode is not None or self._all_ended():
+            if self.torchrun.ended is not None or self._all_ended():
                 break
             await asyncio.sleep(POLL_S)
         self.kill()
@@ -244,7 +246,7 @@ class Attempt:
         """End torchrun, and with it by the kernel's hand all that it started."""
         self.stopping = True
         self._signal(signal.SIGKILL)
-        if self.torchrun is not None and self.torchrun.returncode is None:
+        if self.torchrun is not None:
             self.torchrun.kill()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -255,7 +257,7 @@ class Attempt:
     async def wait(self) -> tuple[list[Exited], Stopped]:
         """Return when no process is left: what had not been reported yet, and the end itself."""
         assert self.torchrun is not None
-        code = await self.torchrun.wait()
+        code = (await self.torchrun.wait()).code
         await self._until_gone()
         unseen = [
             RankEnded(attempt=self.start.attempt, rank=rank, exit_code=None, signal=None)

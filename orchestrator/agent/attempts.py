@@ -104,8 +104,6 @@ class Attempts:
         self.running = self.spawn(self._run(self.attempt))
 
     async def stop(self, order: Stop) -> None:
-        if order.another:
-            self.spawn(self.standby.prepare())
         if self.attempt is not None and self.attempt.start.attempt == order.attempt:
             await self.end(order.grace_s)
         elif self.ended is not None and self.ended.attempt == order.attempt:

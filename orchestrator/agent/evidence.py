@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from orchestrator.agent.bounded import Limit
-from orchestrator.diagnosis.stacks import shortened
+from orchestrator.diagnosis.stacks import of_the_program, shortened
 from orchestrator.supervise.verdict import signal_name
 
 LOG_LINES = 20
@@ -148,4 +148,4 @@ def _read_from(path: Path, start: int) -> tuple[str, ...]:
     with path.open("rb") as file:
         file.seek(start)
         text = file.read().decode(errors="replace")
-    return shortened(text.splitlines(), STACK_LINES)
+    return shortened(of_the_program(text.splitlines()), STACK_LINES)

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import logging
+import shlex
 from collections.abc import Mapping
 
-from orchestrator.agent.launcher import Tried
+from orchestrator.agent.launcher import Ended
 from orchestrator.agent.standby import Standby
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.contract import env
@@ -46,7 +47,7 @@ async def check_fabric(
     names = " ".join(order.hosts)
     try:
         async with asyncio.timeout(order.timeout_s):
-            tried = await standby.try_out(command, known, names)
+            tried = await standby.try_out(command, known, title=shlex.join(command), given=names)
     except TimeoutError:
         return _broke(order, place, f"its check gave no answer within {order.timeout_s:.0f} s")
     except OSError as exc:
@@ -59,7 +60,7 @@ async def check_fabric(
     return checked
 
 
-def read_checked(tried: Tried) -> Checked | None:
+def read_checked(tried: Ended) -> Checked | None:
     """The child's verdict, its last line; None when it gave none. Pure."""
     line = tried.out.strip().rpartition("\n")[2]
     try:

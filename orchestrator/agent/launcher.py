@@ -1,49 +1,49 @@
-"""Stands by with what takes seconds to import, and becomes torchrun when it is told to.
+"""Has imported what takes seconds to import, and forks torchrun and checks of the fabric as told.
 
     python -m orchestrator.agent.launcher --parent PID --lock FILE [MODULE …]
 
-It reads orders, a line of JSON each. A `Try` is run by a child and answered with a line; a `Run` it
-becomes. The kernel kills it when its parent dies. Whoever does what was ordered holds a shared lock
-on FILE, and so does all that is started then: when that is free, no process of the host is left.
+It reads orders, a line of JSON each, and does one after the other in a child: says that it has
+`Begun`, and how it `Ended`. So nothing below it waits for imports, and no attempt sees other code
+than the first. The kernel kills it when its parent dies, and the child when this does. The child
+holds a shared lock on FILE, and so does all that it starts: when that is free, no process of the
+host is left.
 """
 
 import argparse
 import importlib
 import json
 import os
-import runpy
+import select
 import signal
 import sys
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
-from orchestrator.agent.keeper import die_with_parent
-from orchestrator.contract.codec import decode, encode
+from orchestrator.agent.becoming import FAILED, become, die_with_parent, find_name
+from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.env import TORCHRUN_PID
-from orchestrator.locks import share
-
-FAILED, NOT_FOUND = 1, 127
-"""Exit codes: of an exception that nobody catches, and of a command that is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Become `command`, with its output in `log`."""
+    """Be torchrun: run `command` with its output in `log`, after all imports."""
 
     command: tuple[str, ...]
     environ: dict[str, str]
+    title: str
     log: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """Run `command` to its end."""
+    """Run `command`, which needs no more than the first module; its output is in the answer."""
 
     command: tuple[str, ...]
     environ: dict[str, str]
+    title: str
     given: str
     """What it reads on its standard input."""
 
@@ -52,11 +52,20 @@ LaunchOrder = Run | Try
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    code: int | None
+class Begun:
+    pid: int
+    """Not given to another process before the next order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    code: int
     """Negative: the signal that ended it."""
     out: str
     err: str
+
+
+LaunchAnswer = Begun | Ended
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,30 +75,53 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("modules", nargs="*")
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
+    find_name()
     _ignore_signals_of_a_scheduler()
-    imported = all(list(map(_imported, args.modules)))
+    imports = Imports(args.modules)
+    imports.next()
     orders = os.fdopen(os.dup(sys.stdin.fileno()))  # its buffer is not the program's
-    for line in orders:
+    child = None
+    while line := _order(orders, imports):
+        if child is not None:
+            # Only now: the agent, which has heard of its end, sends it no signal any more.
+            os.waitpid(child, 0)
         order: LaunchOrder = decode(LaunchOrder, json.loads(line))
         if isinstance(order, Run):
-            share(args.lock)
-            _run(order, imported)
-        sys.stdout.write(json.dumps(encode(_try(order, args.lock, imported))) + "\n")
-        sys.stdout.flush()
+            imports.rest()
+        child = _carry_out(order, args.lock, afresh=imports.failed)
     return 0
 
 
-def _imported(name: str) -> bool:
-    """Whether it could be. What failed is not said here: the program that needs it will."""
-    try:
-        importlib.import_module(name)
-    except Exception:  # noqa: BLE001 - a library that does not load raises what it likes
-        return False
-    return True
+class Imports:
+    """What failed is not said here: the program that needs it will."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self.waiting = list(modules)
+        self.failed = False
+        """Then a program is begun afresh: half of a library that is loaded already hides why the
+        rest does not."""
+
+    def next(self) -> None:
+        if self.waiting:
+            try:
+                importlib.import_module(self.waiting.pop(0))
+            except Exception:  # noqa: BLE001 - a library that does not load raises what it likes
+                self.failed, self.waiting = True, []
+
+    def rest(self) -> None:
+        while self.waiting:
+            self.next()
+
+
+def _order(orders: TextIO, imports: Imports) -> str:
+    """The next one; what is still to be imported is, as long as there is none."""
+    while imports.waiting and not select.select([orders], [], [], 0)[0]:
+        imports.next()
+    return orders.readline()
 
 
 def _ignore_signals_of_a_scheduler() -> None:
-    """For the program and, until they decide otherwise, all that it starts.
+    """For torchrun as well, and until they decide otherwise for all that it starts.
 
     Slurm sends its warnings and SIGTERM to every process of a step. They are for the agent, and for
     ranks that know what to do; torchrun would end the ranks before they have saved anything.
@@ -98,31 +130,50 @@ def _ignore_signals_of_a_scheduler() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _run(order: Run, imported: bool) -> NoReturn:
-    out = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    environ = order.environ | {TORCHRUN_PID: str(os.getpid())}
-    _become(order.command, environ, _null(), out, out, imported)
-
-
-def _null() -> int:
-    return os.open(os.devnull, os.O_RDONLY)
-
-
-def _try(order: Try, lock: Path, imported: bool) -> Tried:
-    given, out, err = (os.memfd_create(name) for name in ("given", "out", "err"))
+def _carry_out(order: LaunchOrder, lock: Path, *, afresh: bool) -> int | None:
+    """The child, which has ended and is not reaped; none where there is not even one."""
     try:
-        os.write(given, order.given.encode())
-        os.lseek(given, 0, os.SEEK_SET)
-        launcher = os.getpid()
-        child = os.fork()
-        if child == 0:
-            _be_tried(order, launcher, lock, imported, (given, out, err))
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        return Tried(code=code, out=_written(out), err=_written(err))
+        with _files(order) as files:
+            launcher = os.getpid()
+            child = os.fork()
+            if child == 0:
+                _be(order, launcher, lock, files, afresh)
+            _tell(Begun(pid=child))
+            ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            assert ended is not None  # it is by WNOHANG alone
+            _tell(_ended(ended, files if isinstance(order, Try) else None))
+    except OSError as exc:
+        _tell(Ended(code=FAILED, out="", err=str(exc)))
+        return None
+    return child
+
+
+def _ended(ended: os.waitid_result, files: tuple[int, int, int] | None) -> Ended:
+    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    out, err = map(_written, files[1:]) if files else ("", "")
+    return Ended(code=code, out=out, err=err)
+
+
+@contextmanager
+def _files(order: LaunchOrder) -> Iterator[tuple[int, int, int]]:
+    """Standard input, output and error of what is ordered."""
+    if isinstance(order, Run):
+        out = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        files = (os.open(os.devnull, os.O_RDONLY), out, os.dup(out))
+    else:
+        files = (os.memfd_create("given"), os.memfd_create("out"), os.memfd_create("err"))
+        os.write(files[0], order.given.encode())
+        os.lseek(files[0], 0, os.SEEK_SET)
+    try:
+        yield files
     finally:
-        for fd in (given, out, err):
+        for fd in files:
             os.close(fd)
+
+
+def _tell(answer: LaunchAnswer) -> None:
+    sys.stdout.write(json.dumps(encode_tagged(answer)) + "\n")
+    sys.stdout.flush()
 
 
 def _written(fd: int) -> str:
@@ -131,54 +182,16 @@ def _written(fd: int) -> str:
         return file.read().decode(errors="replace")
 
 
-def _be_tried(
-    order: Try, launcher: int, lock: Path, imported: bool, files: tuple[int, int, int]
+def _be(
+    order: LaunchOrder, launcher: int, lock: Path, files: tuple[int, int, int], afresh: bool
 ) -> NoReturn:
-    """In the child; it must never come back to the launcher's loop."""
-    try:
-        die_with_parent(launcher)
-        share(lock)
-        _become(order.command, order.environ, *files, imported)
-    except SystemExit as exc:
-        code = exc.code if isinstance(exc.code, int) else FAILED if exc.code else 0
-    except BaseException:  # noqa: BLE001 - as the interpreter ends a program that raised
-        traceback.print_exc()
-        code = FAILED
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _become(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    given: int,
-    out: int,
-    err: int,
-    imported: bool,
-) -> NoReturn:
-    """Be `command`: at once where it is a module for this very interpreter, which has imported what
-    it needs. After an import that failed it is begun afresh: half of a library that is loaded
-    already hides why the rest does not.
-
-    Raises:
-        SystemExit: with its exit code.
-        BaseException: what it raised.
-    """
-    for number, fd in enumerate((given, out, err)):
+    """In the child; it never comes back to the launcher's loop."""
+    os.setsid()
+    for number, fd in enumerate(files):
         os.dup2(fd, number)
-    os.environ.clear()
-    os.environ.update(environ)
-    program, *words = command
-    if not imported or (program, words[:1]) != (sys.executable, ["-m"]):
-        try:
-            os.execvp(program, list(command))
-        except OSError as exc:
-            sys.stderr.write(f"{program} could not be started: {exc}\n")
-            sys.exit(NOT_FOUND)
-    sys.argv = words[1:]
-    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    sys.exit(0)
+    own = {TORCHRUN_PID: str(os.getpid())} if isinstance(order, Run) else {}
+    environ = order.environ | own
+    become(order.command, environ, title=order.title, parent=launcher, lock=lock, afresh=afresh)
 
 
 if __name__ == "__main__":

@@ -376,8 +376,7 @@ class Leader:
                     self.lookout.end()
                     self.pending = None
                 run = self.supervisor.run
-                another = run.cancelled_by is None and run.leaving is None
-                stop = Stop(attempt=action.attempt, grace_s=action.grace_s, another=another)
+                stop = Stop(attempt=action.attempt, grace_s=action.grace_s)
                 for host in action.hosts or run.placement:
                     self.connections.order(host, stop)
             case GatherEvidence():

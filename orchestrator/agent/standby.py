@@ -1,20 +1,50 @@
-"""The agent's end of a launcher: there before it is needed, and a new one when there is none."""
+"""The agent's end of a launcher: there before it is needed, and a new one where it was killed."""
 
 import asyncio
 import contextlib
 import json
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.agent.evidence import process_state
-from orchestrator.agent.launcher import LaunchOrder, Run, Tried, Try
+from orchestrator.agent.launcher import Begun, Ended, LaunchAnswer, LaunchOrder, Run, Try
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.contract.codec import decode, encode_tagged
 
 LINE_BYTES = 16 << 20
 """Of an answer, at most."""
+KILLED = Ended(code=-signal.SIGKILL, out="", err="the launcher was killed")
 
 Process = asyncio.subprocess.Process
+
+
+class Running:
+    """What a launcher runs, from its beginning to its end."""
+
+    def __init__(self, launcher: Process, pid: int, standby: "Standby") -> None:
+        self.launcher = launcher
+        self.pid = pid
+        self.ended: Ended | None = None
+        self._standby = standby
+        self._waiting = asyncio.create_task(self._wait())
+
+    async def wait(self) -> Ended:
+        return await asyncio.shield(self._waiting)
+
+    def kill(self) -> None:
+        if self.ended is None:
+            # Its number is its own until the launcher has another order.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    async def _wait(self) -> Ended:
+        answer = await _answer(self.launcher)
+        assert isinstance(answer, Ended)
+        self.ended = answer
+        await self._standby.take_back(self.launcher, is_well=answer is not KILLED)
+        return answer
 
 
 class Standby:
@@ -22,6 +52,7 @@ class Standby:
         self.place = place
         self.environ = environ
         self.waiting: Process | None = None
+        self.busy: set[Process] = set()
 
     async def prepare(self) -> None:
         """Have a launcher import what takes long, without need as yet. One that cannot be started
@@ -29,47 +60,66 @@ class Standby:
         with contextlib.suppress(OSError):
             self.waiting = await self._take()
 
-    async def run(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> Process:
-        """`command` as a process that is ours to wait for; raises OSError when it cannot be
-        started."""
-        order = Run(command=tuple(command), environ=dict(environ), log=str(log))
-        process = await self._take()
-        await _tell(process, order)
-        assert process.stdin is not None
-        process.stdin.close()
-        return process
+    async def run(
+        self, command: Sequence[str], environ: Mapping[str, str], *, title: str, log: Path
+    ) -> Running:
+        """`command` as a process; raises OSError when it cannot be started."""
+        order = Run(command=tuple(command), environ=dict(environ), title=title, log=str(log))
+        return await self._order(order)
 
     async def try_out(
-        self, command: Sequence[str], environ: Mapping[str, str], given: str
-    ) -> Tried:
-        """`command` to its end; one that is given up is killed. Raises OSError when it cannot be
-        started."""
-        process = await self._take()
-        assert process.stdout is not None
+        self, command: Sequence[str], environ: Mapping[str, str], *, title: str, given: str
+    ) -> Ended:
+        """`command` to its end; one that is given up is killed with its launcher. Raises OSError
+        when it cannot be started."""
+        order = Try(command=tuple(command), environ=dict(environ), title=title, given=given)
+        running = await self._order(order)
         try:
-            await _tell(process, Try(command=tuple(command), environ=dict(environ), given=given))
-            line = await process.stdout.readline()
+            return await running.wait()
         except BaseException:
-            await _end(process)
+            await _end(running.launcher)
             raise
-        if not line:
-            return Tried(code=await process.wait(), out="", err="the launcher was killed")
-        if self.waiting is None:
-            self.waiting = process
+
+    async def take_back(self, launcher: Process, *, is_well: bool) -> None:
+        """It has done what it was told to; one is enough to wait for the next order."""
+        self.busy.discard(launcher)
+        if is_well and self.waiting is None:
+            self.waiting = launcher
         else:
-            await _end(process)
-        tried: Tried = decode(Tried, json.loads(line))
-        return tried
+            await _end(launcher)
 
     async def close(self) -> None:
+        """End every launcher, and with it what it runs."""
         waiting, self.waiting = self.waiting, None
-        if waiting is not None:
-            await _end(waiting)
+        for launcher in [waiting, *self.busy]:
+            if launcher is not None:
+                await _end(launcher)
+
+    async def _order(self, order: LaunchOrder) -> Running:
+        launcher = await self._take()
+        self.busy.add(launcher)
+        try:
+            assert launcher.stdin is not None
+            launcher.stdin.write(json.dumps(encode_tagged(order)).encode() + b"\n")
+            with contextlib.suppress(ConnectionError):  # it was killed, and answers nothing
+                await launcher.stdin.drain()
+            answer = await _answer(launcher)
+        except BaseException:
+            await self._give_up(launcher)
+            raise
+        if isinstance(answer, Begun):
+            return Running(launcher, answer.pid, self)
+        await self._give_up(launcher)
+        raise OSError(answer.err)
+
+    async def _give_up(self, launcher: Process) -> None:
+        self.busy.discard(launcher)
+        await _end(launcher)
 
     async def _take(self) -> Process:
         """The one that waits, or a new one: whoever has it, nobody else does."""
         waiting, self.waiting = self.waiting, None
-        if waiting is not None and process_state(waiting.pid) not in ("gone", "Z"):
+        if waiting is not None and _is_there(waiting):
             return waiting
         return await self._start()
 
@@ -86,10 +136,15 @@ class Standby:
         )
 
 
-async def _tell(process: Process, order: LaunchOrder) -> None:
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(encode_tagged(order)).encode() + b"\n")
-    await process.stdin.drain()
+def _is_there(launcher: Process) -> bool:
+    return process_state(launcher.pid) not in ("gone", "Z")
+
+
+async def _answer(launcher: Process) -> LaunchAnswer:
+    assert launcher.stdout is not None
+    line = await launcher.stdout.readline()
+    answer: LaunchAnswer = decode(LaunchAnswer, json.loads(line)) if line else KILLED
+    return answer
 
 
 async def _end(process: Process) -> None:

@@ -11,7 +11,7 @@ from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.skipping import to_text
 
-KEEPER = ("-m", "orchestrator.agent.keeper")
+KEEPER = Path(__file__).with_name("keeper.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +26,8 @@ class HostPlace:
     """Where ranks send their datagrams."""
     parent: int
     """The agent's process id."""
-    imports: tuple[str, ...] = ("torch.distributed.launcher.api",)
-    """What takes torchrun, and the check of the fabric, seconds to import."""
+    imports: tuple[str, ...] = ("torch.distributed.launcher.api", "trainer.imports")
+    """What takes seconds to import: for torchrun and the check of the fabric, and then for ranks."""
 
     @property
     def lock(self) -> Path:
@@ -50,10 +50,12 @@ def render(start: Start, place: HostPlace) -> list[str]:
         "--max-restarts=0",
         # Not SIGTERM, at which it would end its ranks while they write their checkpoint.
         "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT",
-        "--no-python",
+        # In this very process, which has imported already what every rank needs.
+        "--start-method=fork",
+        "--run-path",
     ]
-    keep = [place.python, *KEEPER, "--lock", str(place.lock), "--log-dir", str(log_dir), "--"]
-    return [*torchrun, *keep, place.python, "-m", "trainer", start.config]
+    keeper = [str(KEEPER), "--lock", str(place.lock), "--log-dir", str(log_dir), "--"]
+    return [*torchrun, *keeper, place.python, "-m", "trainer", start.config]
 
 
 def with_defaults(environ: Mapping[str, str]) -> Mapping[str, str]:

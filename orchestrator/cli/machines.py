@@ -31,8 +31,6 @@ def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
 
 
 def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...]":
-    from pathlib import Path
-
     from orchestrator.backends.slurm.commands import Slurm
     from orchestrator.contract.slurm import SlurmSpec
     from orchestrator.doctor.mounts import read_mounts

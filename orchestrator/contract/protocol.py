@@ -244,8 +244,6 @@ class Start:
 class Stop:
     attempt: int
     grace_s: float
-    another: bool = False
-    """An attempt is likely to follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ PY_SPY = re.compile(r"^\s+(?P<function>[^\s(]+) \((?P<file>[^():]+):(?P<line>\d+
 THREAD = re.compile(r"^(Current )?[Tt]hread ")
 OUTERMOST = ("<module>", "_run_module_as_main")
 """Frames of a program's beginning."""
+PROGRAM = re.compile(r"trainer/__main__\.py\W.* in <module>|<module> \(\S*trainer/__main__\.py:")
+"""The outermost frame of a rank's own; those outside it are of what it was forked from."""
 HELPER_LINES = 8
 """Of a thread that is not the main one, where there is no room for all."""
 DEPTH = 6
@@ -49,6 +51,19 @@ def main_thread(lines: Iterable[str]) -> Sequence[str]:
     threads = [thread for thread in every if _frames(thread)]
     mains = [thread for thread in threads if _frames(thread)[-1].function in OUTERMOST]
     return (mains or threads or every or [[]])[-1]
+
+
+def of_the_program(lines: Iterable[str]) -> list[str]:
+    """Without the frames of who forked the rank, which are the same in all."""
+    kept: list[str] = []
+    outside = False
+    for line in lines:
+        is_frame = bool(FAULTHANDLER.match(line) or PY_SPY.match(line) or line.strip() == "...")
+        outside = outside and is_frame
+        if not outside:
+            kept.append(line)
+        outside = outside or bool(PROGRAM.search(line))
+    return kept
 
 
 def shortened(lines: Sequence[str], most: int) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.agent.evidence import process_state
 from orchestrator.agent.fabric import check_fabric, read_checked, render
-from orchestrator.agent.launcher import Tried
+from orchestrator.agent.launcher import Ended
 from orchestrator.agent.sockets import free_port
 from orchestrator.agent.standby import Standby
 from orchestrator.agent.torchrun import HostPlace
@@ -58,13 +58,15 @@ def an_order(rank: int, port: int, timeout_s: float) -> CheckFabric:
     )
 
 
-def child_of(place: HostPlace) -> int | None:
+def child_of(rank: int, port: int) -> int | None:
     """The process of a host's check, below its launcher."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if str(place.lock).encode() in words and int(parent) != os.getpid():
+            title = (folder / "cmdline").read_text()
+            if (
+                f" -m trainer.fabric --check=7 --rank={rank} " in title
+                and f"--port={port} " in title
+            ):
                 return int(folder.name)
     return None
 
@@ -76,14 +78,16 @@ def check(folder: Path, timeout_s: float, stopped: int | None = None) -> dict[st
     places = [a_place(folder, host, imports=IMPORTS) for host in HOSTS]
 
     async def stop(rank: int) -> None:
-        while (pid := child_of(places[rank])) is None:
+        while (pid := child_of(rank, port)) is None:
             await asyncio.sleep(0.02)
         os.kill(pid, signal.SIGSTOP)
 
     async def all_hosts() -> list[Checked]:
         standbys = [Standby(place, os.environ) for place in places]
         # Torch is there before the time of the check begins.
-        await asyncio.gather(*(one.try_out(["true"], os.environ, "") for one in standbys))
+        await asyncio.gather(
+            *(one.try_out(["true"], os.environ, title="", given="") for one in standbys)
+        )
         checks = [
             check_fabric(
                 an_order(rank, port, timeout_s), places[rank], standby, os.environ, SystemClock()
@@ -207,7 +211,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "\ufffd\n", "{}\n", "3\n"])
 def test_what_is_no_verdict(text: str) -> None:
-    assert read_checked(Tried(code=0, out=text, err="")) is None
+    assert read_checked(Ended(code=0, out=text, err="")) is None
 
 
 @pytest.mark.parametrize("count", range(2, 20))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.launcher import LaunchOrder, Run, Try
-from orchestrator.contract.codec import encode_tagged
+from orchestrator.agent.launcher import Ended, LaunchAnswer, LaunchOrder, Run, Try
+from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.datagrams import RankEnded
 from orchestrator.locks import is_free
 from tests.agent.kept import Host, listening
@@ -33,7 +33,12 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def run(host: Host, *command: str) -> Run:
-    return Run(command=command, environ=host.environ, log=str(host.folder / "torchrun.log"))
+    log = str(host.folder / "torchrun.log")
+    return Run(command=command, environ=host.environ, title="torchrun", log=log)
+
+
+def attempt(host: Host, *command: str, given: str = "") -> Try:
+    return Try(command=command, environ=host.environ, title="check", given=given)
 
 
 def said(host: Host) -> str:
@@ -45,8 +50,8 @@ def launcher(host: Host, *modules: str, parent: int | None = None) -> list[str]:
     return [*LAUNCHER, *place, "--", *modules]
 
 
-def order(host: Host, *orders: LaunchOrder, modules: tuple[str, ...] = ()) -> tuple[int, str]:
-    """Give orders to a launcher; its exit code, and what it answered."""
+def order(host: Host, *orders: LaunchOrder, modules: tuple[str, ...] = ()) -> list[Ended]:
+    """Give orders to a launcher; how each ended."""
     lines = "".join(json.dumps(encode_tagged(one)) + "\n" for one in orders)
     done = subprocess.run(
         launcher(host, *modules),
@@ -57,12 +62,20 @@ def order(host: Host, *orders: LaunchOrder, modules: tuple[str, ...] = ()) -> tu
         timeout=WAIT_S,
         check=False,
     )
-    return done.returncode, done.stdout
+    assert done.returncode == 0
+    said = map(json.loads, done.stdout.splitlines())
+    answers: list[LaunchAnswer] = [decode(LaunchAnswer, one) for one in said]
+    return [answer for answer in answers if isinstance(answer, Ended)]
+
+
+def ended(code: int, out: str = "", err: str = "") -> Ended:
+    return Ended(code=code, out=out, err=err)
 
 
 @dataclass
 class Chain:
     agent: int
+    launcher: int
     torchrun: int
     keeper: int
     child: int
@@ -70,7 +83,7 @@ class Chain:
 
 @contextmanager
 def chain(host: Host) -> Iterator[Chain]:
-    """agent (sh) -> torchrun (a launcher that became sh) -> keeper -> child (sleep)."""
+    """agent (sh) -> launcher -> torchrun (sh) -> keeper -> child (sleep)."""
     script = f"{shlex.join(host.rank('sleep', '600'))} & wait"
     told = host.folder / "order"
     told.write_text(json.dumps(encode_tagged(run(host, "sh", "-c", script))) + "\n")
@@ -80,7 +93,8 @@ def chain(host: Host) -> Iterator[Chain]:
     try:
         child = host.hear_start().pid
         keeper = parent_of(child)
-        yield Chain(agent.pid, parent_of(keeper), keeper, child)
+        torchrun = parent_of(keeper)
+        yield Chain(agent.pid, parent_of(torchrun), torchrun, keeper, child)
     finally:
         agent.kill()
         agent.wait(WAIT_S)
@@ -91,12 +105,12 @@ def parent_of(pid: int) -> int:
     return int(status.split("PPid:")[1].split()[0])
 
 
-@pytest.mark.parametrize("victim", ["agent", "torchrun", "keeper", "child"])
+@pytest.mark.parametrize("victim", ["agent", "launcher", "torchrun", "keeper", "child"])
 def test_nothing_below_a_killed_process_survives_and_the_lock_is_free(
     host: Host, victim: str
 ) -> None:
     with chain(host) as processes:
-        assert parent_of(processes.torchrun) == processes.agent
+        assert parent_of(processes.launcher) == processes.agent
         assert not is_free(host.lock)
         kill(getattr(processes, victim))
         for name in ("torchrun", "keeper", "child"):
@@ -138,14 +152,14 @@ def test_a_module_runs_in_the_process_that_has_imported_what_it_needs(
     (host.folder / "program.py").write_text(f"{program}print(sys.stdin.read())\nsys.exit(7)\n")
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
     asked = run(host, sys.executable, "-m", "program", "--now")
-    assert order(host, asked, modules=("cmath",)) == (7, "")
+    assert order(host, asked, modules=("cmath",)) == [ended(7)]
     assert said(host) == "True ['--now'] 2\n\n"
 
 
 def test_what_a_module_raises_is_in_the_log(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     (host.folder / "program.py").write_text("raise ValueError('no port')\n")
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
-    assert order(host, run(host, sys.executable, "-m", "program")) == (1, "")
+    assert order(host, run(host, sys.executable, "-m", "program")) == [ended(1)]
     assert said(host).endswith("ValueError: no port\n")
 
 
@@ -159,32 +173,42 @@ def test_after_an_import_that_failed_the_program_begins_afresh(
     )
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
     command = (sys.executable, "-m", "program")
-    tried = Try(command=command, environ=host.environ, given="")
-    code, answers = order(host, tried, run(host, *command), modules=("cmath", "library"))
-    answer = json.loads(answers)
-    assert (answer["code"], answer["out"]) == (1, "False\n")
-    assert answer["err"].endswith("OSError: libcuda.so.1: no such file\n")
-    assert code == 1
+    asked = (attempt(host, *command), run(host, *command))
+    tried, ran = order(host, *asked, modules=("cmath", "library"))
+    assert (tried.code, tried.out) == (1, "True\n"), "of the first module no second was needed"
+    assert tried.err.endswith("OSError: libcuda.so.1: no such file\n")
+    assert ran.code == 1
     assert said(host).startswith("False\n")
     assert said(host).endswith("OSError: libcuda.so.1: no such file\n")
 
 
 def test_a_program_that_does_not_exist_is_told_as_127(host: Host) -> None:
-    assert order(host, run(host, "no-such-program-here"))[0] == 127
+    assert order(host, run(host, "no-such-program-here")) == [ended(127)]
     assert "no-such-program-here could not be started" in said(host)
 
 
-def test_what_is_tried_is_answered_and_the_launcher_lives_on(host: Host) -> None:
+def test_one_order_after_the_other_is_answered_and_the_launcher_lives_on(host: Host) -> None:
     script = "cat; echo badly >&2; exit $RANK"
-    tries = [
-        Try(command=("sh", "-c", script), environ=host.environ, given="x" * 200_000),
-        Try(command=("sh", "-c", "kill -9 $$"), environ=host.environ, given=""),
+    orders = (
+        attempt(host, "sh", "-c", script, given="x" * 200_000),
+        attempt(host, "sh", "-c", "kill -9 $$"),
+        run(host, "sh", "-c", "echo at last; exit 5"),
+        run(host, "sh", "-c", "echo and again"),
+    )
+    assert order(host, *orders) == [
+        ended(2, "x" * 200_000, "badly\n"),
+        ended(-9),
+        ended(5),
+        ended(0),
     ]
-    code, answers = order(host, *tries, run(host, "sh", "-c", "echo at last; exit 5"))
-    first, second = map(json.loads, answers.splitlines())
-    assert first == {"code": 2, "out": "x" * 200_000, "err": "badly\n"}
-    assert second == {"code": -9, "out": "", "err": ""}
-    assert (code, said(host)) == (5, "at last\n")
+    assert said(host) == "at last\nand again\n"
+
+
+def test_a_log_that_cannot_be_written_is_an_answer(host: Host) -> None:
+    (host.folder / "torchrun.log").mkdir()
+    first, second = order(host, run(host, "true"), attempt(host, "true"))
+    assert (first.code, second.code) == (1, 0)
+    assert "Is a directory" in first.err
 
 
 def test_a_launcher_that_waits_holds_no_lock_and_what_it_tries_does(host: Host) -> None:
@@ -193,14 +217,14 @@ def test_a_launcher_that_waits_holds_no_lock_and_what_it_tries_does(host: Host) 
     )
     assert agent.stdin is not None
     assert agent.stdout is not None
-    locked = Try(command=("sleep", "600"), environ=host.environ, given="")
-    quick = Try(command=("true",), environ=host.environ, given="")
+    locked, quick = attempt(host, "sleep", "600"), attempt(host, "true")
     for one in (quick, locked):
         assert is_free(host.lock)
         agent.stdin.write(json.dumps(encode_tagged(one)) + "\n")
         agent.stdin.flush()
         if one is quick:
-            assert json.loads(agent.stdout.readline())["code"] == 0
+            agent.stdout.readline()
+            assert decode(LaunchAnswer, json.loads(agent.stdout.readline())) == ended(0)
     wait_for(lambda: not is_free(host.lock), "the second try")
     kill(agent.pid)
     agent.communicate(timeout=WAIT_S)
@@ -216,4 +240,4 @@ def test_a_launcher_ends_with_its_parent_gone_or_nothing_more_to_read(host: Host
     )
     assert done.returncode == 137
     assert not mark.exists()
-    assert order(host) == (0, "")
+    assert order(host) == []

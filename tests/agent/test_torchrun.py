@@ -2,7 +2,7 @@ import json
 import os
 from pathlib import Path
 
-from orchestrator.agent.torchrun import HostPlace, environment, render, with_defaults
+from orchestrator.agent.torchrun import KEEPER, HostPlace, environment, render, with_defaults
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
@@ -34,8 +34,8 @@ def test_each_rank_below_torchrun_has_a_keeper() -> None:
         *("/opt/bin/python", "-m", "torch.distributed.run"),
         *("--nnodes=4", "--node-rank=1", "--nproc-per-node=8"),
         *("--master-addr=10.0.0.1", "--master-port=20123", "--local-addr=10.0.0.2"),
-        *("--max-restarts=0", "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT", "--no-python"),
-        *("/opt/bin/python", "-m", "orchestrator.agent.keeper"),
+        *("--max-restarts=0", "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"),
+        *("--start-method=fork", "--run-path", str(KEEPER)),
         *("--lock", "/runs/job/logs/ranks-host-1.lock"),
         *("--log-dir", "/runs/job/logs/attempt-2/host-1", "--"),
         *("/opt/bin/python", "-m", "trainer", "/runs/job/trainer-1.json"),

@@ -284,9 +284,9 @@ esac
 """
 TORCHRUN = """
 import os, signal, subprocess, sys, time
-cut = sys.argv.index("--no-python")
+cut = sys.argv.index("--run-path")
 options = dict(word[2:].split("=") for word in sys.argv[1:cut])
-command = sys.argv[cut + 1:]
+command = [sys.executable, "-m", "orchestrator.agent.keeper", *sys.argv[cut + 2:]]
 if "FAKE_TORCHRUN_FAILS" in os.environ:
     print("the rendezvous was refused", flush=True)
     sys.exit(3)

@@ -7,7 +7,7 @@ from orchestrator.agent.evidence import STACK_LINES
 from orchestrator.dashboard.describe import MOST_STACK_LINES
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.facts import Diagnosis, RankFacts, Scene
-from orchestrator.diagnosis.stacks import main_stack, main_thread, shortened
+from orchestrator.diagnosis.stacks import main_stack, main_thread, of_the_program, shortened
 
 LOADER = ("read", "__next__", "batches", "train")
 GLOO = ("wait", "all_reduce", "sync", "backward", "step", "train")
@@ -75,3 +75,27 @@ def test_short_stacks_are_told_as_they_are() -> None:
 def test_the_main_thread_is_that_of_a_module_or_else_the_oldest(outermost: str) -> None:
     main = thread("wait", outermost, head="Current thread 0x1")
     assert main_thread([*thread("_answer", "_bootstrap"), "", *main]) == main
+
+
+def test_what_a_rank_was_forked_from_is_not_of_its_stack() -> None:
+    written = """\
+Thread 0x00007f11 (most recent call first):
+  File "/x/trainer/data/together.py", line 60 in _run
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007f12 (most recent call first):
+  File "/x/trainer/loop.py", line 79 in train
+  File "/x/trainer/__main__.py", line 14 in <module>
+  File "<frozen runpy>", line 226 in run_module
+  File "/x/orchestrator/agent/keeper.py", line 63 in _train
+  ...
+Thread 0x00007f13 (most recent call first):
+  File "/x/trainer/flight.py", line 37 in _answer
+""".splitlines()
+    assert of_the_program(written) == [*written[:6], *written[6:7], *written[10:]]
+    spied = [
+        "Thread 7 (active)",
+        "    train (loop.py:79)",
+        "    <module> (x/trainer/__main__.py:14)",
+    ]
+    assert of_the_program([*spied, "    run_module (<frozen runpy>:226)"]) == spied

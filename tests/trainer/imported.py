@@ -3,7 +3,7 @@
 Nothing that is imported here may start a thread.
 """
 
-from trainer.process import hidden
+from trainer.imports import hidden
 
 with hidden("torchao"):
     import transformers.models.gpt2.modeling_gpt2

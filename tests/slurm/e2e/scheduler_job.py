@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -132,10 +133,8 @@ class Job(Ndctl):
         """Rank to the process that trains, below torchrun and its keeper."""
         found = {}
         for pid, command in processes_of(self.run_dir).items():
-            if "torch.distributed" not in command and "orchestrator" not in command:
-                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                rank = [one.removeprefix(b"RANK=") for one in environ if one[:5] == b"RANK="]
-                found.update({int(number): pid for number in rank})
+            if rank := re.search(r"\(rank (\d+)\)$", command.rstrip()):
+                found[int(rank[1])] = pid
         return found
 
     def last_step(self) -> int:

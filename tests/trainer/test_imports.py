@@ -1,11 +1,11 @@
-"""What a rank's process keeps from its imports."""
+"""What is kept from the imports of all ranks."""
 
 import importlib
 import sys
 
 import pytest
 
-from trainer.process import hidden
+from trainer.imports import hidden
 
 
 def test_a_hidden_package_cannot_be_imported_meanwhile() -> None:

@@ -1,0 +1,109 @@
+"""A forked process becomes another program, which need not import what is there already.
+
+What a program is born with it gets: its own arguments, environment, files, signals and name.
+"""
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import setproctitle
+
+from orchestrator.locks import share
+
+PR_SET_PDEATHSIG = 1
+FAILED, NOT_FOUND = 1, 127
+"""Exit codes: of an exception that nobody catches, and of a command that is not there."""
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel send SIGKILL when the parent ends; leave at once if it already has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def become(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    title: str,
+    parent: int,
+    lock: Path,
+    afresh: bool = False,
+) -> NoReturn:
+    """Be `command`, which dies with `parent` and shares the lock on `lock`: within this process if it
+    is a module for this very interpreter, else, or `afresh`, by exec. Keeps no files open but
+    standard input, output and error. Never comes back, whatever the program does.
+
+    Args:
+        title: what `ps` shows; cut to the length of this process's own command line, behind which
+            its first environment stays legible in /proc.
+    """
+    try:
+        die_with_parent(parent)
+        held = share(lock)
+        os.environ.clear()  # noqa: TID251 (it is the program's from now on)
+        os.environ.update(environ)  # noqa: TID251
+        _handle_no_signal()
+        program, *words = command
+        if afresh or (program, words[:1]) != (sys.executable, ["-m"]):
+            _exec(command)
+        _let_go(held)
+        setproctitle.setproctitle(title)
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as exc:
+        if isinstance(exc.code, str):
+            sys.stderr.write(f"{exc.code}\n")
+        code = exc.code if isinstance(exc.code, int) else FAILED if exc.code else 0
+    except BaseException:  # noqa: BLE001 - as the interpreter ends a program that raised
+        traceback.print_exc()
+        code = FAILED
+    # Not the interpreter's way out: what is above in the stack belongs to another process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def find_name() -> None:
+    """Where the kernel keeps this process's command line; not found any more when the environment
+    has changed. Forked processes need not look again."""
+    environ = os.environ  # noqa: TID251 (setproctitle is told by it)
+    environ["SPT_NOENV"] = "1"
+    setproctitle.getproctitle()
+    del environ["SPT_NOENV"]
+
+
+def _exec(command: Sequence[str]) -> NoReturn:
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as exc:
+        sys.stderr.write(f"{command[0]} could not be started: {exc}\n")
+        sys.exit(NOT_FOUND)
+
+
+def _handle_no_signal() -> None:
+    """What is ignored is left so, as by exec."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, own)
+
+
+def _let_go(keep: int) -> None:
+    """Of files and sockets of the process before: whose other ends wait for this one's would wait
+    for ever. Their numbers stay taken, as objects that are still there may yet close them."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd not in (keep, null):
+            os.dup2(null, fd, inheritable=False)
