@@ -63,7 +63,8 @@ FIGURES = (
 
 def main(runs: int, looks: int) -> None:
     print(machine())
-    inventory(looks)
+    if looks:
+        inventory(looks)
     if runs:
         recovery(runs)
 

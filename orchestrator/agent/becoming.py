@@ -40,8 +40,8 @@ def become(
     lock: Path,
     afresh: bool = False,
 ) -> NoReturn:
-    """Be `command`, which dies with `parent` and shares the lock on `lock`: within this process if it
-    is a module for this very interpreter, else, or `afresh`, by exec. Keeps no files open but
+    """Be `command`, which dies with `parent` and shares the lock on `lock`: within this process if
+    it is a module for this very interpreter, else, or `afresh`, by exec. Keeps no files open but
     standard input, output and error. Never comes back, whatever the program does.
 
     Args:
@@ -51,8 +51,8 @@ def become(
     try:
         die_with_parent(parent)
         held = share(lock)
-        os.environ.clear()  # noqa: TID251 (it is the program's from now on)
-        os.environ.update(environ)  # noqa: TID251
+        os.environ.clear()
+        os.environ.update(environ)
         _handle_no_signal()
         program, *words = command
         if afresh or (program, words[:1]) != (sys.executable, ["-m"]):
@@ -78,10 +78,9 @@ def become(
 def find_name() -> None:
     """Where the kernel keeps this process's command line; not found any more when the environment
     has changed. Forked processes need not look again."""
-    environ = os.environ  # noqa: TID251 (setproctitle is told by it)
-    environ["SPT_NOENV"] = "1"
+    os.environ["SPT_NOENV"] = "1"  # not over the environment
     setproctitle.getproctitle()
-    del environ["SPT_NOENV"]
+    del os.environ["SPT_NOENV"]
 
 
 def _exec(command: Sequence[str]) -> NoReturn:

@@ -4,8 +4,8 @@
 
 It is what torchrun forks: it writes the rank's output to its own log, forks once more for COMMAND,
 which dies with it, and tells the agent how that ended, which torchrun keeps to itself. It dies with
-torchrun, that with its launcher, and that with the agent: whichever of them is killed, nothing below
-it survives. It holds a shared lock on FILE, and so does all that it starts.
+torchrun, that with its launcher, and that with the agent: whichever of them is killed, nothing
+below it survives. It holds a shared lock on FILE, and so does all that it starts.
 """
 
 import argparse

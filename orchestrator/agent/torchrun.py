@@ -27,7 +27,7 @@ class HostPlace:
     parent: int
     """The agent's process id."""
     imports: tuple[str, ...] = ("torch.distributed.launcher.api", "trainer.imports")
-    """What takes seconds to import: for torchrun and the check of the fabric, and then for ranks."""
+    """What takes seconds to import: for torchrun and checks of the fabric, and then for ranks."""
 
     @property
     def lock(self) -> Path:
