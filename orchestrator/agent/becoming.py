@@ -3,6 +3,7 @@
 What a program is born with it gets: its own arguments, environment, files, signals and name.
 """
 
+import contextlib
 import ctypes
 import os
 import runpy
@@ -20,6 +21,9 @@ from orchestrator.locks import share
 PR_SET_PDEATHSIG = 1
 FAILED, NOT_FOUND = 1, 127
 """Exit codes: of an exception that nobody catches, and of a command that is not there."""
+
+DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dxg")
+"""What a process has open once CUDA's or ROCm's driver has begun in it; none begins anew in a fork."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -41,8 +45,9 @@ def become(
     afresh: bool = False,
 ) -> NoReturn:
     """Be `command`, which dies with `parent` and shares the lock on `lock`: within this process if
-    it is a module for this very interpreter, else, or `afresh`, by exec. Keeps no files open but
-    standard input, output and error. Never comes back, whatever the program does.
+    it is a module for this very interpreter; else, or `afresh`, or where some import has begun a
+    GPU's driver, by exec. Keeps no files open but standard input, output and error. Never comes
+    back, whatever the program does.
 
     Args:
         title: what `ps` shows; cut to the length of this process's own command line, behind which
@@ -55,7 +60,7 @@ def become(
         os.environ.update(environ)
         _handle_no_signal()
         program, *words = command
-        if afresh or (program, words[:1]) != (sys.executable, ["-m"]):
+        if afresh or (program, words[:1]) != (sys.executable, ["-m"]) or _has_a_driver():
             _exec(command)
         _let_go(held)
         setproctitle.setproctitle(title)
@@ -97,6 +102,14 @@ def _handle_no_signal() -> None:
         if callable(signal.getsignal(number)):
             own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, own)
+
+
+def _has_a_driver() -> bool:
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the listing's own
+            if str(file.readlink()) in DRIVERS:
+                return True
+    return False
 
 
 def _let_go(keep: int) -> None:

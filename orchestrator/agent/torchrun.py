@@ -59,8 +59,14 @@ def render(start: Start, place: HostPlace) -> list[str]:
 
 
 def with_defaults(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """What torchrun sets itself where nobody has, said so that it does not warn of it."""
-    return {"OMP_NUM_THREADS": "1", **environ}
+    """What a host's launcher and all below it begin with, where nobody has set it otherwise."""
+    return {
+        # As torchrun would set it for ranks, but before the libraries that read it are loaded.
+        "OMP_NUM_THREADS": "1",
+        # Whether there are GPUs is asked without CUDA's driver, which would not survive a fork.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        **environ,
+    }
 
 
 def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -156,6 +156,25 @@ def test_a_module_runs_in_the_process_that_has_imported_what_it_needs(
     assert said(host) == "True ['--now'] 2\n\n"
 
 
+def test_where_an_import_has_begun_a_gpus_driver_the_program_begins_afresh(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver would refuse to work in a forked process."""
+    device = host.folder / "uvm"
+    device.touch()
+    (host.folder / "touching.py").write_text(
+        "from orchestrator.agent import becoming\n"
+        f"becoming.DRIVERS = ({str(device)!r},)\n"
+        f"held = open({str(device)!r})\n"
+    )
+    (host.folder / "program.py").write_text("import sys\nprint('cmath' in sys.modules)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    asked = run(host, sys.executable, "-m", "program")
+    assert order(host, asked, modules=("cmath",)) == [ended(0)]
+    assert order(host, asked, modules=("cmath", "touching")) == [ended(0)]
+    assert said(host) == "True\nFalse\n"
+
+
 def test_what_a_module_raises_is_in_the_log(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     (host.folder / "program.py").write_text("raise ValueError('no port')\n")
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")

@@ -62,5 +62,5 @@ def test_the_agents_environment_does_not_decide_who_the_rank_is() -> None:
 
 
 def test_a_rank_has_one_thread_unless_the_agents_environment_says_otherwise() -> None:
-    assert with_defaults({}) == {"OMP_NUM_THREADS": "1"}
-    assert with_defaults({"OMP_NUM_THREADS": "4"}) == {"OMP_NUM_THREADS": "4"}
+    assert with_defaults({})["OMP_NUM_THREADS"] == "1"
+    assert with_defaults({"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
