@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -132,11 +133,12 @@ def _node_killed(testbed: SlurmTestbed, job: Job) -> Iterator[tuple[str, float]]
     known, attempts = len(job.events("AgentLost")), len(job.events("TrainingResumed"))
     begun = time.perf_counter()
     testbed.kill_node(node)
-    yield "node seen", job.await_event("AgentLost", known) - begun
-    slurm = wait_for(lambda: testbed.node_state(node).startswith("down"))
-    yield "plain node seen", slurm - begun
-    job.await_event("TrainingResumed", attempts)
-    yield "node step", job.await_step(since=job.steps) - begun
+    with ThreadPoolExecutor(1) as beside:
+        down = beside.submit(wait_for, lambda: testbed.node_state(node).startswith("down"))
+        yield "node seen", job.await_event("AgentLost", known) - begun
+        job.await_event("TrainingResumed", attempts)
+        yield "node step", job.await_step(since=job.steps) - begun
+        yield "plain node seen", down.result() - begun
 
 
 def plain(testbed: SlurmTestbed) -> Iterator[tuple[str, float]]:

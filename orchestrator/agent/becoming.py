@@ -23,7 +23,7 @@ FAILED, NOT_FOUND = 1, 127
 """Exit codes: of an exception that nobody catches, and of a command that is not there."""
 
 DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dxg")
-"""What a process has open once CUDA's or ROCm's driver has begun in it; none begins anew in a fork."""
+"""What a process has open once CUDA's or ROCm's driver has begun in it: of no use to a fork."""
 
 
 def die_with_parent(parent: int) -> None:

@@ -17,6 +17,14 @@ STACK_LINES = 60
 STACK_POLL_S = 0.1
 READ_S = 3.0
 """Beyond the time for answers, to read what came."""
+SILENT = {
+    "T": "the process is stopped (state T)",
+    "t": "the process is stopped by a debugger (state t)",
+    "D": "the process waits in the kernel (state D)",
+    "Z": "the process is dead",
+    "gone": "the process is gone",
+}
+"""By the state that a process had when it was asked: why it does not answer."""
 
 
 def process_state(pid: int) -> str:
@@ -86,7 +94,8 @@ async def gather_stacks(
     missing: dict[int, str] | None = None,
 ) -> dict[int, tuple[str, ...]]:
     """Ask each (rank, pid) for its Python stacks; a rank that does not answer in time is left out,
-    and where storage is to blame for that, `missing` gets why.
+    and where storage is to blame for that, `missing` gets why. Ranks that cannot answer in the
+    state that they are in are not waited for.
 
     A rank appends to `rank-<r>.stacks` on SIGUSR2 from a C signal handler, so it answers also from
     inside a collective; a stopped process does not.
@@ -98,15 +107,17 @@ async def gather_stacks(
     except TimeoutError:
         why.update(dict.fromkeys(asked, mute(traces)))
         return {}
-    for pid in asked.values():
-        if process_state(pid) not in ("gone", "Z"):
+    states = {rank: process_state(pid) for rank, pid in asked.items()}
+    for rank, pid in asked.items():
+        if states[rank] not in ("gone", "Z"):
             send_signal(pid, signal.SIGUSR2)
+    awaited = [rank for rank, state in states.items() if state not in SILENT]
     sizes = dict(before)
     try:
         while limit.left_s:
             await asyncio.sleep(min(STACK_POLL_S, limit.left_s))
             now = await reading.within(_sizes, traces, asked)
-            if now == sizes and all(now[rank] > before[rank] for rank in before):
+            if now == sizes and all(now[rank] > before[rank] for rank in awaited):
                 break
             sizes = now
     except TimeoutError:

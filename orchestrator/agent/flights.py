@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.agent.bounded import Limit
-from orchestrator.agent.evidence import READ_S, mute, process_state, send_signal
+from orchestrator.agent.evidence import READ_S, SILENT, mute, process_state, send_signal
 from orchestrator.contract.env import DUMP_SIGNAL, nccl_pipe
 from orchestrator.contract.rundir import FLIGHT_FILES, LAST_FILES
 from orchestrator.diagnosis.digest import to_text
@@ -24,16 +24,6 @@ MOST_BYTES = 32 << 20
 FEW = 512
 """Ranks of a job up to which a reduced dump keeps much of what was called before."""
 LITTLE_HISTORY = 4
-SILENT = {
-    "T": "the process is stopped (state T)",
-    "t": "the process is stopped by a debugger (state t)",
-    "D": "the process waits in the kernel (state D)",
-    "Z": "the process is dead",
-    "gone": "the process is gone",
-}
-"""By the state that a process had when it was asked: why it does not answer."""
-
-
 Stamps = dict[int, tuple[int, int] | None]
 """Rank -> when its dump was written to, and its bytes."""
 
