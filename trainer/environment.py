@@ -17,9 +17,6 @@ def torch_defaults(env: RankEnv) -> Mapping[str, str]:
         "TORCH_FR_BUFFER_SIZE": "2000",
         # Written when a collective has timed out: the supervisor acts on the exit that follows.
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        # A rank whose collective failed ends at once. Aborting communicators first (1) can hang on
-        # ranks that are gone, and then only the supervisor's hang limit would end it.
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
         # The monitor kills a process whose watchdog thread has not moved for so long, which slow
         # file systems and compilers can also cause: no sooner than the longest timeout.
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1800",

@@ -82,19 +82,27 @@ class Attempt:
         self.kills = kills
         self.kills_before = kills()
         self.ranks: dict[int, RankRecord] = {}
+        self.launching: asyncio.Task[Running] | None = None
         self.torchrun: Running | None = None
         self.stopping = False
         self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
 
     async def launch(self, standby: Standby, environ: Mapping[str, str]) -> None:
-        """Start torchrun. Raises OSError when it cannot be started."""
+        """Start torchrun. Raises OSError when it cannot be started, or has been stopped before."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self.place.run_dir.traces(self.start.attempt).mkdir(parents=True, exist_ok=True)
         command = render(self.start, self.place)
         known = environment(self.start, self.place, environ)
         number, to = self.start.attempt, self.log_dir / "torchrun.log"
         title = f"torchrun of attempt {number} of {self.place.run_dir.path}"
-        self.torchrun = await standby.run(command, known, title=title, log=to)
+        begin = standby.run(command, known, title=title, log=to)
+        self.launching = asyncio.create_task(begin)
+        try:
+            self.torchrun = await self.launching
+        except asyncio.CancelledError:
+            if self.stopping:
+                raise OSError("it was stopped before it had begun") from None
+            raise
         pid = self.torchrun.pid
         log.info("attempt %s: torchrun is process %s: %s", number, pid, shlex.join(command))
         if self.stopping:  # told to while torchrun was being started
@@ -223,6 +231,7 @@ class Attempt:
         self.stopping = True
         self._signal(signal.SIGTERM)
         if self.torchrun is None:
+            self.kill()
             return
         deadline = self.clock.monotonic() + grace_s
         while self.ranks and self.clock.monotonic() < deadline:
@@ -248,6 +257,8 @@ class Attempt:
         self._signal(signal.SIGKILL)
         if self.torchrun is not None:
             self.torchrun.kill()
+        elif self.launching is not None:  # what it waits for are imports, which may take minutes
+            self.launching.cancel()
 
     def _signal(self, number: signal.Signals) -> None:
         for record in self.ranks.values():

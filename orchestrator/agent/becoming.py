@@ -5,12 +5,13 @@ What a program is born with it gets: its own arguments, environment, files, sign
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,8 +23,8 @@ PR_SET_PDEATHSIG = 1
 FAILED, NOT_FOUND = 1, 127
 """Exit codes: of an exception that nobody catches, and of a command that is not there."""
 
-DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dxg")
-"""What a process has open once CUDA's or ROCm's driver has begun in it: of no use to a fork."""
+DRIVERS = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dxg")
+"""What a process has open once a GPU's driver has begun in it, which is of no use to a fork."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -55,14 +56,14 @@ def become(
     """
     try:
         die_with_parent(parent)
-        held = share(lock)
+        share(lock)
         os.environ.clear()
         os.environ.update(environ)
-        _handle_no_signal()
+        _handle_no_signal(environ)
         program, *words = command
         if afresh or (program, words[:1]) != (sys.executable, ["-m"]) or _has_a_driver():
             _exec(command)
-        _let_go(held)
+        _let_go()
         setproctitle.setproctitle(title)
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -96,8 +97,11 @@ def _exec(command: Sequence[str]) -> NoReturn:
         sys.exit(NOT_FOUND)
 
 
-def _handle_no_signal() -> None:
+def _handle_no_signal(environ: Mapping[str, str]) -> None:
     """What is ignored is left so, as by exec."""
+    faulthandler.disable()  # torchrun's would bury what a rank said before it was aborted
+    if environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
@@ -105,17 +109,26 @@ def _handle_no_signal() -> None:
 
 
 def _has_a_driver() -> bool:
-    for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the listing's own
-            if str(file.readlink()) in DRIVERS:
-                return True
-    return False
+    """Whether one that has begun here, or in the process that this was forked from."""
+    torch = sys.modules.get("torch")
+    if (
+        torch is not None and torch.cuda._is_in_bad_fork()
+    ):  # torch's own word for it, and all it says
+        return True
+    return any(name in DRIVERS for _, name in _open_files())
 
 
-def _let_go(keep: int) -> None:
-    """Of files and sockets of the process before: whose other ends wait for this one's would wait
+def _let_go() -> None:
+    """Of pipes and sockets of the process before: whose other ends wait for this one's would wait
     for ever. Their numbers stay taken, as objects that are still there may yet close them."""
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
-        if fd > 2 and fd not in (keep, null):
+    for fd, name in list(_open_files()):
+        if fd > 2 and not name.startswith("/"):
             os.dup2(null, fd, inheritable=False)
+
+
+def _open_files() -> Iterator[tuple[int, str]]:
+    """Number and name, as /proc has it: `socket:[7]` where there is no path."""
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the listing's own
+            yield int(file.name), str(file.readlink())

@@ -77,6 +77,9 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent(args.parent)
     find_name()
     _ignore_signals_of_a_scheduler()
+    # What is imported may print what it likes: to the agent's log, not among the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     imports = Imports(args.modules)
     imports.next()
     orders = os.fdopen(os.dup(sys.stdin.fileno()))  # its buffer is not the program's
@@ -88,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
         order: LaunchOrder = decode(LaunchOrder, json.loads(line))
         if isinstance(order, Run):
             imports.rest()
-        child = _carry_out(order, args.lock, afresh=imports.failed)
+        child = _carry_out(order, answers, args.lock, afresh=imports.failed)
     return 0
 
 
@@ -130,20 +133,21 @@ def _ignore_signals_of_a_scheduler() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _carry_out(order: LaunchOrder, lock: Path, *, afresh: bool) -> int | None:
+def _carry_out(order: LaunchOrder, answers: TextIO, lock: Path, *, afresh: bool) -> int | None:
     """The child, which has ended and is not reaped; none where there is not even one."""
     try:
         with _files(order) as files:
             launcher = os.getpid()
+            sys.stdout.flush()
             child = os.fork()
             if child == 0:
                 _be(order, launcher, lock, files, afresh)
-            _tell(Begun(pid=child))
+            _tell(answers, Begun(pid=child))
             ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
             assert ended is not None  # it is by WNOHANG alone
-            _tell(_ended(ended, files if isinstance(order, Try) else None))
+            _tell(answers, _ended(ended, files if isinstance(order, Try) else None))
     except OSError as exc:
-        _tell(Ended(code=FAILED, out="", err=str(exc)))
+        _tell(answers, Ended(code=FAILED, out="", err=str(exc)))
         return None
     return child
 
@@ -171,9 +175,9 @@ def _files(order: LaunchOrder) -> Iterator[tuple[int, int, int]]:
             os.close(fd)
 
 
-def _tell(answer: LaunchAnswer) -> None:
-    sys.stdout.write(json.dumps(encode_tagged(answer)) + "\n")
-    sys.stdout.flush()
+def _tell(answers: TextIO, answer: LaunchAnswer) -> None:
+    answers.write(json.dumps(encode_tagged(answer)) + "\n")
+    answers.flush()
 
 
 def _written(fd: int) -> str:

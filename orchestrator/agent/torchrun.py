@@ -65,6 +65,9 @@ def with_defaults(environ: Mapping[str, str]) -> Mapping[str, str]:
         "OMP_NUM_THREADS": "1",
         # Whether there are GPUs is asked without CUDA's driver, which would not survive a fork.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # A rank whose collective failed ends at once. Aborting communicators first (1, torchrun's
+        # own) can hang on ranks that are gone, and then only the hang limit would end it.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
         **environ,
     }
 

@@ -8,18 +8,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from orchestrator.agent.evidence import last_lines
 from orchestrator.agent.launcher import Ended, LaunchAnswer, LaunchOrder, Run, Try
+from orchestrator.agent.sockets import free_port
+from orchestrator.agent.torchrun import render
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.datagrams import RankEnded
 from orchestrator.locks import is_free
 from tests.agent.kept import Host, listening
-from tests.agent.world import WAIT_S, is_gone, kill, wait_for
+from tests.agent.world import WAIT_S, a_place, a_start, is_gone, kill, wait_for
 
 pytestmark = pytest.mark.process
 
@@ -173,6 +176,66 @@ def test_where_an_import_has_begun_a_gpus_driver_the_program_begins_afresh(
     assert order(host, asked, modules=("cmath",)) == [ended(0)]
     assert order(host, asked, modules=("cmath", "touching")) == [ended(0)]
     assert said(host) == "True\nFalse\n"
+
+
+def test_what_an_import_prints_is_no_answer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    (host.folder / "banner.py").write_text(
+        "import os\nprint('Welcome!')\nos.write(1, b'from C as well\\n')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    assert order(host, run(host, "true"), modules=("banner",)) == [ended(0)]
+    assert said(host) == ""
+
+
+def test_files_that_an_import_opened_stay_open_and_ends_of_pipes_do_not(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch opens TORCH_LOGS_OUT, for good."""
+    log = host.folder / "library.log"
+    (host.folder / "library.py").write_text(
+        f"import os\nlog = open({str(log)!r}, 'w')\nread, write = os.pipe()\n"
+    )
+    (host.folder / "program.py").write_text(
+        "import os, library\nlibrary.log.write('still here')\nlibrary.log.flush()\n"
+        "print(*(os.readlink(f'/proc/self/fd/{fd}') for fd in (library.read, library.write)))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    asked = run(host, sys.executable, "-m", "program")
+    assert order(host, asked, modules=("library",)) == [ended(0)]
+    assert said(host) == "/dev/null /dev/null\n"
+    assert log.read_text() == "still here"
+
+
+PROGRAM = """
+import ctypes, faulthandler, os, signal, sys, threading
+handled = [n for n in signal.valid_signals() if callable(signal.getsignal(n))]
+pipes = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")[:-1]]
+print("torch" in sys.modules, handled, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+print(threading.active_count(), faulthandler.is_enabled(), sys.argv[1:], __name__)
+print(os.environ["RANK"], sum(":" in name for name in pipes), flush=True)
+os.write(2, b"terminate called after throwing an instance of 'c10::Error'\\n")
+os.abort()
+"""
+
+
+def test_a_rank_that_the_real_torchrun_forked_is_a_program_of_its_own(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (host.folder / "program.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    imports = ("torch.distributed.launcher.api",)
+    place = replace(a_place(host.folder), python=sys.executable, imports=imports)
+    start = a_start(place, "")
+    *torchrun, _, _, _, _ = render(replace(start, master_port=free_port("127.0.0.1")), place)
+    command = (*torchrun, sys.executable, "-m", "program", "--now")
+    assert order(host, run(host, *command), modules=place.imports)[0].code == 1
+    log = place.run_dir.attempt_logs(1, place.host) / "rank-0.log"
+    assert last_lines(log) == (
+        "True [<Signals.SIGINT: 2>] set()",
+        "1 False ['--now'] __main__",
+        "0 0",
+        "terminate called after throwing an instance of 'c10::Error'",
+    )
 
 
 def test_what_a_module_raises_is_in_the_log(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
