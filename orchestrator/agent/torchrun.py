@@ -47,6 +47,8 @@ def render(start: Start, place: HostPlace) -> list[str]:
         f"--master-addr={start.master_address}",
         f"--master-port={start.master_port}",
         f"--local-addr={place.address}",
+        # What it writes itself goes with the agent; its own choice would stay in /tmp for good.
+        f"--log-dir={place.socket.parent}",
         "--max-restarts=0",
         # Not SIGTERM, at which it would end its ranks while they write their checkpoint.
         "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT",

@@ -34,6 +34,7 @@ def test_each_rank_below_torchrun_has_a_keeper() -> None:
         *("/opt/bin/python", "-m", "torch.distributed.run"),
         *("--nnodes=4", "--node-rank=1", "--nproc-per-node=8"),
         *("--master-addr=10.0.0.1", "--master-port=20123", "--local-addr=10.0.0.2"),
+        "--log-dir=/tmp/ndctl-0-ab",
         *("--max-restarts=0", "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"),
         *("--start-method=fork", "--run-path", str(KEEPER)),
         *("--lock", "/runs/job/logs/ranks-host-1.lock"),
