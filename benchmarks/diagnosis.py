@@ -33,6 +33,8 @@ from tests.diagnosis.standstill import (
 
 OPERATIONS = 40
 """In each dump of the large job: the last ones."""
+LAST = OPERATIONS // 4
+"""Of a group's collectives there, the one that the culprit did not call."""
 
 
 def main(faults: int, ranks: int) -> int:
@@ -113,17 +115,18 @@ def write(job: Job, culprit: int, folder: Path) -> int:
 
 def _dump(job: Job, rank: int, culprit: int, reached: set[int]) -> dict[str, Any]:
     """The culprit did not call the last operation of any of its groups; others wait in theirs that
-    it is in, or in their last."""
+    it is in, or in their last. What a rank did last with its neighbours in the pipeline were sends
+    and receives."""
     groups = [job.of_rank[rank][axis] for axis in ("dp_shard", "tp", "dp_replicate", "pp")]
     entries = []
     for i in range(OPERATIONS - 1):
-        group = groups[i % 3]
-        entries.append(_entry(job, group, 1000 + i // 3, True, i))
+        done, kind = i // len(groups), i % len(groups)
+        make = _talk if groups[kind] == groups[-1] else _collective
+        entries.append(make(job, groups[kind], rank, done) | {"record_id": i})
     if rank != culprit:
-        shared = [group for group in groups[:3] if group in reached]
-        group = (shared or groups)[0]
-        seq = 1000 + OPERATIONS // 3 + 1
-        entries.append(_entry(job, group, seq, False, OPERATIONS))
+        shared = [group for group in groups if group in reached]
+        last = _collective(job, (shared or groups)[0], rank, LAST)
+        entries.append(last | {"record_id": OPERATIONS, "state": "scheduled", "retired": False})
     config = {
         job.groups[group].name: {
             "name": job.groups[group].name,
@@ -132,31 +135,63 @@ def _dump(job: Job, rank: int, culprit: int, reached: set[int]) -> dict[str, Any
         }
         for group in groups
     }
-    return {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
-
-
-def _entry(job: Job, group: int, seq: int, done: bool, record: int) -> dict[str, Any]:
     return {
-        "record_id": record,
+        "version": "2.10",
+        "pg_config": config,
+        "pg_status": {str(group): _status(group, entries) for group in groups},
+        "entries": entries,
+    }
+
+
+def _status(group: int, entries: list[dict[str, Any]]) -> dict[str, int]:
+    """As NCCL's watchdog has it: of whatever was last, the number of its kind."""
+    numbers = [
+        (entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"], entry["retired"])
+        for entry in entries
+        if entry["pg_id"] == group
+    ]
+    return {
+        "last_enqueued_collective": numbers[-1][0],
+        "last_started_collective": -1,
+        "last_completed_collective": max(number for number, done in numbers if done),
+    }
+
+
+def _collective(job: Job, group: int, rank: int, number: int) -> dict[str, Any]:
+    return _entry(job, group, "all_reduce", (1000 + number, 0), talks=False)
+
+
+def _talk(job: Job, group: int, rank: int, number: int) -> dict[str, Any]:
+    """From each even stage to the next."""
+    stage = job.groups[group].members.index(rank)
+    sends = stage % 2 == 0
+    kind = f"send {stage}->{stage + 1}" if sends else f"recv {stage}<-{stage - 1}"
+    return _entry(job, group, kind, (1000 + LAST - 1, 7000 + number), talks=True)
+
+
+def _entry(
+    job: Job, group: int, kind: str, numbers: tuple[int, int], *, talks: bool
+) -> dict[str, Any]:
+    return {
         "pg_id": group,
         "process_group": (job.groups[group].name, job.groups[group].desc),
         "thread_name": "python",
         "thread_id": "140269789105024",
-        "collective_seq_id": seq,
-        "p2p_seq_id": 0,
-        "op_id": seq,
-        "profiling_name": "nccl:all_reduce",
+        "collective_seq_id": numbers[0],
+        "p2p_seq_id": numbers[1],
+        "op_id": sum(numbers),
+        "profiling_name": f"nccl:{kind}",
         "time_created_ns": 1795325575486892365,
         "input_sizes": [[4096, 8192]],
         "input_dtypes": ["BFloat16"],
         "output_sizes": [[4096, 8192]],
         "output_dtypes": ["BFloat16"],
-        "state": "completed" if done else "scheduled",
+        "state": "completed",
         "time_discovered_started_ns": None,
         "time_discovered_completed_ns": None,
-        "retired": done,
+        "retired": True,
         "timeout_ms": 600000,
-        "is_p2p": False,
+        "is_p2p": talks,
     }
 
 

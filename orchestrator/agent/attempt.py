@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.agent.bounded import within
-from orchestrator.agent.cgroups import Count, oom_kills
+from orchestrator.agent.cgroups import Count, Kills, oom_kills
 from orchestrator.agent.evidence import (
     STACK_LINES,
     gather_stacks,
@@ -79,8 +79,7 @@ class Attempt:
         self.place = place
         self.clock = clock
         self.begun = clock.monotonic()
-        self.kills = kills
-        self.kills_before = kills()
+        self.kills = Kills(kills, self.begun)
         self.ranks: dict[int, RankRecord] = {}
         self.launching: asyncio.Task[Running] | None = None
         self.torchrun: Running | None = None
@@ -176,6 +175,7 @@ class Attempt:
     def digest(self) -> tuple[RankDigest, ...]:
         """What there is to say now; of steps, what came since the last one."""
         now = self.clock.monotonic()
+        self.kills.look(now)
         return tuple(
             RankDigest(
                 rank=rank,
@@ -192,6 +192,10 @@ class Attempt:
             )
             for rank, record in sorted(self.ranks.items())
         )
+
+    def got_on(self) -> float:
+        """When the ranks here last did, each of them."""
+        return min((record.pace.changed for record in self.ranks.values()), default=self.begun)
 
     def running(self) -> dict[int, int]:
         """Rank -> process, of those that have not ended."""

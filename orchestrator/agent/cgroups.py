@@ -5,11 +5,42 @@ anybody may. Both versions: https://docs.kernel.org/admin-guide/cgroup-v2.html (
 cgroup-v1/memory.html (memory.oom_control, since Linux 4.13).
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Count = Callable[[], int | None]
 """Processes of the group that the kernel ended for want of memory, since the group was made."""
+
+LOOK_S = 10.0
+"""Between two looks."""
+MOST_CHANGES = 64
+
+
+class Kills:
+    """When there were how many of them, as far as that was looked at: one of days ago explains
+    nothing of now."""
+
+    def __init__(self, count: Count, now: float) -> None:
+        self.count = count
+        self.looked = now
+        self.changes = [(now, count())]
+
+    def look(self, now: float) -> None:
+        """As often as one likes."""
+        if now - self.looked >= LOOK_S:
+            self._look(now)
+
+    def after(self, then: float, now: float) -> tuple[str, ...]:
+        """A line as the kernel's, of what has happened since."""
+        self._look(now)
+        place = bisect_right(self.changes, then, key=lambda change: change[0])
+        return told(self.changes[max(0, place - 1)][1], self.changes[-1][1])
+
+    def _look(self, now: float) -> None:
+        self.looked, many = now, self.count()
+        if many != self.changes[-1][1]:
+            self.changes = [*self.changes, (now, many)][-MOST_CHANGES:]
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from orchestrator.agent.attempt import TAIL_S, Attempt
 from orchestrator.agent.bounded import within
-from orchestrator.agent.cgroups import told
 from orchestrator.agent.evidence import last_lines
 from orchestrator.agent.flights import Asking, Dumps, gather_dumps, last_dumps
 from orchestrator.agent.probes import KERNEL_LINES, HostProbe, Probe, probed, telling
@@ -24,6 +23,9 @@ log = logging.getLogger(__name__)
 
 KEEP_S = 2.0
 """To write what was found into the traces: the end of an attempt waits for it."""
+NEAR_S = 300.0
+"""Before ranks got on for the last time: what a kernel said earlier they outlived. As much as its
+clock may be off, which no time server corrects, and as what it tells of may take to be felt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +63,11 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
 
 
 async def _kernel(attempt: Attempt, found: HostProbe) -> tuple[str, ...]:
-    """What the kernel has told since the attempt began, by its log, and by what it counts where
-    nobody may read that."""
-    logged = await within(None, telling, found.kernel, attempt.begun, attempt.start.classes)
-    return (*logged, *told(attempt.kills_before, attempt.kills()))
+    """What the kernel has told that may be why, by its log, and by what it counts where nobody may
+    read that."""
+    since = max(attempt.begun, attempt.got_on() - NEAR_S)
+    logged = await within(None, telling, found.kernel, since, attempt.start.classes)
+    return (*logged, *attempt.kills.after(since, attempt.clock.monotonic()))
 
 
 def _asking(attempt: Attempt) -> Asking:

@@ -26,6 +26,8 @@ class Pace:
     def __init__(self, now: float, waited_for_cpu: float) -> None:
         self.since = now
         """When step or phase last changed, later by what is excused."""
+        self.changed = now
+        """When it truly did."""
         self.told = 0.0
         """How long the last digest said that it stands still."""
         self._waited = waited_for_cpu
@@ -42,7 +44,7 @@ class Pace:
         """`beat` came; until now the rank was in `phase`, with `step` steps done."""
         if (beat.step, beat.phase) == (step, phase):
             return
-        self.since, self.told = now, 0.0
+        self.since, self.changed, self.told = now, now, 0.0
         stepped = beat.step > step and phase != "init"
         if stepped and self._begun is not None and beat.phase in STEPPING:
             self._stepped(now - self._begun, beat.step - step, beat.own_s)

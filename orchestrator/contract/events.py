@@ -294,7 +294,8 @@ class EvidenceGathered:
     findings: tuple[Finding, ...] = ()
     """What the host's probes found that is not in order."""
     kernel: tuple[str, ...] = ()
-    """What its kernel said that has a class, since the attempt began."""
+    """What its kernel said that has a class, of the attempt, and since shortly before its ranks got
+    on for the last time."""
     unasked: bool = False
     """Of a host on which a rank has ended: it speaks for itself, and no other is asked."""
 

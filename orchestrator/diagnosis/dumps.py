@@ -185,10 +185,6 @@ class _Condenser:
             str(name): _ranks(config.get("ranks", "[]"))
             for name, config in (dump.get("pg_config") or {}).items()
         }
-        self.completed = {
-            str(pg): int(status.get("last_completed_collective", -1))
-            for pg, status in (dump.get("pg_status") or {}).items()
-        }
         self.groups: dict[tuple[str, str], _Open] = {}
         """By name and description: ids with their members take long to look up."""
         self.talks: list[Talk] = []
@@ -226,7 +222,7 @@ class _Condenser:
         if not talks and seq <= group.done - self.history + 1:
             return  # old, and its like is known
         backend, _, kind = entry["profiling_name"].partition(":")
-        done = self._is_done(entry, backend, 0 if talks else seq)
+        done = _is_done(entry, backend)
         if kind.endswith("coalesced"):
             group.bundles[talks, seq] = done
         elif group.bundles:
@@ -268,11 +264,14 @@ class _Condenser:
         self.talks.append(Talk(group, found[1] == "send", peer))
         self.first = None
 
-    def _is_done(self, entry: Mapping[str, Any], backend: str, seq: int) -> bool:
-        """gloo's entries stay `scheduled` for ever; a retired one is over."""
-        if entry["state"] == "completed" or (backend == "gloo" and entry.get("retired")):
-            return True
-        return 0 < seq <= self.completed.get(str(entry.get("pg_id")), -1)
+
+def _is_done(entry: Mapping[str, Any], backend: str) -> bool:
+    """gloo's entries stay `scheduled` for ever; a retired one is over.
+
+    An entry's state is as of the dump, and all that tells. `pg_status` does not: what it calls the
+    last complete collective is the number of any last operation, and sends are counted apart.
+    """
+    return entry["state"] == "completed" or (backend == "gloo" and bool(entry.get("retired")))
 
 
 def _op(kind: str, entry: Mapping[str, Any]) -> Op:

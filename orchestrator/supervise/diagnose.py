@@ -29,7 +29,7 @@ from orchestrator.supervise.verdict import (
 
 SYMPTOMS = re.compile(
     r"connection closed by (remote )?peer|connection reset by peer|connection refused|broken pipe"
-    r"|gloo/transport|gloo::|connectfullmesh|enforce fail(?! at alloc_cpu)"
+    r"|gloo/transport|gloo::|connectfullmesh|enforce fail(?! at (alloc_cpu|inline_container))"
     r"|recvvalue failed|sendbytes failed"
     r"|no route to host|socket\w*connect\b.*(timed out|unreachable|connection abort)"
     r"|ibv_\w+ failed.*timed out"

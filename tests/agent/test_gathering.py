@@ -11,12 +11,13 @@ import pytest
 
 from orchestrator.agent import evidence, flights, gathering
 from orchestrator.agent.attempt import Attempt
+from orchestrator.agent.cgroups import Count
 from orchestrator.agent.gathering import gather, keep, look_back, with_last_lines
 from orchestrator.agent.probes import KERNEL_LINES, HostProbe, no_probe
-from orchestrator.contract.datagrams import RankEnded, RankStarted
+from orchestrator.contract.datagrams import Beat, RankEnded, RankStarted
 from orchestrator.contract.protocol import Exited
 from orchestrator.system import SystemClock
-from tests.agent.world import WAIT_S, LoopClock, a_place, a_start, run_with_clock
+from tests.agent.world import WAIT_S, LoopClock, TurnedClock, a_place, a_start, run_with_clock
 
 GONE = 2_000_000_000
 
@@ -101,6 +102,69 @@ def test_a_rank_that_was_ended_for_its_memory_is_told_where_nobody_may_read_the_
     found = asyncio.run(look_back(attempt, WAIT_S, no_probe))
     assert found.evidence.kernel == (
         "memory cgroup: oom_kill 4 -> 5: the kernel ended 1 process of this group",
+    )
+
+
+DAY_S = 86_400.0
+REMAPPED = "NVRM: Xid (PCI:0000:3b:00): 63, pid=1, Row Remapper: New row marked for remapping"
+
+
+def days_long(tmp_path: Path, kills: Count = lambda: None) -> tuple[Attempt, TurnedClock]:
+    """An attempt whose rank has trained for nine days, and did its last step just now."""
+    clock = TurnedClock(5_000.0)
+    place = a_place(tmp_path)
+    attempt = Attempt(a_start(place, "pass"), place, clock, kills)
+    attempt.hear(RankStarted(attempt=1, rank=0, local_rank=0, pid=GONE))
+    for step in range(1, 10):
+        clock.sleep(DAY_S)
+        attempt.hear(Beat(attempt=1, rank=0, step=step, phase="train"))
+        attempt.digest()
+    return attempt, clock
+
+
+def kernel_of(attempt: Attempt, lines: tuple[str, ...] = ()) -> tuple[str, ...]:
+    found = asyncio.run(look_back(attempt, WAIT_S, lambda pids, limit_s: HostProbe(kernel=lines)))
+    return found.evidence.kernel
+
+
+def test_what_the_kernel_said_days_before_an_incident_is_not_told_of_it(tmp_path: Path) -> None:
+    attempt, clock = days_long(tmp_path)
+    old = f"[{clock.monotonic() - 8 * DAY_S:.6f}] {REMAPPED}"
+    near = f"[{clock.monotonic() - 60:.6f}] {REMAPPED}"
+    assert kernel_of(attempt, (old,)) == ()
+    assert kernel_of(attempt, (old, near)) == (near,)
+
+
+def test_what_the_kernel_said_as_ranks_came_to_stand_still_is_told_however_long_ago(
+    tmp_path: Path,
+) -> None:
+    """NCCL's watchdog ends them 10 to 60 minutes later; that this host slept meanwhile, or had no
+    processor for them, changes nothing."""
+    attempt, clock = days_long(tmp_path)
+    then = f"[{clock.monotonic() + 1:.6f}] {REMAPPED}"
+    clock.sleep(3_600.0)
+    attempt.excuse(3_500.0)
+    assert kernel_of(attempt, (then,)) == (then,)
+
+
+def test_a_process_that_was_ended_for_memory_days_before_is_not_why_a_rank_is_now(
+    tmp_path: Path,
+) -> None:
+    """As a worker of a data loader, for which the loader made another one."""
+    many = [4]
+    attempt, clock = days_long(tmp_path, lambda: many[0])
+    many[0] = 5
+    clock.sleep(60.0)
+    attempt.digest()
+    assert kernel_of(attempt) == (
+        "memory cgroup: oom_kill 4 -> 5: the kernel ended 1 process of this group",
+    )
+    clock.sleep(DAY_S)
+    attempt.hear(Beat(attempt=1, rank=0, step=10, phase="train"))
+    assert kernel_of(attempt) == ()
+    many[0] = 7
+    assert kernel_of(attempt) == (
+        "memory cgroup: oom_kill 5 -> 7: the kernel ended 2 processes of this group",
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from orchestrator.diagnosis.dumps import condense
 from orchestrator.diagnosis.facts import RankFacts, Scene
@@ -42,6 +42,8 @@ MESHES = (
     (2, 1, 2, 2, 2),
     (1, 1, 2, 1, 8),
 )
+TALKS = 7
+"""Sends and receives of a group for each of its collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ def program(job: Job, rank: int, steps: int, micro: int, layers: int) -> list[Si
                 if 0 <= after < mesh[0]:
                     call("pp", "send", 4096, after)
         call("dp_replicate", "all_reduce", 9000)
+        call("pp", "all_reduce", 2, site="norm")
         call("world", "all_reduce", 1)
     return ops
 
@@ -134,6 +137,20 @@ class Standstill:
     """Rank -> dump in torch's form."""
 
 
+class Numbers(NamedTuple):
+    """As torch counts in one group, where an operation is called."""
+
+    collectives: int
+    talks: int
+
+    def after(self, steps: int) -> "Numbers":
+        """Where so many steps were before; a step of a pipeline has more sends than collectives."""
+        return Numbers(self.collectives + steps, self.talks + TALKS * steps)
+
+    def of(self, op: SimOp) -> int:
+        return self.collectives if op.peer is None else self.talks
+
+
 @dataclass(slots=True)
 class _Rank:
     ops: list[SimOp]
@@ -141,8 +158,9 @@ class _Rank:
     done: int = 0
     halt: int | None = None
     """It calls nothing from this one on."""
-    calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    seqs: list[int] = field(default_factory=list)
+    calls: dict[tuple[int, bool], int] = field(default_factory=lambda: defaultdict(int))
+    """Of each group, sends and receives apart."""
+    numbers: list[Numbers] = field(default_factory=list)
 
 
 class Run:
@@ -169,9 +187,10 @@ class Run:
         self._call(rank)
         if rank.done >= rank.called:
             return []
-        op, seq = rank.ops[rank.done], rank.seqs[rank.done]
+        op = rank.ops[rank.done]
+        seq = rank.numbers[rank.done].of(op)
         if op.peer is not None:
-            return self._talk(number, op, seq)
+            return self._talk(number, op)
         here = self.arrived[op.group, seq]
         here[number] = op
         members = self.job.groups[op.group].members
@@ -189,12 +208,12 @@ class Run:
             if rank.called > rank.done and rank.ops[rank.called - 1].group == 0:
                 return  # it reads the result of a step's last operation
             op = rank.ops[rank.called]
-            key = op.group if op.peer is None else -1 - op.group
-            rank.calls[key] += 1
-            rank.seqs.append(rank.calls[key])
+            rank.calls[op.group, op.peer is None] += 1
+            counts = rank.calls[op.group, True], rank.calls[op.group, False]
+            rank.numbers.append(Numbers(*counts))
             rank.called += 1
 
-    def _talk(self, number: int, op: SimOp, seq: int) -> list[int]:
+    def _talk(self, number: int, op: SimOp) -> list[int]:
         assert op.peer is not None
         peer = self.job.groups[op.group].members[op.peer]
         other = self.ranks[peer]
@@ -311,7 +330,8 @@ def _dump(
         op, done = rank.ops[i], i < rank.done
         if op.peer is not None and blocking:
             continue
-        entries.append(_entry(job, op, number, rank.seqs[i] + base[op.group], done, blocking))
+        at = rank.numbers[i].after(base[op.group])
+        entries.append(_entry(job, op, number, at, done, blocking))
         entries[-1]["record_id"] = len(entries) + 17
     config = {
         job.groups[group].name: {
@@ -324,13 +344,36 @@ def _dump(
     return {
         "version": "2.10",
         "pg_config": {"": {"name": "", "desc": "", "ranks": "[]"}} if blocking else config,
-        "pg_status": {},
+        "pg_status": _status(rank, base, blocking),
         "entries": entries[-buffer:],
     }
 
 
+def _status(rank: _Rank, base: list[int], blocking: bool) -> dict[str, dict[str, int]]:
+    """What torch calls the last collectives. NCCL's watchdog gives the number of whatever was last,
+    be it a send, which is counted apart; gloo counts all in one."""
+    status: dict[str, dict[str, int]] = {}
+    for i in range(rank.called):
+        op = rank.ops[i]
+        if op.peer is not None and blocking:
+            continue
+        at = rank.numbers[i].after(base[op.group])
+        group = status.setdefault(
+            str(op.group),
+            {
+                "last_enqueued_collective": -1,
+                "last_started_collective": -1,
+                "last_completed_collective": -1,
+            },
+        )
+        group["last_enqueued_collective"] = sum(at) if blocking else at.of(op)
+        if i < rank.done:
+            group["last_completed_collective"] = group["last_enqueued_collective"]
+    return status
+
+
 def _entry(
-    job: Job, op: SimOp, number: int, seq: int, done: bool, blocking: bool
+    job: Job, op: SimOp, number: int, at: Numbers, done: bool, blocking: bool
 ) -> dict[str, Any]:
     group = job.groups[op.group]
     name = op.kind
@@ -341,9 +384,9 @@ def _entry(
     return {
         "pg_id": op.group,
         "process_group": (group.name, group.desc),
-        "collective_seq_id": 0 if op.peer is not None else seq,
-        "p2p_seq_id": seq if op.peer is not None else 0,
-        "op_id": seq,
+        "collective_seq_id": at.collectives,
+        "p2p_seq_id": 0 if blocking else at.talks,
+        "op_id": sum(at),
         "profiling_name": f"{'gloo' if blocking else 'nccl'}:{name}",
         "time_created_ns": 0,
         "input_sizes": [[op.numel]],

@@ -79,6 +79,33 @@ def test_ranks_are_matched_by_group_and_not_by_number_alone() -> None:
     assert analyse(found.scene).ranks == (found.culprit,)
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+def test_what_is_pending_is_so_whatever_number_a_send_had_that_is_over(blocking: bool) -> None:
+    """torch calls the number of any last operation that of the last complete collective."""
+    over = 0
+    for seed in range(8):
+        found = standstill(
+            seed, mesh=(2, 1, 4, 1, 1), fault="checkpoint", blocking=blocking, buffer=2000
+        )
+        for rank, raw in found.raw.items():
+            waits = {
+                (entry["process_group"], entry["collective_seq_id"])
+                for entry in raw["entries"]
+                if not entry["retired"] and not entry["is_p2p"]
+            }
+            seats = found.scene.dumps[rank].seats.items()
+            assert waits == {
+                ((group.name, group.desc), call.seq)
+                for group, seat in seats
+                for call in seat.pending
+            }
+            completed = {
+                name: raw["pg_status"][name]["last_completed_collective"] for (name, _), _ in waits
+            }
+            over += any(seq <= completed[name] for (name, _), seq in waits)
+    assert over, "in none of these was the number of a send above that of what was waited in"
+
+
 def test_a_stopped_process_is_named_without_any_dump() -> None:
     found = standstill(3, mesh=PLAIN, fault="stopped", lost=1.0)
     assert not found.scene.dumps

@@ -75,6 +75,21 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
             "nccl-system-error",
         ),
         (("OSError: [Errno 28] No space left on device: '/scratch/x'",), "disk-full"),
+        (("OSError: [Errno 28] Kein Speicherplatz mehr verfügbar: '/scratch/x'",), "disk-full"),
+        (("OSError: [Errno 28] Kein Speicherplatz mehr verfügbar: '/dev/shm/x'",), "shared-memory"),
+        (
+            (
+                "RuntimeError: [enforce fail at inline_container.cc:603] . PytorchStreamReader failed",
+            ),
+            "torn-checkpoint",
+        ),
+        (
+            (
+                "RuntimeError: [enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't "
+                "allocate memory: you tried to allocate 64 bytes.",
+            ),
+            "host-out-of-memory",
+        ),
         (("CheckpointException ranks:dict_keys([0])", "OSError: [Errno 5] x"), "storage-error"),
         (
             ("torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:",),
@@ -122,8 +137,19 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
     assert fit(rule, Signs(lines=line, phase="train")) is None
 
 
-def test_what_is_not_known_has_no_class() -> None:
-    assert classify(Signs(lines=("step 3  loss 2.2",), exit_code=3)) is None
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 3  loss 2.2",
+        # https://github.com/NVIDIA/nvtrust/issues/124
+        "[   38.178720] nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion"
+        " Link DLREQ interrupt",
+        "[   38.180708] nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Severity 0 Engine instance"
+        " 44 Sub-engine instance 00",
+    ],
+)
+def test_what_is_not_known_or_does_no_harm_has_no_class(line: str) -> None:
+    assert classify(Signs(lines=(line,), exit_code=3)) is None
 
 
 def test_a_rule_that_cannot_fit_is_refused_with_all_that_is_wrong() -> None:

@@ -84,6 +84,15 @@ def test_sizes_that_differ_are_the_programs_own_although_gloo_speaks_as_of_a_con
     assert said.kind == "rank-killed"
 
 
+def test_a_save_that_found_no_room_is_no_peers_death_although_torch_speaks_as_gloo_does() -> None:
+    full = raised(
+        2, "[enforce fail at inline_container.cc:659] . unexpected pos 704 vs 598", at=START + 50
+    )
+    said = verdict(raised(0, RESET, at=START + 49.9), full, raised(1, GLOO_CLOSED, at=START + 50.2))
+    assert said.failure is not None
+    assert (said.failure.name, said.culprit.rank) == ("disk-full", 2)
+
+
 KILLED = exited(1, at=START + 50)
 PEERS = (
     raised(0, RESET, at=START + 49.9),  # clocks of hosts differ
