@@ -21,6 +21,7 @@ from orchestrator.supervise import rollback, shortage
 from orchestrator.supervise.away import in_the_way, make_room, send_away
 from orchestrator.supervise.growing import grown
 from orchestrator.supervise.incidents import decided, first_cause, incident_of, left_out
+from orchestrator.supervise.leaving import STOP_SLACK_S
 from orchestrator.supervise.policy import Decision, decide, repeated_culprits
 from orchestrator.supervise.roster import (
     coming,
@@ -42,8 +43,6 @@ from orchestrator.supervise.verdict import Verdict
 
 FAILED_GRACE_S = 3.0
 """SIGTERM to SIGKILL when a peer is already dead: no checkpoint can come of it any more."""
-STOP_SLACK_S = 15.0
-"""After SIGKILL is due, for every agent to say that no process is left."""
 
 JUDGE_S = 30.0
 """For the leader to say what the evidence of a hang amounts to, from when the ranks are stopped."""

@@ -14,6 +14,7 @@ from orchestrator.contract.events import (
 from orchestrator.contract.launch import Cause
 from orchestrator.plan.placement.place import room_for
 from orchestrator.supervise.growing import shrunk
+from orchestrator.supervise.leaving import grace_to_leave_s
 from orchestrator.supervise.moves import (
     Result,
     all_done,
@@ -58,7 +59,7 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
             else requeue(run, event.at, words, whole=not has_successors(run))
         )
     if run.stage in LIVE:
-        return stop(run, event.at, words, job.stop_grace)
+        return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())
 
 
@@ -90,7 +91,7 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
     enough = len(usable(run)) >= len(run.plan.hosts) or has_successors(run)
     stays = event.host != run.leader and (enough or job.shrink)
     leaving = Leaving(cause="drained", words=words, requeue=not stays)
-    return stop(replace(run, leaving=leaving), event.at, words, job.stop_grace)
+    return stop(replace(run, leaving=leaving), event.at, words, grace_to_leave_s(run, event.at))
 
 
 def host_opened(run: Run, event: HostOpened) -> Result:
@@ -116,7 +117,7 @@ def host_leaving(run: Run, event: HostLeaving) -> Result:
         return run, ()
     words = f"the scheduler takes {event.host} back ({event.why})"
     leaving = Leaving(cause="drained", words=words, requeue=False)
-    return stop(replace(run, leaving=leaving), event.at, words, job.stop_grace)
+    return stop(replace(run, leaving=leaving), event.at, words, grace_to_leave_s(run, event.at))
 
 
 def hosts_checked(run: Run, event: HostsChecked) -> Result:

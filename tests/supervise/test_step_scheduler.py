@@ -18,6 +18,7 @@ from orchestrator.contract.actions import (
 )
 from orchestrator.contract.events import (
     HostFlagged,
+    HostLeaving,
     HostsChecked,
     HostUnavailable,
     LeaveAsked,
@@ -29,7 +30,8 @@ from orchestrator.contract.launch import Cause
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Traffic
 from orchestrator.supervise.state import Stage
-from tests.supervise.supervise_stage import Job, plan, submitted
+from orchestrator.supervise.step import step
+from tests.supervise.supervise_stage import START, Job, plan, submitted
 
 T = TypeVar("T")
 CANCELLED = "cancelled by somebody, in the scheduler (SIGUSR2)"
@@ -69,6 +71,39 @@ def test_a_job_that_is_asked_to_leave_saves_and_goes_back_to_the_queue(cause: Ca
     assert requeue.exclude == ()
     assert (job.run.stage, job.run.state) == (Stage.QUEUED, "PENDING")
     assert (job.run.incidents, job.run.restarts, job.run.fruitless) == ((), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("notice_s", "stop_grace", "ends_in_s", "grace_s"),
+    [
+        (600.0, 30.0, 601.0, 555.0),  # all of it but what asking for the requeue takes
+        (600.0, 30.0, 660.0, 555.0),
+        (600.0, 30.0, None, 555.0),
+        (90.0, 120.0, 91.0, 46.0),  # never beyond the end: there the job would be lost
+        (90.0, 120.0, 150.0, 105.0),
+        (90.0, 120.0, 7200.0, 120.0),  # a preemption, or a signal sent by hand
+        (90.0, 120.0, -60.0, 45.0),  # the end was put off since the leader began
+        (90.0, 120.0, None, 120.0),
+        (30.0, 30.0, 31.0, 10.0),
+        (None, 30.0, 31.0, 30.0),  # of a scheduler that says nothing of it
+    ],
+)
+def test_a_checkpoint_has_all_of_the_notice_and_no_more_than_that(
+    notice_s: float | None, stop_grace: float, ends_in_s: float | None, grace_s: float
+) -> None:
+    job = scheduled(stop_grace=stop_grace)
+    assert job.allocation is not None
+    ends_at = None if ends_in_s is None else START + 1000.0 + ends_in_s
+    job.allocation = replace(job.allocation, notice_s=notice_s, ends_at=ends_at)
+    job.running()
+    for asked in (
+        LeaveAsked(at=START + 1000.0, cause=None, words="SIGUSR2"),
+        HostFlagged(at=START + 1000.0, host="host-1", state="DRAINING", reason="bad fan"),
+        HostLeaving(at=START + 1000.0, host="host-1", why="SIGTERM"),
+    ):
+        _, (stop,) = step(job.run, asked)
+        assert isinstance(stop, StopAttempt)
+        assert stop.grace_s == grace_s
 
 
 def test_it_goes_on_in_the_next_allocation_from_where_it_was() -> None:
