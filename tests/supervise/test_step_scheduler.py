@@ -252,6 +252,23 @@ def test_a_host_whose_agent_never_came_is_not_asked_for_again() -> None:
     assert one(job.waits(600.0), Requeue).exclude == ("host-1",)
 
 
+@pytest.mark.parametrize(
+    ("came", "blamed"), [(7, ("host-7",)), (4, ("host-4", "host-5", "host-6", "host-7")), (2, ())]
+)
+def test_where_most_agents_do_not_come_it_is_not_their_hosts(
+    came: int, blamed: tuple[str, ...]
+) -> None:
+    """A file server, or the leader's own network, is too slow for all of them."""
+    job = scheduled(hosts=8)
+    job.leads()
+    for number in range(came):
+        job.registers(f"host-{number}")
+    requeue = one(job.waits(600.0), Requeue)
+    assert requeue.exclude == blamed
+    told = f"; {8 - came} of 8 never had an agent within 600 s: too many to blame their hosts"
+    assert (told in requeue.reason) == (not blamed)
+
+
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_bad_host_that_the_scheduler_gives_again_is_used_again(lost: bool) -> None:
     """It has the host back, and there may be no other: nobody else would ever let it in again."""
