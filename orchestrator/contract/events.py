@@ -431,6 +431,16 @@ class ReplanRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequeueRefused:
+    """The scheduler does not take the job back, and it is in vain to ask it again."""
+
+    at: float
+    why: str
+    cancelled: bool = False
+    """Because somebody has cancelled it there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed. Journalled only when a deadline was reached."""
 
@@ -466,5 +476,6 @@ Event = (
     | HostsChecked
     | Replanned
     | ReplanRefused
+    | RequeueRefused
     | Tick
 )

@@ -10,6 +10,7 @@ from orchestrator.contract.events import (
     LeaveAsked,
     Replanned,
     ReplanRefused,
+    RequeueRefused,
 )
 from orchestrator.contract.launch import Cause
 from orchestrator.plan.placement.place import room_for
@@ -61,6 +62,17 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     if run.stage in LIVE:
         return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())
+
+
+def requeue_refused(run: Run, event: RequeueRefused) -> Result:
+    """Hosts that nobody takes back would stand idle: a person is to see to it."""
+    if run.stage is not Stage.QUEUED:
+        return run, ()
+    if event.cancelled:
+        by = f"somebody, in the scheduler ({event.why})"
+        return end(replace(run, cancelled_by=by), event.at, "CANCELLED", f"cancelled by {by}")
+    words = f"{run.reason}; it could not be queued again: {event.why}"
+    return end(run, event.at, "FAILED", f"{words}; `ndctl submit SPEC --resume` goes on")
 
 
 def _cancelled(run: Run, event: LeaveAsked) -> Result:

@@ -24,6 +24,7 @@ from orchestrator.contract.events import (
     LeaveAsked,
     Replanned,
     ReplanRefused,
+    RequeueRefused,
 )
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Cause
@@ -267,6 +268,28 @@ def test_where_most_agents_do_not_come_it_is_not_their_hosts(
     assert requeue.exclude == blamed
     told = f"; {8 - came} of 8 never had an agent within 600 s: too many to blame their hosts"
     assert (told in requeue.reason) == (not blamed)
+
+
+def test_a_requeue_that_is_refused_for_good_ends_the_job() -> None:
+    job = scheduled().running()
+    assert job.tell(RequeueRefused(at=job.now(), why="disabled")) == (), "nobody asked"
+    leave(job, "time-limit")
+    job.stops()
+    end = one(job.tell(RequeueRefused(at=job.now(), why="disabled")), EndJob)
+    assert end.state == "FAILED"
+    assert end.reason == (
+        "the time limit of the allocation is near (SIGUSR2); it could not be queued again:"
+        " disabled; `ndctl submit SPEC --resume` goes on"
+    )
+
+
+def test_one_that_is_refused_because_the_job_was_cancelled_is_no_failure() -> None:
+    job = scheduled().running()
+    leave(job, "time-limit")
+    job.stops()
+    refused = RequeueRefused(at=job.now(), why="Slurm job 7 has ended", cancelled=True)
+    assert one(job.tell(refused), EndJob).state == "CANCELLED"
+    assert job.run.state == "CANCELLED"
 
 
 @pytest.mark.parametrize("lost", [True, False])
