@@ -202,7 +202,7 @@ def _absent(run: Run) -> tuple[dict[str, str], str]:
     if 2 * len(absent) > len(given):
         few = f"{len(absent)} of {len(given)} never had an agent {within}"
         return {}, f"; {few}: too many to blame their hosts"
-    return {name: f"no agent came from it {within}" for name in absent}, ""
+    return dict.fromkeys(absent, f"no agent came from it {within}"), ""
 
 
 def _may_shrink(run: Run, there: int) -> bool:
