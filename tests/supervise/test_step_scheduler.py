@@ -354,6 +354,23 @@ def test_a_host_that_strikes_speak_against_stays_left_out() -> None:
     assert (again.exclude, again.again) == (("host-1",), ())
 
 
+def test_a_host_that_strikes_left_out_at_submission_is_used_again_when_they_fade() -> None:
+    """Slurm was told of it with the job, and leaves it out until it is told otherwise."""
+    job = scheduled(launch=replace(submitted().launch, exclude=("host-7", "host-8")))
+    job.exclude = {"host-7": "2 strikes", "host-8": "2 strikes"}
+    first = limit_near(job.running())
+    assert (first.exclude, first.again) == (("host-7", "host-8"), ())
+    job.exclude = {"host-8": "2 strikes"}
+    second = limit_near(given(job, 1, "host-0", "host-1"))
+    assert (second.exclude, second.again) == (("host-8",), ("host-7",))
+
+
+def test_strikes_that_fade_before_the_first_requeue_count_no_more() -> None:
+    job = scheduled(launch=replace(submitted().launch, exclude=("host-7",))).running()
+    requeue = limit_near(job)
+    assert (requeue.exclude, requeue.again) == ((), ("host-7",))
+
+
 def test_the_host_of_a_leader_that_died_may_be_used_after_a_run_without_it() -> None:
     """Its followers had it left out."""
     job = scheduled().running()
