@@ -3,12 +3,14 @@ hosts try each other, or looks for a smaller plan. What comes of an errand is an
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from orchestrator.agent.connections import Connections
+from orchestrator.agent.leaderless import REFUSED_S
 from orchestrator.agent.sockets import free_port
 from orchestrator.contract.actions import CheckHosts, ReplaceAgent, Replan, Requeue
 from orchestrator.contract.events import (
@@ -20,12 +22,13 @@ from orchestrator.contract.events import (
     LeaveAsked,
     Replanned,
     ReplanRefused,
+    RequeueRefused,
 )
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Cause
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import Checked, CheckFabric, Register
-from orchestrator.errors import BackendError, NdctlError, Unanswered
+from orchestrator.errors import BackendError, Ended, NdctlError, Unanswered
 from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
@@ -276,12 +279,36 @@ class Errands:
             Replanned(at=at, plan=plan, plan_number=number, device_bytes=size, why=found.why)
         )
 
-    async def requeue(self, action: Requeue) -> None:
-        """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs."""
+    async def requeue(self, action: Requeue) -> bool:
+        """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs. False
+        where it never will, which is told."""
+        requeued = partial(self.backend.requeue, again=action.again, whole=action.whole)
+        refused_at: float | None = None
         while True:
             try:
-                requeued = partial(self.backend.requeue, again=action.again, whole=action.whole)
-                return await asyncio.to_thread(requeued, self.job.launch, action.exclude)
+                await asyncio.to_thread(requeued, self.job.launch, action.exclude)
+                return True
+            except Ended as exc:
+                log.error("the job is not queued again: %s", exc)
+                await self._tell_refusal(exc, over=True)
+                return False
+            except Unanswered as exc:
+                log.error("the job is not queued again yet, asking again: %s", exc)
+                refused_at = None
             except BackendError as exc:
-                log.error("the scheduler does not take the job back, trying again: %s", exc)
-                await asyncio.sleep(REQUEUE_RETRY_S)
+                log.error("the scheduler does not take the job back, asking again: %s", exc)
+                now = self.clock.monotonic()
+                refused_at = now if refused_at is None else refused_at
+                if now - refused_at >= REFUSED_S:
+                    await self._tell_refusal(exc, over=False)
+                    return False
+            await asyncio.sleep(REQUEUE_RETRY_S)
+
+    async def _tell_refusal(self, why: BackendError, *, over: bool) -> None:
+        """A job that has ended may have been cancelled, which is no failure."""
+        cause: Cause = "unknown"
+        if over:
+            with contextlib.suppress(BackendError):
+                cause = await asyncio.to_thread(self.backend.why_ending, self.job.launch)
+        cancelled = cause == "cancelled"
+        self.happened(RequeueRefused(at=self.now(), why=why.message, cancelled=cancelled))

@@ -440,8 +440,8 @@ class Leader:
             )
 
     async def _requeue(self, action: Requeue) -> None:
-        await self.errands.requeue(action)
-        self.ending = action
+        if await self.errands.requeue(action):
+            self.ending = action
 
     async def _farewell(self, ending: EndJob | Requeue) -> None:
         """Let every agent go, also one that comes late, and wait a while until they have.

@@ -51,6 +51,13 @@ LOOK_S = 5.0
 GIVEN_UP_S = 30.0
 """The same where it writes of other things alone, or has given this host up and it is not sure that
 it has gone on since."""
+STRANGER_S = 120.0
+"""The same where it never heard this host: longer than a file server keeps the lock of a dead one,
+by default 90 s."""
+NEVER_HEARD = (
+    "%s was never heard by the leader on %s, which lives: the job is not queued again; look at the"
+    " network between the two"
+)
 
 SEE_S = 30.0
 """Longer than a leader whose host lives takes to come back; and how long each host waits for the
@@ -233,7 +240,11 @@ def _queue_in_turn(  # noqa: PLR0913 - what `queue_again` was told, and what it 
     asking = Asking(backend_named, clock, "its leader is gone", partial(_without, term, host))
     still_ours = partial(_still_ours, following, term, fence, before, turn)
     while (seen := once_it_serves(still_ours, UNREADABLE, clock)) is not None:
-        doubts = in_doubt(before, seen, clock.monotonic() - looked)
+        waited_s, stranger = clock.monotonic() - looked, is_stranger(seen, term, host)
+        if stranger and waited_s >= STRANGER_S:
+            log.error(NEVER_HEARD, host, seen.run.leader)
+            return
+        doubts = stranger or in_doubt(before, seen, waited_s)
         if not doubts and turn.has_come() and asking.settles(seen.run):
             return
         clock.sleep(RETRY_S)
@@ -290,6 +301,13 @@ def _without(term: Term, host: str, run: Run, backend: Backend) -> tuple[str, ..
     led = runs_without_leader(run, term) == 0
     granted = None if led else backend.allocation(run.job.launch)
     return to_leave_out(run, term, host, granted.hosts if granted else ())
+
+
+def is_stranger(seen: Seen, term: Term, host: str) -> bool:
+    """Whether the leader of this run lives and never heard `host`: it may well train without it,
+    of which it writes nothing. To have the job queued again would end what the others do, and so in
+    each run that has this host."""
+    return seen.led and runs_without_leader(seen.run, term) == 0 and host not in seen.run.hosts
 
 
 def runs_without_leader(run: Run, term: Term) -> int:

@@ -432,6 +432,16 @@ class ReplanRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequeueRefused:
+    """The scheduler does not take the job back, and it is in vain to ask it again."""
+
+    at: float
+    why: str
+    cancelled: bool = False
+    """Because somebody has cancelled it there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed. Journalled only when a deadline was reached."""
 
@@ -467,5 +477,6 @@ Event = (
     | HostsChecked
     | Replanned
     | ReplanRefused
+    | RequeueRefused
     | Tick
 )

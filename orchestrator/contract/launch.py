@@ -48,6 +48,8 @@ class Allocation:
     """Host to its switches from the outermost down, where the scheduler knows them."""
     ends_at: float | None = None
     """Unix seconds of the time limit."""
+    notice_s: float | None = None
+    """How long before its end the scheduler says so; None where nobody can tell."""
     successor_s: float | None = None
     """Where the scheduler itself puts another host, of whatever name, in the place of one that is
     lost: how long that may take, while those that are left wait in place; `hosts` are then those

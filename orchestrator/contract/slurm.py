@@ -85,7 +85,8 @@ class SlurmSpec:
     mail_user: Word | None = None
     notice_s: Seconds = 90.0
     """How long before the time limit (and with the site's `preempt_send_user_signal` before a
-    preemption) Slurm warns: time for a checkpoint."""
+    preemption) Slurm warns: but for the last 45 s of it ranks have this long for a checkpoint, also
+    where `resilience.stop_grace` is less; more of that does not help."""
     modules: tuple[Word, ...] = ()
     setup: tuple[str, ...] = ()
     """Lines of shell that run on the first host before the agents start."""

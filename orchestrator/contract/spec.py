@@ -65,7 +65,8 @@ class ResilienceSpec:
     agent_timeout: Seconds = 10.0
     """Seconds of silence after which a host's agent counts as lost, and a leader as gone."""
     stop_grace: Seconds = 30.0
-    """Seconds between SIGTERM and SIGKILL when a healthy job is stopped; time for a checkpoint."""
+    """Seconds between SIGTERM and SIGKILL when a healthy job is stopped; time for a checkpoint. On
+    Slurm `cluster.slurm.notice_s` may give more."""
     shrink: bool = False
     """With hosts gone and no spare left, go on with fewer, at the same global batch."""
     min_hosts: Count = 1

@@ -42,6 +42,7 @@ from orchestrator.contract.events import (
     RankExited,
     Replanned,
     ReplanRefused,
+    RequeueRefused,
     StepReached,
     StragglerFound,
     StragglerGone,
@@ -188,6 +189,8 @@ def event_words(event: Event) -> str:  # noqa: C901, PLR0915 - one line for each
             return f"plan {number} for {many}: {plan.mesh}{f', {why}' if why else ''}"
         case ReplanRefused():
             return _no_plan(event)
+        case RequeueRefused(why=why):
+            return f"the scheduler does not take the job back: {why}"
         case Tick():
             return "a deadline passed"
         case _:

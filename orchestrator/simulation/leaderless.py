@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from orchestrator.agent.leaderless import (
     RETRY_S,
     SEE_S,
+    STRANGER_S,
     TURN_S,
     UNLED,
     Seen,
     in_doubt,
+    is_stranger,
     lives,
     patience_s,
     runs_without_leader,
@@ -51,7 +53,9 @@ class Leaderless:
             self._lives()
         elif not self._still_ours():
             self._over()
-        elif self._in_doubt() or not self._in_turn():
+        elif self._is_stranger() and self.world.timeline.now - self.looked >= STRANGER_S:
+            self._lives()
+        elif self._is_stranger() or self._in_doubt() or not self._in_turn():
             self._again()
         else:
             self._ask_scheduler()
@@ -76,6 +80,10 @@ class Leaderless:
         run, fence = self.world.run, self.world.storage.fence
         led = fence is not None and fence.leader != self.former
         return run.ending is None and self.world.job.launch == self.agent.launch and not led
+
+    def _is_stranger(self) -> bool:
+        term = Term(self.agent.launch, self.agent.restarts)
+        return is_stranger(self._seen(), term, self.agent.host.name)
 
     def _in_doubt(self) -> bool:
         assert self.before is not None

@@ -21,6 +21,7 @@ from orchestrator.supervise import rollback, shortage
 from orchestrator.supervise.away import in_the_way, make_room, send_away
 from orchestrator.supervise.growing import grown
 from orchestrator.supervise.incidents import decided, first_cause, incident_of, left_out
+from orchestrator.supervise.leaving import STOP_SLACK_S
 from orchestrator.supervise.policy import Decision, decide, repeated_culprits
 from orchestrator.supervise.roster import (
     coming,
@@ -42,8 +43,6 @@ from orchestrator.supervise.verdict import Verdict
 
 FAILED_GRACE_S = 3.0
 """SIGTERM to SIGKILL when a peer is already dead: no checkpoint can come of it any more."""
-STOP_SLACK_S = 15.0
-"""After SIGKILL is due, for every agent to say that no process is left."""
 
 JUDGE_S = 30.0
 """For the leader to say what the evidence of a hang amounts to, from when the ranks are stopped."""
@@ -164,9 +163,9 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
     if _may_shrink(run, len(there)):
         return replace(run, replanning=len(there)), (Replan(hosts=len(there), reason=reason),)
     if run.allocation is not None:
-        absent = _absent(run) if overdue and not has_successors(run) else {}
+        absent, many = _absent(run) if overdue and not has_successors(run) else ({}, "")
         run = replace(run, exclude={**run.exclude, **absent})
-        return requeue(_short(run), at, f"{reason}{_refusal(run)}")
+        return requeue(_short(run), at, f"{reason}{_refusal(run)}{many}")
     return _to_the_end(run, at, there, overdue=overdue)
 
 
@@ -191,11 +190,19 @@ def _left(run: Run, there: list[str]) -> str:
     return f"{len(there)} of {need} hosts are left{whole}"
 
 
-def _absent(run: Run) -> dict[str, str]:
-    """Hosts that were given, and no agent ever came from them: another run is as vain on them."""
+def _absent(run: Run) -> tuple[dict[str, str], str]:
+    """Hosts that were given, and no agent ever came from them: another run is as vain on them.
+
+    Of most of all that is said of something else, as a file server or the leader's own network;
+    then none is named, but that is told.
+    """
     assert run.job is not None
-    why = f"no agent came from it within {run.job.init_timeout:.0f} s"
-    return {name: why for name in hosts_given(run) if name not in run.hosts}
+    given, within = hosts_given(run), f"within {run.job.init_timeout:.0f} s"
+    absent = [name for name in given if name not in run.hosts]
+    if 2 * len(absent) > len(given):
+        few = f"{len(absent)} of {len(given)} never had an agent {within}"
+        return {}, f"; {few}: too many to blame their hosts"
+    return dict.fromkeys(absent, f"no agent came from it {within}"), ""
 
 
 def _may_shrink(run: Run, there: int) -> bool:

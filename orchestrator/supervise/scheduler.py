@@ -10,10 +10,12 @@ from orchestrator.contract.events import (
     LeaveAsked,
     Replanned,
     ReplanRefused,
+    RequeueRefused,
 )
 from orchestrator.contract.launch import Cause
 from orchestrator.plan.placement.place import room_for
 from orchestrator.supervise.growing import shrunk
+from orchestrator.supervise.leaving import grace_to_leave_s
 from orchestrator.supervise.moves import (
     Result,
     all_done,
@@ -58,8 +60,19 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
             else requeue(run, event.at, words, whole=not has_successors(run))
         )
     if run.stage in LIVE:
-        return stop(run, event.at, words, job.stop_grace)
+        return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())
+
+
+def requeue_refused(run: Run, event: RequeueRefused) -> Result:
+    """Hosts that nobody takes back would stand idle: a person is to see to it."""
+    if run.stage is not Stage.QUEUED:
+        return run, ()
+    if event.cancelled:
+        by = f"somebody, in the scheduler ({event.why})"
+        return end(replace(run, cancelled_by=by), event.at, "CANCELLED", f"cancelled by {by}")
+    words = f"{run.reason}; it could not be queued again: {event.why}"
+    return end(run, event.at, "FAILED", f"{words}; `ndctl submit SPEC --resume` goes on")
 
 
 def _cancelled(run: Run, event: LeaveAsked) -> Result:
@@ -90,7 +103,7 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
     enough = len(usable(run)) >= len(run.plan.hosts) or has_successors(run)
     stays = event.host != run.leader and (enough or job.shrink)
     leaving = Leaving(cause="drained", words=words, requeue=not stays)
-    return stop(replace(run, leaving=leaving), event.at, words, job.stop_grace)
+    return stop(replace(run, leaving=leaving), event.at, words, grace_to_leave_s(run, event.at))
 
 
 def host_opened(run: Run, event: HostOpened) -> Result:
@@ -116,7 +129,7 @@ def host_leaving(run: Run, event: HostLeaving) -> Result:
         return run, ()
     words = f"the scheduler takes {event.host} back ({event.why})"
     leaving = Leaving(cause="drained", words=words, requeue=False)
-    return stop(replace(run, leaving=leaving), event.at, words, job.stop_grace)
+    return stop(replace(run, leaving=leaving), event.at, words, grace_to_leave_s(run, event.at))
 
 
 def hosts_checked(run: Run, event: HostsChecked) -> Result:

@@ -43,6 +43,7 @@ from orchestrator.contract.events import (
     RankExited,
     Replanned,
     ReplanRefused,
+    RequeueRefused,
     StepReached,
     StragglerFound,
     StragglerGone,
@@ -87,6 +88,7 @@ from orchestrator.supervise.scheduler import (
     leave_asked,
     replan_refused,
     replanned,
+    requeue_refused,
 )
 from orchestrator.supervise.state import LIVE, Findings, HostState, Run, Stage
 from orchestrator.supervise.succession import leader_started, submitted
@@ -177,6 +179,8 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return replanned(run, event)
         case ReplanRefused():
             return replan_refused(run, event)
+        case RequeueRefused():
+            return requeue_refused(run, event)
         case StragglerFound():
             return straggler_found(run, event), ()
         case StragglerGone():

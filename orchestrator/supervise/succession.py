@@ -33,7 +33,7 @@ def submitted(run: Run, event: JobSubmitted) -> Result:
         exclude={},
         shut=(),
         carried=(),
-        left_out=(),
+        left_out=event.launch.exclude,
         away={},
         given_back=0,
         replaced={},

@@ -22,9 +22,10 @@ from orchestrator.contract.events import (
     RankExited,
     Replanned,
     ReplanRefused,
+    RequeueRefused,
 )
 from orchestrator.contract.fence import Fence, GivenUp, read_fence, write_fence
-from orchestrator.contract.launch import Allocation
+from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.contract.protocol import (
     Checked,
     CheckFabric,
@@ -35,7 +36,7 @@ from orchestrator.contract.protocol import (
     Start,
     Stop,
 )
-from orchestrator.errors import SpecError
+from orchestrator.errors import BackendError, Ended, SpecError
 from orchestrator.seams import HostNotice
 from orchestrator.supervise.state import JobPlan
 from tests.agent.leader_world import NAME, Led, exited, go, play, stopped
@@ -70,6 +71,63 @@ def test_a_job_that_is_asked_to_leave_is_queued_again_before_its_agents_go(tmp_p
         assert isinstance(await asyncio.wait_for(job.task, WAIT_S), Requeue)
         assert [event.cause for event in job.events(LeaveAsked)] == [None, "preempted"]
         assert "over" not in (job.run_dir.leader).read_text(), "the next start has agents too"
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+DISABLED = "Slurm refuses `scontrol requeue 1`: Requested operation is disabled"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_scheduler_that_goes_on_refusing_the_job_gets_its_hosts_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would stand idle to the time limit."""
+    monkeypatch.setattr("orchestrator.agent.errands.REFUSED_S", 5.0)
+
+    async def script(job: Led) -> None:
+        job.backend.refuses, job.backend.busy = BackendError(DISABLED), 1
+        agents = await job.started()
+        job.leader.warned("SIGUSR2")
+        for agent in agents:
+            await agent.hear(Stop)
+            await agent.say(stopped(agent.host))
+        await until(lambda: len(job.backend.requeued) >= 4, "it is asked again")
+        assert job.events(RequeueRefused) == []
+        job.clock.put_forward(5.0)
+        for agent in agents:
+            await agent.hear(Leave)
+            await agent.ws.close()
+        ending = await job.end()
+        assert ending.state == "FAILED"
+        assert DISABLED in ending.reason
+        assert "`ndctl submit SPEC --resume` goes on" in ending.reason
+        assert job.leader.supervisor.run.state == "FAILED"
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("cause", "state"), [("cancelled", "CANCELLED"), ("unknown", "FAILED")])
+def test_a_job_that_the_scheduler_has_ended_is_asked_back_once(
+    tmp_path: Path, cause: Cause, state: str
+) -> None:
+    async def script(job: Led) -> None:
+        job.backend.refuses = Ended("Slurm job 7 has ended")
+        zero, one = await job.started()
+        job.backend.flagged = (HostNotice("host-1", "DRAINING", "bad fan"),)
+        for agent in (zero, one):
+            await agent.hear(Stop)
+        job.backend.cause = cause
+        for agent in (zero, one):
+            await agent.say(stopped(agent.host))
+        for agent in (zero, one):
+            await agent.hear(Leave)
+            await agent.ws.close()
+        ending = await job.end()
+        assert ending.state == state
+        assert "Slurm job 7 has ended" in ending.reason
+        assert len(job.backend.requeued) == 1
 
     play(tmp_path, script, allocation=GRANTED)
 

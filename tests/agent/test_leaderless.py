@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from orchestrator.agent.leaderless import (
     GIVEN_UP_S,
     LOOK_S,
     REFUSED_S,
+    STRANGER_S,
     TURN_S,
     UNLED,
     Following,
@@ -442,3 +444,62 @@ def test_where_the_leader_is_dead_the_journal_is_silent_and_the_job_queued_again
     queue = Queue()
     assert asked(run_dir, queue) == LOOK_S
     assert queue.requeued == [("host-0",)]
+
+
+# A host that no leader ever heard
+
+
+@pytest.mark.parametrize("writes_after_s", [1.0, 1e9])
+def test_a_host_that_a_leader_which_lives_never_heard_ends_nobodys_run(
+    run_dir: RunDir, writes_after_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others train with a spare; of a healthy job a leader may write nothing for long."""
+    caplog.set_level(logging.INFO)
+    here(run_dir, "host-0", "host-2")
+    queue = Queue()
+    with ExitStack() as leading:
+        goes_on = partial(writes_on, run_dir, leading, gone_on())
+        waited_s = stranger_asks(run_dir, queue, Writing(goes_on, writes_after_s), leading)
+    assert queue.requeued == []
+    assert STRANGER_S <= waited_s <= STRANGER_S + 10
+    assert "host-1 was never heard by the leader on host-0, which lives" in caplog.messages[-1]
+
+
+def test_it_asks_once_the_lock_of_a_leader_that_died_is_free(run_dir: RunDir) -> None:
+    """A file server keeps that of a dead host for its lease."""
+    queue = Queue()
+    with ExitStack() as leading:
+        waited_s = stranger_asks(run_dir, queue, Writing(leading.close, 90.0), leading)
+    assert queue.requeued == [("host-0",)]
+    assert 90.0 <= waited_s < STRANGER_S
+
+
+def test_it_waits_no_longer_than_for_the_end_of_the_job(run_dir: RunDir) -> None:
+    queue = Queue()
+    with ExitStack() as leading:
+        ends = partial(writes_on, run_dir, leading, CancelRequested(at=time.time(), by="me"))
+        waited_s = stranger_asks(run_dir, queue, Writing(ends, 20.0), leading)
+    assert queue.requeued == []
+    assert waited_s < STRANGER_S / 2
+
+
+def test_where_no_leader_began_in_this_run_nobody_is_a_stranger(run_dir: RunDir) -> None:
+    """Who holds the journal may hang on the way to its first line."""
+    queue = Queue()
+    with led(run_dir):
+        asked(run_dir, queue, Term(LAUNCH, restarts=1))
+    assert queue.requeued == [("host-0",)]
+
+
+def stranger_asks(run_dir: RunDir, queue: Queue, clock: "Writing", leading: ExitStack) -> float:
+    leading.enter_context(led(run_dir))
+    begun = clock.time
+    queue_again(run_dir, TERM, "host-1", lambda name: queue, clock)
+    return clock.time - begun
+
+
+def writes_on(run_dir: RunDir, leading: ExitStack, event: Event) -> None:
+    """The leader lives on, and writes."""
+    leading.close()
+    append(run_dir, event)
+    leading.enter_context(led(run_dir))

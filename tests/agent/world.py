@@ -169,6 +169,8 @@ class FakeBackend:
     requeued: list[tuple[str, ...]] = field(default_factory=list)
     busy: int = 0
     """How often a scheduler does not answer before it does."""
+    refuses: BackendError | None = None
+    """With what it answers, each time it is asked to take the job back."""
     smaller: JobPlan | None = None
     left: tuple[str, ...] = ()
     """Hosts for which a smaller plan was asked."""
@@ -234,7 +236,9 @@ class FakeBackend:
         self.requeued.append(tuple(exclude))
         self.whole = whole
         if len(self.requeued) <= self.busy:
-            raise BackendError("the scheduler does not answer")
+            raise Unanswered("the scheduler does not answer")
+        if self.refuses is not None:
+            raise self.refuses
 
     def replan(
         self, former: Plan, hosts: Sequence[str], switches: Mapping[str, tuple[str, ...]]

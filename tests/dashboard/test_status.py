@@ -44,6 +44,7 @@ from orchestrator.contract.events import (
     RankExited,
     Replanned,
     ReplanRefused,
+    RequeueRefused,
     StragglerFound,
     StragglerGone,
     Tick,
@@ -479,6 +480,7 @@ def scheduled() -> list[Event]:
         HostsChecked(at=START, check=1, unfit={"host-1": "both links are slow"}),
         Replanned(at=START, plan=smaller, plan_number=2),
         ReplanRefused(at=START, hosts=1, why="the batch does not divide"),
+        RequeueRefused(at=START, why="Slurm job 7 has ended"),
     ]
 
 
@@ -489,6 +491,7 @@ def test_what_a_scheduler_does_is_told_in_words() -> None:
     assert lines[3] == "host-1 is open again"
     assert lines[4] == "the scheduler takes host-1 back: SIGTERM"
     assert lines[6] == "the hosts were tried together: host-1 (both links are slow)"
+    assert lines[9] == "the scheduler does not take the job back: Slurm job 7 has ended"
     allocation = Allocation(id="17", restarts=2, hosts=("host-0", "host-1"))
     started = LeaderStarted(at=START, host="host-0", pid=7, allocation=allocation)
     assert event_words(started) == (

@@ -18,18 +18,21 @@ from orchestrator.contract.actions import (
 )
 from orchestrator.contract.events import (
     HostFlagged,
+    HostLeaving,
     HostsChecked,
     HostUnavailable,
     LeaveAsked,
     Replanned,
     ReplanRefused,
+    RequeueRefused,
 )
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Cause
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Traffic
 from orchestrator.supervise.state import Stage
-from tests.supervise.supervise_stage import Job, plan, submitted
+from orchestrator.supervise.step import step
+from tests.supervise.supervise_stage import START, Job, plan, submitted
 
 T = TypeVar("T")
 CANCELLED = "cancelled by somebody, in the scheduler (SIGUSR2)"
@@ -69,6 +72,39 @@ def test_a_job_that_is_asked_to_leave_saves_and_goes_back_to_the_queue(cause: Ca
     assert requeue.exclude == ()
     assert (job.run.stage, job.run.state) == (Stage.QUEUED, "PENDING")
     assert (job.run.incidents, job.run.restarts, job.run.fruitless) == ((), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("notice_s", "stop_grace", "ends_in_s", "grace_s"),
+    [
+        (600.0, 30.0, 601.0, 555.0),  # all of it but what asking for the requeue takes
+        (600.0, 30.0, 660.0, 555.0),
+        (600.0, 30.0, None, 555.0),
+        (90.0, 120.0, 91.0, 46.0),  # never beyond the end: there the job would be lost
+        (90.0, 120.0, 150.0, 105.0),
+        (90.0, 120.0, 7200.0, 120.0),  # a preemption, or a signal sent by hand
+        (90.0, 120.0, -60.0, 45.0),  # the end was put off since the leader began
+        (90.0, 120.0, None, 120.0),
+        (30.0, 30.0, 31.0, 10.0),
+        (None, 30.0, 31.0, 30.0),  # of a scheduler that says nothing of it
+    ],
+)
+def test_a_checkpoint_has_all_of_the_notice_and_no_more_than_that(
+    notice_s: float | None, stop_grace: float, ends_in_s: float | None, grace_s: float
+) -> None:
+    job = scheduled(stop_grace=stop_grace)
+    assert job.allocation is not None
+    ends_at = None if ends_in_s is None else START + 1000.0 + ends_in_s
+    job.allocation = replace(job.allocation, notice_s=notice_s, ends_at=ends_at)
+    job.running()
+    for asked in (
+        LeaveAsked(at=START + 1000.0, cause=None, words="SIGUSR2"),
+        HostFlagged(at=START + 1000.0, host="host-1", state="DRAINING", reason="bad fan"),
+        HostLeaving(at=START + 1000.0, host="host-1", why="SIGTERM"),
+    ):
+        _, (stop,) = step(job.run, asked)
+        assert isinstance(stop, StopAttempt)
+        assert stop.grace_s == grace_s
 
 
 def test_it_goes_on_in_the_next_allocation_from_where_it_was() -> None:
@@ -217,6 +253,45 @@ def test_a_host_whose_agent_never_came_is_not_asked_for_again() -> None:
     assert one(job.waits(600.0), Requeue).exclude == ("host-1",)
 
 
+@pytest.mark.parametrize(
+    ("came", "blamed"), [(7, ("host-7",)), (4, ("host-4", "host-5", "host-6", "host-7")), (2, ())]
+)
+def test_where_most_agents_do_not_come_it_is_not_their_hosts(
+    came: int, blamed: tuple[str, ...]
+) -> None:
+    """A file server, or the leader's own network, is too slow for all of them."""
+    job = scheduled(hosts=8)
+    job.leads()
+    for number in range(came):
+        job.registers(f"host-{number}")
+    requeue = one(job.waits(600.0), Requeue)
+    assert requeue.exclude == blamed
+    told = f"; {8 - came} of 8 never had an agent within 600 s: too many to blame their hosts"
+    assert (told in requeue.reason) == (not blamed)
+
+
+def test_a_requeue_that_is_refused_for_good_ends_the_job() -> None:
+    job = scheduled().running()
+    assert job.tell(RequeueRefused(at=job.now(), why="disabled")) == (), "nobody asked"
+    leave(job, "time-limit")
+    job.stops()
+    end = one(job.tell(RequeueRefused(at=job.now(), why="disabled")), EndJob)
+    assert end.state == "FAILED"
+    assert end.reason == (
+        "the time limit of the allocation is near (SIGUSR2); it could not be queued again:"
+        " disabled; `ndctl submit SPEC --resume` goes on"
+    )
+
+
+def test_one_that_is_refused_because_the_job_was_cancelled_is_no_failure() -> None:
+    job = scheduled().running()
+    leave(job, "time-limit")
+    job.stops()
+    refused = RequeueRefused(at=job.now(), why="Slurm job 7 has ended", cancelled=True)
+    assert one(job.tell(refused), EndJob).state == "CANCELLED"
+    assert job.run.state == "CANCELLED"
+
+
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_bad_host_that_the_scheduler_gives_again_is_used_again(lost: bool) -> None:
     """It has the host back, and there may be no other: nobody else would ever let it in again."""
@@ -277,6 +352,23 @@ def test_a_host_that_strikes_speak_against_stays_left_out() -> None:
     job.exclude = {"host-1": "2 strikes"}
     again = limit_near(given(job, 1, "host-0", "host-2"))
     assert (again.exclude, again.again) == (("host-1",), ())
+
+
+def test_a_host_that_strikes_left_out_at_submission_is_used_again_when_they_fade() -> None:
+    """Slurm was told of it with the job, and leaves it out until it is told otherwise."""
+    job = scheduled(launch=replace(submitted().launch, exclude=("host-7", "host-8")))
+    job.exclude = {"host-7": "2 strikes", "host-8": "2 strikes"}
+    first = limit_near(job.running())
+    assert (first.exclude, first.again) == (("host-7", "host-8"), ())
+    job.exclude = {"host-8": "2 strikes"}
+    second = limit_near(given(job, 1, "host-0", "host-1"))
+    assert (second.exclude, second.again) == (("host-8",), ("host-7",))
+
+
+def test_strikes_that_fade_before_the_first_requeue_count_no_more() -> None:
+    job = scheduled(launch=replace(submitted().launch, exclude=("host-7",))).running()
+    requeue = limit_near(job)
+    assert (requeue.exclude, requeue.again) == ((), ("host-7",))
 
 
 def test_the_host_of_a_leader_that_died_may_be_used_after_a_run_without_it() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.backends.slurm import advice, find, observe, render, snapshot
-from orchestrator.backends.slurm.checks import problems
+from orchestrator.backends.slurm.checks import cut_short, problems
 from orchestrator.backends.slurm.commands import Slurm, refusal
 from orchestrator.backends.slurm.detached import Detached, start
 from orchestrator.backends.slurm.find import Finder
@@ -31,6 +31,7 @@ from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.seams import Clock, HostNotice, Shell, Sighting
+from orchestrator.supervise.leaving import ASK_S
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,6 @@ EXCLUDE_S = 20.0
 VERDICT_S = 330.0
 """Slurm's own default of SlurmdTimeout is 300."""
 VERDICT_POLL_S = 1.0
-LIMIT_MARGIN_S = 30.0
-"""Before the time limit: to ask for a requeue, also of a slurmctld that is busy."""
 ALIVE_S = 10.0
 """For a step that does nothing."""
 NOTICE_SLACK_S = 75.0
@@ -77,6 +76,8 @@ class SlurmBackend:
         if unheard := sorted(name for name in self.environ if name.startswith("SBATCH_")):
             names = ", ".join(unheard)
             log.warning("%s: not heard; what sbatch is asked is in cluster.slurm alone", names)
+        if short := cut_short(launch, handover.job.stop_grace):
+            log.warning("%s", short)
         partitions = parse_partitions(self.slurm.told(PARTITIONS))
         nodes = parse_nodes(self.slurm.told(NODES))
         found = problems(launch, sys.executable, partitions, nodes)
@@ -190,6 +191,7 @@ class SlurmBackend:
             hosts=expand(nodelist),
             switches=switches,
             ends_at=ends_at,
+            notice_s=(launch.slurm or SlurmSpec()).notice_s,
         )
 
     def _own_topology(self) -> tuple[str, ...]:
@@ -306,7 +308,7 @@ class SlurmBackend:
         given = expand(self.environ.get("SLURM_JOB_NODELIST", ""))
         own = self.environ.get("SLURMD_NODENAME")
         doubtful = ({*exclude} & {*given} | {*given[:1]}) - {own}
-        left_s = VERDICT_S if ends_at is None else ends_at - self.clock.now() - LIMIT_MARGIN_S
+        left_s = VERDICT_S if ends_at is None else ends_at - self.clock.now() - ASK_S
         until = self.clock.monotonic() + min(VERDICT_S, left_s)
         while doubtful and self.clock.monotonic() < until:
             given_up: set[str] = set()

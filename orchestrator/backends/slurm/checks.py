@@ -11,6 +11,7 @@ from orchestrator.cluster.slurm.partitions import Partition, seconds, time_words
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.supervise.leaving import ASK_S, STOP_SLACK_S, room_s
 
 AT = "cluster.slurm"
 
@@ -33,6 +34,18 @@ def problems(
         found += _limits(launch, spec, asked)
         found += _nodes(launch, spec, {one.name for one in asked}, nodes)
     return found
+
+
+def cut_short(launch: LaunchPlan, stop_grace: float) -> str:
+    """In words, where ranks do not have the time that they are promised for a checkpoint."""
+    notice_s = (launch.slurm or SlurmSpec()).notice_s
+    room, least = room_s(notice_s), stop_grace + STOP_SLACK_S + ASK_S
+    if room >= stop_grace:
+        return ""
+    return (
+        f"{AT}.notice_s is {notice_s:g}: at a time limit ranks have {room:.0f} s for a checkpoint,"
+        f" not the {stop_grace:g} s of resilience.stop_grace; set notice_s to {least:.0f} or more"
+    )
 
 
 def _paths(launch: LaunchPlan, spec: SlurmSpec, python: str) -> Iterator[Problem]:

@@ -5,11 +5,13 @@ the nodes are mended: Slurm does not look at it again. A node that Slurm itself 
 jobs need not be excluded; the job then waits until it is back.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.cluster.slurm.hostlist import expand
-from orchestrator.cluster.slurm.nodes import Node
+from orchestrator.cluster.slurm.inventory import Use, unfit
+from orchestrator.cluster.slurm.nodes import IN_RESERVATION, Node
 from orchestrator.cluster.slurm.standing import standing_of
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
@@ -44,18 +46,27 @@ def left_out(
 def _may_run(
     launch: LaunchPlan, names: Collection[str], nodes: Sequence[Node], partition: str | None
 ) -> bool:
+    """Whether one of the job's partitions, for it gets its nodes of one, has enough others."""
     spec = launch.slurm or SlurmSpec()
+    if {*expand(spec.nodelist or "")} & {*names}:
+        return False
+    fit = [node for node in nodes if node.name not in names and _could_have(launch, spec, node)]
     wanted = spec.partition or partition
-    inside = {*wanted.split(",")} if wanted else None
-    need = 0 if spec.gpus == "none" else launch.devices_per_host
-    fit = [
-        node
-        for node in nodes
-        if (inside is None or inside & {*node.partitions})
-        and node.gpus >= need
-        and node.name not in names
-    ]
-    return len(fit) >= len(launch.hosts) and not {*expand(spec.nodelist or "")} & {*names}
+    if not wanted:
+        return len(fit) >= len(launch.hosts)
+    room = Counter(name for node in fit for name in node.partitions)
+    return any(room[name] >= len(launch.hosts) for name in wanted.split(","))
+
+
+def _could_have(launch: LaunchPlan, spec: SlurmSpec, node: Node) -> bool:
+    """Whether the job's request fits the node, whatever state that is in."""
+    on_cpus = spec.gpus == "none"
+    use = Use(constraint=spec.constraint, gpu_type=None if on_cpus else spec.gpu_type)
+    need = 0 if on_cpus else launch.devices_per_host
+    reserved = spec.reservation is None or (
+        node.flags & IN_RESERVATION and node.reservation in (spec.reservation, None)
+    )
+    return bool(reserved) and node.gpus >= need and not unfit(node, use)
 
 
 def _kept_away(

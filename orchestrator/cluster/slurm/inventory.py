@@ -65,7 +65,7 @@ def _host(node: Node, use: Use, profile: Profile | None, topology: Topology) -> 
         # A site may call any group of nodes a block; only NVLink makes it more than a switch.
         nvlink_block=topology.blocks.get(node.name) if _has_nvlink(profile) else None,
     )
-    why = _unfit(node, use)
+    why = unfit(node, use)
     return replace(host, state="drained", reason=why) if why else host
 
 
@@ -73,7 +73,7 @@ def _has_nvlink(profile: Profile | None) -> bool:
     return profile is not None and profile.intra_host.kind.startswith("nvlink")
 
 
-def _unfit(node: Node, use: Use) -> str:
+def unfit(node: Node, use: Use) -> str:
     """Why the spec's own words keep the job off a node; empty where they do not."""
     if node.name in use.exclude:
         return "excluded by the spec"

@@ -213,6 +213,27 @@ def test_options_of_sbatch_in_the_environment_are_said_not_to_be_heard(
     assert "SBATCH_ACCOUNT: not heard" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("notice_s", "stop_grace", "warned"),
+    [
+        (90.0, 30.0, ""),
+        (90.0, 120.0, "ranks have 45 s for a checkpoint, not the 120 s"),
+        (60.0, 30.0, "set notice_s to 75 or more"),
+    ],
+)
+def test_a_grace_that_the_notice_has_no_room_for_is_said_before_it_is_queued(
+    tmp_path: Path,
+    notice_s: float,
+    stop_grace: float,
+    warned: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    launch = replace(a_launch(tmp_path), slurm=SlurmSpec(notice_s=notice_s))
+    SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(launch, stop_grace=stop_grace))
+    assert warned in caplog.text
+    assert bool(caplog.records) == bool(warned)
+
+
 def test_the_allocation_is_read_from_the_environment_and_the_switches_from_slurm(
     tmp_path: Path,
 ) -> None:
@@ -221,6 +242,7 @@ def test_the_allocation_is_read_from_the_environment_and_the_switches_from_slurm
     assert granted is not None
     assert (granted.id, granted.restarts, granted.hosts) == ("1", 0, ("node1", "node2"))
     assert granted.switches["node2"] == ("spine", "leaf1")
+    assert granted.notice_s == 90.0
 
 
 def test_a_leader_starts_without_slurmctld(tmp_path: Path) -> None:

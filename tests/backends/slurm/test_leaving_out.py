@@ -46,13 +46,28 @@ def test_nodes_count_that_the_job_could_have() -> None:
     nodes = cluster(a="IDLE", b="DOWN", c="IDLE")
     few = (*nodes[:2], replace(nodes[2], gpus=1))
     other = (*nodes[:2], replace(nodes[2], partitions=("debug",)))
+    wide = (*other[:2], replace(nodes[2], partitions=("debug",)), replace(nodes[0], name="d"))
+    fast = tuple(replace(n, features=("slow" if n.name == "c" else "fast",)) for n in nodes)
+    typed = tuple(replace(n, gpu_type="a100" if n.name == "c" else "h100") for n in nodes)
+    theirs = {"a": "ours", "b": "ours", "c": "theirs"}
+    held = cluster(a="ALLOCATED+RESERVED", b="DOWN+RESERVED", c="IDLE+RESERVED")
+    reserved = tuple(replace(n, reservation=theirs[n.name]) for n in held)
+    unnamed = held  # 22.05 does not say whose it is
     for there, partition, spec, left in (
         (nodes, "train", SlurmSpec(), ("b",)),
         (few, "train", SlurmSpec(), ()),
         (few, "train", SlurmSpec(gpus="none"), ("b",)),
         (other, "train", SlurmSpec(), ()),
-        (other, "train", SlurmSpec(partition="train,debug"), ("b",)),
+        (other, "train", SlurmSpec(partition="train,debug"), ()),  # a job has one of them
+        (wide, "train", SlurmSpec(partition="train,debug"), ("b",)),
         (other, None, SlurmSpec(), ("b",)),
+        (fast, "train", SlurmSpec(constraint="fast"), ()),
+        (fast, "train", SlurmSpec(constraint="fast|slow"), ("b",)),
+        (typed, "train", SlurmSpec(gpu_type="h100"), ()),
+        (typed, "train", SlurmSpec(gpu_type="h100", gpus="none"), ("b",)),
+        (reserved, "train", SlurmSpec(reservation="ours"), ()),
+        (unnamed, "train", SlurmSpec(reservation="ours"), ("b",)),
+        (reserved, "train", SlurmSpec(), ("b",)),
         (nodes, "train", SlurmSpec(nodelist="b"), ()),
     ):
         assert left_out(a_launch(slurm=spec), (), ("b",), there, partition).names == left

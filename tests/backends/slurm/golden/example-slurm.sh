@@ -13,7 +13,7 @@
 #SBATCH --output=/runs/slurm-demo/slurm/launch-1/%j_0_log.out
 #SBATCH --partition=train
 #SBATCH --requeue
-#SBATCH --signal=USR2@60
+#SBATCH --signal=USR2@120
 #SBATCH --time=0:30:00
 
 # setup
