@@ -2,7 +2,7 @@
 
 A job that excludes more nodes than its partition can spare is `BadConstraints`, and stays so when
 the nodes are mended: Slurm does not look at it again. A node that Slurm itself keeps away from
-jobs need not be excluded; the job then waits until it is back.
+jobs need not be excluded; the job then waits until it is back, or any other of those.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -54,6 +54,7 @@ def _may_run(
         if (inside is None or inside & {*node.partitions})
         and node.gpus >= need
         and node.name not in names
+        and not _is_kept_away(node, spec)
     ]
     return len(fit) >= len(launch.hosts) and not {*expand(spec.nodelist or "")} & {*names}
 
@@ -62,10 +63,10 @@ def _kept_away(
     launch: LaunchPlan, asked: Collection[str], known: Mapping[str, Node]
 ) -> dict[str, str]:
     """Of the hosts those that Slurm itself gives to nobody."""
-    reservation = (launch.slurm or SlurmSpec()).reservation
+    spec = launch.slurm or SlurmSpec()
     there = (known[name] for name in sorted(asked) if name in known)
-    return {
-        node.name: node.words
-        for node in there
-        if standing_of(node, reservation=reservation).state == "drained"
-    }
+    return {node.name: node.words for node in there if _is_kept_away(node, spec)}
+
+
+def _is_kept_away(node: Node, spec: SlurmSpec) -> bool:
+    return standing_of(node, reservation=spec.reservation).state == "drained"
