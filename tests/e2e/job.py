@@ -1,13 +1,15 @@
 """A job as its user runs it: through the command line, with real agents, torchrun and ranks."""
 
+import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "tests" / "e2e" / "job.yaml"
 WAIT_S = 600.0
+PATIENT: Mapping[str, str] = {"resilience__hang_timeout": "300", "resilience__stop_grace": "60"}
+"""For ranks that a test holds still."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +118,31 @@ class Ndctl:
         """Lines of metrics.jsonl."""
         return len(self.metrics())
 
-    def rank_pid(self, rank: int) -> int:
-        """The rank's own process: neither torchrun, nor the keeper above it."""
+    def ranks(self) -> dict[int, int]:
+        """Rank to its own process: neither torchrun, nor the keeper above it."""
+        found = {}
         for pid, command in processes_of(self.run_dir).items():
-            if command.rstrip().endswith(f"(rank {rank})"):
-                return pid
-        raise AssertionError(f"no process of rank {rank}")
+            if rank := re.search(r"\(rank (\d+)\)$", command.rstrip()):
+                found[int(rank[1])] = pid
+        return found
+
+    def rank_pid(self, rank: int) -> int:
+        ranks = self.ranks()
+        assert rank in ranks, f"no process of rank {rank}"
+        return ranks[rank]
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Ranks stand still, for what would race with their steps; the job has to be `PATIENT`."""
+        pids = wait_for(self.ranks, "ranks").values()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
 
 def uninterrupted(factory: pytest.TempPathFactory) -> Ndctl:

@@ -2,7 +2,7 @@
 
 A job that excludes more nodes than its partition can spare is `BadConstraints`, and stays so when
 the nodes are mended: Slurm does not look at it again. A node that Slurm itself keeps away from
-jobs need not be excluded; the job then waits until it is back.
+jobs need not be excluded; the job then waits until it is back, or any other of those.
 """
 
 from collections import Counter
@@ -50,7 +50,8 @@ def _may_run(
     spec = launch.slurm or SlurmSpec()
     if {*expand(spec.nodelist or "")} & {*names}:
         return False
-    fit = [node for node in nodes if node.name not in names and _could_have(launch, spec, node)]
+    others = (node for node in nodes if node.name not in names)
+    fit = [node for node in others if _could_have(launch, spec, node)]
     wanted = spec.partition or partition
     if not wanted:
         return len(fit) >= len(launch.hosts)
@@ -59,24 +60,25 @@ def _may_run(
 
 
 def _could_have(launch: LaunchPlan, spec: SlurmSpec, node: Node) -> bool:
-    """Whether the job's request fits the node, whatever state that is in."""
+    """Whether the job's request fits the node, and Slurm gives it to anybody."""
     on_cpus = spec.gpus == "none"
     use = Use(constraint=spec.constraint, gpu_type=None if on_cpus else spec.gpu_type)
     need = 0 if on_cpus else launch.devices_per_host
     reserved = spec.reservation is None or (
         node.flags & IN_RESERVATION and node.reservation in (spec.reservation, None)
     )
-    return bool(reserved) and node.gpus >= need and not unfit(node, use)
+    fits = bool(reserved) and node.gpus >= need and not unfit(node, use)
+    return fits and not _is_kept_away(node, spec)
 
 
 def _kept_away(
     launch: LaunchPlan, asked: Collection[str], known: Mapping[str, Node]
 ) -> dict[str, str]:
     """Of the hosts those that Slurm itself gives to nobody."""
-    reservation = (launch.slurm or SlurmSpec()).reservation
+    spec = launch.slurm or SlurmSpec()
     there = (known[name] for name in sorted(asked) if name in known)
-    return {
-        node.name: node.words
-        for node in there
-        if standing_of(node, reservation=reservation).state == "drained"
-    }
+    return {node.name: node.words for node in there if _is_kept_away(node, spec)}
+
+
+def _is_kept_away(node: Node, spec: SlurmSpec) -> bool:
+    return standing_of(node, reservation=spec.reservation).state == "drained"

@@ -25,6 +25,9 @@ def cluster(**states: str) -> tuple[Node, ...]:
         ((), ("b",), {"a": "IDLE", "b": "DOWN*"}, ()),
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN"}, ()),
         ((), ("b",), {"a": "IDLE", "b": "IDLE*+POWERED_DOWN", "c": "IDLE"}, ("b",)),
+        ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "ALLOCATED"}, ("b",)),
+        # whichever of the two is mended first
+        ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "IDLE+DRAIN"}, ()),
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED"}, ("b",)),  # nothing but ndctl keeps it away
         ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE", "d": "IDLE"}, ("b", "c")),
         ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE"}, ("c",)),

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -128,14 +127,6 @@ class Job(Ndctl):
     def alive(self) -> list[str]:
         mine = set(self.ids())
         return [job for job in self.slurm.told("squeue", "-h", "-o", "%A").split() if job in mine]
-
-    def ranks(self) -> dict[int, int]:
-        """Rank to the process that trains, below torchrun and its keeper."""
-        found = {}
-        for pid, command in processes_of(self.run_dir).items():
-            if rank := re.search(r"\(rank (\d+)\)$", command.rstrip()):
-                found[int(rank[1])] = pid
-        return found
 
     def last_step(self) -> int:
         return max(self.losses(), default=0) if self.steps() else 0

@@ -40,7 +40,7 @@ class SlurmNdctl(Ndctl):
     @property
     def job_id(self) -> str:
         """As `ndctl status` shows it."""
-        job_id: str = self.status()["scheduler"].removeprefix("Slurm job ")
+        job_id: str = self.status()["scheduler"].removeprefix("Slurm job ").split()[0]
         return job_id
 
     def slurm_job(self) -> dict[str, str]:

@@ -1,11 +1,8 @@
 """An administrator takes nodes away: at once, or when the job can do without them."""
 
-import os
-import signal
-
 import pytest
 
-from tests.e2e.job import wait_for
+from tests.e2e.job import PATIENT, wait_for
 from tests.slurm.e2e.slurm_job import LIMIT_S, SlurmNdctl, hosts_of, incidents
 
 pytestmark = [
@@ -15,28 +12,18 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-PATIENT = {"resilience__hang_timeout": "300", "resilience__stop_grace": "60"}
-"""For ranks that a test holds still."""
-
 
 def drain(ndctl: SlurmNdctl, host: str) -> None:
-    """Have Slurm drain `host`, and the leader learn of it.
-
-    It asks every 15 s, and on a fast machine all steps take less: ranks are held until it knows.
-    """
-    ranks = [ndctl.rank_pid(rank) for rank in range(4)]
-    for pid in ranks:
-        os.kill(pid, signal.SIGSTOP)
-    ndctl.testbed.told(
-        "scontrol", "update", f"NodeName={host}", "State=DRAIN", "Reason=a fan is loud"
-    )
-    wait_for(
-        lambda: any(event["host"] == host for event in ndctl.events("HostFlagged")),
-        f"word of {host}",
-        LIMIT_S,
-    )
-    for pid in ranks:
-        os.kill(pid, signal.SIGCONT)
+    """Have Slurm drain `host`, and the leader learn of it, which asks every 15 s."""
+    with ndctl.held():
+        ndctl.testbed.told(
+            "scontrol", "update", f"NodeName={host}", "State=DRAIN", "Reason=a fan is loud"
+        )
+        wait_for(
+            lambda: any(event["host"] == host for event in ndctl.events("HostFlagged")),
+            f"word of {host}",
+            LIMIT_S,
+        )
 
 
 def test_spares_take_over_from_nodes_that_are_set_down_and_drained(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.job import PATIENT
 from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on, uninterrupted
 from tests.slurm.testbed import running_testbed
 
@@ -89,11 +90,12 @@ def test_a_signal_sent_by_hand(job: Job, signal: str) -> None:
 @pytest.mark.timeout(1500)
 def test_goes_on_in_one_allocation_after_the_other(job: Job) -> None:
     """A minute is the shortest limit that Slurm has; it warns up to 30 s early."""
-    steps = "400"
-    chain = {"train.steps": steps}
-    job.submitted(**chain, **{"cluster.slurm.time": "1", "cluster.slurm.notice_s": "10"})
+    job.submitted(**PATIENT, **{"cluster.slurm.time": "1", "cluster.slurm.notice_s": "10"})
+    job.until_step(TRAINING)
+    with job.held():
+        job.until("word of the time limit", lambda: job.events("LeaveAsked"))
     job.until_ended(limit=900)
-    assert job.losses() == uninterrupted(**chain)
+    assert job.losses() == uninterrupted()
     job.assert_blameless()
     leaders = job.events("LeaderStarted")
     assert [one["allocation"]["restarts"] for one in leaders] == list(range(len(leaders)))

@@ -1,0 +1,177 @@
+"""An administrator opens a drained node again: the job has it back, in whatever way it did without.
+
+That the job is well with fewer nodes, or with others, is in `test_hosts_wanted_back.py`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.job import PATIENT, Ndctl, wait_for
+from tests.slurm.e2e.slurm_job import LIMIT_S, SlurmNdctl, hosts_of, incidents
+from tests.slurm.testbed import SlurmTestbed, running_testbed
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
+
+STEPS = {"train__steps": "64"}
+"""Far more than are trained while a checkpoint is written."""
+SAME = 1e-3
+"""Between float32 losses of two meshes, some steps after the change."""
+
+
+@pytest.fixture(scope="module")
+def trio(slurm_there: None) -> Iterator[SlurmTestbed]:
+    """One node more than the job wants; below one switch, for which Slurm would wait minutes."""
+    with running_testbed(nodes=3, gpus=2, knobs={"TB_LEAF": "3"}) as testbed:
+        yield testbed
+
+
+@pytest.fixture(scope="module")
+def whole(slurm_there: None, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of the same job, to which nothing happens."""
+    command = Ndctl(tmp_path_factory.mktemp("whole"))
+    done = command.submit("--follow", **STEPS)
+    assert done.code == 0, done.out + done.err
+    return command.losses()
+
+
+@pytest.fixture
+def ndctl(trio: SlurmTestbed, tmp_path: Path) -> Iterator[SlurmNdctl]:
+    trio.restore()
+    command = SlurmNdctl(tmp_path / "runs", trio)
+    yield command
+    if command.run_dir.exists():
+        command("cancel", "e2e")
+        command.assert_nothing_left()
+
+
+def drain(ndctl: SlurmNdctl, host: str, reason: str) -> None:
+    """The leader hears of it, which asks every 15 s."""
+
+    def heard() -> bool:
+        return any(flag["reason"].startswith(reason) for flag in ndctl.events("HostFlagged"))
+
+    with ndctl.held():
+        update(ndctl, host, "State=DRAIN", f"Reason={reason}")
+        wait_for(heard, f"word of {host}", LIMIT_S)
+
+
+def update(ndctl: SlurmNdctl, host: str, *what: str) -> None:
+    ndctl.testbed.told("scontrol", "update", f"NodeName={host}", *what)
+
+
+def other_than_the_leader(ndctl: SlurmNdctl) -> str:
+    (host,) = {*hosts_of(ndctl)} - {ndctl.leaders()[-1]}
+    return host
+
+
+def runs(ndctl: SlurmNdctl) -> list[list[str]]:
+    """The nodes of each allocation."""
+    return [event["allocation"]["hosts"] for event in ndctl.events("LeaderStarted")]
+
+
+def resumed_where_it_was_left(ndctl: SlurmNdctl) -> None:
+    """No step is trained twice, and no restart spent."""
+    left: dict[int, int] = {}
+    for metric in ndctl.metrics():
+        left[metric["attempt"]] = metric["step"]
+    first, *others = (event["step"] for event in ndctl.events("TrainingResumed"))
+    assert [first, *others] == [0, *list(left.values())[:-1]]
+    assert incidents(ndctl) == []
+    assert ndctl.status()["restarts"] == 0
+
+
+def test_a_job_that_shrank_grows_into_the_node_again(
+    ndctl: SlurmNdctl, whole: dict[int, float]
+) -> None:
+    """In the allocation that it has: a drained node stays a part of that."""
+    done = ndctl.submit(resilience__shrink="true", **STEPS, **PATIENT)
+    assert done.code == 0, done.err
+    ndctl.wait_until(step=3)
+    both, drained = hosts_of(ndctl), other_than_the_leader(ndctl)
+    drain(ndctl, drained, "a fan is loud")
+    ndctl.wait_until(step=2, attempt=2)
+    assert hosts_of(ndctl) == [host for host in both if host != drained]
+    with ndctl.held():
+        update(ndctl, drained, "State=RESUME")
+        wait_for(lambda: ndctl.events("HostOpened"), f"word of {drained}", LIMIT_S)
+    ndctl.wait_for_end()
+
+    (opened,) = ndctl.events("HostOpened")
+    assert opened["host"] == drained
+    stops = [action["reason"] for action in ndctl.actions() if action["kind"] == "StopAttempt"]
+    assert len(stops) == 2
+    assert "a fan is loud" in stops[0]
+    assert stops[1].startswith("growing from 1 to 2 hosts")
+    assert f"{drained} can be used again" in stops[1]
+    assert sorted(hosts_of(ndctl)) == sorted(both)
+    assert ndctl.status()["attempt"] == 3
+    resumed_where_it_was_left(ndctl)
+    assert ndctl.losses() == pytest.approx(whole, abs=SAME)
+    assert len(runs(ndctl)) == 1
+    job = ndctl.slurm_job()
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0")
+    ndctl.assert_nothing_left()
+
+
+def test_the_run_after_the_next_has_the_node_again(
+    ndctl: SlurmNdctl, whole: dict[int, float]
+) -> None:
+    """The next one did without it, as Slurm was asked; then another node's turn has come."""
+    done = ndctl.submit(**STEPS, **PATIENT)
+    assert done.code == 0, done.err
+    ndctl.wait_until(step=3)
+    drained = other_than_the_leader(ndctl)
+    drain(ndctl, drained, "a fan is loud")
+    ndctl.wait_until(step=4, attempt=2)
+    assert ndctl.slurm_job()["ExcNodeList"] == drained
+    assert drained not in runs(ndctl)[1]
+    update(ndctl, drained, "State=RESUME")
+    second = other_than_the_leader(ndctl)
+    drain(ndctl, second, "so is this one")
+    ndctl.wait_for_end()
+
+    assert len(runs(ndctl)) == 3
+    assert sorted(hosts_of(ndctl)) == sorted({*ndctl.testbed.names} - {second})
+    assert drained in hosts_of(ndctl)
+    first, again = (one for one in ndctl.actions() if one["kind"] == "Requeue")
+    assert (first["exclude"], first["again"]) == ([drained], [])
+    assert (again["exclude"], again["again"]) == ([second], [drained])
+    resumed_where_it_was_left(ndctl)
+    assert ndctl.losses() == whole
+    job = ndctl.slurm_job()
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "2")
+    assert job["ExcNodeList"] == second
+    ndctl.assert_nothing_left()
+
+
+def test_a_job_that_cannot_do_without_the_node_waits_for_it(
+    ndctl: SlurmNdctl, whole: dict[int, float]
+) -> None:
+    """In ExcNodeList it would be BadConstraints for good, however often the node is resumed."""
+    (away, *_) = ndctl.testbed.names
+    update(ndctl, away, "State=DRAIN", "Reason=a disk is full")
+    done = ndctl.submit(**STEPS, **PATIENT)
+    assert done.code == 0, done.err
+    ndctl.wait_until(step=3)
+    both, drained = hosts_of(ndctl), other_than_the_leader(ndctl)
+    drain(ndctl, drained, "a fan is loud")
+    wait_for(lambda: "DRAINED" in ndctl.slurm_job()["Reason"], "the queue", LIMIT_S)
+    job = ndctl.slurm_job()
+    assert (job["JobState"], job["ExcNodeList"]) == ("PENDING", "(null)")
+    assert "`sinfo -R` says why" in ndctl.status()["scheduler"]
+    update(ndctl, drained, "State=RESUME")
+    ndctl.wait_for_end()
+
+    assert [sorted(run) for run in runs(ndctl)] == [sorted(both), sorted(both)]
+    resumed_where_it_was_left(ndctl)
+    assert ndctl.losses() == whole
+    job = ndctl.slurm_job()
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
+    ndctl.assert_nothing_left()
