@@ -5,6 +5,7 @@ import fcntl
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,35 @@ def test_a_stop_while_torchrun_is_being_started_is_not_lost(tmp_path: Path) -> N
 
     stopped = asyncio.run(run())
     assert (stopped.finished, stopped.why) == (False, ""), "it was told to stop"
+
+
+@pytest.mark.process
+def test_a_stop_does_not_wait_for_imports_longer_than_its_grace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cold node they take a minute, and a pod has less than that until SIGKILL."""
+    (tmp_path / "first.py").write_text("")
+    (tmp_path / "library.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    place = replace(a_place(tmp_path), imports=("first", "library"))
+    clock = TurnedClock()
+
+    async def run() -> Stopped:
+        attempt, standby = Attempt(a_start(place, SLEEPS), place, clock), Standby(place, os.environ)
+        launching = asyncio.create_task(attempt.launch(standby, os.environ))
+        await until(lambda: standby.busy, "a launcher")
+        (launcher,) = standby.busy
+        stopping = asyncio.create_task(attempt.stop(5.0))
+        await until(lambda: attempt.stopping, "the stop")
+        assert not launching.done(), "what is imported in time is there for the next attempt"
+        clock.time += 5.0
+        await asyncio.wait_for(asyncio.gather(launching, stopping), WAIT_S)
+        _, stopped = await asyncio.wait_for(attempt.wait(), WAIT_S)
+        assert is_gone(launcher.pid)
+        return stopped
+
+    assert asyncio.run(run()) == Stopped(attempt=1, host="host-0", finished=False)
+    assert is_free(place.lock)
 
 
 @pytest.mark.process
