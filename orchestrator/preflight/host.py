@@ -123,7 +123,8 @@ def _shared_memory(sight: Sight) -> Finding:
             file.flush()
     except OSError as exc:
         fix += "; whoever runs the job has to be able to write there"
-        return Finding(what="/dev/shm", verdict="stops", found=f"{place}: {exc}", fix=fix)
+        found = f"nothing can be written there: {exc.strerror}"
+        return Finding(what="/dev/shm", verdict="stops", found=found, fix=fix)
     found = f"{_mib(free)} free in {place}, {_mib(SHM_BYTES)} wanted"
     if free >= SHM_BYTES:
         return Finding(what="/dev/shm", verdict="ok", found=found)

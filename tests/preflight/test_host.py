@@ -119,10 +119,16 @@ print(*(f"{it.verdict}: {it.found}" for it in found if it.what == "/dev/shm"))
     [
         (
             "mount -t tmpfs -o size=4k shm /dev/shm && head -c 4096 /dev/zero > /dev/shm/full",
-            "stops: /dev/shm: [Errno 28] No space left on device",
+            "stops: nothing can be written there: No space left on device",
         ),
-        ("mount -t tmpfs -o ro shm /dev/shm", "stops: /dev/shm: [Errno 30] Read-only file system"),
-        ("mount -t tmpfs shm /dev", "stops: /dev/shm: [Errno 2] No such file or directory"),
+        (
+            "mount -t tmpfs -o ro shm /dev/shm",
+            "stops: nothing can be written there: Read-only file system",
+        ),
+        (
+            "mount -t tmpfs shm /dev",
+            "stops: nothing can be written there: No such file or directory",
+        ),
         (
             "mount -t tmpfs -o size=64m shm /dev/shm",
             "warns: 64 MiB free in /dev/shm, 1024 MiB wanted",
