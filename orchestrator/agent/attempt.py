@@ -83,25 +83,26 @@ class Attempt:
         self.ranks: dict[int, RankRecord] = {}
         self.launching: asyncio.Task[Running] | None = None
         self.torchrun: Running | None = None
+        """None as well where it was stopped before its launcher had begun it."""
         self.stopping = False
         self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
 
     async def launch(self, standby: Standby, environ: Mapping[str, str]) -> None:
-        """Start torchrun. Raises OSError when it cannot be started, or has been stopped before."""
+        """Start torchrun, unless it is stopped before. Raises OSError when it cannot be started."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self.place.run_dir.traces(self.start.attempt).mkdir(parents=True, exist_ok=True)
         command = render(self.start, self.place)
         known = environment(self.start, self.place, environ)
         number, to = self.start.attempt, self.log_dir / "torchrun.log"
         title = f"torchrun of attempt {number} of {self.place.run_dir.path}"
-        begin = standby.run(command, known, title=title, log=to)
-        self.launching = asyncio.create_task(begin)
-        try:
-            self.torchrun = await self.launching
-        except asyncio.CancelledError:
-            if self.stopping:
-                raise OSError("it was stopped before it had begun") from None
-            raise
+        if self.stopping:
+            return
+        running = standby.run(command, known, title=title, log=to)
+        self.launching = asyncio.create_task(running)
+        await asyncio.wait([self.launching])
+        if self.launching.cancelled():
+            return
+        self.torchrun = self.launching.result()
         pid = self.torchrun.pid
         log.info("attempt %s: torchrun is process %s: %s", number, pid, shlex.join(command))
         if self.stopping:  # told to while torchrun was being started
@@ -234,15 +235,17 @@ class Attempt:
         self._note_the_gone()
         self.stopping = True
         self._signal(signal.SIGTERM)
-        if self.torchrun is None:
-            self.kill()
-            return
         deadline = self.clock.monotonic() + grace_s
-        while self.ranks and self.clock.monotonic() < deadline:
-            if self.torchrun.ended is not None or self._all_ended():
-                break
+        while self._goes_on() and self.clock.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
         self.kill()
+
+    def _goes_on(self) -> bool:
+        """Something is to be waited for that ends by itself: ranks, or the imports of a launcher,
+        which the next attempt would need as well."""
+        if self.torchrun is None:
+            return self.launching is not None and not self.launching.done()
+        return bool(self.ranks) and self.torchrun.ended is None and not self._all_ended()
 
     def _note_the_gone(self) -> None:
         """Ranks that ended before they were told to, whenever the news of it comes, if ever."""
@@ -259,10 +262,10 @@ class Attempt:
         """End torchrun, and with it by the kernel's hand all that it started."""
         self.stopping = True
         self._signal(signal.SIGKILL)
+        if self.launching is not None:
+            self.launching.cancel()
         if self.torchrun is not None:
             self.torchrun.kill()
-        elif self.launching is not None:  # what it waits for are imports, which may take minutes
-            self.launching.cancel()
 
     def _signal(self, number: signal.Signals) -> None:
         for record in self.ranks.values():
@@ -271,8 +274,7 @@ class Attempt:
 
     async def wait(self) -> tuple[list[Exited], Stopped]:
         """Return when no process is left: what had not been reported yet, and the end itself."""
-        assert self.torchrun is not None
-        code = (await self.torchrun.wait()).code
+        code = (await self.torchrun.wait()).code if self.torchrun is not None else None
         await self._until_gone()
         unseen = [
             RankEnded(attempt=self.start.attempt, rank=rank, exit_code=None, signal=None)

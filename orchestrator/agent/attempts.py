@@ -158,7 +158,7 @@ class Attempts:
                 attempt=attempt.start.attempt,
                 host=self.place.host,
                 finished=False,
-                why="" if attempt.stopping else f"torchrun could not be run: {exc}",
+                why=f"torchrun could not be run: {exc}",
             )
         for exited in unseen:
             self._failed(exited, attempt)

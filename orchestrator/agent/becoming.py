@@ -19,7 +19,7 @@ import setproctitle
 
 from orchestrator.locks import share
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 FAILED, NOT_FOUND = 1, 127
 """Exit codes: of an exception that nobody catches, and of a command that is not there."""
 
@@ -29,11 +29,21 @@ DRIVERS = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dxg")
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel send SIGKILL when the parent ends; leave at once if it already has."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Be the parent of what a process below this one leaves: the first process of a container may
+    bury none, and their numbers are not given away as long as they are not buried."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
 
 
 def become(

@@ -17,12 +17,18 @@ import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from orchestrator.agent.becoming import FAILED, become, die_with_parent, find_name
+from orchestrator.agent.becoming import (
+    FAILED,
+    adopt_orphans,
+    become,
+    die_with_parent,
+    find_name,
+)
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.env import TORCHRUN_PID
 
@@ -80,6 +86,7 @@ def main(argv: Sequence[str]) -> int:
     # What is imported may print what it likes: to the agent's log, not among the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    adopt_orphans()
     imports = Imports(args.modules)
     imports.next()
     orders = os.fdopen(os.dup(sys.stdin.fileno()))  # its buffer is not the program's
@@ -88,6 +95,7 @@ def main(argv: Sequence[str]) -> int:
         if child is not None:
             # Only now: the agent, which has heard of its end, sends it no signal any more.
             os.waitpid(child, 0)
+        _bury()
         order: LaunchOrder = decode(LaunchOrder, json.loads(line))
         if isinstance(order, Run):
             imports.rest()
@@ -121,6 +129,13 @@ def _order(orders: TextIO, imports: Imports) -> str:
     while imports.waiting and not select.select([orders], [], [], 0)[0]:
         imports.next()
     return orders.readline()
+
+
+def _bury() -> None:
+    """What was left by a torchrun that was killed."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _ignore_signals_of_a_scheduler() -> None:

@@ -22,9 +22,13 @@ SHM_BYTES = 1 << 30
 """NCCL takes some 33 MB of /dev/shm for each pair of GPUs, and data loaders take the rest."""
 SHM_LEAST = 64 << 20
 """What a container has by default, with which NCCL does not start."""
+SHM_OF_ALL = 1 << 20
+"""Of ranks on CPUs as well: torchrun makes semaphores there, two for each rank, a page each."""
 DISK_BYTES = 1 << 30
 SCRATCH_BYTES = 64 << 20
 """Sockets, compiled kernels."""
+PROBE = ".ndctl-preflight-"
+"""Begins the name of what is written to see whether it can be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,19 +113,24 @@ def _examine(wanted: Wanted, environ: Mapping[str, str], sight: Sight) -> Iterat
 
 
 def _shared_memory(sight: Sight) -> Finding:
-    """Ranks on CPUs hardly need it, so it stops none but those on GPUs."""
+    """Without any no rank can be started; with little those on GPUs alone cannot."""
     place = sight.root / "dev/shm"
+    fix = "remove what dead jobs left there (`ls -l /dev/shm`), or mount it larger"
     try:
         free = sight.free(place)
+        with tempfile.NamedTemporaryFile(dir=place, prefix=PROBE) as file:
+            file.write(b"\0")
+            file.flush()
     except OSError as exc:
-        free, found = 0, f"{place}: {exc}"
-    else:
-        found = f"{_mib(free)} free in {place}, {_mib(SHM_BYTES)} wanted"
+        fix += "; whoever runs the job has to be able to write there"
+        found = f"nothing can be written there: {exc.strerror}"
+        return Finding(what="/dev/shm", verdict="stops", found=found, fix=fix)
+    found = f"{_mib(free)} free in {place}, {_mib(SHM_BYTES)} wanted"
     if free >= SHM_BYTES:
         return Finding(what="/dev/shm", verdict="ok", found=found)
     gpus = (sight.root / "proc/driver/nvidia/version").exists()
-    fix = "remove what dead jobs left there (`ls -l /dev/shm`), or mount it larger"
-    verdict: Verdict = "stops" if gpus and free < SHM_LEAST else "warns"
+    least = SHM_LEAST if gpus else SHM_OF_ALL
+    verdict: Verdict = "stops" if free < least else "warns"
     return Finding(what="/dev/shm", verdict=verdict, found=found, fix=fix)
 
 
@@ -142,7 +151,7 @@ def _scratch(sight: Sight) -> Finding:
     fix = f"make room in {sight.scratch}, or set TMPDIR to a disk of the host that has some"
     try:
         free = sight.free(sight.scratch)
-        with tempfile.NamedTemporaryFile(dir=sight.scratch, prefix=".ndctl-preflight-"):
+        with tempfile.NamedTemporaryFile(dir=sight.scratch, prefix=PROBE):
             pass
     except OSError as exc:
         return Finding(what="scratch", verdict="stops", found=f"{sight.scratch}: {exc}", fix=fix)

@@ -14,7 +14,7 @@ from enum import IntEnum
 from orchestrator.contract import exits
 from orchestrator.contract.events import AgentLost, RankExited
 from orchestrator.contract.failures import FailureRule
-from orchestrator.diagnosis.classes import Signs, classify
+from orchestrator.diagnosis.classes import Classified, Signs, classify
 from orchestrator.supervise.hang_verdict import hang_verdict
 from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
 from orchestrator.supervise.unfit import is_unfit, with_who_differed
@@ -77,7 +77,7 @@ def diagnose(
     """
     signs = sorted(_signs(findings, own), key=lambda sign: sign[:2])
     if not signs:
-        return _classed(_launch_failed(findings), own)
+        return _classed(_launch_failed(findings, own), own)
     weight, _, verdict = signs[0]
     together = _together(verdict, [sign[2] for sign in signs if sign[0] is weight], findings)
     if together:
@@ -283,15 +283,31 @@ def _tells_of_a_peer(rule: FailureRule) -> bool:
     return rule.symptom or rule.scope in ("scheduler", "fabric")
 
 
-def _launch_failed(findings: Findings) -> Verdict:
+def _launch_failed(findings: Findings, own: tuple[FailureRule, ...]) -> Verdict:
     failed = [stop for stop in findings.stopped if not stop.finished]
     host = failed[0].host if failed else None
     why = next((stop.why for stop in failed if stop.why), "it ended without saying why")
+    words = [line.strip() for line in why.splitlines() if line.strip()]
+    found = _of_torchrun(tuple(words), own)
     return Verdict(
         kind="launch-failed",
-        cause=f"torchrun failed on {host or 'an unknown host'}: {why}",
+        cause=f"torchrun failed on {host or 'an unknown host'}: {': '.join(_ends(words))}",
         culprit=Culprit(host=host),
         at=findings.opened_at,
         detected_after_s=0.0,
-        evidence=Evidence(log_tail=tuple(why.splitlines()[-20:])),
+        evidence=Evidence(log_tail=tuple(why.splitlines()[-20:]), notes=class_notes(found)),
+        failure=found.rule if found is not None else None,
     )
+
+
+def _ends(words: list[str]) -> list[str]:
+    """That it ended, and the last that it said: of a traceback, what was raised."""
+    return words[:1] + words[1:][-1:]
+
+
+def _of_torchrun(words: tuple[str, ...], own: tuple[FailureRule, ...]) -> Classified | None:
+    """A class that a restart meets again. Else it is a launch that failed: torchrun's words are of
+    programs that end, and of peers, whatever the cause."""
+    found = classify(Signs(lines=words, kind="launch-failed"), own)
+    again = found is not None and (found.rule in own or found.rule.action != "restart")
+    return found if again else None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.evidence import last_lines
+from orchestrator.agent.evidence import last_lines, process_state
 from orchestrator.agent.launcher import Ended, LaunchAnswer, LaunchOrder, Run, Try
 from orchestrator.agent.sockets import free_port
 from orchestrator.agent.torchrun import render
@@ -311,6 +311,33 @@ def test_a_launcher_that_waits_holds_no_lock_and_what_it_tries_does(host: Host) 
     kill(agent.pid)
     agent.communicate(timeout=WAIT_S)
     wait_for(lambda: is_free(host.lock), "the end of what was tried")
+
+
+def test_what_a_killed_torchrun_leaves_is_buried_before_the_next_order(host: Host) -> None:
+    """In a pod nobody else would: there the agent is the first process."""
+    process = subprocess.Popen(
+        launcher(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=host.environ, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    told, answers = process.stdin, process.stdout
+
+    def tell(order: LaunchOrder) -> LaunchAnswer:
+        told.write(json.dumps(encode_tagged(order)) + "\n")
+        told.flush()
+        answers.readline()  # that it has begun
+        answer: LaunchAnswer = decode(LaunchAnswer, json.loads(answers.readline()))
+        return answer
+
+    said = tell(attempt(host, "sh", "-c", "sleep 600 >&2 & echo $!"))
+    assert isinstance(said, Ended)
+    left = int(said.out)
+    assert parent_of(left) == process.pid
+    kill(left)
+    wait_for(lambda: process_state(left) == "Z", "its end")
+    assert tell(attempt(host, "true")) == ended(0)
+    assert process_state(left) == "gone"
+    process.communicate(timeout=WAIT_S)
 
 
 def test_a_launcher_ends_with_its_parent_gone_or_nothing_more_to_read(host: Host) -> None:

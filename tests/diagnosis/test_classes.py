@@ -57,6 +57,7 @@ NCCL_SYSTEM = (
     "ncclSystemError: System call (e.g. socket, malloc) or external library call failed",
     "Last error:",
 )
+SEMAPHORE = "sl = self._semlock = _multiprocessing.SemLock("
 SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 9637888)"
 
 
@@ -65,6 +66,8 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
     [
         ((*NCCL_SYSTEM, f"{SHM}, error: No space left on device (28)"), "shared-memory"),
         ((*NCCL_SYSTEM, SHM), "shared-memory"),
+        ((SEMAPHORE, "OSError: [Errno 28] No space left on device"), "shared-memory"),
+        ((SEMAPHORE, "OSError: [Errno 30] Read-only file system"), "shared-memory"),
         ((*NCCL_SYSTEM, f"{SHM}, error: File exists (17)"), "nccl-system-error"),
         (
             (*NCCL_SYSTEM, "socketStartConnect: Connect to 10.0.0.9<43> failed : No route to host"),

@@ -1,6 +1,8 @@
 """A host as a tree of files made up by the test."""
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ from orchestrator.preflight.links import examine_links
 from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
 from orchestrator.seams import Completed
 from orchestrator.system import run_command
+from tests.kubernetes.containers import why_no_containers
 
 GIB = 1 << 30
 
@@ -24,6 +27,7 @@ def no_programs(argv: Sequence[str], /, *, timeout: float) -> Completed:
 
 def a_sight(root: Path, **more: object) -> Sight:
     (root / "tmp").mkdir(exist_ok=True)
+    (root / "dev/shm").mkdir(parents=True, exist_ok=True)
     seen = Sight(
         shell=no_programs,
         root=root,
@@ -83,16 +87,69 @@ def test_only_what_stops_makes_a_host_unfit() -> None:
         (GIB // 2, True, "warns"),
         (1 << 20, False, "warns"),
         (1 << 20, True, "stops"),
+        ((1 << 20) - 1, False, "stops"),
     ],
 )
-def test_gpus_need_shared_memory(tmp_path: Path, free: int, driver: bool, verdict: Verdict) -> None:
+def test_gpus_need_shared_memory_and_all_ranks_a_little(
+    tmp_path: Path, free: int, driver: bool, verdict: Verdict
+) -> None:
     if driver:
         (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
         (tmp_path / "proc/driver/nvidia/version").write_text("")
-        (tmp_path / "dev").mkdir()
+        (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / "dev/nvidia0").write_text("")
     found = look(tmp_path, "/dev/shm", free=free_at(tmp_path / "dev/shm", free))
     assert found.verdict == verdict
+
+
+NO_SHM = """
+import sys
+from pathlib import Path
+from orchestrator.preflight.host import Wanted, examine_host, sight
+from orchestrator.system import run_command
+here = Wanted(devices=1, run_dir=Path(sys.argv[1]), address="127.0.0.1")
+found = examine_host(here, {}, sight(run_command))
+print(*(f"{it.verdict}: {it.found}" for it in found if it.what == "/dev/shm"))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("mounted", "found"),
+    [
+        (
+            "mount -t tmpfs -o size=4k shm /dev/shm && head -c 4096 /dev/zero > /dev/shm/full",
+            "stops: nothing can be written there: No space left on device",
+        ),
+        (
+            "mount -t tmpfs -o ro shm /dev/shm",
+            "stops: nothing can be written there: Read-only file system",
+        ),
+        (
+            "mount -t tmpfs shm /dev",
+            "stops: nothing can be written there: No such file or directory",
+        ),
+        (
+            "mount -t tmpfs -o size=64m shm /dev/shm",
+            "warns: 64 MiB free in /dev/shm, 1024 MiB wanted",
+        ),
+    ],
+    ids=["full", "read-only", "missing", "small"],
+)
+def test_torchrun_cannot_start_where_no_semaphore_can_be_made(
+    tmp_path: Path, mounted: str, found: str
+) -> None:
+    """On ranks of CPUs, too: it forks them, and hears of them by multiprocessing's queues."""
+    if (why := why_no_containers()) is not None:
+        pytest.skip(why)
+    script = f'{mounted} && exec "$@"'
+    python = (sys.executable, "-c", NO_SHM, str(tmp_path))
+    namespace = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh")
+    ran = subprocess.run([*namespace, *python], capture_output=True, text=True, check=False)
+    assert ran.stdout.startswith(found), ran.stderr
+    semaphore = (sys.executable, "-c", "import multiprocessing; multiprocessing.Event()")
+    made = subprocess.run([*namespace, *semaphore], capture_output=True, check=False)
+    assert (made.returncode == 0) is found.startswith("warns")
 
 
 def test_a_full_run_directory_warns_as_no_other_host_would_fare_better(tmp_path: Path) -> None:

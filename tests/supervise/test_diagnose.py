@@ -304,6 +304,43 @@ def test_what_ends_because_we_stop_it_is_never_the_cause() -> None:
     assert verdict(*ours).kind == "launch-failed"
 
 
+TORCHRUN = """torchrun ended with code 1
+  File "multiprocessing/synchronize.py", line 57, in __init__
+    sl = self._semlock = _multiprocessing.SemLock(
+                         ^^^^^^^^^^^^^^^^^^^^^^^^^
+OSError: [Errno 28] No space left on device
+"""
+STORE = """torchrun ended with code 1
+Traceback (most recent call last):
+torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients.
+"""
+
+
+@pytest.mark.parametrize(
+    ("why", "cause", "name"),
+    [
+        (TORCHRUN, "code 1: OSError: [Errno 28] No space left on device", "shared-memory"),
+        (STORE, STORE.splitlines()[-1], "launch-failed"),
+        ("torchrun ended with code -9\n", "torchrun ended with code -9", "launch-failed"),
+        ("", "it ended without saying why", "launch-failed"),
+    ],
+)
+def test_what_torchrun_said_last_is_the_cause_and_its_class_what_a_restart_meets_again(
+    why: str, cause: str, name: str
+) -> None:
+    stopped = (
+        HostStopped(at=START, host="host-0", attempt=1, finished=True),
+        HostStopped(at=START, host="host-1", attempt=1, finished=False, why=why),
+    )
+    said = verdict(stopped=stopped)
+    assert (said.kind, str(said.culprit)) == ("launch-failed", "host-1")
+    assert said.cause.startswith("torchrun failed on host-1: ")
+    assert said.cause.endswith(cause)
+    assert len(said.cause.splitlines()) == 1
+    assert said.failure is not None
+    assert said.failure.name == name
+
+
 def test_a_host_that_cannot_stop_is_blamed_only_where_nothing_better_is_known() -> None:
     stuck = (lost("host-1", silent_s=0.0),)
     assert verdict(KILLED, stuck=stuck).kind == "rank-killed"
