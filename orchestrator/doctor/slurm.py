@@ -189,7 +189,15 @@ def _preemption(config: Config, spec: SlurmSpec) -> Finding:
     if "SUSPEND" in mode or "GANG" in mode:
         fix = "a suspended rank looks like one that hangs: use a partition that is not suspended"
         return Finding(what="preemption", verdict="warns", found=found, fix=fix)
-    if "preempt_send_user_signal" in config.get("SlurmctldParameters", ""):
+    warned = "preempt_send_user_signal" in config.get("SlurmctldParameters", "")
+    if "CANCEL" in mode:
+        found += "; a job that is preempted without a GraceTime ends PREEMPTED, and is not queued"
+        fix = "ask for PreemptMode=REQUEUE, or for a GraceTime" + (
+            "" if warned else " and SlurmctldParameters=preempt_send_user_signal"
+        )
+        fix += "; until then `ndctl submit SPEC --resume` goes on after a preemption"
+        return Finding(what="preemption", verdict="warns", found=f"{found} again", fix=fix)
+    if warned:
         found += f"; ranks are warned {spec.notice_s:.0f} s before where GraceTime allows"
         return Finding(what="preemption", verdict="ok", found=found)
     fix = "ask for SlurmctldParameters=preempt_send_user_signal and a GraceTime; until then the"

@@ -191,3 +191,15 @@ def test_a_run_root_on_a_local_disk_is_told() -> None:
         "warns",
         "/tmp/runs is on ext4, which looks local to this node",
     )
+
+
+@pytest.mark.parametrize("warned", ["", "preempt_send_user_signal"])
+def test_a_preemption_that_cancels_queues_no_job_again(warned: str) -> None:
+    """Unless a GraceTime leaves the leader time to ask for it, the job ends as PREEMPTED."""
+    found = settle(
+        PreemptMode="CANCEL", PreemptType="preempt/partition_prio", SlurmctldParameters=warned
+    )["preemption"]
+    assert found.verdict == "warns"
+    assert "ends PREEMPTED, and is not queued again" in found.found
+    assert "PreemptMode=REQUEUE" in found.fix
+    assert ("preempt_send_user_signal" in found.fix) == (not warned)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator.backends.slurm import advice, find, observe, render, snapshot
 from orchestrator.backends.slurm.checks import cut_short, problems
-from orchestrator.backends.slurm.commands import Slurm, refusal
+from orchestrator.backends.slurm.commands import FOR_GOOD, Slurm, refusal
 from orchestrator.backends.slurm.detached import Detached, start
 from orchestrator.backends.slurm.find import Finder
 from orchestrator.backends.slurm.inside import check_commands
@@ -91,6 +91,11 @@ class SlurmBackend:
             file.flush()
             done = self.slurm.ask(["sbatch", "--test-only", file.name])
         said = (done.err or done.out).replace(file.name, "").strip()
+        if done.code != 0 and FOR_GOOD.search(said):
+            raise BackendError(
+                f"Slurm would refuse this job: {said}",
+                fix="change what it names below cluster.slurm; nothing was written or queued",
+            )
         return "\n".join(f"sbatch --test-only: {line}" for line in said.splitlines())
 
     def submit(self, handover: Handover) -> None:
@@ -113,7 +118,8 @@ class SlurmBackend:
                 return
             raise _not_known(launch, exc) from exc
         if done.code != 0:
-            raise refusal(argv, done)
+            fix = "once that is mended, `ndctl submit SPEC --resume` submits it; --new starts over"
+            raise refusal(argv, done, fix=fix)
         find.record(launch, done.out.strip().split(";")[0])
 
     def _comes_late(self, launch: LaunchPlan) -> bool:

@@ -20,6 +20,11 @@ AGAIN = re.compile(
     re.IGNORECASE,
 )
 """What commands print when slurmctld is down, starts again, or is too busy."""
+FOR_GOOD = re.compile(
+    r"\binvalid\b|permitted|permission denied|violates|unrecognized option|fatal:", re.IGNORECASE
+)
+"""What `sbatch --test-only` prints of a job that sbatch refuses, too. Not so of nodes that are not
+available: some versions queue the job all the same, and it waits for them."""
 UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 
 
@@ -67,6 +72,6 @@ class Slurm:
         return done.out
 
 
-def refusal(argv: Sequence[str], done: Completed) -> BackendError:
+def refusal(argv: Sequence[str], done: Completed, *, fix: str = "") -> BackendError:
     said = " ".join((done.err or done.out).split())
-    return BackendError(f"Slurm refuses `{' '.join(argv[:3])}`: {said}")
+    return BackendError(f"Slurm refuses `{' '.join(argv[:3])}`: {said}", fix=fix)

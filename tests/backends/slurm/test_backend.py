@@ -205,6 +205,61 @@ def test_the_scheduler_is_asked_what_it_thinks_of_the_job(tmp_path: Path) -> Non
     assert said.startswith("sbatch --test-only: sbatch: Job 9 to start at noon")
 
 
+def refusing(said: str, option: str) -> FakeSlurm:
+    """A Slurm whose sbatch with that option says no."""
+
+    def trouble(argv: list[str], before: int) -> Completed | None:
+        return Completed(1, "", said) if argv[:2] == ["sbatch", option] else None
+
+    return FakeSlurm(trouble=trouble)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "allocation failure: Invalid account or account/partition combination specified\n",
+        "allocation failure: Invalid qos specification\n",
+        "allocation failure: Job violates accounting/QOS policy (job submit limit, user's size"
+        " and/or time limits)\n",
+        "allocation failure: Requested time limit is invalid (missing or exceeds some limit)\n",
+        "allocation failure: User's group not permitted to use this partition\n",
+        "sbatch: fatal: --segment=3 does not fit the job size (4)\n",  # 26.05
+        "sbatch: unrecognized option '--segment=2'\n",  # 22.05
+    ],
+)
+def test_what_sbatch_would_refuse_is_refused_before_anything_is_written(
+    tmp_path: Path, said: str
+) -> None:
+    backend = SlurmBackend({}, TurnedClock(), refusing(said, "--test-only"))
+    with pytest.raises(BackendError, match="Slurm would refuse this job") as failed:
+        backend.check(handed(a_launch(tmp_path)))
+    assert said.strip() in failed.value.message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "allocation failure: Requested node configuration is not available\n",  # 22.05 queues it
+        "allocation failure: Requested partition configuration not available now\n",
+        "allocation failure: Requested nodes are busy\n",
+    ],
+)
+def test_what_may_wait_in_the_queue_is_only_told(tmp_path: Path, said: str) -> None:
+    backend = SlurmBackend({}, TurnedClock(), refusing(said, "--test-only"))
+    told = backend.check(handed(a_launch(tmp_path)))
+    assert told == f"sbatch --test-only: {said.strip()}"
+
+
+def test_an_sbatch_that_refuses_the_job_says_how_it_is_submitted_again(tmp_path: Path) -> None:
+    said = "sbatch: error: Batch job submission failed: Invalid qos specification\n"
+    backend = SlurmBackend({}, TurnedClock(), refusing(said, "--parsable"))
+    with pytest.raises(BackendError, match="Invalid qos") as failed:
+        backend.submit(handed(a_launch(tmp_path)))
+    assert "`ndctl submit SPEC --resume`" in failed.value.fix
+    assert "--new" in failed.value.fix
+
+
 def test_options_of_sbatch_in_the_environment_are_said_not_to_be_heard(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
