@@ -152,7 +152,7 @@ def test_a_small_part_that_is_cut_off_is_named_by_the_large_one() -> None:
 
 
 def test_of_thousands_those_that_most_waited_for_are_named() -> None:
-    """Far from a product of hosts and of those they name: the leader does nothing else meanwhile."""
+    """The leader does nothing else meanwhile."""
     hosts = names(1024)
     missing = hosts[-500:]
     reports = by_host(*(failed(host, *missing) for host in hosts[:-500]))
