@@ -3,8 +3,8 @@
     python -m trainer.fabric --check N --rank R --address A --port P --until T <<< "A B C"
 
 Its last line is a `Checked` as JSON, in time whatever the others do: a watchdog gives the verdict
-when the main thread is stuck. Each process counts up a beat in the store, so that when time is over
-every one of them can tell which others are alive and wait as it does, and which gave no sign.
+when the main thread is stuck. By signs of life in the store every one of them can then tell which
+others are alive and wait as it does, and which gave none (`signs.py`).
 """
 
 import argparse
@@ -28,12 +28,15 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.env import hides_gpus
 from orchestrator.contract.protocol import Checked, Link
 from trainer.devices import device_of
+from trainer.signs import ANSWER_S, Signs, all_gone, pause, prepare, watch
 
-BEAT_S = 0.2
-LISTEN_S = 1.0
-"""Between two looks at the beats: who has not moved in between is no longer there."""
-VERDICT_S = 2.5
+LEAVE_S = 1.0
+"""For the store to hear that a process leaves."""
+VERDICT_S = ANSWER_S + 0.5
 """Before the end, when the watchdog begins to find out who is missing."""
+NAMED = 8
+"""More hosts than that are counted, in words for people."""
+STAY_POLL_S = 0.05
 SIZES = (1 << 12, 1 << 20, 1 << 24)
 """Bytes that are reduced."""
 LINK_BYTES = 1 << 22
@@ -56,7 +59,11 @@ class Check:
     stage: str = "meeting the others"
     server: Store | None = None
     """Of rank 0, which lives as long as this does."""
+    signs: Signs = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.signs = Signs(self.rank, lambda: _store(self, self.left()))
 
     @property
     def host(self) -> str:
@@ -73,8 +80,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         check.server = TCPStore(
             check.address, check.port, None, True, _seconds(check.left()), wait_for_workers=False
         )
-    threading.Thread(target=_beat, args=(check,), daemon=True).start()
-    threading.Thread(target=_watch, args=(check,), daemon=True).start()
+        prepare(check.server, len(check.hosts))
+        _beside(lambda: watch(_store(check, check.left()), len(check.hosts)))
+    _beside(check.signs.beat)
+    _beside(lambda: _call_time(check))
     try:
         _say(check, _take_part(check, device_of(0, hidden=hidden)))
     except (RuntimeError, ValueError) as exc:  # torch's words for peers that went or never came
@@ -194,24 +203,13 @@ def _there_and_back(data: torch.Tensor, leads: bool, peer: int, device: torch.de
 # The verdict
 
 
-def _beat(check: Check) -> None:
-    with contextlib.suppress(RuntimeError):  # the store is gone: the verdict will say so
-        store = _store(check, check.left())
-        while True:
-            store.add(f"beat/{check.rank}", 1)
-            _pause(BEAT_S)
-
-
-def _watch(check: Check) -> None:
-    _pause(check.left() - VERDICT_S)
+def _call_time(check: Check) -> None:
+    pause(check.left() - VERDICT_S)
     _give_up(check, "time is over")
 
 
 def _give_up(check: Check, why: str) -> NoReturn:
-    missing = _within(2 * LISTEN_S, lambda: _missing(check))
-    if missing is None:
-        missing = () if check.rank == 0 else (check.hosts[0],)  # which holds the store
-    words = f"no sign of life from {', '.join(missing)}" if missing else "all the others are alive"
+    missing, words = find_missing(check)
     checked = Checked(
         check=check.number,
         host=check.host,
@@ -223,22 +221,22 @@ def _give_up(check: Check, why: str) -> NoReturn:
     _say(check, checked)
 
 
-def _missing(check: Check) -> tuple[str, ...] | None:
-    """The hosts that never came, or whose beat has stopped without a verdict."""
-    store = _store(check, LISTEN_S)
-    before = _beats(check, store)
-    _pause(LISTEN_S)
-    after = _beats(check, store)
-    still = [
-        host
-        for rank, host in enumerate(check.hosts)
-        if after[rank] == before[rank] and not store.add(f"gone/{rank}", 0)
-    ]
-    return tuple(host for host in still if host != check.host)
+def find_missing(check: Check, limit_s: float = ANSWER_S) -> tuple[tuple[str, ...], str]:
+    """The hosts that never came, or whose beat has stopped without a verdict, and words for it.
 
-
-def _beats(check: Check, store: Store) -> list[int]:
-    return [store.add(f"beat/{rank}", 0) for rank in range(len(check.hosts))]
+    Only a store that was never reached speaks against the first host, which holds it: one that
+    does not answer in time may have too much to do, and what became of it its own agent knows.
+    """
+    found = _within(limit_s, check.signs.ask)
+    if not check.signs.connected.is_set() and check.rank:
+        return (check.hosts[0],), f"{check.hosts[0]}, where all meet, cannot be reached"
+    if found is None:
+        return (), "who is missing could not be found out in time"
+    missing = tuple(check.hosts[rank] for rank in found if rank != check.rank)
+    if not missing:
+        return (), "all the others are alive"
+    more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+    return missing, f"no sign of life from {', '.join(missing[:NAMED])}{more}"
 
 
 def _say(check: Check, checked: Checked) -> NoReturn:
@@ -246,18 +244,27 @@ def _say(check: Check, checked: Checked) -> NoReturn:
     check.lock.acquire()  # for good: main thread and watchdog may both come here
     sys.stdout.write(json.dumps(encode(checked)) + "\n")
     sys.stdout.flush()
-    _within(LISTEN_S if check.rank else check.left(), lambda: _leave(check))
+    _within(LEAVE_S if check.rank else check.left(), lambda: _leave(check))
     os._exit(0)  # whatever other threads are stuck in
 
 
 def _leave(check: Check) -> None:
     """Be no longer missed. Rank 0, which holds the store, stays for the others to have read it."""
-    store = _store(check, check.left())
-    store.add(f"gone/{check.rank}", 1)
-    while check.rank == 0 and not all(
-        store.add(f"gone/{rank}", 0) for rank in range(len(check.hosts))
-    ):
-        _pause(BEAT_S / 4)
+    check.signs.leave()
+    if check.rank == 0:
+        store = _store(check, check.left())
+        while not all_gone(store, len(check.hosts)):
+            pause(STAY_POLL_S)
+
+
+def _beside(work: Callable[[], None]) -> None:
+    """In a thread that ends when the store is gone: the verdict will say so."""
+
+    def try_it() -> None:
+        with contextlib.suppress(RuntimeError):
+            work()
+
+    threading.Thread(target=try_it, daemon=True).start()
 
 
 def _within(seconds: float, ask: Callable[[], T]) -> T | None:
@@ -275,10 +282,6 @@ def _within(seconds: float, ask: Callable[[], T]) -> T | None:
         return answers.get(timeout=seconds)
     except queue.Empty:
         return None
-
-
-def _pause(seconds: float) -> None:
-    threading.Event().wait(max(0.0, seconds))
 
 
 if __name__ == "__main__":

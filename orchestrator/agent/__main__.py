@@ -27,6 +27,7 @@ from orchestrator.contract import env, exits
 from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.rundir import RunDir
 from orchestrator.locks import is_free, try_lock
+from orchestrator.open_files import allow_files
 from orchestrator.preflight.host import Wanted, examine_host, sight
 from orchestrator.seams import Backend, Clock
 from orchestrator.system import SystemClock, run_command
@@ -46,6 +47,7 @@ ORPHANS_S = 5.0
 def main(argv: list[str], environ: Mapping[str, str]) -> int:
     args = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log.info("up to %s open files", allow_files())  # its launcher, torchrun and ranks inherit it
     clock = SystemClock()
     run_dir = RunDir(args.run_dir)
     logs = partial(run_dir.logs.mkdir, parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ from orchestrator.contract.launch import Cause
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import Checked, CheckFabric, Register
 from orchestrator.errors import BackendError, Ended, NdctlError, Unanswered
+from orchestrator.open_files import files_needed, judge_files
 from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
@@ -143,7 +144,15 @@ class Errands:
         """What only two hosts can see of one: is its clock right, does its name lead to it?"""
         skew = clock_skew(register.host, register.sent_at, self.clock.now())
         name = await self._look_up(register) if self.names_resolve else None
-        return tuple(finding for finding in (skew, name) if finding is not None)
+        files = self._own_files() if register.host == self.host else None
+        return tuple(finding for finding in (skew, name, files) if finding is not None)
+
+    def _own_files(self) -> Finding | None:
+        """Too few stop nobody: not all may come to need theirs at a time."""
+        launch = self.job.launch
+        hosts = len(launch.hosts)
+        found = judge_files(files_needed(hosts, hosts * launch.devices_per_host))
+        return found if found.verdict == "warns" else None
 
     async def _look_up(self, register: Register) -> Finding | None:
         patience_s = min(NAME_S, self.job.launch.agent_timeout / 2)  # it is not heard meanwhile

@@ -70,6 +70,7 @@ def doctor(
     from orchestrator.contract.codec import encode
     from orchestrator.doctor.machine import describe_findings, examine
     from orchestrator.jobs import run_root_of
+    from orchestrator.open_files import files_needed
     from orchestrator.system import SystemClock, run_command
 
     wish = _wish(spec, overrides)
@@ -78,7 +79,9 @@ def doctor(
         backend = wish.cluster.backend if wish else "local"
     # Ranks that run elsewhere take nothing of this machine.
     here = plan_for(spec, overrides).plan if spec and backend == "local" else None
-    findings = examine(root, here, os.environ, run_command, SystemClock())
+    hosts = wish.cluster.hosts + wish.cluster.spare_hosts if wish else 1
+    files = files_needed(hosts, hosts * wish.cluster.gpus_per_host if wish else 1)
+    findings = examine(root, here, os.environ, run_command, SystemClock(), files)
     if backend == "slurm":
         findings += _slurm_findings(root, wish)
     if backend == "kubernetes":

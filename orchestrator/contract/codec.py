@@ -71,6 +71,8 @@ def fields_of(cls: type) -> dict[str, tuple[str, Any, bool]]:
 
 def encode(value: Any) -> Any:
     """`value` as what `json.dumps` takes."""
+    if type(value) in SCALARS:  # first: most values are, as the names of 2,048 hosts
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             key: (encode_tagged if is_tagged(kind) else encode)(getattr(value, name))

@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import shutil
 import socket
 import sys
@@ -15,6 +14,7 @@ from orchestrator.contract.findings import Finding, Verdict
 from orchestrator.contract.plan import Plan
 from orchestrator.doctor.mounts import doubt, read_mounts
 from orchestrator.locks import is_free, is_held_alone, share, try_lock
+from orchestrator.open_files import OWN, judge_files
 from orchestrator.seams import Clock, Shell
 
 NEEDED = {"torch": (2, 11), "transformers": (5, 0), "aiohttp": (3, 10)}
@@ -22,15 +22,20 @@ NEEDED = {"torch": (2, 11), "transformers": (5, 0), "aiohttp": (3, 10)}
 RANK_BYTES = 600 << 20
 """What one rank's process holds before any model, on CPU: interpreter, torch and transformers."""
 DISK_BYTES = 1 << 30
-OPEN_FILES = 1024
 EARLIEST = 1_700_000_000
 """A clock before November 2023 has not been set."""
 
 
 def examine(
-    run_root: Path, plan: Plan | None, environ: Mapping[str, str], shell: Shell, clock: Clock
+    run_root: Path,
+    plan: Plan | None,
+    environ: Mapping[str, str],
+    shell: Shell,
+    clock: Clock,
+    files: int = OWN,
 ) -> tuple[Finding, ...]:
-    """Every check; with a plan, also whether this machine can hold it."""
+    """Every check; with a plan, also whether this machine can hold it. `files` are those that may
+    have to be open at a time on the job's first host."""
     platform = _platform()
     if platform.verdict == "stops":
         return (platform,)  # the other checks ask Linux
@@ -42,7 +47,7 @@ def examine(
         *_run_root(run_root, plan),
         _scratch(),
         _ports(),
-        _open_files(),
+        judge_files(files),
         _clock(shell, clock),
         *_schedulers(environ),
     )
@@ -191,13 +196,6 @@ def _ports() -> Finding:
         fix = "allow TCP on the loopback interface: `ip link set lo up`, and see the firewall"
         return Finding(what="ports", verdict="stops", found=f"loopback: {exc}", fix=fix)
     return Finding(what="ports", verdict="ok", found="loopback answers")
-
-
-def _open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    verdict: Verdict = "ok" if soft >= OPEN_FILES else "warns"
-    fix = f"`ulimit -n {OPEN_FILES}` (the hard limit is {hard})"
-    return Finding(what="open files", verdict=verdict, found=f"limit {soft}", fix=fix)
 
 
 def _clock(shell: Shell, clock: Clock) -> Finding:

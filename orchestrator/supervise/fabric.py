@@ -4,6 +4,7 @@ Where the signs allow more than one reading, nobody is named: to leave out a goo
 than to go on with one that the supervisor will catch when it breaks something.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from orchestrator.contract.protocol import Checked
@@ -30,15 +31,17 @@ def _failing(hosts: Sequence[str], reports: Mapping[str, Checked]) -> Mapping[st
     could have waited is asked for; and where that is said of most hosts, something else is wrong.
     """
     named: dict[str, str] = {}
+    waiting = Counter(
+        name for host in hosts if host in reports for name in {*reports[host].waited_for} - {host}
+    )
     for host in hosts:
         report = reports.get(host)
-        waiting = [h for h in hosts if h in reports and host in reports[h].waited_for and h != host]
         if report is None:
             named[host] = "it did not report from the check of all hosts"
         elif report.state == "broke":
             named[host] = report.why
-        elif 2 * len(waiting) > len(hosts) - 1:
-            named[host] = f"{len(waiting)} of {len(hosts) - 1} other hosts waited for it in vain"
+        elif 2 * waiting[host] > len(hosts) - 1:
+            named[host] = f"{waiting[host]} of {len(hosts) - 1} other hosts waited for it in vain"
     return named if 2 * len(named) <= len(hosts) else {}
 
 

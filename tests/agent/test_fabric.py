@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -126,7 +126,9 @@ def test_the_one_that_is_stopped_is_named(tmp_path: Path, stopped: int) -> None:
     assert named == {bad: "its check gave no answer within 25 s"}
     for host in set(HOSTS) - {bad}:
         assert reports[host].state == "waited"
-        assert reports[host].waited_for == (bad,)
+        # Who had reached the first host before it was stopped does not know that it is that.
+        silent: Collection[tuple[str, ...]] = [(bad,)] if stopped else [(bad,), ()]
+        assert reports[host].waited_for in silent
 
 
 def ask(place: HostPlace, timeout_s: float) -> Checked:

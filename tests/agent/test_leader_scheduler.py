@@ -1,6 +1,7 @@
 """The real leader between a scheduler and agents that the test plays."""
 
 import asyncio
+import resource
 import threading
 import time
 from dataclasses import replace
@@ -37,6 +38,7 @@ from orchestrator.contract.protocol import (
     Stop,
 )
 from orchestrator.errors import BackendError, Ended, SpecError
+from orchestrator.open_files import OWN
 from orchestrator.seams import HostNotice
 from orchestrator.supervise.state import JobPlan
 from tests.agent.leader_world import NAME, Led, exited, go, play, stopped
@@ -383,6 +385,23 @@ def test_the_leader_sees_what_only_two_hosts_can(
         assert (skewed.what, named.what) == ("clock", "name")
         assert "behind the leader" in skewed.found
         assert "127.0.1.1; it says it is at 10.0.0.1" in named.found
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+def test_a_leader_that_may_open_too_few_files_says_so_of_its_own_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.agent.errands.addresses_of", lambda _: ("10.0.0.1",))
+
+    async def script(job: Led) -> None:
+        errands: Errands = job.leader.errands
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (OWN, OWN))
+        (found,) = await errands.look_at(a_register(time.time(), errands.host))
+        assert (found.what, found.verdict) == ("open files", "warns")
+        assert await errands.look_at(a_register(time.time(), "host-2")) == ()
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (OWN, 2 * OWN))
+        assert await errands.look_at(a_register(time.time(), errands.host)) == ()
 
     play(tmp_path, script, allocation=GRANTED)
 

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -30,11 +31,17 @@ from orchestrator.contract.protocol import Warned
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import CannotLead
 from orchestrator.locks import is_free
+from orchestrator.open_files import AT_MOST
 from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock
 from tests.agent.world import LAUNCH, TOKEN, WAIT_S, FakeBackend, TurnedClock, a_job, a_place, until
+
+WORDS = (
+    *("--host=host-0", "--address=127.0.0.1", "--launch=1", "--devices=1"),
+    "--agent-timeout=1",
+)
 
 
 @pytest.fixture
@@ -100,9 +107,19 @@ def test_an_agent_whose_host_is_taken_is_not_admitted(
 ) -> None:
     monkeypatch.setattr("orchestrator.agent.__main__.LOCK_WAIT_S", 0.0)
     assert _hold_host(run_dir, "host-0", TurnedClock())
-    words = ["--host=host-0", "--address=127.0.0.1", "--launch=1", "--devices=1"]
-    code = main([f"--run-dir={run_dir.path}", *words, "--agent-timeout=1"], {})
-    assert code == exits.NOT_ADMITTED
+    assert main([f"--run-dir={run_dir.path}", *WORDS], {}) == exits.NOT_ADMITTED
+
+
+def test_an_agent_may_open_as_many_files_as_its_host_allows(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so may all that it starts: Slurm hands on what a login node has, 1,024 by default."""
+    monkeypatch.setattr("orchestrator.agent.__main__.LOCK_WAIT_S", 0.0)
+    assert _hold_host(run_dir, "host-0", TurnedClock())
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    main([f"--run-dir={run_dir.path}", *WORDS], {})
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, AT_MOST), hard)
 
 
 def lead(

@@ -15,6 +15,7 @@ import pytest
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.plan import Plan
 from orchestrator.doctor.machine import EARLIEST, describe_findings, examine
+from orchestrator.open_files import files_needed
 from orchestrator.seams import Completed
 from orchestrator.system import SystemClock, run_command
 from tests.agent.world import WAIT_S, TurnedClock, a_plan
@@ -193,13 +194,18 @@ def test_loopback_must_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert look(tmp_path, "ports").verdict == "stops"
 
 
-def test_few_open_files_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_open_files_than_the_job_needs_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the hard limit: the soft one is raised to it."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
-    found = look(tmp_path, "open files")
-    assert (found.verdict, found.found) == ("warns", "limit 256")
-    assert "4096" in found.fix
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
     assert look(tmp_path, "open files").verdict == "ok"
+    needed = files_needed(2048, 2048)
+    looked = examine(tmp_path, None, {}, FakeShell(None), TurnedClock(0.0), needed)
+    found = next(finding for finding in looked if finding.what == "open files")
+    words = "hard limit 4096, the first host of the job needs 8448"
+    assert (found.verdict, found.found) == ("warns", words)
+    assert "raise it to 8448" in found.fix
 
 
 @pytest.mark.parametrize(

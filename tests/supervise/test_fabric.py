@@ -28,7 +28,7 @@ def failed(host: str, *waited_for: str, state: str = "waited") -> Checked:
     )
 
 
-def by_host(*reports: Checked) -> Mapping[str, Checked]:
+def by_host(*reports: Checked) -> dict[str, Checked]:
     return {report.host: report for report in reports}
 
 
@@ -149,6 +149,20 @@ def test_a_small_part_that_is_cut_off_is_named_by_the_large_one() -> None:
         *(failed(host, *part) for host in hosts[:6]), *(failed(host, "h0") for host in part)
     )
     assert list(judge(hosts, reports)) == ["h6", "h7"]
+
+
+def test_of_thousands_those_that_most_waited_for_are_named() -> None:
+    """The leader does nothing else meanwhile."""
+    hosts = names(1024)
+    missing = hosts[-500:]
+    reports = by_host(*(failed(host, *missing) for host in hosts[:-500]))
+    assert judge(hosts, reports) == dict.fromkeys(
+        missing, "it did not report from the check of all hosts"
+    )
+    reports |= by_host(*(failed(host) for host in missing))
+    assert judge(hosts, reports) == dict.fromkeys(
+        missing, "524 of 1023 other hosts waited for it in vain"
+    )
 
 
 def test_a_failure_of_all_names_nobody() -> None:

@@ -52,6 +52,8 @@ ALIVE_S = 10.0
 """For a step that does nothing."""
 NOTICE_SLACK_S = 75.0
 """Slurm may warn of the time limit up to a minute early."""
+PATTERN = "SLURM_TOPOLOGY_ADDR_PATTERN"
+"""What lies above a node, as `switch.switch.node` or `block.node`; nothing where it is `node`."""
 START_S = 2.0
 """A step that cannot be created says so by then."""
 
@@ -185,25 +187,43 @@ class SlurmBackend:
         if launch.slurm is not None and launch.slurm.container is not None:
             check_commands(self.shell)
         nodelist = self.environ.get("SLURM_JOB_NODELIST", "")
-        switches, ends_at = {}, None
-        with contextlib.suppress(BackendError):  # helpful, not needed
-            job = self.finder.show(launch, job_id, tries=1)
+        ends_at = None
+        try:
+            job = self.finder.show(launch, job_id)
             ends_at = job.ends_at if job else None
-            topology = self.slurm.told((*TOPOLOGY, *self._own_topology()), tries=1)
-            switches = allocated_switches(nodelist, topology)
+        except BackendError as exc:
+            log.warning("when the allocation ends is not known: %s", exc)
         return Allocation(
             id=job_id,
             restarts=self._restarts(),
             hosts=expand(nodelist),
-            switches=switches,
+            switches=self._switches(nodelist),
             ends_at=ends_at,
             notice_s=(launch.slurm or SlurmSpec()).notice_s,
         )
 
+    def _switches(self, nodelist: str) -> dict[str, tuple[str, ...]]:
+        """Above each node. Raises Unanswered where there are some and Slurm does not say which:
+        ranks are bound by them for as long as the allocation lasts, so that is worth a wait."""
+        try:
+            topology = self.slurm.told((*TOPOLOGY, *self._own_topology()))
+        except BackendError as exc:
+            if isinstance(exc, Unanswered) and "." in self.environ.get(PATTERN, ""):
+                raise
+            log.warning("which switches are above the nodes is not known: %s", exc)
+            return {}
+        return allocated_switches(nodelist, topology)
+
     def _own_topology(self) -> tuple[str, ...]:
         """The name of the partition's, where the cluster has several."""
         own = self.environ.get("SLURM_JOB_PARTITION")
-        found = parse_partitions(self.slurm.told(PARTITIONS, tries=1))
+        try:
+            found = parse_partitions(self.slurm.told(PARTITIONS))
+        except Unanswered:
+            raise
+        except BackendError as exc:
+            log.warning("whether the partition has a topology of its own is not known: %s", exc)
+            return ()
         return tuple(one.topology for one in found if one.name == own and one.topology)
 
     def _own_id(self) -> str:

@@ -300,13 +300,66 @@ def test_the_allocation_is_read_from_the_environment_and_the_switches_from_slurm
     assert granted.notice_s == 90.0
 
 
-def test_a_leader_starts_without_slurmctld(tmp_path: Path) -> None:
+@pytest.mark.parametrize("above", [{}, {"SLURM_TOPOLOGY_ADDR_PATTERN": "node"}])
+def test_a_leader_starts_without_slurmctld_where_no_switches_are_known_of(
+    tmp_path: Path, above: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
+    backend.environ = {**backend.environ, **above}
     slurm.trouble = lambda argv, before: DOWN
     granted = backend.allocation(launch)
     assert granted is not None
     assert (granted.hosts, granted.switches) == (("node1", "node2"), {})
+    assert "which switches are above the nodes is not known: Slurm does not answer" in caplog.text
+    assert "when the allocation ends is not known: Slurm does not answer" in caplog.text
+
+
+@pytest.mark.parametrize("pattern", ["switch.switch.node", "block.node"])
+def test_below_switches_a_leader_waits_for_slurmctld(tmp_path: Path, pattern: str) -> None:
+    """Or its ranks would be bound to nodes by their names, for the whole allocation."""
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    backend.environ = {**backend.environ, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
+    slurm.trouble = lambda argv, before: DOWN
+    with pytest.raises(Unanswered, match="scontrol show"):
+        backend.allocation(launch)
+
+
+@pytest.mark.parametrize("what", ["job", "partitions", "topology"])
+def test_one_question_that_is_not_answered_at_once_costs_nothing(tmp_path: Path, what: str) -> None:
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    known = backend.allocation(launch)
+    asked: list[list[str]] = []
+
+    def busy(argv: list[str], before: int) -> Completed | None:
+        if what not in argv or argv in asked:
+            return None
+        asked.append(argv)
+        return DOWN
+
+    slurm.trouble = busy
+    assert backend.allocation(launch) == known
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("what", "lost"),
+    [("job", "when the allocation ends"), ("partitions", "own"), ("topology", "which switches")],
+)
+def test_what_slurm_refuses_to_say_costs_only_that_and_is_said(
+    tmp_path: Path, what: str, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    refused = Completed(1, "", "slurm_load: Access/permission denied")
+    slurm.trouble = lambda argv, before: refused if what in argv else None
+    granted = backend.allocation(launch)
+    assert granted is not None
+    assert (granted.switches == {}) == (what == "topology")
+    (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert lost in said
 
 
 def test_the_cluster_is_the_environments_or_the_one_that_slurm_names() -> None:

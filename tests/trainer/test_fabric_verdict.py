@@ -1,0 +1,76 @@
+"""Whom a host of the check says it waited for, by what the store answers."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from torch._C._distributed_c10d import HashStore, Store
+
+from trainer.fabric import NAMED, Check, find_missing
+from trainer.signs import prepare
+
+HOSTS = ("node1", "node2", "node3", "node4")
+SOON_S = 0.05
+
+
+def a_check(rank: int, hosts: tuple[str, ...] = HOSTS) -> Check:
+    ends = time.monotonic() + 60.0
+    return Check(number=1, rank=rank, hosts=hosts, address="127.0.0.1", port=1, ends=ends)
+
+
+def connected(check: Check, store: Store) -> Check:
+    check.signs.store = store
+    check.signs.connected.set()
+    return check
+
+
+class Looked(HashStore):
+    """A store in which rank 0 looks each time that anybody asks how often it has."""
+
+    def add(self, key: str, value: int) -> int:
+        return super().add(key, 1 if key == "looks" else value)
+
+
+def a_store(found: str, kind: Callable[[], Store] = Looked) -> Store:
+    store = kind()
+    prepare(store, len(HOSTS))
+    store.set("missing", found)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("found", "names", "words"),
+    [
+        ("", (), "all the others are alive"),
+        ("1", (), "all the others are alive"),
+        ("1 2", ("node3",), "no sign of life from node3"),
+        ("0 2", ("node1", "node3"), "no sign of life from node1, node3"),
+    ],
+)
+def test_what_rank_0_found_is_said_but_of_oneself(
+    found: str, names: tuple[str, ...], words: str
+) -> None:
+    assert find_missing(connected(a_check(1), a_store(found))) == (names, words)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_gives_no_answer_in_time_speaks_against_nobody(rank: int) -> None:
+    check = connected(a_check(rank), a_store("2", HashStore))
+    assert find_missing(check, SOON_S) == ((), "who is missing could not be found out in time")
+
+
+def test_a_store_that_was_never_reached_speaks_against_its_host() -> None:
+    words = "node1, where all meet, cannot be reached"
+    assert find_missing(a_check(1), SOON_S) == (("node1",), words)
+
+
+def test_the_host_of_the_store_does_not_accuse_itself() -> None:
+    assert find_missing(a_check(0), SOON_S)[0] == ()
+
+
+def test_of_many_hosts_the_words_name_a_few() -> None:
+    hosts = tuple(f"n{i}" for i in range(2000))
+    check = connected(a_check(1, hosts), a_store(" ".join(map(str, range(1000, 2000)))))
+    names, words = find_missing(check)
+    assert names == hosts[1000:]
+    assert words.endswith(f"n1007 and {1000 - NAMED} more")
