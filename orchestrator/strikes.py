@@ -36,10 +36,6 @@ HALF_LIFE_S = 24 * 3600.0
 """After which a strike counts half."""
 EXCLUDED_FROM = 1.5
 UNTIL = EXCLUDED_FROM / 2
-WINDOW_S = 24 * 3600.0
-"""Within one job: as many incidents …"""
-LIMIT = 2
-"""… no further apart are enough."""
 STRAGGLER = "straggler"
 """Kind of the strike of a host that was replaced for being slow …"""
 FIRST_STRAGGLER = 0.5

@@ -176,7 +176,7 @@ SCOPES: tuple[tuple[Scope, ...], ...] = (
     ("fabric", "storage"),
     ("host",),
 )
-SAME: tuple[Same, ...] = ("class", "host", "error", "start", "any")
+SAME: tuple[Same, ...] = ("class", "host", "strike", "error", "start", "any")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from orchestrator.supervise import rollback, shortage
 from orchestrator.supervise.away import in_the_way, make_room, send_away
 from orchestrator.supervise.growing import grown
 from orchestrator.supervise.incidents import decided, first_cause, incident_of, left_out
-from orchestrator.supervise.policy import Decision, decide, repeated_culprits
+from orchestrator.supervise.policy import Decision, decide
 from orchestrator.supervise.roster import (
     coming,
     has_successors,
@@ -346,11 +346,9 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
     if decision.action == "rollback":
         run, decision = rollback.perform(run, findings.exits, decision)
     incident = decided(incident_of(run, findings, verdict, decision.reason), decision)
-    bad = repeated_culprits(replace(run, incidents=(*run.incidents, incident)), at)
     if decision.without is not None:
         why = f"{verdict.cause} (rule {decision.rule})"
         run = without(run, decision.without, why)
-    run = leave_out(run, bad)
     run = replace(run, incidents=(*run.incidents, incident), findings=None)
     if decision.action == "stop":
         return _give_up(run, at, verdict, decision)

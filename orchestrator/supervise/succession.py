@@ -8,7 +8,6 @@ from orchestrator.contract.events import JobSubmitted, LeaderStarted
 from orchestrator.supervise import shortage
 from orchestrator.supervise.incidents import first_cause, incident_of
 from orchestrator.supervise.moves import Result, end, recover, wait
-from orchestrator.supervise.policy import repeated_culprits
 from orchestrator.supervise.state import LIVE, OUTSIDE, Findings, Run, Stage
 
 SETTLE_S = 5.0
@@ -137,13 +136,12 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         refused=None,
         leaving=None,
     )
-    repeated = repeated_culprits(waiting, event.at)
     # One that was given all the same has not been away for a run.
     given = () if event.allocation is None else event.allocation.hosts
-    stands = {*event.exclude, *repeated, *kept}
+    stands = {*event.exclude, *kept}
     waiting = replace(
         waiting,
-        exclude={**known, **event.exclude, **repeated},
+        exclude={**known, **event.exclude},
         shut=tuple(host for host in _still_shut(run, event) if host not in stands),
         carried=tuple(sorted({*known} - {*stands, *given})),
         left_out=_asked_by_followers(run, event),

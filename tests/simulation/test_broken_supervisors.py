@@ -24,6 +24,7 @@ from orchestrator.contract.skipping import Window
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.supervise.loop import Decide
 from orchestrator.supervise.moves import stop
+from orchestrator.supervise.policy import is_strike
 from orchestrator.supervise.state import Leaving, Run, Stage
 from orchestrator.supervise.step import step
 
@@ -115,6 +116,14 @@ def names_no_rule(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
     nameless = tuple(replace(incident, rule="") for incident in after.incidents)
     return replace(after, incidents=nameless), actions
+
+
+def leaves_out_whom_no_rule_did(run: Run, event: Event) -> Result:
+    """Each strike counts, whatever the incident says was decided."""
+    after, actions = step(run, event)
+    struck = [one for one in after.incidents[len(run.incidents) :] if is_strike(one)]
+    more = {one.culprit.host: "a strike" for one in struck if one.culprit.host is not None}
+    return (replace(after, exclude={**more, **after.exclude}) if more else after), actions
 
 
 def uses_a_replaced_host_again(run: Run, event: Event) -> Result:
@@ -232,6 +241,7 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (starts_again_under_the_same_number, ("rank",), "attempt 1 after 1"),
         (does_not_wait_for_what_heals, ("fabric",), "too early"),
         (names_no_rule, ("rank",), "names no rule"),
+        (leaves_out_whom_no_rule_did, ("rank",), "does not say so"),
         (uses_a_replaced_host_again, ("error", "leader"), "used again, after 'replace'"),
         (does_not_know_of_pins, ("error",), "and is pinned always"),
         (uses_who_is_never_to_be_used, ("rank",), "and pinned never"),
