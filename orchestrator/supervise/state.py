@@ -234,7 +234,7 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """An orderly stop that is nobody's fault: what ends during it is expected to."""
+    """An orderly stop that is nobody's fault: ranks that end during it are expected to."""
 
     cause: Cause | Literal["growing"] | None
     """None while the scheduler has not been asked."""
@@ -243,6 +243,11 @@ class Leaving:
     """Or else the job goes on within its allocation, on other hosts."""
     straggler: StragglerFound | None = None
     """Whose host is given up."""
+
+    @property
+    def by_choice(self) -> bool:
+        """The job's own: nobody takes hosts away, so what breaks meanwhile is a failure as ever."""
+        return self.cause == "growing" or self.straggler is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

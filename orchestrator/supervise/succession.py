@@ -74,7 +74,7 @@ def _left_behind(run: Run, at: float) -> Findings | None:
     """An attempt without an end means that the leader died under it, whatever had gone wrong."""
     if run.stage not in (*LIVE, Stage.STOPPING):
         return None
-    if run.leaving is not None:
+    if run.leaving is not None and not run.leaving.by_choice:
         return run.findings  # of before it was asked to leave
     return replace(
         run.findings or Findings(opened_at=at),

@@ -18,6 +18,7 @@ from orchestrator.contract.events import (
     HostStopped,
     LeaderStarted,
     LeaveAsked,
+    RankExited,
     Replanned,
 )
 from orchestrator.contract.skipping import Window
@@ -203,6 +204,19 @@ def gives_all_up_as_soon_each_time(run: Run, event: Event) -> Result:
     return step(replace(run, given_back=0), event)
 
 
+def overlooks_what_breaks_on_the_way_out(run: Run, event: Event) -> Result:
+    """Whoever wished for the stop."""
+    if run.leaving is not None and isinstance(event, RankExited):
+        return run, ()
+    return step(run, event)
+
+
+def forgives_agents_that_die_on_the_way_out(run: Run, event: Event) -> Result:
+    if run.leaving is not None and isinstance(event, AgentLost):
+        event = replace(event, taken="somebody had a use for it")
+    return step(run, event)
+
+
 class RemembersBesideTheJournal:
     """Decides by what it saw, not by the state: a new leader does not know it."""
 
@@ -254,6 +268,8 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (blames_whom_the_scheduler_took, ("eviction",), "is blamed, and the scheduler took it"),
         (tells_apart_who_went_together, ("switch",), "alone is blamed"),
         (sends_away_at_once_who_comes_back, ("drain", "dead-spare"), "is sent away again"),
+        (overlooks_what_breaks_on_the_way_out, ("slow", "parting"), "is not said"),
+        (forgives_agents_that_die_on_the_way_out, ("slow", "parting"), "is not said"),
         (gives_all_hosts_up_for_one, ("preemption",), "all hosts are given up"),
         (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2"),
     ],
