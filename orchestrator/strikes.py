@@ -279,13 +279,23 @@ def always(path: Path, now: float) -> tuple[str, ...]:
     return tuple(found.host for found in held if found.pin and found.pin.use == "always")
 
 
+def cleared(path: Path) -> Mapping[str, float]:
+    """Host to when a person last said that it is in order again, also of one without a strike."""
+    said = (line for line in _recalled(path) if isinstance(line, Cleared))
+    return {line.host: line.at for line in sorted(said, key=lambda line: line.at)}
+
+
 def _held(path: Path, now: float) -> tuple[Record, ...]:
     """What counts for a job. A file that cannot be read keeps none from starting: a bad host will
     be found again."""
+    return fold(_recalled(path), now)
+
+
+def _recalled(path: Path) -> tuple[Line, ...]:
     if path.stem == LOCAL:
         return ()
     try:
-        return fold(recall(path), now)
+        return recall(path)
     except OSError as exc:
         log.warning("the strikes against hosts cannot be read, so none is left out: %s", exc)
         return ()

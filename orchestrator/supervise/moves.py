@@ -34,6 +34,7 @@ from orchestrator.supervise.roster import (
 from orchestrator.supervise.state import (
     Findings,
     Leaving,
+    Replaced,
     Run,
     Stage,
 )
@@ -348,7 +349,7 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
     incident = decided(incident_of(run, findings, verdict, decision.reason), decision)
     if decision.without is not None:
         why = f"{verdict.cause} (rule {decision.rule})"
-        run = without(run, decision.without, why)
+        run = without(run, decision.without, why, at)
     run = replace(run, incidents=(*run.incidents, incident), findings=None)
     if decision.action == "stop":
         return _give_up(run, at, verdict, decision)
@@ -376,9 +377,10 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
     return run, (*missing, *actions)
 
 
-def without(run: Run, host: str, why: str) -> Run:
+def without(run: Run, host: str, why: str, at: float) -> Run:
     """The host is used no more in this job, whoever leads it."""
-    return replace(leave_out(run, {host: why}), replaced={**run.replaced, host: why})
+    replaced = {**run.replaced, host: Replaced(at=at, why=why)}
+    return replace(leave_out(run, {host: why}), replaced=replaced)
 
 
 def leave_out(run: Run, bad: Mapping[str, str]) -> Run:

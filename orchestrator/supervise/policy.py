@@ -159,11 +159,16 @@ def _is_same(rule: PolicyRule, run: Run, incident: Incident, trouble: Trouble) -
             return incident.recovered_after_s is None
         case "host":
             known = verdict.culprit.host is not None and incident.drill is None
-            there = incident.culprit.host == verdict.culprit.host
+            there = _counts_against(run, verdict.culprit.host, incident)
             return known and there and incident.failure == trouble.name
         case "strike":
-            there = incident.culprit.host == verdict.culprit.host
+            there = _counts_against(run, verdict.culprit.host, incident)
             return there and is_strike(incident) and _would_strike(run, trouble)
+
+
+def _counts_against(run: Run, host: str | None, incident: Incident) -> bool:
+    """Whether the host was the culprit, and no person has cleared it since."""
+    return incident.culprit.host == host and incident.at > run.cleared.get(host or "", 0.0)
 
 
 def backoff_s(rule: PolicyRule, times: int, job: str, attempt: int) -> float:

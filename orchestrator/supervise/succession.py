@@ -108,6 +108,15 @@ def _away_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
     return {host: why for host, why in run.exclude.items() if host not in again}
 
 
+def _replaced_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
+    """But for those that a person has pinned, or has cleared since."""
+    return {
+        host: found.why
+        for host, found in run.replaced.items()
+        if host not in event.always and event.cleared.get(host, 0.0) <= found.at
+    }
+
+
 def leader_started(run: Run, event: LeaderStarted) -> Result:
     assert run.job is not None
     if run.stage is Stage.ENDED and run.ending is not None:
@@ -118,7 +127,7 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         return end(run, event.at, "FAILED", event.unable)
     findings = _left_behind(run, event.at)
     # The scheduler was asked to leave these out, and may have killed the leader before it heard.
-    kept = {host: why for host, why in run.replaced.items() if host not in event.always}
+    kept = _replaced_still(run, event)
     before = _away_still(run, event) if run.stage is Stage.QUEUED else _still_shut(run, event)
     known = {**before, **kept}
     waiting = replace(
@@ -130,6 +139,8 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         allocation=event.allocation,
         exclude=event.exclude,
         always=event.always,
+        cleared=event.cleared,
+        replaced={host: run.replaced[host] for host in kept},
         replanned=None,
         larger=(),
         replanning=None,

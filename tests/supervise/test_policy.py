@@ -241,6 +241,42 @@ def test_what_is_no_strike_does_not_make_one_the_second(no_strike: str) -> None:
     assert decided(job) == ("segfault", "restart", "as-the-class-says"), "nor is it one itself"
 
 
+def test_a_host_that_a_person_cleared_is_used_by_the_next_leader_and_begins_anew() -> None:
+    job = Job(max_restarts=9).granted().running()
+    strikes_twice(job)
+    job.cleared = {"host-1": job.now()}
+    job.granted(restarts=1).running()
+    assert (job.run.exclude, job.run.placement) == ({}, ("host-0", "host-1"))
+    job.hangs()
+    job.judged(3)
+    job.stops()
+    assert decided(job) == ("hang", "restart", "as-the-class-says"), "what was before is forgotten"
+    job.trains()
+    job.hangs()
+    job.judged(3)
+    (requeue,) = job.stops()
+    assert isinstance(requeue, Requeue)
+    assert requeue.exclude == ("host-1",)
+    job.granted(restarts=2).leads()
+    assert list(job.run.exclude) == ["host-1"], "it was cleared before that"
+
+
+def test_one_that_is_not_given_back_yet_may_be_from_the_next_run_on() -> None:
+    job = Job(spares=1).granted().running()
+    fails(job, 3, LOST_GPU)
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    (requeue,) = job.stops()
+    assert isinstance(requeue, Requeue)
+    assert requeue.exclude == ("host-1",)
+    job.cleared = {"host-1": job.now()}
+    job.everywhere = ("host-0", "host-2")
+    job.granted(restarts=1).running()
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    (requeue,) = job.stops()
+    assert isinstance(requeue, Requeue)
+    assert (requeue.exclude, requeue.again) == ((), ("host-1",))
+
+
 # The queue
 
 
