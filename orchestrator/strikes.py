@@ -36,10 +36,6 @@ HALF_LIFE_S = 24 * 3600.0
 """After which a strike counts half."""
 EXCLUDED_FROM = 1.5
 UNTIL = EXCLUDED_FROM / 2
-WINDOW_S = 24 * 3600.0
-"""Within one job: as many incidents …"""
-LIMIT = 2
-"""… no further apart are enough."""
 STRAGGLER = "straggler"
 """Kind of the strike of a host that was replaced for being slow …"""
 FIRST_STRAGGLER = 0.5
@@ -283,13 +279,23 @@ def always(path: Path, now: float) -> tuple[str, ...]:
     return tuple(found.host for found in held if found.pin and found.pin.use == "always")
 
 
+def cleared(path: Path) -> Mapping[str, float]:
+    """Host to when a person last said that it is in order again, also of one without a strike."""
+    said = (line for line in _recalled(path) if isinstance(line, Cleared))
+    return {line.host: line.at for line in sorted(said, key=lambda line: line.at)}
+
+
 def _held(path: Path, now: float) -> tuple[Record, ...]:
     """What counts for a job. A file that cannot be read keeps none from starting: a bad host will
     be found again."""
+    return fold(_recalled(path), now)
+
+
+def _recalled(path: Path) -> tuple[Line, ...]:
     if path.stem == LOCAL:
         return ()
     try:
-        return fold(recall(path), now)
+        return recall(path)
     except OSError as exc:
         log.warning("the strikes against hosts cannot be read, so none is left out: %s", exc)
         return ()

@@ -27,6 +27,7 @@ from orchestrator.strikes import (
     Strike,
     Unpinned,
     always,
+    cleared,
     counts,
     excluded,
     fold,
@@ -157,9 +158,22 @@ def test_a_job_that_is_begun_anew_strikes_anew(submitted: float | None) -> None:
     assert found.is_excluded
 
 
+def test_when_hosts_were_last_cleared_is_known_also_of_those_without_a_strike(
+    tmp_path: Path,
+) -> None:
+    path = path_of(tmp_path, "tb")
+    assert cleared(path) == {}
+    for at, host in ((NOW, "node1"), (NOW + 5, "node1"), (NOW + 1, "node2")):
+        record(path, Cleared(at=at, host=host, by="ada"))
+    assert cleared(path) == {"node1": NOW + 5, "node2": NOW + 1}
+    local = path_of(tmp_path, "local")
+    record(local, Cleared(at=NOW, host="host-1", by="ada"))
+    assert cleared(local) == {}, "hosts of local jobs are only names"
+
+
 def test_a_host_that_was_cleared_begins_anew() -> None:
-    cleared = Cleared(at=NOW + 2, host="node1", by="ada")
-    lines: list[Line] = [strike(), strike(at=NOW + 1, attempt=2), cleared]
+    said = Cleared(at=NOW + 2, host="node1", by="ada")
+    lines: list[Line] = [strike(), strike(at=NOW + 1, attempt=2), said]
     assert fold(lines, NOW + 3) == ()
     (found,) = fold([*lines, strike(at=NOW + 4, attempt=3)], NOW + 5)
     assert (len(found.strikes), found.excluded_until) == (1, None)
@@ -300,7 +314,8 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
         ("tb", "node1", True),
     ]
     assert body[1]["strikes"][0]["cause"] == "it said nothing"
-    assert ndctl("hosts", *root, "clear", "node1") == (0, "node1 has no strikes any more in tb\n")
+    words = "no strikes any more in tb; a job that replaced it may use it from its next leader on"
+    assert ndctl("hosts", *root, "clear", "node1") == (0, f"node1 has {words}\n")
     assert "tb/" not in ndctl("hosts", *root)[1]
 
 
@@ -308,6 +323,18 @@ def test_clearing_a_host_that_nothing_is_held_against_is_an_error(tmp_path: Path
     code, said = ndctl("hosts", "--run-root", str(tmp_path), "clear", "node1")
     assert code == 1
     assert "nothing is held against node1" in said
+
+
+def test_a_host_that_a_job_replaced_for_no_strike_is_cleared_on_a_cluster_that_is_named(
+    tmp_path: Path,
+) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, strike(host="node2"))
+    root = ["--run-root", str(tmp_path)]
+    assert ndctl("hosts", *root, "clear", "node1")[0] == 1
+    assert ndctl("hosts", *root, "clear", "node1", "--cluster", "tb")[0] == 0
+    assert list(cleared(path)) == ["node1"]
+    assert ndctl("hosts", *root, "clear", "node1", "--cluster", "typo")[0] == 1
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ class Granted:
     """Hosts that broke jobs before -> why they are not to be used."""
     always: tuple[str, ...] = ()
     """Hosts that are pinned to be used."""
+    cleared: Mapping[str, float] = field(default_factory=dict)
+    """Hosts that were said to be in order again -> when."""
     taken: str = ""
     """Why the scheduler itself ended the former leader."""
     strikes: Path | None = None
@@ -188,6 +190,7 @@ class Leader:
                 allocation=self.granted.allocation,
                 exclude=self.granted.exclude,
                 always=self.granted.always,
+                cleared=self.granted.cleared,
                 taken=self.granted.taken,
             )
         )

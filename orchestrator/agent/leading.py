@@ -159,6 +159,7 @@ def _granted(config: AgentConfig, backend: Backend, run: Run, clock: Clock) -> G
         allocation=allocation,
         exclude=strikes.excluded(path, clock.now()),
         always=strikes.always(path, clock.now()),
+        cleared=strikes.cleared(path),
         taken=taken.get(run.leader, ""),
         strikes=path,
     )

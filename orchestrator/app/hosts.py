@@ -16,20 +16,29 @@ if TYPE_CHECKING:
 
 
 def clear_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:
-    """Say that a host is in order again. Raises JobError when nothing is held against it."""
+    """Say that a host is in order again, to jobs that replaced it for what is no strike as well,
+    where `cluster` is named. Raises JobError when nothing is held against it."""
     from orchestrator import strikes
 
     now = clock.now()
-    found = _where(run_root, host, cluster, strikes.records(run_root, now), "strikes")
+    records = strikes.records(run_root, now)
+    found = _where(run_root, host, cluster, records, "strikes")
+    if not found and cluster in {*records} - {strikes.LOCAL}:
+        found = [str(cluster)]
     if not found:
         raise JobError(
             f"nothing is held against {host} in {(run_root / strikes.FOLDER).absolute()}",
-            fix="`ndctl hosts` lists the hosts with strikes; is --run-root the right one?",
+            fix="`ndctl hosts` lists the hosts with strikes; is --run-root the right one? A job may"
+            " have replaced it for what is no strike: --cluster NAME clears it for that, too",
         )
     for name in found:
         cleared = strikes.Cleared(at=now, host=host, by=user())
         _record(run_root, name, cleared)
-    return f"{host} has no strikes any more in {', '.join(found)}"
+    where = ", ".join(found)
+    return (
+        f"{host} has no strikes any more in {where}; a job that replaced it may use it from its"
+        " next leader on"
+    )
 
 
 def cluster_to_pin(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:

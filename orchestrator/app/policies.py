@@ -30,6 +30,7 @@ REMEDIES: dict[Remedy, str] = {
 SAME = {
     "class": "of its class",
     "host": "of its class on one host",
+    "strike": "that is a strike against one host, of whatever class,",
     "error": "with the same error at the same step",
     "start": "in a row without a step in between",
     "any": "that the rule covers",

@@ -64,6 +64,8 @@ class LeaderStarted:
     """Hosts that broke jobs before -> why they are not to be used."""
     always: tuple[str, ...] = ()
     """Hosts that a person wants to be used whatever happens on them."""
+    cleared: Mapping[str, float] = field(default_factory=dict)
+    """Hosts that a person said are in order again -> when that last was."""
     taken: str = ""
     """Why the scheduler itself ended the leader before this one; empty: it says nothing of that."""
     unable: str = ""

@@ -346,6 +346,26 @@ def _cancel(world: "World", fault: Fault) -> float:
     return 0.0
 
 
+def _parting(world: "World", fault: Fault) -> float:
+    """At the next stop that no failure led to: before agents hear of it, or on the ranks' way out.
+    A host lags, so that there may be one."""
+    world.at_parting = partial(_parts, world, fault)
+    return _slow(world, fault)
+
+
+def _parts(world: "World", fault: Fault) -> None:
+    running = _running(world)
+    if not running:
+        return
+    ranks = _pick(running, fault)
+    if fault.size < 0.3:
+        _after(world, 0.0, ranks.agent.die)
+    else:
+        ways = ("gpu-lost", "uncorrectable-ecc", "xid-48-double-bit-ecc")
+        broken = partial(ranks.fails, ERRORS[ways[int(fault.size * 7) % len(ways)]])
+        _after(world, 0.0 if fault.size < 0.6 else 0.2, broken)
+
+
 FAULTS: Mapping[str, "Callable[[World, Fault], float]"] = {
     "rank": _rank,
     "hang": _hang,
@@ -366,6 +386,7 @@ FAULTS: Mapping[str, "Callable[[World, Fault], float]"] = {
     "storage-stale": _stale,
     "messages": _messages,
     "clock": _clock,
+    "parting": _parting,
     "preemption": _preemption,
     "time-limit": _time_limit,
     "drain": _drain,

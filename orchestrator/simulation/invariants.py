@@ -17,6 +17,7 @@ from orchestrator.contract.events import (
     HostOpened,
     JobSubmitted,
     LeaderStarted,
+    RankExited,
     TrainingResumed,
 )
 from orchestrator.simulation.laws import hold
@@ -60,6 +61,8 @@ class Witness:
         self.checked = 0
         """Entries that were replayed."""
         self.replayed = Run()
+        self.broken: set[tuple[int, int]] = set()
+        """Attempt and rank, of ranks whose host's hardware broke."""
         self.remedies = Remedies(world)
 
     # Two live attempts that can write
@@ -86,6 +89,9 @@ class Witness:
         hold(attempt >= self.marks, f"attempt {attempt} made a mark after attempt {self.marks}")
         self.marks = attempt
 
+    def rank_broke(self, attempt: int, rank: int) -> None:
+        self.broken.add((attempt, rank))
+
     def ranks_started(self, ranks: "HostRanks") -> None:
         others = [other for other in ranks.agent.host.ranks if other is not ranks]
         hold(not others, f"{ranks.host} runs ranks of two attempts")
@@ -107,6 +113,11 @@ class Witness:
         self.remedies.submitted()
         stands = len(set(self.world.scheduler.submissions))
         hold(stands == len(self.world.scheduler.submissions), "one launch was submitted twice")
+
+    def heard(self, event: Event, before: Run) -> None:
+        """Whatever is made of it, if anything."""
+        if self._fails_as_it_leaves(event, before):
+            self.explained = False
 
     def decided(
         self, leader: "Leader", event: Event, actions: Sequence[Action], before: Run
@@ -156,6 +167,25 @@ class Witness:
                     self.left_out -= set(allocation.hosts)  # it has them back
             case _:
                 pass
+
+    def _fails_as_it_leaves(self, event: Event, before: Run) -> bool:
+        """Whether something truly broke while the job stopped by its own wish, which excuses
+        nothing: a scheduler's wish may be why ranks and agents end, a wish to grow is not."""
+        wish = before.leaving
+        own = wish is not None and (wish.cause == "growing" or wish.straggler is not None)
+        if not own or before.stage is not Stage.STOPPING:
+            return False
+        match event:
+            case RankExited(attempt=attempt, rank=rank):
+                return (attempt, rank) in self.broken and attempt == before.attempt
+            case AgentLost(host=host, taken=""):
+                known = before.hosts.get(host)
+                had = known is not None and known.alive and not known.going
+                return had and host in before.placement and host not in before.done
+            case LeaderStarted():
+                return not event.taken
+            case _:
+                return False
 
     def _taken(self, event: Event, before: Run, run: Run) -> bool:
         """Whether an attempt came to nothing because the scheduler took a host: nobody's fault."""

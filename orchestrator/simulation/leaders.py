@@ -301,8 +301,10 @@ class Leader:
             self.events.popleft()
         if count > 1:
             self._witnessed(before, events[:count], count)
-        elif is_told(events[0], before, self.supervisor.run):
-            self.world.decided(self, events[0], actions)
+        else:
+            self.world.witness.heard(events[0], before)
+            if is_told(events[0], before, self.supervisor.run):
+                self.world.decided(self, events[0], actions)
         self.todo.extend(actions)
         self._act()
         for incident in self.supervisor.run.incidents[len(before.incidents) :]:
@@ -314,6 +316,7 @@ class Leader:
         for event in events:
             before = run
             run, actions = self.world.decide(before, event)
+            self.world.witness.heard(event, before)
             if not is_told(event, before, run):
                 continue
             if lines == 0:

@@ -44,6 +44,8 @@ class Orders:
                 leader.order(action.hosts[0], OfferPort(attempt=action.attempt))
             case StopAttempt():
                 if not action.hosts:
+                    if run.leaving is not None:
+                        leader.world.parts()
                     leader.lookout.end()
                     self.pending = None
                 for host in action.hosts or run.placement:

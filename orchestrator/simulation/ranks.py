@@ -16,7 +16,7 @@ from orchestrator.contract.events import RankError, RankEvidence
 from orchestrator.contract.protocol import Evidence, Exited, RankDigest, Start, StepTimes, Stopped
 from orchestrator.simulation.recorder import dump_of
 from orchestrator.simulation.training import Training, Word
-from orchestrator.simulation.troubles import Words
+from orchestrator.simulation.troubles import BREAKS, Words
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
@@ -76,6 +76,8 @@ class HostRanks:
         """One rank ends; a failure ends its neighbours too, and torchrun."""
         if self.gone or number in self.ended:
             return
+        if words in BREAKS:
+            self.agent.world.witness.rank_broke(self.attempt, number)
         self._ended(number, words)
         if words.code != 0:
             self._after(TORCHRUN_S, partial(self._end_rest, signal.SIGTERM))

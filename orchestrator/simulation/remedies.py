@@ -11,6 +11,7 @@ from orchestrator.contract.events import (
     AgentLost,
     CheckpointIntervalChanged,
     Event,
+    LeaderStarted,
     Replanned,
     StepReached,
     StragglerFound,
@@ -66,6 +67,7 @@ class Remedies:
         grew = run.leaving is not None and run.leaving.cause == "growing"
         if grew and before.leaving is None:
             self._grows(event.at, run)
+        self._left_out(run.incidents[known:], event, before, run)
         self._windows(run.incidents[known:], before, run)
         hold(run.save_every == self.every, "the interval between checkpoints is forgotten")
         for action in actions:
@@ -118,6 +120,16 @@ class Remedies:
         if rule is not None and incident.remedy not in ("stop", "requeue"):
             again = self._again(rule, incident)
             self.not_before = event.at + self._least(rule, again)
+
+    def _left_out(self, new: Sequence[Incident], event: Event, before: Run, run: Run) -> None:
+        """Whoever is left out for an incident is so by the rule that the incident names."""
+        if isinstance(event, LeaderStarted) or not new:
+            return  # it brings the strikes of all jobs
+        told = {one.culprit.host for one in new if one.remedy == "replace"}
+        gone = {host.name for host in run.hosts.values() if host.unfit or not host.alive}
+        more = sorted({*run.exclude} - {*before.exclude} - told - gone)
+        rules = ", ".join(one.rule for one in new)
+        hold(not more, f"{more} are left out, and rule {rules} does not say so")
 
     def _went_alone(self, incident: Incident) -> None:
         """Or what they share is to blame: the same moment strikes two hosts seldom by chance."""

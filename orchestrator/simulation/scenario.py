@@ -28,6 +28,7 @@ KINDS: dict[str, str] = {
     "storage-stale": "hosts read what was there a while ago",
     "messages": "messages are lost, doubled, late and overtaken",
     "clock": "the wall clock of a host jumps",
+    "parting": "hardware breaks, or an agent dies, as ranks leave because a host is slow",
     "preemption": "the scheduler wants the hosts for another job",
     "time-limit": "the allocation ends soon",
     "drain": "an administrator wants a host back",
@@ -145,7 +146,21 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
         paced=choices.paced,
         pinned=choices.pinned,
     )
-    return replace(short, steps=choices.steps, step_s=choices.step_s) if choices.steps else short
+    chosen = replace(short, steps=choices.steps, step_s=choices.step_s) if choices.steps else short
+    parts = any(fault.kind == "parting" for fault in chosen.faults)
+    return _may_part(chosen) if parts else chosen
+
+
+def _may_part(chosen: Scenario) -> Scenario:
+    """A job that moves away from a slow host: long enough to know one, and with another to take."""
+    return replace(
+        chosen,
+        replace_stragglers=True,
+        hosts=max(2, chosen.hosts),
+        spares=max(1, chosen.spares),
+        steps=max(30, chosen.steps),
+        step_s=min(3.0, chosen.step_s),
+    )
 
 
 OWN_CLASS = FailureRule(
@@ -176,7 +191,7 @@ SCOPES: tuple[tuple[Scope, ...], ...] = (
     ("fabric", "storage"),
     ("host",),
 )
-SAME: tuple[Same, ...] = ("class", "host", "error", "start", "any")
+SAME: tuple[Same, ...] = ("class", "host", "strike", "error", "start", "any")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,11 @@ ERRORS: dict[str, Words] = {
 }
 """What strikes once, by class. The last one is the user's own."""
 
+BREAKS = frozenset(
+    ERRORS[name] for name in ("gpu-lost", "xid-48-double-bit-ecc", "uncorrectable-ecc")
+)
+"""What only hardware causes, whatever is done to a rank."""
+
 HEALING: dict[str, Words] = {
     "name-resolution": Words("[Errno -2] Name or service not known", "socket.gaierror"),
     "stale-file-handle": Words("[Errno 116] Stale file handle", "OSError"),

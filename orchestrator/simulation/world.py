@@ -73,6 +73,8 @@ class World:
         self.count = 0
         self.crash_next: tuple[int, Crash | None] | None = None
         """For the next leader, where none was there to be killed."""
+        self.at_parting: Callable[[], None] | None = None
+        """What breaks when ranks are next told to leave in good order."""
         self.witness = Witness(self)
         self.scheduler: Scheduler | Operators = (
             Scheduler(self) if scenario.successor_s is None else Operators(self)
@@ -350,6 +352,13 @@ class World:
         host.end_agents()  # on its own host the leader ends itself, before it can start another
         if host.up and not host.dead_on_arrival and name != leader.host.name:
             host.agents.append(Agent(self, host, self.job.launch, 0, lead=False))
+
+    def parts(self) -> None:
+        """Ranks are about to be told to leave, for no failure."""
+        happen, self.at_parting = self.at_parting, None
+        if happen is not None:
+            self.history.note("fault", "something breaks as ranks are about to leave")
+            happen()
 
     def revive_leader(self, agent: Agent, silent_s: float) -> None:
         """Raises BackendError."""

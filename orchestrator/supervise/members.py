@@ -1,5 +1,6 @@
 """Agents come and go: what follows when one registers, is lost, or comes back after all."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.contract.actions import Action, ReplaceAgent, StopAttempt
@@ -14,6 +15,7 @@ from orchestrator.supervise.moves import (
     stop_or_conclude,
 )
 from orchestrator.supervise.policy import BUDGET
+from orchestrator.supervise.roster import no_good
 from orchestrator.supervise.state import IDLE, OUTSIDE, Findings, HostState, Run, Stage
 
 
@@ -102,7 +104,10 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     gone = replace(known, alive=False, back=False, lost_at=event.at)
     run = replace(run, hosts={**run.hosts, event.host: gone})
     if run.leaving is not None:
-        return _lost_while_leaving(run, event)
+        if known.going or event.taken or not run.leaving.by_choice:
+            return _lost_while_leaving(run, event, known)
+        if event.host in run.placement and event.host not in run.done:
+            run = replace(run, leaving=None)
     if known.going and (event.host not in run.placement or event.host in run.done):
         return run, ()
     again = ReplaceAgent(host=event.host, reason=f"the agent of {event.host} is gone: {event.why}")
@@ -122,12 +127,24 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     return run, actions if asked or run.ending is not None else (*actions, again)
 
 
-def _lost_while_leaving(run: Run, event: AgentLost) -> Result:
+def _lost_while_leaving(run: Run, event: AgentLost, known: HostState) -> Result:
     """Agents go when their hosts are given back; nobody is to blame."""
+    why = f"the agent of {event.host} has left"
+    expected = known.going or event.taken
+    again = () if expected else asked_again(run, (event.host,), f"{why}: {event.why}")
     if event.host not in run.placement or event.host in run.done:
-        return run, ()
+        return run, again
     run = replace(run, done={**run.done, event.host: False})
-    return stop_or_conclude(run, event.at, f"the agent of {event.host} has left")
+    run, actions = stop_or_conclude(run, event.at, why)
+    return run, (*again, *actions)
+
+
+def asked_again(run: Run, hosts: Sequence[str], reason: str) -> tuple[ReplaceAgent, ...]:
+    """For agents that went while ranks leave, where the job stays and can use them."""
+    if run.leaving is None or run.leaving.requeue:
+        return ()
+    fit = [name for name in hosts if not no_good(run, run.hosts[name])]
+    return tuple(ReplaceAgent(host=name, reason=reason) for name in fit)
 
 
 def unavailable(run: Run, event: HostUnavailable) -> Result:

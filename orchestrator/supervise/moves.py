@@ -22,7 +22,7 @@ from orchestrator.supervise.away import in_the_way, make_room, send_away
 from orchestrator.supervise.growing import grown
 from orchestrator.supervise.incidents import decided, first_cause, incident_of, left_out
 from orchestrator.supervise.leaving import STOP_SLACK_S
-from orchestrator.supervise.policy import Decision, decide, repeated_culprits
+from orchestrator.supervise.policy import Decision, decide
 from orchestrator.supervise.roster import (
     coming,
     has_successors,
@@ -35,6 +35,7 @@ from orchestrator.supervise.roster import (
 from orchestrator.supervise.state import (
     Findings,
     Leaving,
+    Replaced,
     Run,
     Stage,
 )
@@ -353,11 +354,9 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
     if decision.action == "rollback":
         run, decision = rollback.perform(run, findings.exits, decision)
     incident = decided(incident_of(run, findings, verdict, decision.reason), decision)
-    bad = repeated_culprits(replace(run, incidents=(*run.incidents, incident)), at)
     if decision.without is not None:
         why = f"{verdict.cause} (rule {decision.rule})"
-        run = without(run, decision.without, why)
-    run = leave_out(run, bad)
+        run = without(run, decision.without, why, at)
     run = replace(run, incidents=(*run.incidents, incident), findings=None)
     if decision.action == "stop":
         return _give_up(run, at, verdict, decision)
@@ -385,9 +384,10 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
     return run, (*missing, *actions)
 
 
-def without(run: Run, host: str, why: str) -> Run:
+def without(run: Run, host: str, why: str, at: float) -> Run:
     """The host is used no more in this job, whoever leads it."""
-    return replace(leave_out(run, {host: why}), replaced={**run.replaced, host: why})
+    replaced = {**run.replaced, host: Replaced(at=at, why=why)}
+    return replace(leave_out(run, {host: why}), replaced=replaced)
 
 
 def leave_out(run: Run, bad: Mapping[str, str]) -> Run:

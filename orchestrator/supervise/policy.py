@@ -4,7 +4,6 @@ The rules are data: `policy.yaml`, and before them the spec's own (`resilience.p
 state of the job holds all incidents that are counted, and jitter is drawn of job and attempt.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -144,10 +143,10 @@ def count(rule: PolicyRule, run: Run, trouble: Trouble) -> int:
         if rule.covers(incident.failure, incident.scope, incident.phase)
         and (rule.window is None or trouble.verdict.at - incident.at <= rule.window)
     ]
-    return 1 + sum(_is_same(rule, incident, trouble) for incident in before)
+    return 1 + sum(_is_same(rule, run, incident, trouble) for incident in before)
 
 
-def _is_same(rule: PolicyRule, incident: Incident, trouble: Trouble) -> bool:
+def _is_same(rule: PolicyRule, run: Run, incident: Incident, trouble: Trouble) -> bool:
     verdict = trouble.verdict
     match rule.same:
         case "any":
@@ -160,8 +159,16 @@ def _is_same(rule: PolicyRule, incident: Incident, trouble: Trouble) -> bool:
             return incident.recovered_after_s is None
         case "host":
             known = verdict.culprit.host is not None and incident.drill is None
-            there = incident.culprit.host == verdict.culprit.host
+            there = _counts_against(run, verdict.culprit.host, incident)
             return known and there and incident.failure == trouble.name
+        case "strike":
+            there = _counts_against(run, verdict.culprit.host, incident)
+            return there and is_strike(incident) and _would_strike(run, trouble)
+
+
+def _counts_against(run: Run, host: str | None, incident: Incident) -> bool:
+    """Whether the host was the culprit, and no person has cleared it since."""
+    return incident.culprit.host == host and incident.at > run.cleared.get(host or "", 0.0)
 
 
 def backoff_s(rule: PolicyRule, times: int, job: str, attempt: int) -> float:
@@ -190,6 +197,8 @@ def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
     """What comes of the wish where hosts and scheduler allow it, in words."""
     origin = f"checkpoint step-{run.saved}" if run.saved else "the beginning: no checkpoint yet"
     again = f"restart as attempt {run.attempt + 1} from {origin}"
+    if run.leaving is not None and run.leaving.requeue and action != "requeue":
+        again = f"back to the queue, as the job was leaving; then {again}"
     if action == "requeue":
         if run.allocation is None:
             return _Found(action="restart", words=f"{again}; there is no queue to go back to")
@@ -255,20 +264,10 @@ def is_strike(incident: Incident) -> bool:
     )
 
 
-def repeated_culprits(run: Run, at: float) -> dict[str, str]:
-    """Hosts that have broken the job too often -> why they are not to be used.
-
-    Never without a scheduler: its hosts would be all there are.
-    """
-    if run.allocation is None:
-        return {}
-    blamed = Counter(
-        incident.culprit.host
-        for incident in run.incidents[run.forgiven :]
-        if is_strike(incident) and at - incident.at <= strikes.WINDOW_S
+def _would_strike(run: Run, trouble: Trouble) -> bool:
+    """Whether this time is one against the host, if one is to blame."""
+    verdict = trouble.verdict
+    drill = "rehearsed" if run.fired_now else None
+    return verdict.culprit.host is not None and strikes.counts(
+        verdict.kind, verdict.evidence.signal, drill, trouble.scope, trouble.remedy
     )
-    return {
-        host: f"it was the culprit of {times} incidents"
-        for host, times in blamed.items()
-        if host is not None and host not in run.always and times >= strikes.LIMIT
-    }

@@ -33,7 +33,7 @@ def replace_straggler(run: Run, at: float) -> Result:
         return run, ()
     worst = max(slow, key=lambda found: found.own_s - found.peers_s)
     words = f"{worst.host} keeps its peers waiting: {why_slow(worst)}"
-    after = without(run, worst.host, words)
+    after = without(run, worst.host, words, at)
     if room_for(run.plan, usable(after), switches_of(run)) < len(run.plan.hosts):
         return run, ()
     leaving = Leaving(cause="drained", words=words, requeue=False, straggler=worst)

@@ -97,6 +97,14 @@ class Away:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """A host that the job decided to do without."""
+
+    at: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
     """Who caused an incident; None where it is not known."""
 
@@ -234,7 +242,7 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """An orderly stop that is nobody's fault: what ends during it is expected to."""
+    """An orderly stop that is nobody's fault: ranks that end during it are expected to."""
 
     cause: Cause | Literal["growing"] | None
     """None while the scheduler has not been asked."""
@@ -243,6 +251,11 @@ class Leaving:
     """Or else the job goes on within its allocation, on other hosts."""
     straggler: StragglerFound | None = None
     """Whose host is given up."""
+
+    @property
+    def by_choice(self) -> bool:
+        """The job's own: nobody takes hosts away, so what breaks meanwhile is a failure as ever."""
+        return self.cause == "growing" or self.straggler is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +298,11 @@ class Run:
     next run may have them again. Else a job of weeks would run out of hosts."""
     left_out: tuple[str, ...] = ()
     """Hosts that the scheduler was asked to do without, and was not told since that it need not."""
-    replaced: Mapping[str, str] = field(default_factory=dict)
-    """Those of them that this job decided to do without: no later leader uses them either."""
+    replaced: Mapping[str, Replaced] = field(default_factory=dict)
+    """Those of them that this job decided to do without: no later leader uses them either, unless a
+    person has cleared or pinned them since."""
+    cleared: Mapping[str, float] = field(default_factory=dict)
+    """Hosts that a person said are in order again -> when: what was before does not count."""
     away: Mapping[str, Away] = field(default_factory=dict)
     """Those that were sent away, for others to come, since the newest attempt began."""
     given_back: int = 0

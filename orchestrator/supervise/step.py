@@ -62,7 +62,7 @@ from orchestrator.supervise.hangs import (
     hang_over,
     watchdog_spoke,
 )
-from orchestrator.supervise.members import agent_lost, registered, unavailable
+from orchestrator.supervise.members import agent_lost, asked_again, registered, unavailable
 from orchestrator.supervise.moves import (
     FAILED_GRACE_S,
     Result,
@@ -92,6 +92,7 @@ from orchestrator.supervise.scheduler import (
 )
 from orchestrator.supervise.state import LIVE, Findings, HostState, Run, Stage
 from orchestrator.supervise.succession import leader_started, submitted
+from orchestrator.supervise.verdict import breaks_its_host, failure_of
 
 MOST_SAVES = 16
 """Checkpoints that are remembered; more than a job keeps."""
@@ -233,8 +234,13 @@ def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
 
 
 def _rank_exited(run: Run, event: RankExited) -> Result:
-    if run.stage not in (*LIVE, Stage.STOPPING) or run.leaving is not None:
+    if run.stage not in (*LIVE, Stage.STOPPING):
         return run, ()
+    if run.leaving is not None:
+        if not _fails_on_its_way_out(run, event):
+            return run, ()
+        # A cause, though its agent was stopping it; and why the ranks leave is that from now on.
+        run, event = replace(run, leaving=None), replace(event, stopped=False)
     seen_at = _seen_at(event)
     found = run.findings or Findings(opened_at=seen_at)
     if any(exited.rank == event.rank for exited in found.exits):
@@ -250,6 +256,22 @@ def _rank_exited(run: Run, event: RankExited) -> Result:
     if watchdog:
         return diagnose_watchdog(run, event, seen_at)
     return stop(run, seen_at, f"rank {event.rank} on {event.host} ended", FAILED_GRACE_S)
+
+
+def _fails_on_its_way_out(run: Run, event: RankExited) -> bool:
+    """Whether a rank that was to write a checkpoint and leave did not merely do so.
+
+    All agree to leave, so some are gone before their own agent hears of it. What a rank says that
+    was told to can be of the stop itself, but for what only hardware causes.
+    """
+    if run.leaving is None or not run.leaving.by_choice:
+        return False
+    own = run.job.failure_classes if run.job else ()
+    if event.stopped:
+        return breaks_its_host(event, own)
+    found = failure_of(event, own)
+    told_to = found is not None and found.rule.scope == "scheduler"
+    return not told_to and weigh(event, own) is Weight.CAUSE
 
 
 def _keep(
@@ -333,7 +355,10 @@ def _stop_overdue(run: Run, at: float) -> Result:
         for name, host in run.hosts.items()
     }
     run = replace(run, hosts=hosts, done={**run.done, **dict.fromkeys(stuck, False)})
-    if run.leaving is None:
-        return conclude(replace(run, findings=replace(found, stuck=lost)), at)
+    if run.leaving is None or run.leaving.by_choice:
+        found = replace(found, stuck=lost)
+        return conclude(replace(run, leaving=None, findings=found), at)
     why_known = run.leaving.cause or "unknown"  # it had long enough to be told
-    return conclude(replace(run, leaving=replace(run.leaving, cause=why_known)), at)
+    again = asked_again(run, stuck, why)
+    run, actions = conclude(replace(run, leaving=replace(run.leaving, cause=why_known)), at)
+    return run, (*again, *actions)

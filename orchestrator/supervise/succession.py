@@ -8,7 +8,6 @@ from orchestrator.contract.events import JobSubmitted, LeaderStarted
 from orchestrator.supervise import shortage
 from orchestrator.supervise.incidents import first_cause, incident_of
 from orchestrator.supervise.moves import Result, end, recover, wait
-from orchestrator.supervise.policy import repeated_culprits
 from orchestrator.supervise.state import LIVE, OUTSIDE, Findings, Run, Stage
 
 SETTLE_S = 5.0
@@ -75,7 +74,7 @@ def _left_behind(run: Run, at: float) -> Findings | None:
     """An attempt without an end means that the leader died under it, whatever had gone wrong."""
     if run.stage not in (*LIVE, Stage.STOPPING):
         return None
-    if run.leaving is not None:
+    if run.leaving is not None and not run.leaving.by_choice:
         return run.findings  # of before it was asked to leave
     return replace(
         run.findings or Findings(opened_at=at),
@@ -109,6 +108,15 @@ def _away_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
     return {host: why for host, why in run.exclude.items() if host not in again}
 
 
+def _replaced_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
+    """But for those that a person has pinned, or has cleared since."""
+    return {
+        host: found.why
+        for host, found in run.replaced.items()
+        if host not in event.always and event.cleared.get(host, 0.0) <= found.at
+    }
+
+
 def leader_started(run: Run, event: LeaderStarted) -> Result:
     assert run.job is not None
     if run.stage is Stage.ENDED and run.ending is not None:
@@ -119,7 +127,7 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         return end(run, event.at, "FAILED", event.unable)
     findings = _left_behind(run, event.at)
     # The scheduler was asked to leave these out, and may have killed the leader before it heard.
-    kept = {host: why for host, why in run.replaced.items() if host not in event.always}
+    kept = _replaced_still(run, event)
     before = _away_still(run, event) if run.stage is Stage.QUEUED else _still_shut(run, event)
     known = {**before, **kept}
     waiting = replace(
@@ -131,19 +139,20 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         allocation=event.allocation,
         exclude=event.exclude,
         always=event.always,
+        cleared=event.cleared,
+        replaced={host: run.replaced[host] for host in kept},
         replanned=None,
         larger=(),
         replanning=None,
         refused=None,
         leaving=None,
     )
-    repeated = repeated_culprits(waiting, event.at)
     # One that was given all the same has not been away for a run.
     given = () if event.allocation is None else event.allocation.hosts
-    stands = {*event.exclude, *repeated, *kept}
+    stands = {*event.exclude, *kept}
     waiting = replace(
         waiting,
-        exclude={**known, **event.exclude, **repeated},
+        exclude={**known, **event.exclude},
         shut=tuple(host for host in _still_shut(run, event) if host not in stands),
         carried=tuple(sorted({*known} - {*stands, *given})),
         left_out=_asked_by_followers(run, event),

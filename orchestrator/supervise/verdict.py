@@ -103,6 +103,12 @@ def failure_of(exited: RankExited, own: tuple[FailureRule, ...] = ()) -> Classif
     )
 
 
+def breaks_its_host(exited: RankExited, own: tuple[FailureRule, ...] = ()) -> bool:
+    """Whether a rank says of its host's hardware what nothing but that can make it say."""
+    found = failure_of(exited, own)
+    return found is not None and found.rule.scope == "host" and found.rule.action == "replace"
+
+
 def _last_words(exited: RankExited) -> tuple[str, ...]:
     """What an abort itself says, from where it begins: no old warning is among that."""
     if exited.signal != signal.SIGABRT:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import strikes
 from orchestrator.agent.__main__ import _hold_host, _socket_path, main
 from orchestrator.agent.agent import WARNINGS, Agent, AgentConfig
 from orchestrator.agent.leading import lead as lead_and_follow
@@ -298,6 +299,32 @@ def test_a_leader_whose_own_agent_cannot_begin_does_not_wait_for_the_others(
 ) -> None:
     with pytest.raises(OSError, match="too long"):
         lead(tmp_path, None, socket=str(tmp_path / ("x" * 120)))
+
+
+def test_a_leader_hears_which_hosts_a_person_has_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Granting(FakeBackend):
+        def allocation(self, launch: LaunchPlan) -> Allocation | None:
+            return Allocation(id="7", restarts=0, hosts=launch.hosts)
+
+        def cluster(self) -> str:
+            return "tb"
+
+    async def end(run_dir: RunDir) -> None:
+        def leads() -> bool:
+            return any(isinstance(e.event, LeaderStarted) for e in read(run_dir.journal))
+
+        await until(leads, "the leader")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("orchestrator.agent.leading.backend_named", lambda *_, **__: Granting())
+    cleared = strikes.Cleared(at=5.0, host="host-1", by="ada")
+    strikes.record(strikes.path_of(tmp_path, "tb"), cleared)
+    lead(tmp_path, end)
+    entries = read(RunDir(tmp_path / "job").journal)
+    (started,) = [e.event for e in entries if isinstance(e.event, LeaderStarted)]
+    assert started.cleared == {"host-1": 5.0}
 
 
 def test_a_leader_that_cannot_ask_its_scheduler_ends_the_job_and_says_why(

@@ -40,7 +40,7 @@ def names(name: str, spec: str | None = None) -> list[str]:
     ("name", "rules"),
     [
         ("disk-full", ["the-class-stops"]),
-        ("infiniband-error", ["twice-on-one-host", "heals-by-itself"]),
+        ("infiniband-error", ["twice-on-one-host", "second-strike", "heals-by-itself"]),
         ("scheduler-sigterm", ["asked-to-leave"]),
         ("gpu-lost", ["as-the-class-says"]),
         (

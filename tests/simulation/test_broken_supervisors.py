@@ -18,12 +18,14 @@ from orchestrator.contract.events import (
     HostStopped,
     LeaderStarted,
     LeaveAsked,
+    RankExited,
     Replanned,
 )
 from orchestrator.contract.skipping import Window
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.supervise.loop import Decide
 from orchestrator.supervise.moves import stop
+from orchestrator.supervise.policy import is_strike
 from orchestrator.supervise.state import Leaving, Run, Stage
 from orchestrator.supervise.step import step
 
@@ -117,6 +119,14 @@ def names_no_rule(run: Run, event: Event) -> Result:
     return replace(after, incidents=nameless), actions
 
 
+def leaves_out_whom_no_rule_did(run: Run, event: Event) -> Result:
+    """Each strike counts, whatever the incident says was decided."""
+    after, actions = step(run, event)
+    struck = [one for one in after.incidents[len(run.incidents) :] if is_strike(one)]
+    more = {one.culprit.host: "a strike" for one in struck if one.culprit.host is not None}
+    return (replace(after, exclude={**more, **after.exclude}) if more else after), actions
+
+
 def uses_a_replaced_host_again(run: Run, event: Event) -> Result:
     """As soon as another leader decides."""
     if isinstance(event, LeaderStarted):
@@ -194,6 +204,19 @@ def gives_all_up_as_soon_each_time(run: Run, event: Event) -> Result:
     return step(replace(run, given_back=0), event)
 
 
+def overlooks_what_breaks_on_the_way_out(run: Run, event: Event) -> Result:
+    """Whoever wished for the stop."""
+    if run.leaving is not None and isinstance(event, RankExited):
+        return run, ()
+    return step(run, event)
+
+
+def forgives_agents_that_die_on_the_way_out(run: Run, event: Event) -> Result:
+    if run.leaving is not None and isinstance(event, AgentLost):
+        event = replace(event, taken="somebody had a use for it")
+    return step(run, event)
+
+
 class RemembersBesideTheJournal:
     """Decides by what it saw, not by the state: a new leader does not know it."""
 
@@ -232,6 +255,7 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (starts_again_under_the_same_number, ("rank",), "attempt 1 after 1"),
         (does_not_wait_for_what_heals, ("fabric",), "too early"),
         (names_no_rule, ("rank",), "names no rule"),
+        (leaves_out_whom_no_rule_did, ("rank",), "does not say so"),
         (uses_a_replaced_host_again, ("error", "leader"), "used again, after 'replace'"),
         (does_not_know_of_pins, ("error",), "and is pinned always"),
         (uses_who_is_never_to_be_used, ("rank",), "and pinned never"),
@@ -244,6 +268,8 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (blames_whom_the_scheduler_took, ("eviction",), "is blamed, and the scheduler took it"),
         (tells_apart_who_went_together, ("switch",), "alone is blamed"),
         (sends_away_at_once_who_comes_back, ("drain", "dead-spare"), "is sent away again"),
+        (overlooks_what_breaks_on_the_way_out, ("slow", "parting"), "is not said"),
+        (forgives_agents_that_die_on_the_way_out, ("slow", "parting"), "is not said"),
         (gives_all_hosts_up_for_one, ("preemption",), "all hosts are given up"),
         (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2"),
     ],

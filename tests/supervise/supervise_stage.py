@@ -133,6 +133,7 @@ class Job:
         self.allocation: Allocation | None = None
         self.exclude: dict[str, str] = {}
         self.always: tuple[str, ...] = ()
+        self.cleared: dict[str, float] = {}
         self.all: list[tuple[Event, tuple[Action, ...]]] = []
         self.hosts = tuple(host(n) for n in range(hosts))
         self.everywhere = tuple(host(n) for n in range(hosts + spares))
@@ -164,6 +165,7 @@ class Job:
             allocation=self.allocation,
             exclude=self.exclude,
             always=self.always,
+            cleared=self.cleared,
             taken=taken,
         )
         return self.tell(started)

@@ -158,3 +158,15 @@ def test_where_hosts_have_successors_it_grows_with_whoever_comes_late() -> None:
     (start,) = job.stops()
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-0", "host-7")
+
+
+def test_what_breaks_while_it_stops_to_grow_is_an_incident() -> None:
+    job = shrunk()
+    job.registers("host-2", pid=2)
+    job.saves(20)
+    job.raises(0, "CUDA error: uncorrectable ECC error encountered")
+    job.stops()
+    assert [(one.failure, one.culprit.host) for one in job.run.incidents[1:]] == [
+        ("uncorrectable-ecc", "host-0")
+    ]
+    assert sorted(job.run.placement) == ["host-1", "host-2"]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -20,12 +20,12 @@ from orchestrator.contract.actions import (
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.events import Event, EvidenceGathered, LeaveAsked, RankExited
 from orchestrator.contract.failures import FailureRule
-from orchestrator.contract.policy import PolicyRule
+from orchestrator.contract.policy import PolicyRule, Same
 from orchestrator.supervise import policy
 from orchestrator.supervise.state import Incident, Stage
 from orchestrator.supervise.step import fold
 from tests.supervise.supervise_cluster import Cluster
-from tests.supervise.supervise_stage import Job
+from tests.supervise.supervise_stage import Job, drills
 
 IB = "NET/IB : Got completion from peer 10.0.0.2<4>, status=12"
 
@@ -185,6 +185,96 @@ def test_twice_on_two_hosts_or_two_days_is_not(second: dict[str, float]) -> None
     fails(job, int(second.get("rank", 3)), "device-side assert triggered")
     assert decided(job)[2] == "as-the-class-says"
     assert job.run.exclude == {}
+
+
+def strikes_twice(job: Job) -> Sequence[Action]:
+    """Two incidents of different classes that machines cause, both on host-1."""
+    job.exits(3)
+    job.stops()
+    job.trains()
+    job.hangs()
+    job.judged(3)
+    return job.stops()
+
+
+def test_a_second_strike_of_whatever_class_moves_the_job_and_the_incident_says_so() -> None:
+    job = Job().granted().running()
+    (requeue,) = strikes_twice(job)
+    assert isinstance(requeue, Requeue)
+    assert requeue.exclude == ("host-1",)
+    assert decided(job) == ("hang", "replace", "second-strike")
+    assert last(job).action.endswith(
+        "; host-1 is left out: the job is queued again for another host"
+    )
+    job.granted(restarts=1).leads()
+    assert list(job.run.exclude) == ["host-1"]
+
+
+def test_a_rule_of_the_user_goes_before_a_second_strike_also_with_the_next_leader() -> None:
+    own = PolicyRule(name="ours", classes=("hang", "sigkill-from-outside"), action="restart")
+    job = Job(policy=(own,), spares=1).granted().running()
+    (start,) = strikes_twice(job)
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+    assert decided(job) == ("hang", "restart", "ours")
+    job.leads()
+    assert job.run.exclude == {}
+
+
+@pytest.mark.parametrize("no_strike", ["rehearsed", "of-the-user"])
+def test_what_is_no_strike_does_not_make_one_the_second(no_strike: str) -> None:
+    job = Job(spares=1, drills=drills("kill:rank=3@step=2")).granted().running()
+    if no_strike == "rehearsed":
+        job.drill(1)
+        job.exits(3)
+    else:
+        job.raises(3, "shapes differ")
+    job.stops()
+    job.trains()
+    job.hangs()
+    job.judged(3)
+    job.stops()
+    assert decided(job) == ("hang", "restart", "as-the-class-says")
+    job.trains()
+    job.exits(3, signal=11)
+    job.stops()
+    assert decided(job) == ("segfault", "restart", "as-the-class-says"), "nor is it one itself"
+
+
+def test_a_host_that_a_person_cleared_is_used_by_the_next_leader_and_begins_anew() -> None:
+    job = Job(max_restarts=9).granted().running()
+    strikes_twice(job)
+    job.cleared = {"host-1": job.now()}
+    job.granted(restarts=1).running()
+    assert (job.run.exclude, job.run.placement) == ({}, ("host-0", "host-1"))
+    job.hangs()
+    job.judged(3)
+    job.stops()
+    assert decided(job) == ("hang", "restart", "as-the-class-says"), "what was before is forgotten"
+    job.trains()
+    job.hangs()
+    job.judged(3)
+    (requeue,) = job.stops()
+    assert isinstance(requeue, Requeue)
+    assert requeue.exclude == ("host-1",)
+    job.granted(restarts=2).leads()
+    assert list(job.run.exclude) == ["host-1"], "it was cleared before that"
+
+
+def test_one_that_is_not_given_back_yet_may_be_from_the_next_run_on() -> None:
+    job = Job(spares=1).granted().running()
+    fails(job, 3, LOST_GPU)
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    (requeue,) = job.stops()
+    assert isinstance(requeue, Requeue)
+    assert requeue.exclude == ("host-1",)
+    job.cleared = {"host-1": job.now()}
+    job.everywhere = ("host-0", "host-2")
+    job.granted(restarts=1).running()
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    (requeue,) = job.stops()
+    assert isinstance(requeue, Requeue)
+    assert (requeue.exclude, requeue.again) == ((), ("host-1",))
 
 
 # The queue
@@ -491,7 +581,7 @@ RULES = st.builds(
     name=st.just("drawn"),
     action=ACTIONS,
     scopes=SCOPES.map(tuple),
-    same=st.sampled_from(("class", "host", "error", "start", "any")),
+    same=st.sampled_from(get_args(Same)),
     times=st.integers(1, 3),
     window=st.none() | st.floats(1.0, 1e5),
     backoff=st.sampled_from((0.0, 5.0)),

@@ -471,6 +471,16 @@ def test_a_host_that_came_back_while_a_smaller_plan_was_made_is_used() -> None:
     assert job.tell(Replanned(at=job.now(), plan=plan(1), plan_number=2)) == ()
 
 
+def test_an_agent_that_dies_while_ranks_leave_for_a_drained_host_is_asked_for_again() -> None:
+    job = scheduled(spares=1).running()
+    flag(job, "host-1")
+    assert one(job.loses("host-0"), ReplaceAgent).host == "host-0"
+    assert job.stops("host-1") == (), "the agent of host-0 is waited for"
+    start = one(job.registers("host-0", pid=2), StartAttempt)
+    assert start.hosts == ("host-0", "host-2")
+    assert (job.run.incidents, job.run.fruitless) == ((), 0), "whom the scheduler moves is no fault"
+
+
 # Hosts that are no good
 
 

@@ -1,12 +1,20 @@
 """What the supervisor makes of a rank that keeps its peers waiting."""
 
+from typing import Any
+
 import pytest
 
-from orchestrator.contract.actions import Action, Requeue, StartAttempt, StopAttempt
-from orchestrator.contract.events import StragglerFound, StragglerGone
+from orchestrator.contract.actions import (
+    Action,
+    ReplaceAgent,
+    Requeue,
+    StartAttempt,
+    StopAttempt,
+)
+from orchestrator.contract.events import LeaveAsked, StragglerFound, StragglerGone
 from orchestrator.supervise.replacing import strike_of
 from orchestrator.supervise.state import Stage
-from tests.supervise.supervise_stage import Job, drills
+from tests.supervise.supervise_stage import Job, drills, error
 
 
 def slow(job: Job, rank: int, own_s: float = 0.5) -> tuple[Action, ...]:
@@ -134,3 +142,97 @@ def test_a_new_attempt_begins_with_no_stragglers() -> None:
     slow(job, 3)
     job.fails_once()
     assert (job.run.attempt, job.run.stragglers) == (2, {})
+
+
+# What breaks while it is stopped for that
+
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+def stopping(**more: Any) -> Job:
+    """The job stops to move away from host-1."""
+    job = Job(spares=2, replace_stragglers=True, **more).granted().running()
+    slow(job, 3)
+    assert isinstance(job.saves(7)[0], StopAttempt)
+    return job
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["before", "after"])
+def test_hardware_that_breaks_on_the_way_out_is_an_incident_and_its_host_is_left_out(
+    stopped: bool,
+) -> None:
+    """Before or after its agent heard that the ranks are to leave."""
+    job = stopping()
+    job.raises(0, ECC, stopped=stopped)
+    job.exits(2, exit_code=210, stopped=True)
+    (start,) = job.stops()
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-2", "host-3")
+    (incident,) = job.run.incidents
+    assert (incident.failure, incident.culprit.host) == ("uncorrectable-ecc", "host-0")
+    assert job.run.fruitless == 1, "no wish of the job's own makes a failure free"
+    assert sorted(job.run.replaced) == ["host-0", "host-1"], "and the slow one is away as well"
+
+
+def test_a_rank_that_fails_before_it_was_told_to_leave_is_an_incident() -> None:
+    job = stopping()
+    job.exits(0)
+    job.stops()
+    (incident,) = job.run.incidents
+    assert (incident.failure, incident.culprit.rank) == ("sigkill-from-outside", 0)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"exit_code": 210},
+        {"signal": 15},
+        {"exit_code": 210, "stopped": True},
+        {"signal": 9, "stopped": True},
+        {"exit_code": 1, "error": error("Connection closed by peer"), "stopped": False},
+        {"exit_code": 1, "error": error("DataLoader worker is killed"), "stopped": True},
+    ],
+    ids=["left", "by-torchrun", "left-when-told", "after-the-grace", "peer-left", "teardown"],
+)
+def test_a_rank_that_leaves_as_it_should_is_none(how: dict[str, Any]) -> None:
+    """Ranks agree to leave, so some do before their own agent is told."""
+    job = stopping()
+    job.exits(0, **how)
+    (start,) = job.stops()
+    assert isinstance(start, StartAttempt)
+    assert (job.run.incidents, job.run.fruitless) == ((), 0)
+
+
+def test_an_agent_that_dies_meanwhile_is_an_incident_and_asked_for_again() -> None:
+    job = Job(spares=1, replace_stragglers=True).granted().running()
+    slow(job, 3)
+    job.saves(7)
+    assert [type(action) for action in job.loses("host-0")] == [ReplaceAgent]
+    job.stops("host-1")
+    assert [incident.kind for incident in job.run.incidents] == ["host-lost"]
+    assert job.run.stage is Stage.WAITING, "for the agent of host-0"
+    starts = job.registers("host-0", pid=2)
+    assert [a.hosts for a in starts if isinstance(a, StartAttempt)] == [("host-0", "host-2")]
+
+
+def test_a_leader_that_dies_meanwhile_is_an_incident() -> None:
+    job = stopping()
+    job.granted(restarts=1).leads()
+    assert [incident.kind for incident in job.run.incidents] == ["leader-lost"]
+
+
+def test_ranks_that_do_not_end_are_held_against_their_host() -> None:
+    job = stopping()
+    job.stops("host-1")
+    actions = job.waits(60.0)
+    assert [incident.kind for incident in job.run.incidents] == ["host-lost"]
+    assert [a.host for a in actions if isinstance(a, ReplaceAgent)] == ["host-0"]
+
+
+def test_what_breaks_while_the_scheduler_takes_the_hosts_is_none() -> None:
+    job = Job().granted().running()
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    job.raises(0, ECC)
+    (requeue,) = job.stops()
+    assert isinstance(requeue, Requeue)
+    assert (job.run.incidents, job.run.fruitless) == ((), 0)

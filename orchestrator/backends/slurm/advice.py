@@ -13,8 +13,10 @@ ADVICE: Mapping[str, str] = {
     " tell the administrators, for a node may be broken",
     "job requeued in held state": "it was queued again by hand, and is held:"
     " `scontrol release {id}` lets it go",
-    "BadConstraints": "no node fits the request any more: `scontrol update JobId={id} ExcNodeList=`"
-    " allows those that were left out, or `ndctl cancel` it and submit it with another constraint",
+    "BadConstraints": "no node fits the request any more: `ndctl hosts clear NODE` for each node of"
+    " its ExcNodeList that is in order again (`--cluster NAME` too where it says that nothing is"
+    " held against it), then `scontrol update JobId={id} ExcNodeList=` allows them, or"
+    " `ndctl cancel` it and submit it with another constraint",
     "InvalidAccount": "the account is not valid: set cluster.slurm.account (`sacctmgr show assoc"
     " user=$USER` lists yours), or `scontrol update JobId={id} Account=...`",
     "InvalidQOS": "the qos is not valid: set cluster.slurm.qos, or"
