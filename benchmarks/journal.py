@@ -2,9 +2,10 @@
 
 python -m benchmarks.journal [ATTEMPTS] [HOSTS]
 
-A job of 8 ranks a host is told to the real `step` for so many attempts of three hours: most end by a
-rank that is killed, some by an agent that is lost, and now and then the leader begins anew. What its
-journal would have is written, and then read and folded as a leader does.
+A job of 8 ranks a host is told to the real `step` for so many attempts of three hours: most end by
+a rank that is killed, some by an agent that is lost, and now and then the leader begins anew. What
+its journal would have is written, and then read and folded as a leader does, from the beginning and
+from where its last snapshot was taken.
 """
 
 import resource
@@ -13,8 +14,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from benchmarks.timing import machine
+from orchestrator.agent.remembering import CALM, EVERY_LINES
 from orchestrator.contract.events import (
     AgentLost,
     AgentRegistered,
@@ -27,8 +30,10 @@ from orchestrator.contract.events import (
     TrainingResumed,
 )
 from orchestrator.contract.launch import Allocation
-from orchestrator.supervise.log import Entry, Journal, to_line
-from orchestrator.supervise.loop import Supervisor, is_told
+from orchestrator.contract.rundir import RunDir
+from orchestrator.supervise import snapshot
+from orchestrator.supervise.log import Entry, Journal, Place, to_line
+from orchestrator.supervise.loop import NOTHING, Folded, Supervisor, is_told
 from orchestrator.supervise.state import IDLE, OUTSIDE, Run
 from orchestrator.supervise.step import step
 from orchestrator.supervise.watch import RECORD_EVERY_S
@@ -64,13 +69,18 @@ class Story:
         self.names = tuple(host(n) for n in range(hosts + SPARES))
         self.hosts = hosts
 
-    def lines(self, attempts: int) -> Iterator[bytes]:
+    def write(self, file: BinaryIO, attempts: int) -> Folded:
+        """The journal; and what the leader's last snapshot would have known."""
+        kept, size = NOTHING, 0
         for event in self._events(attempts):
             before = self.run
             self.run, actions = step(before, event)
             if is_told(event, before, self.run):
                 self.number += 1
-                yield to_line(Entry(seq=self.number, event=event, actions=actions))
+                size += file.write(to_line(Entry(seq=self.number, event=event, actions=actions)))
+            if self.number >= kept.place.lines + EVERY_LINES and self.run.stage in CALM:
+                kept = Folded(run=self.run, place=Place(lines=self.number, offset=size))
+        return kept
 
     def _events(self, attempts: int) -> Iterator[Event]:
         yield submitted(self.hosts, EACH, SPARES, at=self.at, max_restarts=16)
@@ -142,26 +152,35 @@ def peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
 
 
+def fold(run_dir: RunDir, story: Story, what: str) -> None:
+    begun, cpu = time.perf_counter(), time.process_time()
+    with Journal(run_dir.journal, SystemClock()) as journal:
+        known = snapshot.load(run_dir)
+        supervisor = Supervisor(journal, known=known)
+    took, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    assert supervisor.run == story.run
+    rest = story.number - known.place.lines
+    print(f"    a new leader {what} has folded {rest:,} lines in {took:.2f} s ({cpu:.2f} s of CPU)")
+
+
 def main(attempts: int, hosts: int) -> None:
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "journal.jsonl"
-        story = Story(hosts)
-        begun = time.process_time()
-        with path.open("wb") as file:
-            file.writelines(story.lines(attempts))
-        told = time.process_time() - begun
+        run_dir, story = RunDir(Path(folder)), Story(hosts)
+        with run_dir.journal.open("wb") as file:
+            kept = story.write(file, attempts)
+        size = run_dir.journal.stat().st_size
         print(f"{attempts} attempts of {hosts * EACH} ranks on {hosts} hosts")
-        print(f"    {story.number:,} lines, {path.stat().st_size:,} bytes (made in {told:.1f} s)")
-        begun, cpu = time.perf_counter(), time.process_time()
-        with Journal(path, SystemClock()) as journal:
-            supervisor = Supervisor(journal)
-        took, cpu = time.perf_counter() - begun, time.process_time() - cpu
-        assert supervisor.run == story.run
-        print(f"    a new leader has folded it in {took:.2f} s ({cpu:.2f} s of CPU)")
-        print(f"    {took / attempts * 1000:.0f} ms an attempt; {peak_gib():.2f} GiB at the most")
+        print(f"    {story.number:,} lines, {size:,} bytes")
+        fold(run_dir, story, "without a snapshot")
+        begun = time.process_time()
+        snapshot.write(run_dir, kept, lambda: None)
+        took, size = time.process_time() - begun, run_dir.snapshot.stat().st_size
+        print(f"    a snapshot of {size:,} bytes is written in {took:.2f} s of CPU")
+        fold(run_dir, story, "with the last one")
+        print(f"    {peak_gib():.2f} GiB at the most")
 
 
 if __name__ == "__main__":
-    given = [int(word) for word in sys.argv[1:]]
-    main(given[0] if given else ATTEMPTS, given[1] if len(given) > 1 else HOSTS)
+    numbers = [int(word) for word in sys.argv[1:]]
+    main(numbers[0] if numbers else ATTEMPTS, numbers[1] if len(numbers) > 1 else HOSTS)
