@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.app.diagnosing import diagnose_folder
 from orchestrator.contract.events import HangDetected, RankExited, StragglerFound
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.rundir import RunDir
 from orchestrator.supervise.state import Culprit
 from tests.agent.injected import judged
 from tests.agent.watched import watched
@@ -88,6 +90,8 @@ def test_who_called_another_size_is_named_though_ranks_end_by_it_and_no_host_is(
     assert (incident.failure, incident.scope) == ("collective-mismatch", "user"), incident
     assert incident.culprit == Culprit(rank=VICTIM), incident
     assert f"rank {VICTIM} called another operation than its peers" in incident.cause
+    _, said = diagnose_folder(RunDir(tmp_path / "run").traces(1))
+    assert (said.kind, said.ranks, said.hosts) == ("mismatch", (VICTIM,), ())
     assert leader.all_of(HangDetected) == []
 
 
