@@ -83,7 +83,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, (tuple, list, frozenset)):
         items = sorted(value) if isinstance(value, frozenset) else value
         return [encode(item) for item in items]
-    return value.name if isinstance(value, Enum) else value
+    # One that is a number or a word as well, as `signal.SIGKILL`, stands for that.
+    return value.name if isinstance(value, Enum) and not isinstance(value, int | str) else value
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """The codec: every problem at once, and a round trip for every kind of value."""
 
 import json
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -230,3 +231,9 @@ def test_a_name_that_the_enum_does_not_have_and_a_key_that_is_no_number_are_name
         ("seen.seven", "a whole number"),
         ("seen.1", "'RED' or 'GREEN'"),
     ]
+
+
+def test_an_enum_that_is_a_number_is_one_where_a_number_is_asked_for() -> None:
+    said = json.loads(json.dumps(encode(Ended(code=signal.SIGKILL))))
+    assert said == {"code": 9}
+    assert decode(Ended, said) == Ended(code=9)
