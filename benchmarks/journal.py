@@ -175,7 +175,7 @@ def main(attempts: int, hosts: int) -> None:
         fold(run_dir, story, "without a snapshot")
         begun = time.process_time()
         snapshot.write(run_dir, kept, lambda: None)
-        took, size = time.process_time() - begun, run_dir.snapshot.stat().st_size
+        took, size = time.process_time() - begun, run_dir.state.stat().st_size
         print(f"    a snapshot of {size:,} bytes is written in {took:.2f} s of CPU")
         fold(run_dir, story, "with the last one")
         print(f"    {peak_gib():.2f} GiB at the most")

@@ -4,7 +4,7 @@
   spec.yaml               the spec as submitted, resolved
   plan-<n>.json           mesh, batch, memory, placement; trainer-<n>.json is its trainer config
   journal.jsonl           append-only, one writer; the state of the job is its fold
-  snapshot.json           what the journal came to at some place of it; a leader may do without
+  state.json              what the journal came to at some place of it; a leader may do without
   metrics.jsonl           a line per optimizer step
   samples.jsonl           the sample ledger: a line per optimizer step
   tokens/                 token files made of data that is none: train.tokens, validation.tokens
@@ -46,8 +46,8 @@ class RunDir:
         return self.path / "journal.jsonl"
 
     @property
-    def snapshot(self) -> Path:
-        return self.path / "snapshot.json"
+    def state(self) -> Path:
+        return self.path / "state.json"
 
     @property
     def metrics(self) -> Path:

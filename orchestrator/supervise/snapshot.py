@@ -1,4 +1,4 @@
-"""`snapshot.json`: what the journal came to at some place, so that a new leader of a job of weeks
+"""`state.json`: what the journal came to at some place, so that a new leader of a job of weeks
 folds the rest alone.
 
 The journal stays the only truth. A snapshot that does not fit is as good as none: it was damaged,
@@ -109,7 +109,7 @@ def _reader(path: Path) -> ReadBefore:
 def write(run_dir: RunDir, folded: Folded, guard: Callable[[], None]) -> None:
     """Whole or not at all, on disk when this returns. Raises OSError, and what the guard raises."""
     data = to_bytes(folded, made_by(), _reader(run_dir.journal))
-    fresh = run_dir.snapshot.with_name(f"{run_dir.snapshot.name}.{os.getpid()}")
+    fresh = run_dir.state.with_name(f"{run_dir.state.name}.{os.getpid()}")
     with fresh.open("wb") as file:
         file.write(data)
         file.flush()
@@ -119,18 +119,18 @@ def write(run_dir: RunDir, folded: Folded, guard: Callable[[], None]) -> None:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
-    fresh.replace(run_dir.snapshot)
+    fresh.replace(run_dir.state)
 
 
 def load(run_dir: RunDir) -> Folded:
     """What the snapshot says; nothing where there is none that fits."""
     try:
-        data = run_dir.snapshot.read_bytes()
+        data = run_dir.state.read_bytes()
         return from_bytes(data, made_by(), _reader(run_dir.journal))
     except FileNotFoundError:
         return NOTHING
     except (OSError, Unfit) as exc:
-        log.warning("all of the journal is folded, for %s is of no use: %s", run_dir.snapshot, exc)
+        log.warning("all of the journal is folded, for %s is of no use: %s", run_dir.state, exc)
         return NOTHING
 
 

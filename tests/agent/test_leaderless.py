@@ -264,12 +264,12 @@ def test_a_first_look_goes_on_from_the_leaders_snapshot(run_dir: RunDir) -> None
         snapshot.write(run_dir, Supervisor(journal).folded, lambda: None)
     lines = run_dir.journal.read_bytes().splitlines(keepends=True)
     garbled = b"".join(b"#" * (len(line) - 1) + b"\n" for line in lines[:-1])
-    seen = run_dir.snapshot.read_bytes()
+    seen = run_dir.state.read_bytes()
     assert Following(run_dir, "host-1").look() == whole, "and by the same last word on this host"
     run_dir.journal.write_bytes(garbled + lines[-1])
     head, _, rest = seen.partition(b"\n")
     before = sha256((garbled + lines[-1])[-snapshot.BEFORE :]).hexdigest()
-    run_dir.snapshot.write_bytes(
+    run_dir.state.write_bytes(
         json.dumps(json.loads(head) | {"before": before}).encode() + b"\n" + rest
     )
     assert Following(run_dir, "host-1").look() == whole, "nothing before it is read"

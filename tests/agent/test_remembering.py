@@ -98,12 +98,12 @@ def test_a_leader_whose_time_is_over_leaves_the_next_ones_snapshot(
     guard = partial(check_leader, run_dir.fence, "me")
     remembering = Remembering(supervisor, run_dir, guard, every=1)
     remember(remembering)
-    before = run_dir.snapshot.read_bytes()
+    before = run_dir.state.read_bytes()
     write_fence(run_dir.fence, Fence(leader="another", attempt=1))
     job.steps(2)
     feed(supervisor, job, told)
     remember(remembering)
-    assert run_dir.snapshot.read_bytes() == before
+    assert run_dir.state.read_bytes() == before
 
 
 def test_a_leader_writes_it_down_between_two_decisions(tmp_path: Path) -> None:

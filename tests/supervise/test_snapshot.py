@@ -212,12 +212,12 @@ def test_one_that_does_not_fit_is_as_good_as_none(
     run_dir: RunDir, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_job(run_dir)
-    written, journal = damaged(run_dir.snapshot.read_bytes(), run_dir.journal.read_bytes())[what]
+    written, journal = damaged(run_dir.state.read_bytes(), run_dir.journal.read_bytes())[what]
     run_dir.journal.write_bytes(journal)
-    run_dir.snapshot.unlink()
+    run_dir.state.unlink()
     expected = led(run_dir)
     assert not caplog.messages
-    run_dir.snapshot.write_bytes(written)
+    run_dir.state.write_bytes(written)
     with caplog.at_level(logging.WARNING):
         assert led(run_dir) == expected
     assert "all of the journal is folded" in caplog.text
@@ -225,11 +225,11 @@ def test_one_that_does_not_fit_is_as_good_as_none(
 
 def test_a_snapshot_cut_anywhere_is_as_good_as_none(run_dir: RunDir) -> None:
     a_job(run_dir)
-    data = run_dir.snapshot.read_bytes()
+    data = run_dir.state.read_bytes()
     for size in range(0, len(data), 61):
-        run_dir.snapshot.write_bytes(data[:size])
+        run_dir.state.write_bytes(data[:size])
         assert snapshot.load(run_dir) is NOTHING
-    run_dir.snapshot.write_bytes(data)
+    run_dir.state.write_bytes(data)
     assert snapshot.load(run_dir) is not NOTHING
 
 
@@ -241,12 +241,12 @@ def test_none_is_made_of_a_journal_that_has_not_got_so_far() -> None:
 
 def test_who_may_not_write_any_more_leaves_the_snapshot_as_it_is(run_dir: RunDir) -> None:
     _, folded = a_job(run_dir)
-    before = run_dir.snapshot.read_bytes()
+    before = run_dir.state.read_bytes()
     write_fence(run_dir.fence, Fence(leader="another", attempt=1))
     with pytest.raises(GivenUp):
         snapshot.write(run_dir, folded, lambda: check_leader(run_dir.fence, "me"))
-    assert run_dir.snapshot.read_bytes() == before
-    assert [p.name for p in run_dir.path.glob("snapshot*")] == ["snapshot.json"]
+    assert run_dir.state.read_bytes() == before
+    assert [p.name for p in run_dir.path.glob("state*")] == ["state.json"]
 
 
 def test_other_sources_are_another_maker(tmp_path: Path) -> None:
