@@ -8,11 +8,14 @@ are further apart. Whoever pins a host overrules that, until it is unpinned.
 
 One file per cluster under the run root, to which the leaders of many jobs append whole lines. A
 line that cannot be read, as the torn one of a crash, is passed over. (On NFS two appends from two
-hosts in the same moment may cost one of them; the next incident of a bad host is not far.)
+hosts in the same moment may cost one of them; the next incident of a bad host is not far.) Who
+appends shares the file's lock; who holds it alone puts a shorter file in its place
+(`agent/shedding.py`).
 """
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import math
@@ -158,9 +161,8 @@ def counts(
 
 def record(path: Path, line: Line) -> None:
     """Append; many processes may at once. Raises OSError when the disk does not take it."""
-    body = {type(line).__name__.lower(): encode(line)}
-    data = json.dumps(body, separators=(",", ":")).encode() + b"\n"
-    fd = _open(path)
+    data = to_line(line)
+    fd = _open_shared(path)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
@@ -170,6 +172,34 @@ def record(path: Path, line: Line) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def to_line(line: Line) -> bytes:
+    body = {type(line).__name__.lower(): encode(line)}
+    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+
+
+def _open_shared(path: Path) -> int:
+    """With its lock shared: nobody puts another file in its place before it is closed."""
+    while True:
+        fd = _open(path)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_SH)
+            if is_there(fd, path):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def is_there(fd: int, path: Path) -> bool:
+    """Whether the open file has that name still."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _open(path: Path) -> int:
@@ -182,16 +212,16 @@ def _open(path: Path) -> int:
         folder = path.parent
     with contextlib.suppress(FileExistsError):
         folder.mkdir(parents=True)
-        _share(folder, folder.parent, 0o7777)
+        share(folder, folder.parent, 0o7777)
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o664)
     except FileExistsError:
         return os.open(path, flags)
-    _share(path, folder.parent, 0o666)
+    share(path, folder.parent, 0o666)
     return fd
 
 
-def _share(path: Path, run_root: Path, most: int) -> None:
+def share(path: Path, run_root: Path, most: int) -> None:
     """Let those read and write here who may in the run root, whatever this user's umask."""
     like = run_root.stat()
     with contextlib.suppress(OSError):  # not a member of its group
@@ -206,17 +236,17 @@ def recall(path: Path) -> tuple[Line, ...]:
         data = path.read_bytes()
     except FileNotFoundError:
         return ()
-    return tuple(_lines(data))
+    return tuple(line for text in data.split(b"\n")[:-1] for line in lines_in(text))
 
 
-def _lines(data: bytes) -> Iterator[Line]:
-    for text in data.split(b"\n")[:-1]:
-        try:
-            found: OneLine = decode(OneLine, json.loads(text))
-        except (ValueError, Invalid):
-            continue
-        said = (found.strike, found.cleared, found.pinned, found.unpinned)
-        yield from (line for line in said if line is not None)
+def lines_in(text: bytes) -> tuple[Line, ...]:
+    """What a line of the file says; nothing where it cannot be read."""
+    try:
+        found: OneLine = decode(OneLine, json.loads(text))
+    except (ValueError, Invalid):
+        return ()
+    said = (found.strike, found.cleared, found.pinned, found.unpinned)
+    return tuple(line for line in said if line is not None)
 
 
 def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:

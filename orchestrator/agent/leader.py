@@ -22,6 +22,7 @@ from orchestrator.agent.judging import Judge, gather_order
 from orchestrator.agent.lookout import Lookout
 from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.reception import Reception
+from orchestrator.agent.remembering import Remembering
 from orchestrator.agent.striking import new_strikes, record
 from orchestrator.agent.translate import (
     event_of,
@@ -157,6 +158,9 @@ class Leader:
         self.granted = granted
         self.name = name
         """What the fence knows this leader by."""
+        self.remembering = Remembering(
+            supervisor, run_dir, partial(check_leader, run_dir.fence, name)
+        )
         self.beside: set[asyncio.Task[None]] = set()
         self.errands = Errands(
             job=job,
@@ -345,6 +349,8 @@ class Leader:
             if self.granted.strikes is not None:
                 for strike in new_strikes(before, self.supervisor.run):
                     await asyncio.to_thread(record, self.granted.strikes, strike)
+            if self.remembering.is_due():
+                self._beside(self.remembering.remember(self.supervisor.folded))
         return self.ending
 
     async def _act(self, action: Action) -> None:

@@ -25,7 +25,8 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.locks import try_lock
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.log import Tail, has_writer
+from orchestrator.supervise.log import Tail, has_writer, last_before
+from orchestrator.supervise.snapshot import recall
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import step
 
@@ -87,12 +88,22 @@ class Following:
         self.forget()
 
     def forget(self) -> None:
-        self.tail, self.run = Tail(self.run_dir.journal), Run()
+        self.run, self.tail = Run(), Tail(self.run_dir.journal)
         self.last: Event | None = None
+        self.begun = False
+
+    def _begin(self) -> None:
+        """From a snapshot, where there is one."""
+        run, tail = recall(self.run_dir)
+        before = last_before(tail.path, tail.place) if tail.lines else None
+        self.run, self.tail, self.last = run, tail, before.event if before else None
+        self.begun = True
 
     def look(self) -> Seen:
         if size_of(self.run_dir.journal) < self.tail.offset:
             self.forget()  # it is another run's, begun with --new
+        if not self.begun:
+            self._begin()
         for entry in self.tail.each():
             self.run, _ = step(self.run, entry.event)
             self.last = entry.event

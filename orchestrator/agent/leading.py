@@ -31,6 +31,7 @@ from orchestrator.contract.plan import Plan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, CannotLead, Unanswered
 from orchestrator.seams import Backend, Clock
+from orchestrator.supervise import snapshot
 from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.state import JobPlan, Refit, Run, Shortage
@@ -57,7 +58,8 @@ async def lead(
     once_it_serves(partial(take_over, place.run_dir, name), "the fence cannot be taken", clock)
     guard = partial(check_leader, place.run_dir.fence, name)
     with Journal(place.run_dir.journal, clock, patience_s, guard) as journal:
-        supervisor = Supervisor(journal)
+        known = snapshot.load(place.run_dir)
+        supervisor = Supervisor(journal, known=known)
         job = supervisor.run.job
         assert job is not None
         if job.launch.launch != config.term.launch:  # submitted again since it was looked
@@ -82,6 +84,7 @@ async def lead(
         leader = Leader(
             supervisor, place.run_dir, config.token, backend, clock, granted, planners, name
         )
+        leader.remembering.known = known.place.lines
         agent = Agent(config, environ, clock, standby)
         loop = asyncio.get_running_loop()
         if scheduled:

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from orchestrator import strikes
+from orchestrator.agent.shedding import shed
 from orchestrator.contract.events import JobSubmitted
 from orchestrator.supervise.policy import is_strike
 from orchestrator.supervise.replacing import strike_of
@@ -45,3 +46,8 @@ def record(path: Path, strike: strikes.Strike) -> None:
         strikes.record(path, strike)
     except OSError as exc:
         log.warning("a strike against %s could not be written: %s", strike.host, exc)
+        return
+    try:
+        shed(path, strike.at)
+    except OSError as exc:
+        log.info("the strikes that have faded stay in %s for now: %s", path, exc)

@@ -1,23 +1,34 @@
 """Who holds a job up: `ndctl diagnose`, on what a job of ours or anybody's left behind."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract.events import Event, EvidenceGathered, HangDetected, HangJudged, HangOver
+from orchestrator.contract.events import (
+    Event,
+    EvidenceGathered,
+    HangDetected,
+    HangJudged,
+    HangOver,
+    JobSubmitted,
+    RankExited,
+)
+from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.rundir import RunDir
+from orchestrator.diagnosis.after import CLASS, differing
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.axes import axes_of
 from orchestrator.diagnosis.facts import Diagnosis, RankFacts, Scene
-from orchestrator.diagnosis.folder import read_folder, with_facts
+from orchestrator.diagnosis.folder import ended_by_class, read_folder, read_last, with_facts
 from orchestrator.diagnosis.words import SHOWN
 from orchestrator.errors import JobError
 from orchestrator.supervise.judgement import facts_of
 from orchestrator.supervise.log import Entry, read
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import step
+from orchestrator.supervise.unfit import is_unfit
 
 
 def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
@@ -26,23 +37,42 @@ def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
     Raises:
         JobError: there is nothing in it that could be evidence, or none of it can be read.
     """
-    scene = read_folder(folder)
-    if scene.unreadable and not (scene.dumps or scene.facts):
-        first = list(scene.unreadable.items())[:SHOWN]
-        more = len(scene.unreadable) - len(first)
+    scene, last = read_folder(folder), read_last(folder)
+    unreadable = {**scene.unreadable, **last.unreadable}
+    nothing = not (scene.dumps or scene.facts or last.dumps)
+    if unreadable and nothing:
+        first = list(unreadable.items())[:SHOWN]
+        more = len(unreadable) - len(first)
         reasons = "\n".join(f"  {name}: {why}" for name, why in first)
         raise JobError(
             f"{folder.absolute()} holds no dump and no stack that can be read:\n{reasons}"
             + (f"\n  and {more} more" if more > 0 else ""),
             fix="dumps are what torch's flight recorder writes, as pickle or JSON",
         )
-    if not (scene.dumps or scene.facts):
+    if nothing:
         raise JobError(
             f"{folder.absolute()} holds no dump and no stack",
             fix="name the folder that holds them, each with its rank in its name: flight-3,"
             " rank-3.stacks",
         )
-    return scene, analyse(scene)
+    return judge(scene, last, ended_by_class(folder, CLASS))
+
+
+def judge(scene: Scene, last: Scene, ended: Collection[int]) -> tuple[Scene, Diagnosis]:
+    """Of ranks that stood still and of what others, or the same, had called when they ended; those
+    in `ended` were ended over sizes. Which of both scenes tells who it was, and the verdict.
+
+    As the leader has it: that which stood still first, for what ranks that are stopped then raise
+    is a consequence.
+    """
+    stood = bool(scene.dumps) or any(facts.stack for facts in scene.facts.values())
+    still = analyse(scene)
+    if (stood and still.ranks) or not (last.dumps or (ended and not stood)):
+        return scene, still
+    mute = {rank: RankFacts(rank=rank) for rank in ended if rank not in last.facts}
+    last = with_facts(last, mute)  # they are ranks of the job, and wrote nothing
+    after = differing(last, ended)
+    return (last, after) if after.ranks or not stood else (scene, still)
 
 
 def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis, int]:
@@ -65,17 +95,32 @@ def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis
         )
     chosen = _newest_evident(run_dir, entries, run.attempt) if attempt is None else attempt
     folder = run_dir.traces(chosen)
-    scene = read_folder(folder) if folder.is_dir() else Scene()
+    there = folder.is_dir()
+    scene, last = (read_folder(folder), read_last(folder)) if there else (Scene(), Scene())
     plan, hosts = placements.get(chosen, (None, ()))
     facts = {
         rank: replace(found, stack=found.stack or _stack(scene, rank))
         for rank, found in _facts(entries, chosen).items()
     }
     if plan is not None:
-        scene = replace(scene, world=plan.world_size, axes=axes_of(plan.mesh))
+        axes = axes_of(plan.mesh)
+        scene = replace(scene, world=plan.world_size, axes=axes)
         facts = _on_hosts({**scene.facts, **facts}, plan, hosts)
-    scene = with_facts(scene, facts)
-    return scene, analyse(scene), chosen
+        last = with_facts(
+            replace(last, world=plan.world_size, axes=axes), _on_hosts({}, plan, hosts)
+        )
+    ended = {*_ended_over_it(entries, chosen), *(ended_by_class(folder, CLASS) if there else ())}
+    return *judge(with_facts(scene, facts), last, ended), chosen
+
+
+def _ended_over_it(entries: Iterable[Entry], attempt: int) -> Iterator[int]:
+    own: tuple[FailureRule, ...] = ()
+    for entry in entries:
+        match entry.event:
+            case JobSubmitted(failure_classes=classes):
+                own = classes
+            case RankExited() as exited if exited.attempt == attempt and is_unfit(exited, own):
+                yield exited.rank
 
 
 def _stack(scene: Scene, rank: int) -> tuple[str, ...]:

@@ -194,8 +194,8 @@ def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> tupl
     run_dir = submission.run_dir
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     with Journal(run_dir.journal, clock) as journal:
-        known = len(journal.entries)
-        past = fold(entry.event for entry in journal.entries)
+        known = journal.seq
+        past = fold(entry.event for entry in journal.after())
         job = submitted_event(submission, past, clock.now(), without)
         handover = handover_of(submission, job)
         write_files(run_dir, handover, job.plan_number)

@@ -1,9 +1,10 @@
 """Frozen dataclasses to JSON values and back, with every problem found at once.
 
 One codec reads the job spec, the trainer's configuration, journal lines, datagrams and the agents'
-protocol. It knows dataclasses, unions told apart by a tag or by type, `Literal`, tuples, mappings
-and `Annotated` limits. Standard library alone, as the trainer and the fast commands import it; and
-not pydantic, whose import alone takes most of the time that `ndctl plan` may (benchmarks/cli.py).
+protocol. It knows dataclasses, unions told apart by a tag or by type, `Literal`, enums (by name),
+tuples, mappings and `Annotated` limits. Standard library alone, as the trainer and the fast
+commands import it; and not pydantic, whose import alone takes most of the time that `ndctl plan`
+may (benchmarks/cli.py).
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal, TypeVar, Union, cast
 
 from orchestrator.contract.limits import OneOf
@@ -83,7 +85,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, (tuple, list, frozenset)):
         items = sorted(value) if isinstance(value, frozenset) else value
         return [encode(item) for item in items]
-    return value
+    # One that is a number or a word as well, as `signal.SIGKILL`, stands for that.
+    return value.name if isinstance(value, Enum) and not isinstance(value, int | str) else value
 
 
 @functools.cache
@@ -137,6 +140,8 @@ def words_of(kind: Any) -> str:
         return f"key: value pairs with the keys {', '.join(fields_of(cast(type, kind)))}"
     if origin is tuple:
         return "a list"
+    if _is_enum(kind):
+        return " or ".join(kind.__members__)
     return "key: value pairs" if origin is not None else SCALARS[kind]
 
 
@@ -151,9 +156,12 @@ def _read(kind: Any, data: Any, path: str, problems: list[Problem]) -> Any:
     if origin is tuple:
         return _read_tuple(typing.get_args(kind)[0], data, path, problems)
     if origin is not None and issubclass(origin, Mapping):
-        return _read_mapping(typing.get_args(kind)[1], data, path, problems)
+        return _read_mapping(typing.get_args(kind), data, path, problems)
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(cast(type, kind), data, path, problems)
+    if _is_enum(kind):
+        name = _read_literal(tuple(kind.__members__), data, path, problems)
+        return None if name is None else kind[name]
     return _read_scalar(kind, data, path, problems)
 
 
@@ -226,12 +234,35 @@ def _read_tuple(item: Any, data: Any, path: str, problems: list[Problem]) -> Any
     return tuple(_read(item, value, f"{path}[{i}]", problems) for i, value in enumerate(data))
 
 
-def _read_mapping(item: Any, data: Any, path: str, problems: list[Problem]) -> Any:
+@functools.cache
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _read_mapping(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Problem]) -> Any:
+    """Keys are strings, as JSON has them, or whole numbers written as such."""
+    key_kind, item = kinds
     if not isinstance(data, Mapping):
         fix = f"write {path} as {{key: value, …}}"
         problems.append(Problem(path=path, value=data, limit="key: value pairs", fix=fix))
         return None
+    if key_kind is int:
+        return _read_numbered(item, data, path, problems)
     return {str(key): _read(item, value, join(path, key), problems) for key, value in data.items()}
+
+
+def _read_numbered(
+    item: Any, data: Mapping[Any, Any], path: str, problems: list[Problem]
+) -> dict[int, Any]:
+    found = {}
+    for key, value in data.items():
+        place = join(path, key)
+        if not re.fullmatch(r"-?\d+", str(key)):
+            fix = f"write {place} with a number as its key"
+            problems.append(Problem(path=place, value=key, limit="a whole number", fix=fix))
+            continue
+        found[int(key)] = _read(item, value, place, problems)
+    return found
 
 
 def _read_dataclass(cls: type, data: Any, path: str, problems: list[Problem]) -> Any:

@@ -4,6 +4,7 @@
   spec.yaml               the spec as submitted, resolved
   plan-<n>.json           mesh, batch, memory, placement; trainer-<n>.json is its trainer config
   journal.jsonl           append-only, one writer; the state of the job is its fold
+  state.json              what the journal came to at some place of it; a leader may do without
   metrics.jsonl           a line per optimizer step
   samples.jsonl           the sample ledger: a line per optimizer step
   tokens/                 token files made of data that is none: train.tokens, validation.tokens
@@ -43,6 +44,10 @@ class RunDir:
     @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state.json"
 
     @property
     def metrics(self) -> Path:

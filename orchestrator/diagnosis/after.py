@@ -14,6 +14,9 @@ from orchestrator.diagnosis.groups import Stuck, calls_of_kin, ended_in
 from orchestrator.diagnosis.mismatch import PATHS, mismatch
 from orchestrator.diagnosis.nobody import not_known
 
+CLASS = "collective-mismatch"
+"""Of the failure of a rank that was ended over sizes."""
+
 
 def differing(scene: Scene, ended: Collection[int]) -> Diagnosis:
     """The verdict on ranks that are gone, of which those in `ended` were ended over sizes."""

@@ -2,11 +2,14 @@
 
     flight-3, nccl_trace_rank_3, trace_3.json   the dump of rank 3, pickle or JSON
     rank-3.stacks, rank3.txt                    its stacks, as faulthandler or py-spy print them
+    last-flight-3                               what rank 3 of ours had called when it ended
+    host-node7.jsonl                            how ranks of ours ended, with their last lines
 
 A file that cannot be read is named in the scene, and hinders nothing.
 """
 
 import gc
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.contract.rundir import LAST_FILES
+from orchestrator.diagnosis.classes import Signs, classify
 from orchestrator.diagnosis.dumps import (
     HISTORY,
     RankDump,
@@ -38,15 +43,51 @@ BATCH = 500
 
 def read_folder(folder: Path) -> Scene:
     """All dumps and stacks in `folder`; of two dumps, or stacks, of one rank the one that tells
-    more, which is the first where they tell the same."""
+    more, which is the first where they tell the same. Of ranks that stood still: what others wrote
+    as they ended is another scene."""
     unreadable: dict[str, str] = {}
     flights: list[tuple[int, Path]] = []
     stacks: list[tuple[int, Path]] = []
     for path in _files(folder):
         rank = rank_of(path.name)
-        if rank is not None:
+        if rank is not None and not path.name.startswith(LAST_FILES):
             (stacks if path.suffix in STACKS else flights).append((rank, path))
     facts = _stacks(stacks, unreadable)
+    return Scene(dumps=_dumps(flights, unreadable), facts=facts, unreadable=unreadable)
+
+
+def read_last(folder: Path) -> Scene:
+    """What ranks that ended by an exception had called, as far as they wrote it."""
+    unreadable: dict[str, str] = {}
+    files = [path for path in _files(folder) if path.name.startswith(LAST_FILES)]
+    flights = [(rank, path) for path in files if (rank := rank_of(path.name)) is not None]
+    return Scene(dumps=_dumps(flights, unreadable), unreadable=unreadable)
+
+
+def ended_by_class(folder: Path, name: str) -> frozenset[int]:
+    """Ranks whose last lines, as their hosts kept them, have that class of failure."""
+    found = set()
+    for path in folder.glob("host-*.jsonl"):
+        for rank, lines in _log_tails(path).items():
+            classified = classify(Signs(lines=tuple(map(str, lines))))
+            if classified is not None and classified.rule.name == name:
+                found.add(int(rank))
+    return frozenset(found)
+
+
+def _log_tails(path: Path) -> Mapping[str, list[Any]]:
+    """Nothing hangs on them: none where they cannot be read."""
+    try:
+        tails = json.loads(path.read_text(errors="replace"))["log_tails"].items()
+        return {
+            rank: lines for rank, lines in tails if rank.isdecimal() and isinstance(lines, list)
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _dumps(flights: Sequence[tuple[int, Path]], unreadable: dict[str, str]) -> dict[int, RankDump]:
+    """Adds to `unreadable` what is not taken."""
     dumps: dict[int, RankDump] = {}
     names: dict[int, str] = {}
     for (rank, path), found in zip(flights, _read_all(flights), strict=True):
@@ -60,7 +101,7 @@ def read_folder(folder: Path) -> Scene:
         if known is not None:
             unreadable[names[rank]] = f"a second dump of rank {rank}, and empty; {name} is taken"
         dumps[rank], names[rank] = found, name
-    return Scene(dumps=dumps, facts=facts, unreadable=unreadable)
+    return dumps
 
 
 def _stacks(files: Iterable[tuple[int, Path]], unreadable: dict[str, str]) -> dict[int, RankFacts]:

@@ -6,6 +6,7 @@ that second, which a bad network may lose. It dies wherever it is told to: withi
 journal, between line and fence, or between two actions.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -65,7 +66,7 @@ class Leader:
         self.world, self.agent, self.host = world, agent, agent.host
         self.name = agent.incarnation
         self.journal = journal
-        self.supervisor = Supervisor(journal, world.decide)
+        self.supervisor = Supervisor(journal, world.decide, journal.known)
         job = self.supervisor.run.job
         assert job is not None
         self.job = job
@@ -305,10 +306,15 @@ class Leader:
             self.world.witness.heard(events[0], before)
             if is_told(events[0], before, self.supervisor.run):
                 self.world.decided(self, events[0], actions)
+        self._remember()
         self.todo.extend(actions)
         self._act()
         for incident in self.supervisor.run.incidents[len(before.incidents) :]:
             self.world.strike(incident)
+
+    def _remember(self) -> None:
+        with contextlib.suppress(GivenUp):  # the next line finds out
+            self.journal.remember(self.supervisor.folded)
 
     def _witnessed(self, run: Run, events: Sequence[Event], lines: int) -> Event:
         """Have the first `lines` of which the journal has a line judged one by one; the event that

@@ -15,8 +15,12 @@ from orchestrator.contract.skipping import Window, read_already
 from orchestrator.errors import JobError
 from orchestrator.simulation.clock import Timeline
 from orchestrator.simulation.network import STORAGE, Network
-from orchestrator.supervise.log import Decided, Entry, parse, to_line, whole_lines
+from orchestrator.supervise.log import Decided, Entry, Place, parse, to_line, whole_lines
+from orchestrator.supervise.loop import NOTHING, Folded
+from orchestrator.supervise.snapshot import Unfit, from_bytes, to_bytes
 
+SNAPSHOT_LINES = 16
+MAKER = "simulation"
 LEASE_S = 45.0
 """For a file server to take a lock from a host that it does not hear."""
 
@@ -64,6 +68,8 @@ class Storage:
     entries: list[Entry] = field(default_factory=list)
     """Of the journal's whole lines, as decoded from them."""
     read_to: int = 0
+    snapshot: bytes = b""
+    """What a leader wrote of what the journal came to."""
     fence: Fence | None = None
     whereabouts: list[tuple[float, Whereabouts]] = field(default_factory=list)
     """Each with the time at which it was written."""
@@ -132,10 +138,35 @@ class StoredJournal:
     def __init__(self, storage: Storage, host: str, guard: Callable[[], None]) -> None:
         self.storage, self.host, self.guard = storage, host, guard
         del storage.journal[whole_lines(storage.journal) :]
-        self.entries = storage.recall()
-        self.seq = self.entries[-1].seq if self.entries else 0
+        self.seq = entries[-1].seq if (entries := storage.recall()) else 0
+        self.known = self._known()
+        """What the newest snapshot says."""
         self.crash: tuple[int, Crash] | None = None
         """At which line from here, counted from 0, the writer dies, and where in it."""
+
+    @property
+    def place(self) -> Place:
+        return Place(lines=self.seq, offset=len(self.storage.journal))
+
+    def after(self, place: Place) -> Sequence[Entry]:
+        return self.storage.recall()[place.lines :]
+
+    def remember(self, folded: Folded) -> None:
+        """Every few lines: leaders die often here."""
+        if self.seq < self.known.place.lines + SNAPSHOT_LINES or not self.storage.serves(self.host):
+            return
+        self.guard()
+        self.storage.snapshot = to_bytes(folded, MAKER, self._before)
+        self.known = folded
+
+    def _known(self) -> Folded:
+        try:
+            return from_bytes(self.storage.snapshot, MAKER, self._before)
+        except Unfit:
+            return NOTHING
+
+    def _before(self, offset: int, length: int) -> bytes:
+        return bytes(self.storage.journal[offset - length : offset])
 
     def extend(self, decided: Decided) -> tuple[Entry, ...]:
         self.guard()

@@ -42,6 +42,18 @@ class Entry:
     actions: tuple[Action, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Between two lines of a journal."""
+
+    lines: int = 0
+    """Before it, which is the number of the last of them as well."""
+    offset: int = 0
+    """Their bytes."""
+
+
+BEGINNING = Place()
+
 Decided = Sequence[tuple[Event, tuple[Action, ...]]]
 """Events in their order, each with what `step` decided on it."""
 
@@ -75,12 +87,14 @@ def parse(data: bytes, before: int = 0) -> Iterator[Entry]:
         yield _entry(line, number)
 
 
-def _entry(line: bytes, number: int) -> Entry:
+def _entry(line: bytes, number: int | None) -> Entry:
+    """`number`: of the line; None for the last one."""
     try:
         return from_line(line)
     except (ValueError, KeyError, TypeError, Invalid) as exc:
+        which = "the last journal line" if number is None else f"journal line {number}"
         raise JobError(
-            f"journal line {number} cannot be read: {exc}",
+            f"{which} cannot be read: {exc}",
             fix="read it with the ndctl that wrote it; if the file was damaged, restore it",
         ) from exc
 
@@ -96,10 +110,14 @@ def whole_lines(data: bytes | bytearray) -> int:
 class Tail:
     """Reads what a journal has gained since the last look."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, place: Place = BEGINNING) -> None:
         self.path = path
-        self.offset = 0
-        self.lines = 0
+        self.offset = place.offset
+        self.lines = place.lines
+
+    @property
+    def place(self) -> Place:
+        return Place(lines=self.lines, offset=self.offset)
 
     def more(self) -> tuple[Entry, ...]:
         return tuple(self.each())
@@ -145,6 +163,31 @@ def _open_alone(path: Path, clock: Clock, patience_s: float) -> int:
     return fd
 
 
+LEAST_READ = 1 << 18
+
+
+def last_before(path: Path, place: Place) -> Entry | None:
+    """The line before a place; None at the beginning. Raises OSError and JobError."""
+    with path.open("rb") as file:
+        _, last = _end_of(file.fileno(), place.offset)
+    return _entry(last, place.lines) if last else None
+
+
+def _end_of(fd: int, end: int) -> tuple[int, bytes]:
+    """Bytes of a journal up to `end` that are whole lines, and the last of these lines: of its end
+    alone, for a journal of weeks has hundreds of megabytes, and what a crash left is never further
+    back than one write."""
+    length = LEAST_READ
+    while True:
+        first = max(0, end - length)
+        data = os.pread(fd, end - first, first)
+        whole = whole_lines(data)
+        last = data.rfind(b"\n", 0, max(0, whole - 1)) + 1
+        if first == 0 or (last and data.count(b"\n") > MOST_LINES + 1):
+            return first + whole, data[last:whole]
+        length *= 2
+
+
 class Journal:
     """The one writer; holds a lock on the file for as long as it is open."""
 
@@ -156,7 +199,7 @@ class Journal:
         guard: Callable[[], None] | None = None,
     ) -> None:
         """Raises InUse when another process still writes to it after `patience_s`, and another
-        JobError when it cannot be read.
+        JobError when its last line cannot be read. The torn tail that a crash left is removed.
 
         `guard` is asked before each write, and raises where this process may not write any more.
         """
@@ -164,19 +207,21 @@ class Journal:
         self.guard = guard
         self.fd = _open_alone(path, clock, patience_s)
         try:
-            self.entries = self._recall()
+            self.size, last = _end_of(self.fd, os.fstat(self.fd).st_size)
+            self.seq = _entry(last, None).seq if last else 0
         except JobError:
             os.close(self.fd)
             raise
-        self.seq = self.entries[-1].seq if self.entries else 0
-
-    def _recall(self) -> tuple[Entry, ...]:
-        """What the journal says; the torn tail that a crash left is removed."""
-        data = self.path.read_bytes()
-        self.size = whole_lines(data)
-        entries = tuple(parse(data[: self.size]))
         self._drop_torn()
-        return entries
+
+    @property
+    def place(self) -> Place:
+        """Its end."""
+        return Place(lines=self.seq, offset=self.size)
+
+    def after(self, place: Place = BEGINNING) -> Iterator[Entry]:
+        """What it says from there on, one at a time. Raises JobError where a line is damaged."""
+        return Tail(self.path, place).each()
 
     def _drop_torn(self) -> None:
         if os.fstat(self.fd).st_size > self.size:

@@ -1,11 +1,12 @@
 """Observe, journal, decide: the thin shell around `step`. The leader performs the actions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from orchestrator.contract.actions import Action
 from orchestrator.contract.events import Event, RankExited, Tick
-from orchestrator.supervise.log import Decided, Entry
+from orchestrator.supervise.log import BEGINNING, Decided, Entry, Place
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import step
 
@@ -17,19 +18,38 @@ class Lines(Protocol):
     """What a supervisor asks of a journal."""
 
     @property
-    def entries(self) -> Sequence[Entry]: ...
+    def place(self) -> Place: ...
+
+    def after(self, place: Place) -> Iterable[Entry]: ...
 
     def extend(self, decided: Decided) -> tuple[Entry, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """What the journal came to at some place."""
+
+    run: Run = field(default_factory=Run)
+    place: Place = BEGINNING
+
+
+NOTHING = Folded()
 
 
 class Supervisor:
     """Holds the journal and the state that is its fold."""
 
-    def __init__(self, journal: Lines, decide: Decide = step) -> None:
+    def __init__(self, journal: Lines, decide: Decide = step, known: Folded = NOTHING) -> None:
+        """`known`: of that journal, so that only what came after it is still to be folded."""
         self.journal, self.decide = journal, decide
-        self.run = Run()
-        for entry in journal.entries:
+        self.run = known.run
+        for entry in journal.after(known.place):
             self.run, _ = decide(self.run, entry.event)
+
+    @property
+    def folded(self) -> Folded:
+        """Between two decisions alone: within one, run and journal are not at the same place."""
+        return Folded(run=self.run, place=self.journal.place)
 
     def feed(self, event: Event) -> tuple[Action, ...]:
         """The actions to perform; event and actions are on disk by then.

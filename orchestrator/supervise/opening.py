@@ -12,7 +12,8 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
 from orchestrator.supervise.launched import note
-from orchestrator.supervise.log import Journal, read
+from orchestrator.supervise.log import Journal
+from orchestrator.supervise.snapshot import recall
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
@@ -44,7 +45,8 @@ def archive(run_dir: RunDir, at: float) -> None:
 
 
 def known(run_dir: RunDir) -> Run:
-    return fold(entry.event for entry in read(run_dir.journal))
+    run, tail = recall(run_dir)
+    return fold((entry.event for entry in tail.each()), run)
 
 
 def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> Run:

@@ -36,11 +36,16 @@ def addresses(run: Run) -> Mapping[str, str]:
 
 def usable(run: Run) -> list[str]:
     """Hosts that can carry their part of the plan."""
-    need = run.plan.ranks_per_host
+    # Asked once for each of thousands of hosts that register, about all of them: no call inside.
+    need, exclude = run.plan.ranks_per_host, run.exclude
     return [
-        host.name
-        for host in run.hosts.values()
-        if host.alive and not host.going and host.devices >= need and not no_good(run, host)
+        name
+        for name, host in run.hosts.items()
+        if host.alive
+        and not host.going
+        and host.devices >= need
+        and not host.unfit
+        and name not in exclude
     ]
 
 
@@ -80,17 +85,17 @@ def is_short(run: Run) -> bool:
 
 def coming(run: Run, at: float) -> list[str]:
     """Hosts without an agent that may have one soon."""
-    return [
+    known, exclude = run.hosts, run.exclude
+    return [  # no call for hosts that are there or never came, nearly all of them: see `usable`
         name
         for name in hosts_given(run)
-        if name not in run.exclude and _may_come(run.hosts.get(name), at)
+        if ((host := known.get(name)) is None or (not host.alive and _may_come(host, at)))
+        and name not in exclude
     ]
 
 
-def _may_come(host: HostState | None, at: float) -> bool:
-    if host is None:
-        return True  # its agent is starting
-    return not host.alive and not host.unfit and (host.back or at < host.lost_at + REPLACE_S)
+def _may_come(gone: HostState, at: float) -> bool:
+    return not gone.unfit and (gone.back or at < gone.lost_at + REPLACE_S)
 
 
 def who_came(run: Run, fit: list[str]) -> str:

@@ -301,11 +301,12 @@ def _host_stopped(run: Run, event: HostStopped) -> Result:
         return run, ()
     if run.stage not in (*LIVE, Stage.STOPPING) or event.host not in run.placement:
         return run, ()
-    run = replace(run, done={**run.done, event.host: event.finished})
     failed = not event.finished and run.cancelled_by is None and run.leaving is None
+    found = run.findings
     if failed:
-        found = run.findings or Findings(opened_at=event.at)
-        run = replace(run, findings=replace(found, stopped=(*found.stopped, event)))
+        found = found or Findings(opened_at=event.at)
+        found = replace(found, stopped=(*found.stopped, event))
+    run = replace(run, done={**run.done, event.host: event.finished}, findings=found)
     if run.stage is Stage.STOPPING or failed or all_done(run):
         return stop_or_conclude(run, event.at, f"torchrun ended on {event.host}")
     return run, ()

@@ -11,12 +11,12 @@ from dataclasses import replace
 from orchestrator.contract.actions import Action, GatherEvidence, JudgeHang
 from orchestrator.contract.events import RankExited
 from orchestrator.contract.failures import FailureRule
+from orchestrator.diagnosis.after import CLASS
 from orchestrator.diagnosis.case import SURE
 from orchestrator.diagnosis.words import ranks_words
 from orchestrator.supervise.state import Culprit, Findings, Run
 from orchestrator.supervise.verdict import Verdict, failure_of
 
-CLASS = "collective-mismatch"
 ASK_S = 10.0
 """For the evidence of all hosts, small files that are there already …"""
 JUDGE_S = 30.0

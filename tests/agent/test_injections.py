@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.app.diagnosing import judge
 from orchestrator.contract.events import HangDetected, RankExited, StragglerFound
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.rundir import RunDir
+from orchestrator.diagnosis.folder import read_folder, read_last
 from orchestrator.supervise.state import Culprit
+from orchestrator.supervise.unfit import is_unfit
 from tests.agent.injected import judged
 from tests.agent.watched import watched
 
@@ -88,6 +92,10 @@ def test_who_called_another_size_is_named_though_ranks_end_by_it_and_no_host_is(
     assert (incident.failure, incident.scope) == ("collective-mismatch", "user"), incident
     assert incident.culprit == Culprit(rank=VICTIM), incident
     assert f"rank {VICTIM} called another operation than its peers" in incident.cause
+    traces = RunDir(tmp_path / "run").traces(1)
+    ended = {exited.rank for exited in leader.all_of(RankExited) if is_unfit(exited, ())}
+    _, said = judge(read_folder(traces), read_last(traces), ended)
+    assert (said.kind, said.ranks, said.hosts) == ("mismatch", (VICTIM,), ())
     assert leader.all_of(HangDetected) == []
 
 

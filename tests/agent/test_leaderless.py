@@ -2,12 +2,14 @@
 
 import errno
 import fcntl
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,7 @@ from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.locks import is_free
+from orchestrator.supervise import snapshot
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.system import SystemClock
@@ -253,6 +256,25 @@ def test_a_further_look_reads_what_the_journal_has_gained(run_dir: RunDir) -> No
     assert now.lines == len(lines)
     run_dir.journal.write_bytes(b"".join(lines[: before.lines]))
     assert following.look() == before, "of another run, which --new began, all is read"
+
+
+def test_a_first_look_goes_on_from_the_leaders_snapshot(run_dir: RunDir) -> None:
+    here(run_dir, "host-0", "host-1")
+    append(run_dir, lost("host-1"))
+    whole = Following(run_dir, "host-1").look()
+    with Journal(run_dir.journal, SystemClock()) as journal:
+        snapshot.write(run_dir, Supervisor(journal).folded, lambda: None)
+    lines = run_dir.journal.read_bytes().splitlines(keepends=True)
+    garbled = b"".join(b"#" * (len(line) - 1) + b"\n" for line in lines[:-1])
+    seen = run_dir.state.read_bytes()
+    assert Following(run_dir, "host-1").look() == whole, "and by the same last word on this host"
+    run_dir.journal.write_bytes(garbled + lines[-1])
+    head, _, rest = seen.partition(b"\n")
+    before = sha256((garbled + lines[-1])[-snapshot.BEFORE :]).hexdigest()
+    run_dir.state.write_bytes(
+        json.dumps(json.loads(head) | {"before": before}).encode() + b"\n" + rest
+    )
+    assert Following(run_dir, "host-1").look() == whole, "nothing before it is read"
 
 
 # No leader begins

@@ -1,6 +1,7 @@
 """`ndctl diagnose` on jobs of ours: which attempt it takes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,11 @@ from orchestrator.contract.events import (
     RankExited,
     StepReached,
 )
+from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import JobError
 from tests.agent.world import TurnedClock
+from tests.diagnosis.test_after import USUAL
+from tests.diagnosis.test_folder import ended_in
 from tests.jobs_on_disk import JOB, NoCluster, cluster, lead, submission
 
 __all__ = ["cluster"]
@@ -37,21 +41,25 @@ def attempt_fails(attempt: int, *before: Event) -> list[Event]:
         StepReached(at=at, attempt=attempt, step=1, loss=1.0, tokens_per_second=9.0),
         CheckpointSaved(at=at + 1, attempt=attempt, step=5 * attempt),
         *before,
-        RankExited(
-            at=at + 9,
-            attempt=attempt,
-            rank=0,
-            host="host-0",
-            exit_code=None,
-            signal=9,
-            step=8,
-            stopped=False,
-            detected_after_s=0.1,
-            error=None,
-            log_tail=(),
-        ),
+        exits(attempt),
         *(HostStopped(at=at + 10, attempt=attempt, host=host, finished=False) for host in HOSTS),
     ]
+
+
+def exits(attempt: int) -> RankExited:
+    return RankExited(
+        at=NOW + 100 * attempt + 9,
+        attempt=attempt,
+        rank=0,
+        host="host-0",
+        exit_code=None,
+        signal=9,
+        step=8,
+        stopped=False,
+        detected_after_s=0.1,
+        error=None,
+        log_tail=(),
+    )
 
 
 HOSTS = ("host-0", "host-1")
@@ -104,6 +112,22 @@ def test_the_newest_attempt_that_hung_is_taken_whoever_saw_it(
     assert json.loads(diagnosed(tmp_path, "--json").output)["attempt"] == 2
     assert "attempt     2\n" in diagnosed(tmp_path).output
     assert json.loads(diagnosed(tmp_path, "--json", "--attempt", "1").output)["attempt"] == 1
+
+
+def test_of_ranks_that_ended_over_sizes_the_one_that_is_mute_is_named_by_the_journal(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    """As the leader judged it: what its peers wrote as they ended, and who was ended over it."""
+    words = "Is there a distributed collective mismatch in your code?"
+    aborted = replace(exits(1), rank=2, host="host-1", signal=6, log_tail=(words,))
+    led(tmp_path, *attempt_fails(1, aborted))
+    traces = RunDir(tmp_path / JOB).traces(1)
+    traces.mkdir(parents=True)
+    ended_in(traces, {0: USUAL, 1: USUAL, 3: USUAL})
+    said = json.loads(diagnosed(tmp_path, "--json", "--attempt", "1").output)
+    assert (said["kind"], said["ranks"], said["hosts"]) == ("mismatch", [2], [])
+    assert said["rank_hosts"] == {"2": "host-1"}
+    assert "rank 2 on host-1 (the program" in diagnosed(tmp_path, "--attempt", "1").output
 
 
 @pytest.mark.parametrize("asked", ["0", "9"])

@@ -1,8 +1,10 @@
 """The codec: every problem at once, and a round trip for every kind of value."""
 
 import json
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -45,6 +47,18 @@ class Ended:
 
 
 Event = Started | Ended
+
+
+class Light(Enum):
+    RED = "stop, please"
+    GREEN = "go"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    light: Light = Light.RED
+    seen: Mapping[int, Light] = field(default_factory=dict)
+
 
 inners = st.builds(
     Inner,
@@ -200,3 +214,26 @@ def test_types_are_told_in_words() -> None:
     assert words_of(Mapping[str, int]) == "key: value pairs"
     assert words_of(int | None) == "a whole number or null"
     assert words_of(Inner) == "key: value pairs with the keys count, ratio, word"
+
+
+def test_enums_are_written_by_name_and_whole_numbers_may_be_keys() -> None:
+    crossing = Crossing(light=Light.GREEN, seen={7: Light.RED, -1: Light.GREEN})
+    body = json.loads(json.dumps(encode(crossing)))
+    assert body == {"light": "GREEN", "seen": {"7": "RED", "-1": "GREEN"}}
+    assert decode(Crossing, body) == crossing
+
+
+def test_a_name_that_the_enum_does_not_have_and_a_key_that_is_no_number_are_named() -> None:
+    with pytest.raises(Invalid) as caught:
+        decode(Crossing, {"light": "go", "seen": {"seven": "RED", "1": "BLUE"}})
+    assert [(problem.path, problem.limit) for problem in caught.value.problems] == [
+        ("light", "'RED' or 'GREEN'"),
+        ("seen.seven", "a whole number"),
+        ("seen.1", "'RED' or 'GREEN'"),
+    ]
+
+
+def test_an_enum_that_is_a_number_is_one_where_a_number_is_asked_for() -> None:
+    said = json.loads(json.dumps(encode(Ended(code=signal.SIGKILL))))
+    assert said == {"code": 9}
+    assert decode(Ended, said) == Ended(code=9)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from orchestrator.app.diagnosing import diagnose_folder
 from orchestrator.cli import cli
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.dumps import Unreadable, condense, parse
@@ -18,6 +19,7 @@ from orchestrator.diagnosis.folder import rank_of, read_folder
 from orchestrator.diagnosis.stacks import main_stack, talks
 from orchestrator.errors import JobError
 from tests.diagnosis.standstill import standstill
+from tests.diagnosis.test_after import ALL, USUAL, call
 
 FLIGHT = Path(__file__).parents[1] / "captured" / "flight"
 
@@ -205,3 +207,84 @@ def test_a_folder_of_which_nothing_can_be_read_is_an_error_that_says_why(tmp_pat
     assert isinstance(result.exception, JobError)
     assert "metrics-0.json: no dump of a flight recorder" in str(result.exception)
     assert "and 2 more" in str(result.exception)
+
+
+# What ranks wrote as they ended
+
+
+def ends(last: int) -> bytes:
+    """The dump of a rank of which gloo takes all operations for over, the last one too."""
+    made = [call(ALL, seq, USUAL) for seq in range(1, 9)]
+    return pickle.dumps({"entries": [*made, call(ALL, 9, last)]}, protocol=2)
+
+
+TAILS = {
+    "0": ["RuntimeError: Connection closed by peer [127.0.0.1]:4"],
+    "2": ["  Op: 9", "Is there a distributed collective mismatch in your code? (4 vs 8)"],
+}
+
+
+def ended_in(folder: Path, lasts: dict[int, int], tails: object = None) -> Path:
+    """`lasts`: rank -> size of what it called last; `tails`: of the host's ranks."""
+    for rank, last in lasts.items():
+        (folder / f"last-flight-{rank}").write_bytes(ends(last))
+    if tails is not None:
+        (folder / "host-node1.jsonl").write_text(json.dumps({"log_tails": tails}) + "\n")
+    return folder
+
+
+def test_what_ranks_wrote_as_they_ended_shows_who_called_something_else(tmp_path: Path) -> None:
+    """With nothing but these files: in any folder."""
+    scene, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 2: 2 * USUAL, 3: USUAL}))
+    assert (found.kind, found.scope, found.ranks, found.hosts) == ("mismatch", "user", (2,), ())
+    assert sorted(scene.dumps) == [0, 1, 2, 3]
+    shown = CliRunner().invoke(cli, ["diagnose", str(tmp_path)])
+    assert "rank 2 (the program; no host is to blame)" in shown.output
+    assert "dumps of 4 ranks" in shown.output
+
+
+def test_one_that_was_ended_over_sizes_and_wrote_nothing_is_told_by_its_hosts_file(
+    tmp_path: Path,
+) -> None:
+    _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, TAILS))
+    assert (found.kind, found.ranks) == ("mismatch", (2,))
+    assert "rank 2 called another operation than its peers as operation 9" in found.cause
+
+
+def test_another_that_was_ended_over_sizes_and_could_speak_is_not_the_one(tmp_path: Path) -> None:
+    tails = {**TAILS, "1": TAILS["2"]}
+    _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, tails))
+    assert found.ranks == (2,)
+
+
+@pytest.mark.parametrize(
+    "tails", [None, {}, {"2": ["Killed"]}, ["2"], {"2": 5, "x": ["a"], "": []}]
+)
+def test_a_peer_that_is_mute_for_another_reason_is_not_blamed(
+    tmp_path: Path, tails: object
+) -> None:
+    """Who is killed is mute as well, and its peers lose a connection."""
+    _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, tails))
+    assert (found.kind, found.ranks, found.hosts) == ("not-known", (), ())
+    assert "does not tell them apart" in found.cause
+
+
+def test_ranks_that_stood_still_are_judged_by_that_and_not_by_how_they_ended(
+    tmp_path: Path,
+) -> None:
+    """Ranks that are stopped raise as well, in whatever operation they are."""
+    for path in FLIGHT.iterdir():
+        shutil.copy(path, tmp_path)
+    before = diagnose_folder(tmp_path)
+    ended_in(tmp_path, {0: USUAL, 1: 2 * USUAL, 2: USUAL, 3: USUAL}, TAILS)
+    assert diagnose_folder(tmp_path) == before
+    assert (before[1].kind, before[1].ranks) == ("never-entered", (3,))
+
+
+def test_one_of_them_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "last-flight-1").write_bytes(b"\x80\x02")
+    with pytest.raises(JobError, match="last-flight-1: "):
+        diagnose_folder(tmp_path)
+    scene, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 2: 2 * USUAL, 3: USUAL}))
+    assert found.ranks == (2,)
+    assert list(scene.unreadable) == ["last-flight-1"]

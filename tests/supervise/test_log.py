@@ -26,7 +26,9 @@ from orchestrator.supervise.log import (
     has_writer,
     read,
     to_line,
+    whole_lines,
 )
+from orchestrator.supervise.loop import Supervisor
 from orchestrator.system import SystemClock
 from tests.supervise.supervise_stage import Job, exited, raised, submitted
 
@@ -73,14 +75,14 @@ STOP = StopAttempt(attempt=1, grace_s=3.0, reason="a rank ended")
 def test_what_is_appended_is_read(path: Path, clock: FakeClock) -> None:
     event = raised(1, "Größe falsch\n🏖️  \x00")
     with Journal(path, clock) as journal:
-        assert journal.entries == ()
+        assert tuple(journal.after()) == ()
         first = journal.append(event, [STOP])
         second = journal.append(tick(2))
     assert first == Entry(seq=1, event=event, actions=(STOP,))
     assert read(path) == (first, second)
     assert path.read_bytes().count(b"\n") == 2
     with Journal(path, clock) as again:
-        assert again.entries == (first, second)
+        assert tuple(again.after()) == (first, second)
         assert again.append(tick(3)).seq == 3
     assert [entry.seq for entry in read(path)] == [1, 2, 3]
 
@@ -114,7 +116,7 @@ def test_a_torn_tail_is_not_read_and_the_next_writer_removes_it(
         path.write_bytes(whole + line[:length])
         assert read(path) == (kept,)
     with Journal(path, clock) as journal:
-        assert journal.entries == (kept,)
+        assert tuple(journal.after()) == (kept,)
         assert path.read_bytes() == whole
         assert journal.append(tick(2)).seq == 2
     assert path.read_bytes() == whole + line
@@ -136,10 +138,13 @@ def test_a_damaged_line_is_an_error_with_its_number(
 ) -> None:
     good = [to_line(Entry(seq=n, event=tick(n), actions=())) for n in (1, 3)]
     path.write_bytes(good[0] + damage + b"\n" + good[1] + b'{"torn')
-    before = path.read_bytes()
     with pytest.raises(JobError, match="journal line 2 cannot be read"):
         read(path)
-    with pytest.raises(JobError, match="journal line 2 cannot be read"):
+    with Journal(path, clock) as journal, pytest.raises(JobError, match="journal line 2 cannot"):
+        Supervisor(journal)
+    assert path.read_bytes() == good[0] + damage + b"\n" + good[1]
+    path.write_bytes(before := good[0] + damage + b"\n")
+    with pytest.raises(JobError, match="the last journal line cannot be read"):
         Journal(path, clock)
     assert path.read_bytes() == before
     assert not has_writer(path), "the lock is not kept"
@@ -298,10 +303,31 @@ def test_a_hole_further_back_than_one_write_is_damage(path: Path, clock: FakeClo
     data = bytearray(path.read_bytes())
     data[hole + 3] = 0
     path.write_bytes(data)
-    for reads in (read, partial(Journal, clock=clock)):
-        with pytest.raises(JobError, match="journal line 2 cannot be read"):
-            reads(path)
+    with Journal(path, clock) as journal:
+        for reads in (partial(read, path), partial(tuple, journal.after())):
+            with pytest.raises(JobError, match="journal line 2 cannot be read"):
+                reads()
     assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("hole", [0, 1, 255, 256, 400])
+def test_the_end_of_a_large_journal_tells_as_much_as_the_whole(
+    path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, hole: int
+) -> None:
+    """Whatever part of it is looked at first, and however far back the hole begins."""
+    lines = [to_line(Entry(seq=n, event=tick(n), actions=())) for n in range(1, 601)]
+    behind = b"".join(lines[600 - hole :]) if hole else b""
+    data = b"".join(lines[: 600 - hole]) + (bytes(70_000) + behind if hole else b"")
+    for length in (1, 100, 5_000, 1 << 30):
+        monkeypatch.setattr(log, "LEAST_READ", length)
+        path.write_bytes(data)
+        if hole > MOST_LINES:  # that is damage, and stays
+            with Journal(path, clock) as journal:
+                assert (journal.seq, journal.size) == (600, len(data))
+            continue
+        with Journal(path, clock) as journal:
+            assert (journal.seq, journal.size) == (600 - hole, whole_lines(data))
+        assert path.read_bytes() == data[: whole_lines(data)]
 
 
 @pytest.mark.parametrize("trouble", ["room", "write", "fsync"])

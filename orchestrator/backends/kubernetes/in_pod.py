@@ -23,10 +23,10 @@ from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, InUse, JobError
 from orchestrator.seams import Clock
-from orchestrator.supervise.log import Tail
 from orchestrator.supervise.opening import begin, is_of, known, read_folder
+from orchestrator.supervise.snapshot import recall
 from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import fold
+from orchestrator.supervise.step import step
 from orchestrator.system import SystemClock
 
 log = logging.getLogger("orchestrator.kubernetes")
@@ -132,10 +132,11 @@ def await_launch(run_dir: RunDir, launch: int, clock: Clock, see: Callable[[floa
 
     Raises JobError when a later one has come.
     """
-    tail, run, waited = Tail(run_dir.journal), Run(), 0.0
+    (run, tail), waited = recall(run_dir), 0.0
     while True:
         try:
-            run = fold((entry.event for entry in tail.more()), run)
+            for entry in tail.each():
+                run, _ = step(run, entry.event)
         except (OSError, JobError) as exc:  # whether it is damaged is the leader's to say
             log.warning("the journal cannot be read, trying again: %s", exc)
         known = run.job.launch.launch if run.job else 0

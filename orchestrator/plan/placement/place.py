@@ -38,19 +38,20 @@ def place(
     need = len(plan.hosts)
     if len(usable) < need:
         raise _too_few(need, hosts, usable, avoid)
-    stay = set(usable)
+    left = set(usable)
     slots: dict[int, str] = {}
     for node, host in enumerate(previous[:need]):
-        if host in stay and host not in slots.values():
+        if host in left:
+            left.remove(host)
             slots[node] = host
     known = {host: switches[host] for host in usable if host in switches}
     if plan.mesh.tp > plan.ranks_per_host:
         return _place_in_blocks(plan, slots, known, traffic)
     if known and not slots:
         return arrange(plan.mesh, plan.ranks_per_host, usable, known, traffic).hosts
-    taken = set(slots.values())
     # A host that was in the job but had no node rank within this plan comes before a fresh one.
-    free = sorted((host for host in usable if host not in taken), key=lambda h: h not in previous)
+    former = frozenset(previous)
+    free = sorted((host for host in usable if host in left), key=lambda host: host not in former)
     if known and len(slots) < need:
         _fill_near(plan, slots, free, known, traffic)
     newcomers = iter(free)

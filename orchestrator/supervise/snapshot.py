@@ -1,0 +1,140 @@
+"""`state.json`: what the journal came to at some place, so that a new leader of a job of weeks
+folds the rest alone.
+
+The journal stays the only truth. A snapshot that does not fit is as good as none: it was damaged,
+or is of another ndctl, whose rules may come to something else, or of another journal. Then all is
+folded, as it is where there is none.
+
+    {"v": 1, "made_by": "…", "lines": 5000, "offset": 1234567, "before": "…", "run": "…"}
+    {"job": …}
+
+`made_by` is a digest of the sources that decide, `before` one of the journal's last bytes up to
+there, and `run` one of the second line.
+"""
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from orchestrator.contract.codec import decode, encode
+from orchestrator.contract.rundir import RunDir
+from orchestrator.supervise.log import Place, Tail
+from orchestrator.supervise.loop import NOTHING, Folded
+from orchestrator.supervise.state import Run
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+BEFORE = 4096
+"""Bytes of the journal by which it is known again."""
+DECIDE = ("contract", "cluster", "plan", "diagnosis", "supervise", "errors.py", "strikes.py")
+"""Of `orchestrator`: all that the fold of a journal is made by."""
+
+ReadBefore = Callable[[int, int], bytes]
+"""Bytes of the journal: so many, up to an offset; fewer where it has fewer."""
+
+
+class Unfit(ValueError):
+    """It is not of this journal and this ndctl, or not whole."""
+
+
+@functools.cache
+def made_by() -> str:
+    """Of the sources of this process; found early, for an upgrade may come while it runs."""
+    return digest(Path(__file__).parent.parent)
+
+
+def digest(root: Path) -> str:
+    found = sha256()
+    for part in DECIDE:
+        files = [root / part] if part.endswith(".py") else (root / part).rglob("*")
+        for path in sorted(file for file in files if file.suffix in (".py", ".yaml", ".json")):
+            data = path.read_bytes()
+            found.update(f"{path.relative_to(root)} {len(data)}\n".encode() + data)
+    return found.hexdigest()
+
+
+def to_bytes(folded: Folded, maker: str, read_before: ReadBefore) -> bytes:
+    run, place = json.dumps(encode(folded.run), separators=(",", ":")).encode(), folded.place
+    head = {
+        "v": VERSION,
+        "made_by": maker,
+        "lines": place.lines,
+        "offset": place.offset,
+        "before": _before(place, read_before),
+        "run": sha256(run).hexdigest(),
+    }
+    return json.dumps(head).encode() + b"\n" + run + b"\n"
+
+
+def from_bytes(data: bytes, maker: str, read_before: ReadBefore) -> Folded:
+    """Raises Unfit."""
+    head, _, run = data.partition(b"\n")
+    try:
+        said: dict[str, Any] = json.loads(head)
+        if (said["v"], said["made_by"]) != (VERSION, maker):
+            raise Unfit("another ndctl wrote it")
+        place: Place = decode(Place, {"lines": said["lines"], "offset": said["offset"]})
+        if not run.endswith(b"\n") or sha256(run[:-1]).hexdigest() != said["run"]:
+            raise Unfit("it is not whole")
+        if _before(place, read_before) != said["before"]:
+            raise Unfit("it is of another journal")
+        return Folded(run=decode(Run, json.loads(run)), place=place)
+    except Unfit:
+        raise
+    except (KeyError, TypeError, ValueError) as exc:
+        raise Unfit(f"it makes no sense: {exc!r}") from exc
+
+
+def _before(place: Place, read_before: ReadBefore) -> str:
+    data = read_before(place.offset, min(BEFORE, place.offset))
+    if len(data) < min(BEFORE, place.offset) or not data.endswith(b"\n"):
+        raise Unfit("it is of another journal, or of more than this one has")
+    return sha256(data).hexdigest()
+
+
+def _reader(path: Path) -> ReadBefore:
+    def read_before(offset: int, length: int) -> bytes:
+        with path.open("rb") as file:
+            return os.pread(file.fileno(), length, offset - length)
+
+    return read_before
+
+
+def write(run_dir: RunDir, folded: Folded, guard: Callable[[], None]) -> None:
+    """Whole or not at all, on disk when this returns. Raises OSError, and what the guard raises."""
+    data = to_bytes(folded, made_by(), _reader(run_dir.journal))
+    fresh = run_dir.state.with_name(f"{run_dir.state.name}.{os.getpid()}")
+    with fresh.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        guard()
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+    fresh.replace(run_dir.state)
+
+
+def load(run_dir: RunDir) -> Folded:
+    """What the snapshot says; nothing where there is none that fits."""
+    try:
+        data = run_dir.state.read_bytes()
+        return from_bytes(data, made_by(), _reader(run_dir.journal))
+    except FileNotFoundError:
+        return NOTHING
+    except (OSError, Unfit) as exc:
+        log.warning("all of the journal is folded, for %s is of no use: %s", run_dir.state, exc)
+        return NOTHING
+
+
+def recall(run_dir: RunDir) -> tuple[Run, Tail]:
+    """The state at some place of the journal, and what reads on from there."""
+    known = load(run_dir)
+    return known.run, Tail(run_dir.journal, known.place)
