@@ -89,6 +89,7 @@ WITH_A_JOB: Mapping[str, str] = {
 }
 """Each of the others."""
 SAYS = {**ALONE, **WITH_A_JOB}
+ALONGSIDE = [f"ndctl status {name} -n ndctl" for name in ("by-jobset", "by-trainjob")]
 
 
 @pytest.fixture
@@ -138,9 +139,10 @@ class Told:
         return self.testbed.phases("ndctl.dev/job", namespace="ndctl")
 
     def await_event(self, words: str) -> None:
-        self.testbed.wait_for(
-            words, lambda: words in self("ndctl events kubernetes-demo"), timeout=600
-        )
+        self.await_words("ndctl events kubernetes-demo", words)
+
+    def await_words(self, command: str, words: str) -> None:
+        self.testbed.wait_for(words, lambda: words in self(command), timeout=600)
 
 
 def _kueue_kinds() -> list[dict[str, object]]:
@@ -187,6 +189,9 @@ def test_the_commands_do_what_the_document_says(told: Told) -> None:
         elif command == GO_ON:
             told.await_event("from checkpoint step-")
             assert "restarts    attempt 2, 0 restarts" in told("ndctl status kubernetes-demo")
+        elif command in ALONGSIDE:
+            # What is cancelled before a pod can be asked is suspended, and has none to look at.
+            told.await_words(command, ": RUNNING")
         elif " delete " in command:
             told.testbed.wait_for("all pods gone", lambda: not told.pods(), timeout=400)
     assert set(told.pods().values()) == {"Succeeded"}, "what is cancelled stays to be looked at"
