@@ -19,7 +19,8 @@ from orchestrator.supervise.log import Decided, Entry, Place, parse, to_line, wh
 from orchestrator.supervise.loop import NOTHING, Folded
 from orchestrator.supervise.snapshot import Unfit, from_bytes, to_bytes
 
-SNAPSHOT_LINES = 16
+SNAPSHOT_LINES = 4
+"""Every so many lines a leader writes a snapshot: they die often here."""
 MAKER = "simulation"
 LEASE_S = 45.0
 """For a file server to take a lock from a host that it does not hear."""
@@ -152,7 +153,6 @@ class StoredJournal:
         return self.storage.recall()[place.lines :]
 
     def remember(self, folded: Folded) -> None:
-        """Every few lines: leaders die often here."""
         if self.seq < self.known.place.lines + SNAPSHOT_LINES or not self.storage.serves(self.host):
             return
         self.guard()

@@ -45,7 +45,8 @@ class Unfit(ValueError):
 
 @functools.cache
 def made_by() -> str:
-    """Of the sources of this process; found early, for an upgrade may come while it runs."""
+    """Of the sources of this process; a leader asks as it begins, for an upgrade may come while it
+    runs, and what it writes later is of the sources that it began with."""
     return digest(Path(__file__).parent.parent)
 
 
@@ -124,9 +125,9 @@ def write(run_dir: RunDir, folded: Folded, guard: Callable[[], None]) -> None:
 
 def load(run_dir: RunDir) -> Folded:
     """What the snapshot says; nothing where there is none that fits."""
+    maker = made_by()  # also where there is none yet: see there
     try:
-        data = run_dir.state.read_bytes()
-        return from_bytes(data, made_by(), _reader(run_dir.journal))
+        return from_bytes(run_dir.state.read_bytes(), maker, _reader(run_dir.journal))
     except FileNotFoundError:
         return NOTHING
     except (OSError, Unfit) as exc:

@@ -1,6 +1,7 @@
 """A file of strikes sheds what nobody needs, and nothing else, whenever it is killed."""
 
 import fcntl
+import os
 import stat
 from dataclasses import replace
 from multiprocessing import get_context
@@ -80,7 +81,7 @@ def test_what_a_person_said_holds_as_long_as_it_may() -> None:
     )
     assert kept(pinned(OLD)) == [pinned(OLD)]
     assert kept(pinned(OLD), unpinned, strike(OLD), cleared) == []
-    lately = [replace(cleared, at=NOW - DAY), replace(unpinned, at=NOW - DAY)]
+    lately: list[Line] = [replace(cleared, at=NOW - DAY), replace(unpinned, at=NOW - DAY)]
     assert kept(*lately) == lately, "a leader may tell later of what was before"
     assert kept(strike(NOW - 2 * DAY), *lately) == lately
 
@@ -191,9 +192,9 @@ def test_whenever_it_is_killed_nothing_is_lost(
     with monkeypatch.context() as patch:
         where = {
             "unlink": (Path, "unlink"),
-            "open": (shedding.os, "open"),
-            "write": (shedding.os, "fdopen"),
-            "fsync": (shedding.os, "fsync"),
+            "open": (os, "open"),
+            "write": (os, "fdopen"),
+            "fsync": (os, "fsync"),
             "share": (shedding, "share"),
             "replace": (Path, "replace"),
         }[at]

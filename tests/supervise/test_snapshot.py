@@ -262,3 +262,14 @@ def test_other_sources_are_another_maker(tmp_path: Path) -> None:
     rules = copy / "supervise/policy.yaml"
     rules.write_text(rules.read_text() + "# another rule\n")
     assert snapshot.digest(copy) != snapshot.digest(root)
+
+
+def test_who_asks_early_is_of_the_sources_that_it_began_with(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a leader that finds no snapshot: an upgrade may come before it writes one."""
+    snapshot.made_by.cache_clear()
+    assert snapshot.load(run_dir) is NOTHING
+    before = snapshot.digest(Path(snapshot.__file__).parent.parent)
+    monkeypatch.setattr(snapshot, "digest", lambda root: "of the upgrade")
+    assert snapshot.made_by() == before
