@@ -47,6 +47,7 @@ from orchestrator.contract.protocol import (
     Stop,
     Warned,
 )
+from orchestrator.preflight.together import NAME_S, looked_up
 from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,10 @@ class Agent:
         self.last_heard = clock.monotonic()
         self.still_s = math.inf
         """The leader wants to hear at once of ranks that stand still for so long."""
+        self.looked_up = ("", "")
+        """Name and address of the leader's host for which that was done last, …"""
+        self.leader_name: Finding | None = None
+        """… and what was not in order."""
         self.exit_code: int | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.checks: dict[int, Checked | None] = {}
@@ -162,6 +167,7 @@ class Agent:
                     log.info("the leader has gone: the job is over")
                     self.exit_code = exits.OK
                     break
+                await self._look_up(leader)
                 for place in self._places(leader):
                     heard = self.last_heard
                     with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
@@ -173,6 +179,15 @@ class Agent:
                 if self.exit_code is None and self.silent_for() > patience:
                     await self._without_leader(self.silent_for() - patience)
                 await asyncio.sleep(RETRY_S)
+
+    async def _look_up(self, leader: Mapping[str, Any]) -> None:
+        """Its host by its name, once: the leader does so with this one's when it registers."""
+        named = (leader.get("name", ""), leader.get("address", ""))
+        if named == self.looked_up or not all(named):
+            return
+        self.looked_up = named
+        patience_s = min(NAME_S, self.config.agent_timeout / 2)
+        self.leader_name = await looked_up(*named, self.config.place.host, patience_s)
 
     def _places(self, leader: Mapping[str, Any]) -> list[str]:
         """Where the leader may be, the likeliest first."""
@@ -230,7 +245,7 @@ class Agent:
             incarnation=self.incarnation,
             launch=self.config.term.launch,
             sent_at=self.clock.now(),
-            findings=self.config.findings,
+            findings=(*self.config.findings, *filter(None, [self.leader_name])),
             running=self.attempts.number,
         )
 

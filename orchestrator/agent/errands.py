@@ -30,7 +30,7 @@ from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import Checked, CheckFabric, Register
 from orchestrator.errors import BackendError, Ended, NdctlError, Unanswered
 from orchestrator.open_files import files_needed, judge_files
-from orchestrator.preflight.together import addresses_of, clock_skew, name_resolves
+from orchestrator.preflight.together import NAME_S, clock_skew, looked_up
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
 from orchestrator.supervise.notices import asked_about, news
@@ -45,7 +45,6 @@ CHECK_POLL_S = 0.1
 CHECK_SLACK_S = 5.0
 """For reports of a check to come in after its time is over."""
 REQUEUE_RETRY_S = 5.0
-NAME_S = 5.0
 TAKEN_S = 5.0
 """For the scheduler to say whether it took a host: its loss waits for that."""
 CUT_OFF_S = 300.0
@@ -156,16 +155,7 @@ class Errands:
 
     async def _look_up(self, register: Register) -> Finding | None:
         patience_s = min(NAME_S, self.job.launch.agent_timeout / 2)  # it is not heard meanwhile
-        asking = asyncio.to_thread(name_resolves, register.host, register.address, addresses_of)
-        try:
-            return await asyncio.wait_for(asking, patience_s)
-        except TimeoutError:
-            return Finding(
-                what="name",
-                verdict="warns",
-                found=f"looking up {register.host} took longer than {patience_s:.0f} s",
-                fix="look at the name servers in /etc/resolv.conf of the leader's host",
-            )
+        return await looked_up(register.host, register.address, "the leader's host", patience_s)
 
     async def run_errand(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
         match action:

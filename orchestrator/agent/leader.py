@@ -199,7 +199,9 @@ class Leader:
             )
         )
         port = await self.reception.open(bind, port)
-        announced = partial(announce, self.run_dir, self.granted.term, address, port)
+        allocation = self.granted.allocation
+        name = host if allocation and allocation.names_resolve else ""
+        announced = partial(announce, self.run_dir, self.granted.term, address, port, name)
         await asyncio.to_thread(
             once_it_serves, announced, "agents cannot be told where the leader is", self.clock
         )

@@ -18,9 +18,9 @@ class Term:
     """How often the scheduler has started it again: what an earlier start left says nothing."""
 
 
-def announce(run_dir: RunDir, term: Term, address: str, port: int) -> None:
-    """Say where the leader of `term` listens."""
-    _write(run_dir, {**asdict(term), "address": address, "port": port})
+def announce(run_dir: RunDir, term: Term, address: str, port: int, name: str = "") -> None:
+    """Say where the leader of `term` listens; `name` of its host, where names lead to hosts."""
+    _write(run_dir, {**asdict(term), "address": address, "port": port, "name": name})
 
 
 def announce_end(run_dir: RunDir, term: Term) -> None:
@@ -35,7 +35,7 @@ def _write(run_dir: RunDir, body: Mapping[str, object]) -> None:
 
 
 def leader_of(run_dir: RunDir, term: Term) -> dict[str, Any]:
-    """What the leader of `term` said: `address` and `port`, or `over`; empty before it has."""
+    """What the leader of `term` said: `address`, `port`, `name`, or `over`; empty before it has."""
     try:
         leader = json.loads(run_dir.leader.read_text())
     except (OSError, ValueError):

@@ -1,5 +1,6 @@
-"""What takes two hosts to see: the leader's look at a host whose agent registers."""
+"""What takes two hosts to see: clocks, and whether each finds the other by its name."""
 
+import asyncio
 import socket
 from collections.abc import Callable
 
@@ -7,6 +8,9 @@ from orchestrator.contract.findings import Finding
 
 SKEW_LIMIT_S = 5.0
 """Clocks further apart make timestamps of logs and leases lie; journal times are the leader's."""
+
+NAME_S = 5.0
+"""For the name servers to answer."""
 
 Resolve = Callable[[str], tuple[str, ...]]
 """A host's name to its addresses; raises OSError when there are none."""
@@ -31,16 +35,30 @@ def clock_skew(
     )
 
 
-def name_resolves(host: str, address: str, resolve: Resolve) -> Finding | None:
-    """Whether the leader's host finds `host` by its name, at an address that may be its own."""
-    fix = f"let {host} resolve on the leader's host too (DNS, /etc/hosts)"
+async def looked_up(host: str, address: str, asker: str, limit_s: float) -> Finding | None:
+    """`name_resolves` on this very machine, which is `asker`, within a limit."""
+    asking = asyncio.to_thread(name_resolves, host, address, addresses_of, asker)
+    try:
+        return await asyncio.wait_for(asking, limit_s)
+    except TimeoutError:
+        return Finding(
+            what="name",
+            verdict="warns",
+            found=f"on {asker} looking up {host} took longer than {limit_s:.0f} s",
+            fix=f"look at the name servers in /etc/resolv.conf of {asker}",
+        )
+
+
+def name_resolves(host: str, address: str, resolve: Resolve, asker: str) -> Finding | None:
+    """Whether `asker` finds `host` by its name, at an address that may be its own."""
+    fix = f"let {host} resolve on {asker} too (DNS, /etc/hosts)"
     try:
         found = resolve(host)
     except OSError as exc:
         return Finding(
             what="name",
             verdict="warns",
-            found=f"the leader's host does not know {host}: {exc}",
+            found=f"{asker} does not know {host}: {exc}",
             fix=fix,
         )
     if address in found or _is_loopback(address) or not all(map(_is_loopback, found)):
@@ -48,7 +66,7 @@ def name_resolves(host: str, address: str, resolve: Resolve) -> Finding | None:
     return Finding(
         what="name",
         verdict="warns",
-        found=f"on the leader's host {host} is {', '.join(found)}; it says it is at {address}",
+        found=f"on {asker} {host} is {', '.join(found)}; it says it is at {address}",
         fix=fix,
     )
 

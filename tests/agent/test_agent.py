@@ -156,6 +156,7 @@ async def world(
     pulses: bool,
     patience_s: float,
     told: Pointer,
+    named: str,
 ) -> AsyncIterator[World]:
     place, leader = a_place(folder), FakeLeader(pulses=pulses)
     app = web.Application()
@@ -175,7 +176,7 @@ async def world(
     agent = Agent(config, os.environ, clock)
     port = runner.addresses[0][1] if told == "rightly" else free_port("127.0.0.1")
     if told != "nothing":
-        announce(place.run_dir, Term(LAUNCH), "127.0.0.1", port)
+        announce(place.run_dir, Term(LAUNCH), "127.0.0.1", port, named)
 
     async def pulse() -> None:
         while True:
@@ -202,9 +203,10 @@ def play(
     pulses: bool = True,
     patience_s: float = 0.0,
     told: Pointer = "rightly",
+    named: str = "",
 ) -> T:
     async def run(clock: LoopClock) -> T:
-        async with world(folder, clock, agent_timeout, pulses, patience_s, told) as here:
+        async with world(folder, clock, agent_timeout, pulses, patience_s, told, named) as here:
             return await asyncio.wait_for(script(here), WAIT_S)
 
     return run_with_clock(run)
@@ -229,6 +231,23 @@ def test_an_agent_registers_with_the_token_and_leaves_when_told(tmp_path: Path) 
     )
     assert len(register.incarnation) == 16
     assert code == exits.OK
+
+
+def test_an_agent_looks_for_the_leaders_host_by_its_name_and_tells_what_is_not_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(name: str) -> tuple[str, ...]:
+        raise OSError(f"{name}: Name or service not known")
+
+    monkeypatch.setattr("orchestrator.preflight.together.addresses_of", nobody)
+
+    async def script(here: World) -> Register:
+        return await here.leader.hear(Register)
+
+    (finding,) = play(tmp_path, script, named="node1").findings
+    assert (finding.what, finding.verdict) == ("name", "warns")
+    assert finding.found == "host-0 does not know node1: node1: Name or service not known"
+    assert finding.fix == "let node1 resolve on host-0 too (DNS, /etc/hosts)"
 
 
 @pytest.mark.parametrize("told", ["nothing", "wrongly"])

@@ -376,7 +376,7 @@ def test_the_leader_sees_what_only_two_hosts_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {"host-1": ("10.0.0.1",), "host-2": ("127.0.1.1",)}
-    monkeypatch.setattr("orchestrator.agent.errands.addresses_of", lambda name: names[name])
+    monkeypatch.setattr("orchestrator.preflight.together.addresses_of", lambda name: names[name])
 
     async def script(job: Led) -> None:
         errands: Errands = job.leader.errands
@@ -392,7 +392,7 @@ def test_the_leader_sees_what_only_two_hosts_can(
 def test_a_leader_that_may_open_too_few_files_says_so_of_its_own_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.agent.errands.addresses_of", lambda _: ("10.0.0.1",))
+    monkeypatch.setattr("orchestrator.preflight.together.addresses_of", lambda _: ("10.0.0.1",))
 
     async def script(job: Led) -> None:
         errands: Errands = job.leader.errands
@@ -412,7 +412,7 @@ def test_names_that_only_the_scheduler_knows_are_not_looked_up(
     def unasked(name: str) -> tuple[str, ...]:
         raise AssertionError(f"{name} was looked up")
 
-    monkeypatch.setattr("orchestrator.agent.errands.addresses_of", unasked)
+    monkeypatch.setattr("orchestrator.preflight.together.addresses_of", unasked)
 
     async def script(job: Led) -> None:
         errands: Errands = job.leader.errands
@@ -432,7 +432,7 @@ def test_name_servers_that_do_not_answer_keep_no_host_waiting(
         over.wait(WAIT_S)
         return ()
 
-    monkeypatch.setattr("orchestrator.agent.errands.addresses_of", slow)
+    monkeypatch.setattr("orchestrator.preflight.together.addresses_of", slow)
     monkeypatch.setattr("orchestrator.agent.errands.NAME_S", 0.05)
 
     async def script(job: Led) -> None:

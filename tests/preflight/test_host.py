@@ -300,14 +300,15 @@ def test_clocks_too_far_apart_are_told(sent_at: float, found: str | None) -> Non
         (unknown, "10.0.0.1", "does not know node1"),
     ],
 )
-def test_the_leader_has_to_find_a_host_by_its_name(
+def test_one_host_has_to_find_the_other_by_its_name(
     resolve: Callable[[str], tuple[str, ...]], address: str, found: str | None
 ) -> None:
-    finding = name_resolves("node1", address, resolve)
+    finding = name_resolves("node1", address, resolve, "node2")
     assert (finding is None) is (found is None)
     if finding is not None and found is not None:
         assert finding.verdict == "warns"
         assert found in finding.found
+        assert "node2" in finding.found
 
 
 def test_the_real_name_service_is_asked() -> None:
