@@ -17,9 +17,13 @@ class Finding:
 
 
 def why_unfit(findings: Iterable[Finding]) -> str | None:
-    """Why no rank may start on a host that found this of itself; None where one may."""
-    stops = [f"{found.what}: {found.found}" for found in findings if found.verdict == "stops"]
-    return "; ".join(stops) or None
+    """Why no rank may start on a host that found this of itself, and what would mend it; None
+    where one may."""
+    return "; ".join(_words(found) for found in findings if found.verdict == "stops") or None
+
+
+def _words(found: Finding) -> str:
+    return f"{found.what}: {found.found}" + (f" ({found.fix})" if found.fix else "")
 
 
 def troubles(findings: Iterable[Finding]) -> tuple[Finding, ...]:

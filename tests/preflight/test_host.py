@@ -74,9 +74,9 @@ def test_only_what_stops_makes_a_host_unfit() -> None:
     findings = [
         Finding(what="own name", verdict="warns", found="no address"),
         Finding(what="gpus", verdict="stops", found="1 granted, 2 needed"),
-        Finding(what="scratch", verdict="stops", found="full"),
+        Finding(what="scratch", verdict="stops", found="full", fix="make room"),
     ]
-    assert why_unfit(findings) == "gpus: 1 granted, 2 needed; scratch: full"
+    assert why_unfit(findings) == "gpus: 1 granted, 2 needed; scratch: full (make room)"
     assert why_unfit(findings[:1]) is None
 
 
@@ -219,7 +219,7 @@ def test_checks_that_hang_are_given_up(tmp_path: Path) -> None:
 
     found = examine_host(wanted(tmp_path), {}, a_sight(tmp_path, resolve=hangs), limit_s=0.05)
     released.set()
-    assert why_unfit(found) == "preflight: the checks did not end within 0 s"
+    assert (why_unfit(found) or "").startswith("preflight: the checks did not end within 0 s")
 
 
 def test_a_defect_of_a_check_is_not_taken_for_a_fit_host(tmp_path: Path) -> None:
