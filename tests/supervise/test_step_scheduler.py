@@ -524,7 +524,7 @@ def test_a_host_whose_own_look_at_it_found_a_defect_is_not_used() -> None:
     job.registers("host-1")
     start = one(job.registers("host-2"), StartAttempt)
     assert start.hosts == ("host-1", "host-2")
-    assert job.run.hosts["host-0"].unfit == "devices: 7 of 8 GPUs"
+    assert job.run.hosts["host-0"].unfit == "devices: 7 of 8 GPUs (drain it)"
     (incident,) = job.run.incidents
     assert (incident.kind, str(incident.culprit)) == ("preflight", "host-0")
     assert "7 of 8 GPUs" in incident.cause
