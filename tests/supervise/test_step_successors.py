@@ -258,7 +258,8 @@ def test_one_that_comes_back_is_sent_away_later_and_later_and_that_is_said() -> 
     stays = [comes_back(job, "host-1", pid) for pid in (2, 3, 4)]
     assert stays[0] < AGAIN_S < stays[1] < 2 * AGAIN_S < stays[2] < 4 * AGAIN_S
     assert job.run.reason == (
-        "1 of 2 hosts are left, and no spare; host-1 is not used (devices: 1 of 2 devices (replace it)),"
+        "1 of 2 hosts are left, and no spare; host-1 is not used (devices: 1 of 2 devices"
+        " (replace it)),"
         " was sent away 3 times, and came back"
     )
     job.loses("host-1")
