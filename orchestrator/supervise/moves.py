@@ -181,6 +181,10 @@ def _to_the_end(run: Run, at: float, there: list[str], *, overdue: bool) -> Resu
         return start_if_ready(replace(run, exclude={}, shut=()), at)
     if overdue:
         return end(run, at, "FAILED", who_came(run, there))
+    unfit = {host.name: host.unfit for host in run.hosts.values() if host.unfit}
+    if unfit and {*hosts_given(run)} <= {*there, *unfit}:  # they do not look at themselves again
+        whys = "; ".join(f"{name}: {why}" for name, why in sorted(unfit.items()))
+        return end(run, at, "FAILED", f"{_left(run, there)}; {whys}")
     return run, ()
 
 

@@ -22,6 +22,7 @@ from orchestrator.contract.events import (
     StepReached,
     Tick,
 )
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.reliability import Exposure, SavePace
 from orchestrator.supervise.incidents import left_out
@@ -94,6 +95,20 @@ def test_too_few_hosts_end_the_job_after_the_init_timeout() -> None:
     (end,) = job.waits(1)
     assert isinstance(end, EndJob)
     assert end.reason.startswith("0 of 2 hosts registered within 60 s (none);")
+
+
+def test_hosts_that_found_themselves_unfit_are_not_waited_for() -> None:
+    """Nothing but a scheduler could give others, and they do not look at themselves again."""
+    full = Finding(what="/dev/shm", verdict="stops", found="full", fix="make room there")
+    job = Job()
+    job.leads()
+    assert job.registers("host-0", findings=(full,)) == ()
+    assert job.registers("host-1") == (
+        EndJob(
+            state="FAILED",
+            reason="1 of 2 hosts are left; host-0: /dev/shm: full (make room there)",
+        ),
+    )
 
 
 def test_a_job_waits_for_hosts_whose_nvlink_blocks_hold_its_tp_groups() -> None:
