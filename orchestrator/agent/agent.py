@@ -307,7 +307,7 @@ class Agent:
                 self._spawn(self.attempts.gather(order))
             case Leave():
                 log.info("leaving: %s", order.reason)
-                self.exit_code = exits.OK
+                self.exit_code = exits.REQUEUED if order.again else exits.OK
             case _:
                 assert_never(order)
 

@@ -242,7 +242,7 @@ class Leader:
             taken = await self.errands.taken_before(register.host, silent_s)
             self._happened(registered(register, self.steady.now(), findings, taken))
         if self.ending is not None and _all_leave(self.ending):
-            self.connections.order(register.host, Leave(reason=self.ending.reason))
+            self.connections.order(register.host, self._goodbye(self.ending))
         speaking = asyncio.create_task(self.connections.speak(connection, ws))
         try:
             async for message in ws:
@@ -465,10 +465,14 @@ class Leader:
             with contextlib.suppress(OSError):
                 announce_end(self.run_dir, self.granted.term)
         for host in list(self.connections.by_host):
-            self.connections.order(host, Leave(reason=ending.reason))
+            self.connections.order(host, self._goodbye(ending))
         deadline = self.clock.monotonic() + FAREWELL_S
         while self.connections.open and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.05)
+
+    def _goodbye(self, ending: EndJob | Requeue) -> Leave:
+        again = isinstance(ending, Requeue) and has_successors(self.supervisor.run)
+        return Leave(reason=ending.reason, again=again)
 
 
 def _all_leave(ending: EndJob | Requeue) -> bool:

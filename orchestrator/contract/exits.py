@@ -28,6 +28,7 @@ INTERRUPTED = 130
 CHECKPOINTED = 210
 """A rank that was asked to leave (SIGTERM, SIGUSR1), wrote its checkpoint and left."""
 REQUEUED = 212
-"""A leader that gave the job back to its scheduler's queue."""
+"""A leader that gave the job back to its scheduler's queue, or an agent that it told so and in
+whose place another one has to come."""
 LEADER_LOST = 211
 """An agent that lost its leader, stopped its ranks and left: requeue it."""

@@ -257,9 +257,12 @@ class Gather:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """The job is over: go."""
+    """The job is over, or given back: go."""
 
     reason: str
+    again: bool = False
+    """Another agent is to come in this one's place: one that leaves with 0 nobody makes anew, and
+    a pod of the job's next run may have found the leader of this one yet."""
 
 
 Order = Pulse | OfferPort | CheckFabric | Start | Stop | Gather | Leave

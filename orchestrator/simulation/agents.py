@@ -236,8 +236,8 @@ class Agent:
                 self._stop(order)
             case Gather():
                 self._gather(order)
-            case Leave():
-                self.leave(exits.OK)
+            case Leave(again=again):
+                self.leave(exits.REQUEUED if again else exits.OK)
             case _:
                 assert_never(order)
 

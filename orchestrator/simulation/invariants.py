@@ -192,7 +192,7 @@ class Witness:
         over = run.attempt > before.attempt or run.stage not in (*LIVE, Stage.STOPPING)
         if not over or before.stage not in (*LIVE, Stage.STOPPING):
             return False
-        if isinstance(event, LeaderStarted):
+        if isinstance(event, LeaderStarted) and event.taken:
             return self._evicted(event.taken, before.leader)
         lost = before.findings.lost if before.findings is not None else ()
         if isinstance(event, AgentLost | AgentRegistered) and event.taken:

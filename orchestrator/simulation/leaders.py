@@ -128,7 +128,7 @@ class Leader:
             taken = self.errands.taken_before(register.host, silent_s)
             self.happened(registered(register, self.now(), taken=taken))
         if self.ending is not None and _all_leave(self.ending):
-            self.order(register.host, Leave(reason=self.ending.reason))
+            self.order(register.host, self._goodbye(self.ending))
         self._speak(register.host)
 
     def hung_up(self, line: Line) -> None:
@@ -369,8 +369,12 @@ class Leader:
             self._farewell(self.world.timeline.now)
             return
         for host in list(self.connections.by_host):
-            self.order(host, Leave(reason=ending.reason))
+            self.order(host, self._goodbye(ending))
         self._farewell(self.world.timeline.now + FAREWELL_S)
+
+    def _goodbye(self, ending: EndJob | Requeue) -> Leave:
+        again = isinstance(ending, Requeue) and has_successors(self.supervisor.run)
+        return Leave(reason=ending.reason, again=again)
 
     def _farewell(self, deadline: float) -> None:
         if not self.alive:

@@ -49,6 +49,8 @@ def _came_back(run: Run, host: HostState) -> str:
 
 def send_away(run: Run, hosts: Sequence[HostState], at: float) -> Run:
     """It is written down that they were."""
+    if not hosts:
+        return run  # the very same: what changes nothing is not journalled
     gone = {host.name: replace(host, sent_away=True) for host in hosts}
     away = {name: Away(times=_times(run, name) + 1, last_at=at) for name in gone}
     return replace(run, hosts={**run.hosts, **gone}, away={**run.away, **away})

@@ -262,6 +262,19 @@ def test_a_leader_that_no_file_leads_to_is_found_where_the_scheduler_says(
     assert play(tmp_path, script, told=told) == exits.OK
 
 
+def test_one_in_whose_place_another_is_to_come_leaves_as_one_that_is_made_anew(
+    tmp_path: Path,
+) -> None:
+    """An operator lets a pod that ended with 0 be, and the job would lack it for good."""
+
+    async def script(here: World) -> int:
+        await here.leader.hear(Register)
+        await here.leader.say(Leave(reason="all hosts are given back", again=True))
+        return await here.ends()
+
+    assert play(tmp_path, script) == exits.REQUEUED
+
+
 def test_the_token_goes_in_the_header(tmp_path: Path) -> None:
     async def script(here: World) -> list[str]:
         await here.leader.hear(Register)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,21 @@ def test_every_law_holds_whatever_breaks(part: int) -> None:
 def test_every_law_holds_under_each_kind_of_fault(kind: str) -> None:
     total = tally(outcomes(range(5000, 5008), (kind,)))
     assert [(one.broken, command(one.seed, (kind,))) for one in total.broken] == []
+
+
+@pytest.mark.parametrize(
+    ("seed", "kinds"),
+    [
+        # Pods of the next run find the leader that gave this one back, and were told to leave.
+        (79, ("slow", "parting", "leader", "preemption", "drain", "stuck")),
+        (8333, KINDS),
+        # A pod is evicted, and the leader killed before what is left of its attempt has ended.
+        (1754, KINDS),
+    ],
+)
+def test_every_law_holds_in_what_once_broke_one(seed: int, kinds: Sequence[str]) -> None:
+    outcome = simulate(seed, kinds)
+    assert (outcome.broken, outcome.ending) == ("", "SUCCEEDED")
 
 
 def test_one_seed_is_one_history_in_every_process() -> None:

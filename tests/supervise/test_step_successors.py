@@ -250,6 +250,17 @@ def comes_back(job: Job, host: str, pid: int) -> float:
     return job.at - came_at
 
 
+def test_to_wait_for_a_successor_is_not_written_down_each_second() -> None:
+    job = scheduled().running()
+    job.loses("host-1")
+    job.stops("host-0")
+    job.waits(40)
+    waiting = job.run
+    assert waiting.stage is Stage.WAITING
+    assert job.waits(1) == ()
+    assert job.run is waiting
+
+
 def test_one_that_comes_back_is_sent_away_later_and_later_and_that_is_said() -> None:
     job = scheduled()
     job.leads()
