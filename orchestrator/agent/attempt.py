@@ -235,6 +235,8 @@ class Attempt:
         self._note_the_gone()
         self.stopping = True
         self._signal(signal.SIGTERM)
+        if self.torchrun is None and self.launching is None:
+            return  # nothing was begun here
         deadline = self.clock.monotonic() + grace_s
         while self._goes_on() and self.clock.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
@@ -243,10 +245,9 @@ class Attempt:
     def _goes_on(self) -> bool:
         """Something is to be waited for that ends by itself: ranks, or the imports of a launcher,
         which the next attempt would need as well."""
-        if self.torchrun is None and self.launching is not None:
-            return not self.launching.done()
-        over = self.torchrun is not None and self.torchrun.ended is not None
-        return bool(self.ranks) and not over and not self._all_ended()
+        if self.torchrun is None:
+            return self.launching is not None and not self.launching.done()
+        return bool(self.ranks) and self.torchrun.ended is None and not self._all_ended()
 
     def _note_the_gone(self) -> None:
         """Ranks that ended before they were told to, whenever the news of it comes, if ever."""
