@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.contract.env import DUMP_SIGNAL, RankEnv
 from orchestrator.contract.rundir import FLIGHT_FILES, LAST_FILES
+from orchestrator.contract.whole import write_whole
 
 LOG = logging.getLogger("trainer")
 RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
@@ -63,7 +64,7 @@ def _write_last(path: Path) -> None:
     try:
         dump = pickle.loads(_dump())
         dump["entries"] = dump["entries"][-LAST_CALLS:]
-        _write_whole(path, pickle.dumps(dump))
+        write_whole(path, pickle.dumps(dump))
     except Exception as exc:  # noqa: BLE001 (why the rank ends is what matters, whatever this says)
         LOG.warning("what was called last could not be written to %s: %s", path, exc)
 
@@ -71,13 +72,7 @@ def _write_last(path: Path) -> None:
 def write_dump(path: Path) -> None:
     """At once under its name, so nobody reads half of it. Stacks of each operation are left out:
     they are most of its size, and SIGUSR2 shows where a rank is."""
-    _write_whole(path, _dump())
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(data)
-    part.replace(path)
+    write_whole(path, _dump())
 
 
 def _dump() -> bytes:

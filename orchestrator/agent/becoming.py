@@ -121,9 +121,7 @@ def _handle_no_signal(environ: Mapping[str, str]) -> None:
 def _has_a_driver() -> bool:
     """Whether one that has begun here, or in the process that this was forked from."""
     torch = sys.modules.get("torch")
-    if (
-        torch is not None and torch.cuda._is_in_bad_fork()
-    ):  # torch's own word for it, and all it says
+    if torch is not None and torch.cuda._is_in_bad_fork():  # torch's own word, and all it says
         return True
     return any(name in DRIVERS for _, name in _open_files())
 

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from orchestrator.agent.attempt import TAIL_S, Attempt
 from orchestrator.agent.bounded import within
@@ -18,6 +17,7 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.events import RankEvidence
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.protocol import Evidence, Exited
+from orchestrator.contract.whole import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -170,10 +170,4 @@ def _write(attempt: Attempt, found: Found) -> None:
         "missing": dict(evidence.missing),
     }
     path = attempt.place.run_dir.traces(evidence.attempt) / f"host-{evidence.host}.jsonl"
-    write_whole(path, json.dumps(body) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text)
-    part.replace(path)
+    write_whole(path, json.dumps(body).encode() + b"\n")

@@ -58,8 +58,7 @@ async def lead(
     once_it_serves(partial(take_over, place.run_dir, name), "the fence cannot be taken", clock)
     guard = partial(check_leader, place.run_dir.fence, name)
     with Journal(place.run_dir.journal, clock, patience_s, guard) as journal:
-        known = snapshot.load(place.run_dir)
-        supervisor = Supervisor(journal, known=known)
+        supervisor = Supervisor(journal, known=snapshot.load(place.run_dir))
         job = supervisor.run.job
         assert job is not None
         if job.launch.launch != config.term.launch:  # submitted again since it was looked
@@ -84,7 +83,6 @@ async def lead(
         leader = Leader(
             supervisor, place.run_dir, config.token, backend, clock, granted, planners, name
         )
-        leader.remembering.known = known.place.lines
         agent = Agent(config, environ, clock, standby)
         loop = asyncio.get_running_loop()
         if scheduled:

@@ -27,7 +27,7 @@ class Remembering:
         every: int = EVERY_LINES,
     ) -> None:
         self.supervisor, self.run_dir, self.guard, self.every = supervisor, run_dir, guard, every
-        self.known = 0
+        self.known = supervisor.known.lines
         """Lines that the newest snapshot knows."""
         self.writes = False
 

@@ -7,11 +7,10 @@ is one with all that counts.
 
 import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
+from orchestrator.contract.whole import written_beside
 from orchestrator.strikes import (
     HALF_LIFE_S,
     STRAGGLER,
@@ -55,16 +54,9 @@ def shed(path: Path, now: float, large_bytes: int = LARGE_BYTES) -> bool:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Whole or not at all. Who holds the lock alone is the only one that writes the new file."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)  # of one that was killed
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
-    with closing(os.fdopen(fd, "wb")) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-    share(fresh, path.parent.parent, 0o666)
-    fresh.replace(path)
+    with written_beside(path, data, durable=True) as fresh:
+        share(fresh, path.parent.parent, 0o666)
+        fresh.replace(path)
 
 
 def needed(texts: Sequence[bytes], now: float) -> Iterator[bytes]:

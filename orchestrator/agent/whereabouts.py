@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.whole import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,7 @@ def announce_end(run_dir: RunDir, term: Term) -> None:
 
 
 def _write(run_dir: RunDir, body: Mapping[str, object]) -> None:
-    fresh = run_dir.leader.with_suffix(".new")
-    fresh.write_text(json.dumps(body))
-    fresh.replace(run_dir.leader)
+    write_whole(run_dir.leader, json.dumps(body).encode())
 
 
 def leader_of(run_dir: RunDir, term: Term) -> dict[str, Any]:

@@ -7,9 +7,10 @@ looks here first; the leader writes it before it tells anybody of a new attempt.
 
 import errno
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from orchestrator.contract.whole import write_whole
 
 STALE_TRIES = 3
 
@@ -56,12 +57,7 @@ def _text(path: Path) -> str:
 
 def write_fence(path: Path, fence: Fence) -> None:
     """On disk when this returns. Raises OSError, with the former one still in place."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    with fresh.open("w") as file:
-        json.dump(asdict(fence), file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    write_whole(path, json.dumps(asdict(fence)).encode(), durable=True)
 
 
 def check_leader(path: Path, leader: str) -> None:

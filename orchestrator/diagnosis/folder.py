@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.rundir import LAST_FILES
+from orchestrator.contract.whole import UNFINISHED
 from orchestrator.diagnosis.classes import Signs, classify
 from orchestrator.diagnosis.dumps import (
     HISTORY,
@@ -33,7 +34,7 @@ from orchestrator.diagnosis.stacks import main_stack
 
 RANK = re.compile(r"rank[-_]?(\d+)|(\d+)(?:\.\w+)?$")
 STACKS = (".stacks", ".stack", ".txt", ".pyspy")
-PASSED_OVER = (".log", ".gz", ".md", ".yaml", ".jsonl", ".part")
+PASSED_OVER = (".log", ".gz", ".md", ".yaml", ".jsonl", UNFINISHED)
 MOST_BYTES = 1 << 28
 """A dump of 2,000 operations with stacks has less than a hundredth of this."""
 MANY = 2_000

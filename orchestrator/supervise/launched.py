@@ -6,13 +6,13 @@ anyway, goes by that alone.
 """
 
 import json
-import os
 from dataclasses import dataclass
 
 from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.whole import write_whole
 from orchestrator.supervise.log import Tail
 
 
@@ -25,9 +25,7 @@ class Launched:
 def note(run_dir: RunDir, job: JobSubmitted) -> None:
     """Before the journal has it: an agent of a launch before is then rather sent away."""
     body = encode(Launched(backend=job.backend, launch=job.launch))
-    fresh = run_dir.launch.with_name(f"{run_dir.launch.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(body))
-    fresh.replace(run_dir.launch)
+    write_whole(run_dir.launch, json.dumps(body).encode())
 
 
 def counting(run_dir: RunDir) -> Launched | None:

@@ -41,7 +41,7 @@ class Supervisor:
 
     def __init__(self, journal: Lines, decide: Decide = step, known: Folded = NOTHING) -> None:
         """`known`: of that journal, so that only what came after it is still to be folded."""
-        self.journal, self.decide = journal, decide
+        self.journal, self.decide, self.known = journal, decide, known.place
         self.run = known.run
         for entry in journal.after(known.place):
             self.run, _ = decide(self.run, entry.event)

@@ -23,6 +23,7 @@ from typing import Any
 
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.whole import written_beside
 from orchestrator.supervise.log import Place, Tail
 from orchestrator.supervise.loop import NOTHING, Folded
 from orchestrator.supervise.state import Run
@@ -110,17 +111,9 @@ def _reader(path: Path) -> ReadBefore:
 def write(run_dir: RunDir, folded: Folded, guard: Callable[[], None]) -> None:
     """Whole or not at all, on disk when this returns. Raises OSError, and what the guard raises."""
     data = to_bytes(folded, made_by(), _reader(run_dir.journal))
-    fresh = run_dir.state.with_name(f"{run_dir.state.name}.{os.getpid()}")
-    with fresh.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
+    with written_beside(run_dir.state, data, durable=True) as fresh:
         guard()
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
-    fresh.replace(run_dir.state)
+        fresh.replace(run_dir.state)
 
 
 def load(run_dir: RunDir) -> Folded:

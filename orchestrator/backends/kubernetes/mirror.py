@@ -44,6 +44,7 @@ from orchestrator.contract.handover import Handover, handover_from
 from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.whole import write_whole
 from orchestrator.errors import BackendError, JobError, Unanswered
 from orchestrator.locks import try_lock
 from orchestrator.seams import Clock, Completed
@@ -145,9 +146,7 @@ class Mirror:
 
     def write(self, remote: Remote) -> None:
         self.run_dir.path.mkdir(parents=True, exist_ok=True)
-        fresh = self.run_dir.path / (REMOTE + ".new")
-        fresh.write_text(json.dumps(asdict(remote), indent=2))
-        fresh.replace(self.run_dir.path / REMOTE)
+        write_whole(self.run_dir.path / REMOTE, json.dumps(asdict(remote), indent=2).encode())
 
     def expect(self, handover: Handover, namespace: str) -> None:
         """A launch has been handed to the cluster: until its leader says so, say it here."""

@@ -7,8 +7,6 @@ that it does not know.
 
 import contextlib
 import json
-import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from orchestrator.backends.slurm import advice, observe, render
 from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm, refusal
 from orchestrator.backends.slurm.observe import SlurmJob
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.whole import write_whole, written_beside
 from orchestrator.errors import BackendError
 from orchestrator.seams import Sighting
 
@@ -146,8 +145,7 @@ def recorded(launch: LaunchPlan) -> str | None:
 
 
 def record(launch: LaunchPlan, job_id: str) -> None:
-    path = _record_path(launch)
-    _written(path, job_id).replace(path)
+    write_whole(_record_path(launch), _record(job_id))
 
 
 def claim(launch: LaunchPlan, job_id: str) -> str:
@@ -156,21 +154,18 @@ def claim(launch: LaunchPlan, job_id: str) -> str:
     if (noted := recorded(launch)) is not None:
         return noted
     path = _record_path(launch)
-    fresh = _written(path, job_id)
-    try:
-        path.hardlink_to(fresh)
-    except FileExistsError:
-        pass
-    except PermissionError:  # of a file system without links: the last of two gets it
-        fresh.replace(path)
-    fresh.unlink(missing_ok=True)
+    with written_beside(path, _record(job_id)) as fresh:
+        try:
+            path.hardlink_to(fresh)
+        except FileExistsError:
+            pass
+        except PermissionError:  # of a file system without links: the last of two gets it
+            fresh.replace(path)
     return recorded(launch) or job_id
 
 
-def _written(path: Path, job_id: str) -> Path:
-    fresh = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}")
-    fresh.write_text(json.dumps({"job_id": job_id}))
-    return fresh
+def _record(job_id: str) -> bytes:
+    return json.dumps({"job_id": job_id}).encode()
 
 
 def _record_path(launch: LaunchPlan) -> Path:
