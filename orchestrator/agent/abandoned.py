@@ -5,7 +5,7 @@ all of them were killed the allocation would end with them, and the job would no
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from orchestrator.agent.leaderless import RETRY_S, UNLED, UNREADABLE, Asking
@@ -13,12 +13,10 @@ from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.superseding import superseded
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract import exits
-from orchestrator.contract.events import CheckpointSaved, Event, JobSubmitted, LeaveAsked
 from orchestrator.contract.rundir import RunDir
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.log import Tail
+from orchestrator.supervise.snapshot import known
 from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import step
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +34,12 @@ def see_to_the_job(
     if why is not None:
         log.info("the job is not queued again: %s", why)
         return code
-    recalled = partial(_recall, run_dir)
-    run, brought = once_it_serves(recalled, UNREADABLE, clock)
+    run = once_it_serves(partial(known, run_dir), UNREADABLE, clock)
     if run.ending is not None:
         return exits.FAILED if run.ending == "FAILED" else exits.OK
     if run.job is None or run.cancelled_by is not None:
         return code
-    if (vain := term.restarts - brought) >= UNLED:
+    if (vain := restarts_in_vain(run, term.restarts)) >= UNLED:
         log.error(
             "nothing came of %s allocations in a row: the job is not queued again; %s say why, and"
             " then `ndctl submit SPEC --resume` goes on",
@@ -57,18 +54,6 @@ def see_to_the_job(
     return code
 
 
-def _recall(run_dir: RunDir) -> tuple[Run, int]:
-    return recall(entry.event for entry in Tail(run_dir.journal).each())
-
-
-def recall(events: Iterable[Event]) -> tuple[Run, int]:
-    """The state after `events`; and the scheduler's number of restarts in the last run of which
-    something came, a checkpoint or hosts that the scheduler wanted back. -1: of none did."""
-    run, brought = Run(), -1
-    for event in events:
-        run, _ = step(run, event)
-        if isinstance(event, JobSubmitted):
-            brought = -1
-        elif isinstance(event, CheckpointSaved | LeaveAsked) and run.allocation is not None:
-            brought = run.allocation.restarts
-    return run, brought
+def restarts_in_vain(run: Run, restarts: int) -> int:
+    """Allocations up to this one, the scheduler's `restarts`th again, of which nothing came."""
+    return restarts - (-1 if run.brought is None else run.brought)

@@ -14,7 +14,8 @@ from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError
 from orchestrator.seams import Clock, Copy
-from orchestrator.supervise.log import Journal, has_writer, read
+from orchestrator.supervise.log import Journal, has_writer
+from orchestrator.supervise.snapshot import known, recall
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
@@ -36,7 +37,7 @@ def cancel(
 
     `found`: how the job was found, where its run directory may be elsewhere.
     """
-    run = fold(entry.event for entry in read(run_dir.journal))
+    run = known(run_dir)
     name = run_dir.path.name
     if run.ending is not None:
         raise JobError(f"job {name} has already ended: {run.state}", fix="nothing to cancel")
@@ -48,7 +49,7 @@ def cancel(
         return f"{name} is being cancelled: its ranks write a checkpoint and leave"
     refuse_while_submitting(run_dir)
     clear(run, environ, clock)
-    if fold(entry.event for entry in read(run_dir.journal)).ending is not None:
+    if known(run_dir).ending is not None:
         return f"{name} was ended by its scheduler: its leader could not be asked from here"
     return _record_cancel(run_dir, clock)
 
@@ -103,7 +104,8 @@ def wait_until_ended(
     A scheduler has nothing of it any more then.
     """
     alive, leads = True, _leads(run_dir, environ, clock, found)
-    while (run := fold(entry.event for entry in read(run_dir.journal))).ending is None:
+    run, journal = recall(run_dir)
+    while (run := fold((entry.event for entry in journal.each()), run)).ending is None:
         if not alive:
             raise JobError(
                 f"the leader of {run_dir.path.name} went away before the job had ended",
@@ -141,7 +143,7 @@ def _may_end(found: Found, environ: Mapping[str, str], clock: Clock) -> Callable
             led_at, held = now, True
         elif now - asked_at >= ASK_AGAIN_S:
             asked_at = now
-            run = fold(entry.event for entry in read(found.run_dir.journal))
+            run = known(found.run_dir)
             with suppress(BackendError):
                 held = standing(found.here(run), environ, clock) is not None
         return now - led_at < (COME_BACK_S if held else LAST_WORDS_S)

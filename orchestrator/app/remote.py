@@ -15,6 +15,7 @@ from orchestrator.jobs import find_job, jobs
 from orchestrator.seams import Clock, Copy
 from orchestrator.supervise.log import read
 from orchestrator.supervise.opening import ARCHIVE
+from orchestrator.supervise.snapshot import known
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
@@ -143,7 +144,7 @@ def await_begin(found: Found, ask: Ask, clock: Clock, say: Callable[[str], objec
     scheduler says meanwhile; False where nothing of the job is left to wait for."""
     said = ""
     while found.copy is not None and not found.copy.has_begun:
-        words = ask(fold(entry.event for entry in read(found.run_dir.journal)))
+        words = ask(known(found.run_dir))
         if words and words != said:
             say(words)
             said = words

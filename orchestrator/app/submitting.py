@@ -19,10 +19,10 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import BackendError, JobError, PlanError
 from orchestrator.seams import Backend, Clock, Copy, RemoteBackend
-from orchestrator.supervise.log import Journal, has_writer, read
+from orchestrator.supervise import snapshot
+from orchestrator.supervise.log import Journal, has_writer
 from orchestrator.supervise.opening import ARCHIVE, archive, write_files
 from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import fold
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> tupl
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     with Journal(run_dir.journal, clock) as journal:
         known = journal.seq
-        past = fold(entry.event for entry in journal.after())
+        past = snapshot.known(run_dir)
         job = submitted_event(submission, past, clock.now(), without)
         handover = handover_of(submission, job)
         write_files(run_dir, handover, job.plan_number)
@@ -264,12 +264,11 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
             f"job {name} is running",
             fix=f"watch it with `ndctl dashboard {name}`, end it with `ndctl cancel {name}`",
         )
-    entries = read(run_dir.journal)
-    if not entries:
+    run = snapshot.known(run_dir)
+    if run.job is None:
         if submission.resume:
             raise JobError(f"job {name} has no run to resume", fix="submit it without --resume")
         return
-    run = fold(entry.event for entry in entries)
     if submission.new:
         clear(run, environ, clock)
         archive(run_dir, clock.now())

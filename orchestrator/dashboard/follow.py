@@ -139,16 +139,17 @@ def _progress_words(metric: Metric, steps: int, progress: Progress) -> str:
 class Follower:
     """Prints as it is fed: lines, and where the console is a terminal a bar below them.
 
-    with Follower(console, zone) as follower:
+    with Follower(console, zone, run) as follower:
         follower.skip(old_entries, old_metrics)  # at --resume: what is known is not told again
         while …:
             follower.feed(tail.more(), metrics.more())
     """
 
-    def __init__(self, console: Console, zone: tzinfo | None) -> None:
+    def __init__(self, console: Console, zone: tzinfo | None, run: Run | None = None) -> None:
+        """`run`: what the journal came to at the place from which on it is handed over."""
         self.console = console
         self.zone = zone
-        self.told = Told()
+        self.told = Told(run=run or Run())
         self.bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),

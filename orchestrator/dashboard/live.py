@@ -17,7 +17,8 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.draw import draw
 from orchestrator.dashboard.holding import Ask, Holding
 from orchestrator.dashboard.metrics import NOTHING, MetricTail, Progress, fold_metrics
-from orchestrator.dashboard.view import Seen, View, fold_seen, view
+from orchestrator.dashboard.recalled import recall
+from orchestrator.dashboard.view import View, fold_seen, view
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
 from orchestrator.supervise import log
@@ -37,9 +38,8 @@ class Screen:
     def __init__(self, run_dir: RunDir, holding: Holding) -> None:
         self.run_dir = run_dir
         self.holding = holding
-        self.entries = log.Tail(run_dir.journal)
         self.metrics = MetricTail(run_dir.metrics)
-        self.seen: Seen = Seen()
+        self.seen, self.entries = recall(run_dir)
         self.progress: Progress = NOTHING
 
     def look(self, now: float) -> View | None:

@@ -18,11 +18,13 @@ from orchestrator.dashboard.logs import (
 )
 from orchestrator.dashboard.metrics import MetricTail
 from orchestrator.dashboard.status import read_snapshot
-from orchestrator.dashboard.view import Seen, effective_state, fold_seen
+from orchestrator.dashboard.view import effective_state
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
 from orchestrator.supervise.log import Tail, has_writer
-from orchestrator.supervise.state import ENDED
+from orchestrator.supervise.snapshot import recall
+from orchestrator.supervise.state import ENDED, Run
+from orchestrator.supervise.step import fold
 
 FOLLOW_POLL_S = 0.2
 EXIT_CODES = {
@@ -38,13 +40,16 @@ def follow_job(run_dir: RunDir, known: int, clock: Clock, ask: Ask) -> int:
     Args:
         known: lines of the journal that were there before, which are not told again.
     """
-    entries, metrics = Tail(run_dir.journal), MetricTail(run_dir.metrics)
+    run, entries = recall(run_dir)
+    if entries.lines > known:  # of a leader that wrote what is yet to be told
+        run, entries = Run(), Tail(run_dir.journal)
+    old, metrics = known - entries.lines, MetricTail(run_dir.metrics)
     console = Console(highlight=False)
     has_ended = ending_of(run_dir, clock, ask)
-    with Follower(console, None) as follower:
+    with Follower(console, None, run) as follower:
         first = entries.more()
-        follower.skip(first[:known], metrics.more() if known else ())
-        follower.feed(first[known:], metrics.more())
+        follower.skip(first[:old], metrics.more() if known else ())
+        follower.feed(first[old:], metrics.more())
         while not has_ended():
             clock.sleep(FOLLOW_POLL_S)
             follower.feed(entries.more(), metrics.more())
@@ -57,14 +62,14 @@ def follow_job(run_dir: RunDir, known: int, clock: Clock, ask: Ask) -> int:
 
 def ending_of(run_dir: RunDir, clock: Clock, ask: Ask) -> Callable[[], bool]:
     """Asks whether the job has ended, or lost its leader for good; reads each journal line once."""
-    entries, seen, holding = Tail(run_dir.journal), Seen(), Holding(ask, clock)
+    (run, entries), holding = recall(run_dir), Holding(ask, clock)
 
     def has_ended() -> bool:
-        nonlocal seen
+        nonlocal run
         alive = has_writer(run_dir.journal)  # asked first: see `status.read_snapshot`
-        seen = fold_seen(seen, entries.more())
-        held = holding(seen.run, alive)
-        return effective_state(seen.run, alive, clock.now(), held=held).state in ENDED
+        run = fold((entry.event for entry in entries.each()), run)
+        held = holding(run, alive)
+        return effective_state(run, alive, clock.now(), held=held).state in ENDED
 
     return has_ended
 

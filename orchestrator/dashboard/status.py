@@ -11,13 +11,13 @@ from orchestrator.contract.mesh import AXES
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard import words
 from orchestrator.dashboard.metrics import Progress, glance
+from orchestrator.dashboard.recalled import look
 from orchestrator.dashboard.view import (
     CheckpointView,
     Seen,
     Standing,
     View,
     effective_state,
-    fold_seen,
     last_step,
     view,
 )
@@ -87,7 +87,7 @@ def read_snapshot(run_dir: RunDir, now: float) -> Snapshot | None:
     written its end by then.
     """
     alive = log.has_writer(run_dir.journal)
-    seen = fold_seen(Seen(), log.read(run_dir.journal))
+    seen = look(run_dir)
     if seen.run.job is None:
         return None
     progress = glance(run_dir.metrics)

@@ -90,18 +90,37 @@ def fold_seen(seen: Seen, entries: Iterable[Entry]) -> Seen:
     health = dict(seen.health)
     for entry in entries:
         run, _ = step(seen.run, entry.event)
-        seen = _after(replace(seen, run=run), entry, health)
+        seen = _gone_back(_after(replace(seen, run=run), entry, health))
     return replace(seen, health=health)
+
+
+def seen_at(run: Run, entries: Iterable[Entry]) -> Seen:
+    """What the views keep at a place of the journal, of the state there and the lines up to it that
+    came after the order to start the present attempt."""
+    health: dict[int, Health] = {}
+    seen = Seen(run=run, checkpoint=CheckpointView(step=run.saved, at=run.saved_at))
+    for entry in entries:
+        seen = _after(seen, entry, health)
+    return _gone_back(replace(seen, health=health))
 
 
 def _after(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
     event = entry.event
     if getattr(event, "attempt", seen.run.attempt) == seen.run.attempt:
         seen = _noted(seen, entry, health)
+    run = seen.run
     if any(isinstance(action, StartAttempt) for action in entry.actions):
         health.clear()
-        seen = replace(seen, started=False, resumed_from=None, lost=frozenset())
+        seen = Seen(run=run, checkpoint=CheckpointView(step=run.saved, at=run.saved_at))
     return seen
+
+
+def _gone_back(seen: Seen) -> Seen:
+    """With the older checkpoint to which the job goes back, where it went astray since."""
+    run = seen.run
+    if seen.checkpoint.step <= run.saved:
+        return seen
+    return replace(seen, checkpoint=CheckpointView(step=run.saved, at=run.saved_at))
 
 
 def _noted(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:

@@ -173,6 +173,24 @@ def last_before(path: Path, place: Place) -> Entry | None:
     return _entry(last, place.lines) if last else None
 
 
+def newest(path: Path, mark: bytes, before: Place) -> Place:
+    """Behind the last line before a place that has `mark`; the beginning where none has. Raises
+    OSError."""
+    end, lines, rest = before.offset, before.lines, b""
+    with path.open("rb") as file:
+        while end > 0:
+            begun = max(0, end - LEAST_READ)
+            data = os.pread(file.fileno(), end - begun, begun) + rest
+            at = data.rfind(mark)
+            if at >= 0:
+                after = data.index(b"\n", at) + 1
+                return Place(lines=lines - data.count(b"\n", after), offset=begun + after)
+            # The line that begins before this piece is looked at with the next one.
+            cut = data.find(b"\n") + 1 or len(data)
+            rest, end, lines = data[:cut], begun, lines - data.count(b"\n", cut)
+    return BEGINNING
+
+
 def _end_of(fd: int, end: int) -> tuple[int, bytes]:
     """Bytes of a journal up to `end` that are whole lines, and the last of these lines: of its end
     alone, for a journal of weeks has hundreds of megabytes, and what a crash left is never further

@@ -13,9 +13,8 @@ from orchestrator.errors import JobError
 from orchestrator.seams import Clock
 from orchestrator.supervise.launched import note
 from orchestrator.supervise.log import Journal
-from orchestrator.supervise.snapshot import recall
+from orchestrator.supervise.snapshot import known
 from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import fold
 
 ARCHIVE = ".archive"
 """Where `--new` puts the run of the same name that ended before, below the run root."""
@@ -42,11 +41,6 @@ def archive(run_dir: RunDir, at: float) -> None:
     shelf = run_dir.path.parent / ARCHIVE
     shelf.mkdir(exist_ok=True)
     run_dir.path.rename(shelf / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
-
-
-def known(run_dir: RunDir) -> Run:
-    run, tail = recall(run_dir)
-    return fold((entry.event for entry in tail.each()), run)
 
 
 def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> Run:

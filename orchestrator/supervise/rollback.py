@@ -30,6 +30,7 @@ def perform(run: Run, exits: Iterable[RankExited], decision: Decision) -> tuple[
     before = replace(
         run,
         saved=to,
+        saved_at=None,
         saves=tuple(step for step in run.saves if step <= to),
         skipped=together(run.skipped, (window,)),
         rollbacks=(*run.rollbacks, Rollback(to=to, since=since)),

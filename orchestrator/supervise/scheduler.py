@@ -52,7 +52,7 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     if run.leaving is not None and run.leaving.cause is not None and run.leaving.requeue:
         return run, ()
     words = f"{WORDS[event.cause]} ({event.words})"
-    run = replace(run, leaving=Leaving(cause=event.cause, words=words))
+    run = brought(replace(run, leaving=Leaving(cause=event.cause, words=words)))
     if run.stage in IDLE:
         return (
             (run, ())
@@ -62,6 +62,11 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     if run.stage in LIVE:
         return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())
+
+
+def brought(run: Run) -> Run:
+    """With the allocation that it has known as one of which something came."""
+    return replace(run, brought=run.allocation.restarts) if run.allocation else run
 
 
 def requeue_refused(run: Run, event: RequeueRefused) -> Result:

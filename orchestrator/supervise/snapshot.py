@@ -27,6 +27,7 @@ from orchestrator.contract.whole import written_beside
 from orchestrator.supervise.log import Place, Tail
 from orchestrator.supervise.loop import NOTHING, Folded
 from orchestrator.supervise.state import Run
+from orchestrator.supervise.step import fold
 
 log = logging.getLogger(__name__)
 
@@ -124,11 +125,17 @@ def load(run_dir: RunDir) -> Folded:
     except FileNotFoundError:
         return NOTHING
     except (OSError, Unfit) as exc:
-        log.warning("all of the journal is folded, for %s is of no use: %s", run_dir.state, exc)
+        log.info("all of the journal is folded, for %s is of no use: %s", run_dir.state, exc)
         return NOTHING
 
 
 def recall(run_dir: RunDir) -> tuple[Run, Tail]:
     """The state at some place of the journal, and what reads on from there."""
-    known = load(run_dir)
-    return known.run, Tail(run_dir.journal, known.place)
+    found = load(run_dir)
+    return found.run, Tail(run_dir.journal, found.place)
+
+
+def known(run_dir: RunDir) -> Run:
+    """What the journal comes to. Raises OSError, and JobError where a line cannot be read."""
+    run, tail = recall(run_dir)
+    return fold((entry.event for entry in tail.each()), run)

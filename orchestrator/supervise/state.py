@@ -315,6 +315,9 @@ class Run:
     """For fewer hosts than were asked for."""
     larger: tuple[JobPlan, ...] = ()
     """The plans for more hosts that were given up for `replanned`, the largest first."""
+    brought: int | None = None
+    """The scheduler's number of restarts in the last allocation of which something came: a
+    checkpoint, or hosts that it wanted back. None: of none, since a person last submitted."""
     grown_at: float | None = None
     """When the job was last stopped to go back to one of them."""
     asked_at: float = 0.0
@@ -345,6 +348,8 @@ class Run:
     """Last step reported by the present attempt."""
     saved: int = 0
     """Newest complete checkpoint's step; 0 for none."""
+    saved_at: float | None = None
+    """When it was complete; None where the journal does not say."""
     saves: tuple[int, ...] = ()
     """The last few of them, oldest first."""
     skipped: tuple[Window, ...] = ()

@@ -81,6 +81,7 @@ from orchestrator.supervise.replacing import (
     straggler_gone,
 )
 from orchestrator.supervise.scheduler import (
+    brought,
     host_flagged,
     host_leaving,
     host_opened,
@@ -202,7 +203,8 @@ def _resumed(run: Run, event: TrainingResumed) -> Run:
     if event.step <= run.saved:
         return run
     saves = (*run.saves, event.step)[-MOST_SAVES:]
-    return replace(run, saved=event.step, saves=saves, fruitless=min(run.fruitless, 1))
+    fruitless = min(run.fruitless, 1)
+    return replace(run, saved=event.step, saved_at=None, saves=saves, fruitless=fruitless)
 
 
 def _step_reached(run: Run, event: StepReached) -> Result:
@@ -224,7 +226,8 @@ def _step_reached(run: Run, event: StepReached) -> Result:
 def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
     if event.step > run.saved:
         saves = (*run.saves, event.step)[-MOST_SAVES:]
-        run = replace(run, saved=event.step, saves=saves, fruitless=0)
+        run = replace(run, saved=event.step, saved_at=event.at, saves=saves, fruitless=0)
+    run = brought(run)
     wish = growing.wish(run, event.at)
     if wish is None:
         return replace_straggler(run, event.at)

@@ -49,6 +49,7 @@ def submitted(run: Run, event: JobSubmitted) -> Result:
         leaving=None,
         placement=(),
         done={},
+        brought=None,
         fruitless=0,
         save_every=None,
         forgiven=len(kept.incidents),

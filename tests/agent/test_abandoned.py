@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.abandoned import recall, see_to_the_job
+from orchestrator.agent.abandoned import restarts_in_vain, see_to_the_job
 from orchestrator.agent.leaderless import UNLED
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract import exits
@@ -21,6 +21,7 @@ from orchestrator.contract.events import (
 from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Ended, Unanswered
+from orchestrator.supervise.step import fold
 from tests.agent.test_leaderless import Queue, append, began
 from tests.agent.world import LAUNCH, TurnedClock, a_job
 
@@ -105,17 +106,17 @@ def test_runs_of_which_nothing_comes_have_an_end(
 
 
 @pytest.mark.parametrize(
-    ("event", "brought"),
+    ("event", "in_vain"),
     [
-        (CheckpointSaved(at=2.0, attempt=0, step=4), 5),
-        (LeaveAsked(at=2.0, cause="preempted", words="SIGTERM"), 5),
-        (StepReached(at=2.0, attempt=0, step=4, loss=None, tokens_per_second=None), -1),
+        (CheckpointSaved(at=2.0, attempt=0, step=4), 0),
+        (LeaveAsked(at=2.0, cause="preempted", words="SIGTERM"), 0),
+        (StepReached(at=2.0, attempt=0, step=4, loss=None, tokens_per_second=None), 6),
     ],
 )
-def test_a_run_brought_something_that_saved_or_was_wanted_back(event: Event, brought: int) -> None:
+def test_a_run_brought_something_that_saved_or_was_wanted_back(event: Event, in_vain: int) -> None:
     granted = Allocation(id="7", restarts=5, hosts=("host-0", "host-1"))
     leader = LeaderStarted(at=1.0, host="host-0", pid=1, allocation=granted)
     events: list[Event] = [a_job(Path("/runs/job")), leader, event]
-    assert recall(events)[1] == brought
+    assert restarts_in_vain(fold(events), 5) == in_vain
     later = a_job(Path("/runs/job"), resume=True)
-    assert recall([*events, later])[1] == -1, "a person gave it another chance"
+    assert restarts_in_vain(fold([*events, later]), 5) == 6, "a person gave it another chance"

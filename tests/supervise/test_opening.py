@@ -15,7 +15,8 @@ from orchestrator.errors import JobError
 from orchestrator.supervise.launched import Launched, counting
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
-from orchestrator.supervise.opening import ARCHIVE, begin, is_of, known, read_folder
+from orchestrator.supervise.opening import ARCHIVE, begin, is_of, read_folder
+from orchestrator.supervise.snapshot import known
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
 

@@ -23,8 +23,8 @@ from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, InUse, JobError
 from orchestrator.seams import Clock
-from orchestrator.supervise.opening import begin, is_of, known, read_folder
-from orchestrator.supervise.snapshot import recall
+from orchestrator.supervise.opening import begin, is_of, read_folder
+from orchestrator.supervise.snapshot import known, recall
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import step
 from orchestrator.system import SystemClock
