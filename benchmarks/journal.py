@@ -5,10 +5,11 @@ python -m benchmarks.journal [ATTEMPTS] [HOSTS]
 A job of 8 ranks a host is told to the real `step` for so many attempts of three hours: most end by
 a rank that is killed, some by an agent that is lost, and now and then the leader begins anew. What
 its journal would have is written, and then read and folded as a leader does, from the beginning and
-from where its last snapshot was taken.
+from where its last snapshot was taken; and what a person types is timed.
 """
 
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -163,10 +164,22 @@ def fold(run_dir: RunDir, story: Story, what: str) -> None:
     print(f"    a new leader {what} has folded {rest:,} lines in {took:.2f} s ({cpu:.2f} s of CPU)")
 
 
+def typed(run_dir: RunDir, command: str) -> None:
+    """How long a person waits for an answer."""
+    job = [] if command == "list" else [run_dir.path.name]
+    argv = [sys.executable, "-m", "orchestrator", command, *job]
+    begun = time.perf_counter()
+    subprocess.run(
+        [*argv, "--run-root", run_dir.path.parent], check=True, stdout=subprocess.DEVNULL
+    )
+    print(f"    `ndctl {command}` has answered after {time.perf_counter() - begun:.2f} s")
+
+
 def main(attempts: int, hosts: int) -> None:
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
-        run_dir, story = RunDir(Path(folder)), Story(hosts)
+        run_dir, story = RunDir(Path(folder) / "weeks"), Story(hosts)
+        run_dir.path.mkdir()
         with run_dir.journal.open("wb") as file:
             kept = story.write(file, attempts)
         size = run_dir.journal.stat().st_size
@@ -178,6 +191,8 @@ def main(attempts: int, hosts: int) -> None:
         took, size = time.process_time() - begun, run_dir.state.stat().st_size
         print(f"    a snapshot of {size:,} bytes is written in {took:.2f} s of CPU")
         fold(run_dir, story, "with the last one")
+        for words in ("status", "describe", "list"):
+            typed(run_dir, words)
         print(f"    {peak_gib():.2f} GiB at the most")
 
 

@@ -5,11 +5,8 @@ The journal stays the only truth. A snapshot that does not fit is as good as non
 or is of another ndctl, whose rules may come to something else, or of another journal. Then all is
 folded, as it is where there is none.
 
-    {"v": 1, "made_by": "…", "lines": 5000, "offset": 1234567, "before": "…", "run": "…"}
+    {"v": 1, "made_by": "…", "launch": 3, "place": {"lines": 5000, "offset": 1234567}, …}
     {"job": …}
-
-`made_by` is a digest of the sources that decide, `before` one of the journal's last bytes up to
-there, and `run` one of the second line.
 """
 
 import functools
@@ -17,11 +14,11 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-from orchestrator.contract.codec import decode, encode
+from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.whole import written_beside
 from orchestrator.supervise.log import Place, Tail
@@ -39,6 +36,22 @@ DECIDE = ("contract", "cluster", "plan", "diagnosis", "supervise", "errors.py", 
 
 ReadBefore = Callable[[int, int], bytes]
 """Bytes of the journal: so many, up to an offset; fewer where it has fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Its first line."""
+
+    v: int
+    made_by: str
+    """A digest of the sources that decide."""
+    launch: int
+    """The newest that the journal has up to there."""
+    place: Place
+    before: str
+    """A digest of the journal's last bytes up to there."""
+    run: str
+    """One of the second line."""
 
 
 class Unfit(ValueError):
@@ -64,37 +77,44 @@ def digest(root: Path) -> str:
 
 def to_bytes(folded: Folded, maker: str, read_before: ReadBefore) -> bytes:
     run, place = json.dumps(encode(folded.run), separators=(",", ":")).encode(), folded.place
-    head = {
-        "v": VERSION,
-        "made_by": maker,
-        "lines": place.lines,
-        "offset": place.offset,
-        "before": _before(place, read_before),
-        "run": sha256(run).hexdigest(),
-    }
-    return json.dumps(head).encode() + b"\n" + run + b"\n"
+    head = Head(
+        v=VERSION,
+        made_by=maker,
+        launch=folded.run.job.launch.launch if folded.run.job else 0,
+        place=place,
+        before=_before(place, read_before),
+        run=sha256(run).hexdigest(),
+    )
+    return json.dumps(encode(head)).encode() + b"\n" + run + b"\n"
 
 
 def from_bytes(data: bytes, maker: str, read_before: ReadBefore) -> Folded:
     """Raises Unfit."""
-    head, _, run = data.partition(b"\n")
+    line, _, run = data.partition(b"\n")
+    head = _head(line, maker, read_before)
+    if not run.endswith(b"\n") or sha256(run[:-1]).hexdigest() != head.run:
+        raise Unfit("it is not whole")
     try:
-        said: dict[str, Any] = json.loads(head)
-        if (said["v"], said["made_by"]) != (VERSION, maker):
-            raise Unfit("another ndctl wrote it")
-        place: Place = decode(Place, {"lines": said["lines"], "offset": said["offset"]})
-        if not run.endswith(b"\n") or sha256(run[:-1]).hexdigest() != said["run"]:
-            raise Unfit("it is not whole")
-        if _before(place, read_before) != said["before"]:
-            raise Unfit("it is of another journal")
-        return Folded(run=decode(Run, json.loads(run)), place=place)
-    except Unfit:
-        raise
-    except (KeyError, TypeError, ValueError) as exc:
+        return Folded(run=decode(Run, json.loads(run)), place=head.place)
+    except (ValueError, Invalid) as exc:
         raise Unfit(f"it makes no sense: {exc!r}") from exc
 
 
+def _head(line: bytes, maker: str, read_before: ReadBefore) -> Head:
+    try:
+        head: Head = decode(Head, json.loads(line))
+    except (ValueError, Invalid) as exc:
+        raise Unfit(f"another ndctl wrote it, or it is damaged: {exc!r}") from exc
+    if (head.v, head.made_by) != (VERSION, maker):
+        raise Unfit("another ndctl wrote it")
+    if _before(head.place, read_before) != head.before:
+        raise Unfit("it is of another journal")
+    return head
+
+
 def _before(place: Place, read_before: ReadBefore) -> str:
+    if place.offset < 1:
+        raise Unfit("it is of no line")
     data = read_before(place.offset, min(BEFORE, place.offset))
     if len(data) < min(BEFORE, place.offset) or not data.endswith(b"\n"):
         raise Unfit("it is of another journal, or of more than this one has")
@@ -115,6 +135,15 @@ def write(run_dir: RunDir, folded: Folded, guard: Callable[[], None]) -> None:
     with written_beside(run_dir.state, data, durable=True) as fresh:
         guard()
         fresh.replace(run_dir.state)
+
+
+def glance(run_dir: RunDir) -> Head | None:
+    """What it says of itself, without the state; None where there is none that fits."""
+    try:
+        with run_dir.state.open("rb") as file:
+            return _head(file.readline(), made_by(), _reader(run_dir.journal))
+    except (OSError, Unfit):
+        return None
 
 
 def load(run_dir: RunDir) -> Folded:

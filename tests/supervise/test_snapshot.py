@@ -182,7 +182,10 @@ def damaged(data: bytes, journal: bytes) -> dict[str, tuple[bytes, bytes]]:
     def saying(**more: object) -> bytes:
         return json.dumps(said | more).encode() + b"\n" + rest
 
-    offset = said["offset"]
+    def at(**more: object) -> bytes:
+        return saying(place=said["place"] | more)
+
+    offset = said["place"]["offset"]
     flipped = rest.replace(b'"attempt":1', b'"attempt":2', 1)
     assert flipped != rest
     return {
@@ -193,18 +196,18 @@ def damaged(data: bytes, journal: bytes) -> dict[str, tuple[bytes, bytes]]:
         "a flipped digit": (head + b"\n" + flipped, journal),
         "of another ndctl": (saying(made_by="others"), journal),
         "of another form": (saying(v=2), journal),
-        "of a later place": (saying(offset=offset + 100), journal),
-        "of a place within a line": (saying(offset=offset - 1), journal),
-        "of a place before the first": (saying(offset=-5), journal),
-        "of the beginning": (saying(offset=0), journal),
-        "a word for a number": (saying(lines="many"), journal),
+        "of a later place": (at(offset=offset + 100), journal),
+        "of a place within a line": (at(offset=offset - 1), journal),
+        "of a place before the first": (at(offset=-5), journal),
+        "of the beginning": (at(offset=0), journal),
+        "a word for a number": (at(lines="many"), journal),
         "of a longer journal": (data, journal[: offset - 1]),
         "of another journal": (data, journal.replace(b"1700000", b"1800000")),
         "of no journal": (data, b""),
     }
 
 
-DAMAGES = sorted(damaged(b'{"offset":1}\n{"attempt":1}\n', b""))
+DAMAGES = sorted(damaged(b'{"place":{"offset":1}}\n{"attempt":1}\n', b""))
 
 
 @pytest.mark.parametrize("what", DAMAGES)

@@ -2,7 +2,8 @@
 
     python -m orchestrator.backends.kubernetes.fetch RUN_DIR JOURNAL_OFFSET METRICS_OFFSET
 
-Answers with a line of JSON (`News`), then as many bytes of journal and of metrics as that says.
+Answers with a line of JSON (`News`), then as many bytes of journal, snapshot and metrics as that
+says. What is too much for one answer comes with the next ones.
 """
 
 import contextlib
@@ -15,8 +16,11 @@ from typing import BinaryIO
 
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.rundir import RunDir
+from orchestrator.supervise import snapshot
 from orchestrator.supervise.log import has_writer, whole_lines
 
+MOST_JOURNAL = 16 << 20
+"""Of one answer: a journal of weeks has hundreds of megabytes."""
 MOST_METRICS = 4 << 20
 """Of a long job, the newest metrics will do."""
 
@@ -29,6 +33,11 @@ class News:
     """Some process writes the journal."""
     journal: int
     """Bytes of it that follow."""
+    more: bool
+    """The journal has more whole lines than these."""
+    state: int
+    """Bytes of the leader's snapshot, where it knows more than who asks had, and no more than it
+    has now."""
     metrics: int
     metrics_from: int
     """Where in the file they begin."""
@@ -37,38 +46,46 @@ class News:
 def news(run_dir: RunDir, journal_offset: int, metrics_offset: int) -> tuple[News, bytes]:
     """An offset beyond the end of a file is of another run: then it is told from its beginning."""
     led = has_writer(run_dir.journal)  # before the journal is read, which a leader ends
-    journal, _ = _since(run_dir.journal, journal_offset)
+    journal, first = _since(run_dir.journal, journal_offset, MOST_JOURNAL)
+    last = first + len(journal)
+    head = snapshot.glance(run_dir)
+    is_new = head is not None and first < head.place.offset <= last
+    state = run_dir.state.read_bytes() if is_new else b""
     metrics, begun = _since(run_dir.metrics, metrics_offset)
     if len(metrics) > MOST_METRICS:
         cut = metrics.index(b"\n", len(metrics) - MOST_METRICS - 1) + 1
         metrics, begun = metrics[cut:], begun + cut
     told = News(
-        launch=newest_launch(run_dir.journal),
+        launch=newest_launch(run_dir, head),
         led=led,
         journal=len(journal),
+        more=len(journal) > 0 and _since(run_dir.journal, last, MOST_JOURNAL)[0] != b"",
+        state=len(state),
         metrics=len(metrics),
         metrics_from=begun,
     )
-    return told, journal + metrics
+    return told, journal + state + metrics
 
 
-def newest_launch(path: Path) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        data = path.read_bytes()
+def newest_launch(run_dir: RunDir, head: snapshot.Head | None) -> int:
+    """`head`: of the snapshot, before which nothing need be looked at."""
+    with contextlib.suppress(FileNotFoundError), run_dir.journal.open("rb") as file:
+        file.seek(head.place.offset if head else 0)
+        data = file.read()
         at = data.rfind(b'"kind":"JobSubmitted"')
         if at >= 0:
             line = data[data.rfind(b"\n", 0, at) + 1 :].partition(b"\n")[0]
             with contextlib.suppress(ValueError):
                 return int(json.loads(line)["event"]["launch"]["launch"])
-    return 0
+    return head.launch if head else 0
 
 
-def _since(path: Path, offset: int) -> tuple[bytes, int]:
-    """Whole lines alone."""
+def _since(path: Path, offset: int, most: int = -1) -> tuple[bytes, int]:
+    """Whole lines alone, and where they begin."""
     try:
         with path.open("rb") as file:
             begun = file.seek(offset if offset <= path.stat().st_size else 0)
-            data = file.read()
+            data = file.read(most)
     except FileNotFoundError:
         return b"", 0
     return data[: whole_lines(data)], begun
@@ -80,13 +97,14 @@ def main(argv: Sequence[str], out: BinaryIO) -> None:
     out.flush()
 
 
-def read_news(answer: bytes) -> tuple[News, bytes, bytes]:
-    """What `main` wrote: the news, the journal's bytes, the metrics'. Raises ValueError."""
+def read_news(answer: bytes) -> tuple[News, bytes, bytes, bytes]:
+    """What `main` wrote: the news, the bytes of journal, snapshot, metrics. Raises ValueError."""
     head, _, body = answer.partition(b"\n")
     told: News = decode(News, json.loads(head))
-    if len(body) != told.journal + told.metrics:
+    if len(body) != told.journal + told.state + told.metrics:
         raise ValueError("the answer was cut short")
-    return told, body[: told.journal], body[told.journal :]
+    state = told.journal + told.state
+    return told, body[: told.journal], body[told.journal : state], body[state:]
 
 
 if __name__ == "__main__":

@@ -208,9 +208,7 @@ class Mirror:
         remote = self.remote
         if self.speaker is not None:
             with contextlib.suppress(BackendError):  # it may be gone; the list below tells
-                done = self._ask(remote, self.speaker)
-                if done is not None:
-                    self._take(remote, done)
+                if self._hear(self.speaker):
                     return
             self.speaker = None
         pods = self.pods(remote)
@@ -218,12 +216,11 @@ class Mirror:
         unheard: BackendError | None = None
         for pod in running[:MOST_ASKED]:
             try:
-                done = self._ask(remote, pod)
+                heard = self._hear(pod)
             except BackendError as exc:  # its node may be dead, with the phase that it had
                 unheard = exc
                 continue
-            if done is not None:
-                self._take(remote, done)
+            if heard:
                 self.speaker = pod
                 return
         if unheard is not None:
@@ -234,6 +231,16 @@ class Mirror:
     def pods(self, remote: Remote) -> list[Object]:
         labels = f"{LABEL}={remote.job}"
         return list(self.api.list(PODS, remote.namespace, labels=labels).items)
+
+    def _hear(self, pod: Object) -> bool:
+        """Take all that a pod has to say; False where it cannot say."""
+        while True:
+            remote = self.remote
+            done = self._ask(remote, pod)
+            if done is None:
+                return False
+            if not self._take(remote, done):
+                return True
 
     def _ask(self, remote: Remote, pod: Object) -> bytes | None:
         """None where this pod cannot say: it may just have begun, or be about to end."""
@@ -248,18 +255,21 @@ class Mirror:
         )
         return out if code == 0 else None
 
-    def _take(self, remote: Remote, answer: bytes) -> None:
-        told, journal, metrics = read_news(answer)
+    def _take(self, remote: Remote, answer: bytes) -> bool:
+        """Whether there is more."""
+        told, journal, state, metrics = read_news(answer)
         begun = remote.journal
         if told.launch < remote.launch:
-            return  # its leader has yet to begin, and there is what a former launch left
+            return False  # its leader has yet to begin, and there is what a former launch left
         if journal and _first_seq(journal) == 0:
             self.write(replace(remote, journal=0, metrics=0))
-            return  # the next look begins anew
+            return False  # the next look begins anew
         if journal and _first_seq(journal) == 1:
             begun = 0  # another run of the same name, or the first look
         if journal:
             put(self.run_dir.journal, begun, journal)
+        if state:
+            write_whole(self.run_dir.state, state)
         if metrics:
             local = self.run_dir.metrics
             put(local, local.stat().st_size if told.metrics_from and local.exists() else 0, metrics)
@@ -271,6 +281,7 @@ class Mirror:
             )
         )
         self._hold(told.led)
+        return told.more
 
     def _from_logs(self, remote: Remote, pods: Iterable[Object]) -> None:
         """A leader's last words, in the log of its pod that has ended: read once."""

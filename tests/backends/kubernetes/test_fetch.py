@@ -8,8 +8,12 @@ import pytest
 
 from orchestrator.backends.kubernetes import fetch
 from orchestrator.backends.kubernetes.fetch import main, newest_launch, news, read_news
+from orchestrator.contract.events import LeaderStarted
 from orchestrator.contract.rundir import RunDir
-from orchestrator.supervise.log import Entry, to_line
+from orchestrator.supervise import snapshot
+from orchestrator.supervise.log import Entry, Place, read, to_line
+from orchestrator.supervise.loop import Folded
+from orchestrator.supervise.step import fold
 from tests.agent.world import LAUNCH, a_job
 
 
@@ -22,6 +26,14 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 
 def asked(run_dir: RunDir, journal: int, metrics: int) -> tuple[fetch.News, bytes, bytes]:
+    told, lines, state, metric_lines = answer(run_dir, journal, metrics)
+    assert (told.state, state) == (0, b"")
+    return told, lines, metric_lines
+
+
+def answer(
+    run_dir: RunDir, journal: int, metrics: int = 0
+) -> tuple[fetch.News, bytes, bytes, bytes]:
     out = io.BytesIO()
     main([str(run_dir.path), str(journal), str(metrics)], out)
     return read_news(out.getvalue())
@@ -66,7 +78,52 @@ def test_the_newest_launch_is_that_of_the_last_submission(run_dir: RunDir) -> No
     with run_dir.journal.open("ab") as file:
         file.write(line)
         file.write(b'{"v":1,"seq":3,"event":{"kind":"Tick","at":1.0},"actions":[]}\n')
-    assert newest_launch(run_dir.journal) == 4
+    assert newest_launch(run_dir, None) == 4
+    remembered(run_dir, 1)
+    assert newest_launch(run_dir, snapshot.glance(run_dir)) == 4
+    remembered(run_dir, 2)
+    with run_dir.journal.open("r+b") as file:  # it is not looked at again
+        file.write(b"?" * 100)
+    assert newest_launch(run_dir, snapshot.glance(run_dir)) == 4
+
+
+def remembered(run_dir: RunDir, lines: int) -> None:
+    """A leader's snapshot of the journal's first lines."""
+    told = read(run_dir.journal)[:lines]
+    place = Place(lines=lines, offset=sum(len(to_line(entry)) for entry in told))
+    folded = Folded(run=fold(entry.event for entry in told), place=place)
+    snapshot.write(run_dir, folded, lambda: None)
+
+
+def test_a_long_journal_comes_in_pieces_of_whole_lines_with_the_snapshot_that_knows_them(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leads = to_line(Entry(seq=2, event=LeaderStarted(at=1.0, host="a", pid=1), actions=()))
+    with run_dir.journal.open("ab") as file:
+        file.write(leads + leads.replace(b'"seq":2', b'"seq":3'))
+    size = run_dir.journal.stat().st_size
+    remembered(run_dir, 2)
+    monkeypatch.setattr(fetch, "MOST_JOURNAL", size - 2 * len(leads) + 10)
+    came, states, more = b"", [], True
+    while more:
+        told, lines, state, _ = answer(run_dir, len(came))
+        came, more = came + lines, told.more
+        states.append(state)
+    assert came == run_dir.journal.read_bytes()
+    known = run_dir.state.read_bytes()
+    assert states == [b"", known]
+    assert answer(run_dir, size - len(leads))[2] == b"", "who asks had it"
+
+
+def test_no_snapshot_comes_before_the_lines_that_it_knows(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered(run_dir, 1)
+    run_dir.state.write_bytes(b"{}\n")
+    assert answer(run_dir, 0)[2] == b""
+    remembered(run_dir, 1)
+    monkeypatch.setattr(fetch, "MOST_JOURNAL", 10)
+    assert answer(run_dir, 0)[2] == b""
 
 
 def test_an_answer_that_was_cut_short_is_no_answer(run_dir: RunDir) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.backends.kubernetes import fetch
 from orchestrator.backends.kubernetes.api import Listed
 from orchestrator.backends.kubernetes.fetch import main
 from orchestrator.backends.kubernetes.mirror import Mirror, contents
@@ -15,9 +16,12 @@ from orchestrator.backends.kubernetes.resources import Object, Resource
 from orchestrator.contract.events import CancelRequested, Event, LeaderStarted
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.recalled import look, recall
 from orchestrator.errors import Unanswered
-from orchestrator.supervise.log import Journal, has_writer, read
-from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise import snapshot
+from orchestrator.supervise.log import Journal, Place, has_writer, read, to_line
+from orchestrator.supervise.loop import Folded, Supervisor
+from orchestrator.supervise.step import fold
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
@@ -110,6 +114,22 @@ END = (LeaderStarted(at=1.0, host="node-0", pid=1), CancelRequested(at=2.0, by="
 
 def same(copy: Mirror, there: RunDir) -> bool:
     return copy.run_dir.journal.read_bytes() == there.journal.read_bytes()
+
+
+def test_a_long_journal_comes_in_one_look_and_with_the_snapshot(
+    copy: Mirror, there: RunDir, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happen(there, of(there).job, *END)
+    lines = read(there.journal)
+    place = Place(lines=2, offset=sum(len(to_line(entry)) for entry in lines[:2]))
+    folded = Folded(run=fold(entry.event for entry in lines[:2]), place=place)
+    snapshot.write(there, folded, lambda: None)
+    monkeypatch.setattr(fetch, "MOST_JOURNAL", place.offset + 10)
+    copy.refresh()
+    assert same(copy, there)
+    assert len(cluster.asked) == 2
+    assert recall(copy.run_dir)[1].place == place
+    assert look(copy.run_dir).run.cancelled_by == "me"
 
 
 def test_until_the_leader_begins_there_is_a_guess_and_the_spec(copy: Mirror) -> None:
