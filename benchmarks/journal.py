@@ -191,7 +191,7 @@ def main(attempts: int, hosts: int) -> None:
         took, size = time.process_time() - begun, run_dir.state.stat().st_size
         print(f"    a snapshot of {size:,} bytes is written in {took:.2f} s of CPU")
         fold(run_dir, story, "with the last one")
-        for words in ("status", "describe", "list"):
+        for words in ("status", "describe", "list", "diagnose"):
             typed(run_dir, words)
         print(f"    {peak_gib():.2f} GiB at the most")
 

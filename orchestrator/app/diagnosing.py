@@ -1,18 +1,19 @@
 """Who holds a job up: `ndctl diagnose`, on what a job of ours or anybody's left behind."""
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.contract.actions import StartAttempt
 from orchestrator.contract.events import (
-    Event,
     EvidenceGathered,
     HangDetected,
     HangJudged,
     HangOver,
     JobSubmitted,
     RankExited,
+    Replanned,
 )
 from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.plan import Plan
@@ -25,9 +26,7 @@ from orchestrator.diagnosis.folder import ended_by_class, read_folder, read_last
 from orchestrator.diagnosis.words import SHOWN
 from orchestrator.errors import JobError
 from orchestrator.supervise.judgement import facts_of
-from orchestrator.supervise.log import Entry, read
-from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import step
+from orchestrator.supervise.log import having
 from orchestrator.supervise.unfit import is_unfit
 
 
@@ -81,46 +80,94 @@ def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis
     Raises:
         JobError: the job has no such attempt.
     """
-    entries = read(run_dir.journal)
-    run = Run()
-    placements: dict[int, tuple[Plan, tuple[str, ...]]] = {}
-    for entry in entries:
-        run, _ = step(run, entry.event)
-        if run.placement:
-            placements[run.attempt] = (run.plan, run.placement)
-    if attempt is not None and not 1 <= attempt <= run.attempt:
+    story = story_of(run_dir)
+    if attempt is not None and not 1 <= attempt <= story.newest:
         raise JobError(
-            f"{run_dir.path.name} has no attempt {attempt}; {run.attempt} were started",
+            f"{run_dir.path.name} has no attempt {attempt}; {story.newest} were started",
             fix="`ndctl describe JOB` names the attempt of each incident",
         )
-    chosen = _newest_evident(run_dir, entries, run.attempt) if attempt is None else attempt
+    chosen = _newest_evident(run_dir, story) if attempt is None else attempt
     folder = run_dir.traces(chosen)
     there = folder.is_dir()
     scene, last = (read_folder(folder), read_last(folder)) if there else (Scene(), Scene())
-    plan, hosts = placements.get(chosen, (None, ()))
+    begun = story.attempts.get(chosen)
+    own = begun.classes if begun else ()
+    told, unfit = _told(run_dir, chosen, own)
     facts = {
         rank: replace(found, stack=found.stack or _stack(scene, rank))
-        for rank, found in _facts(entries, chosen).items()
+        for rank, found in told.items()
     }
-    if plan is not None:
+    if begun is not None:
+        plan, hosts = begun.plan, begun.hosts
         axes = axes_of(plan.mesh)
         scene = replace(scene, world=plan.world_size, axes=axes)
         facts = _on_hosts({**scene.facts, **facts}, plan, hosts)
         last = with_facts(
             replace(last, world=plan.world_size, axes=axes), _on_hosts({}, plan, hosts)
         )
-    ended = {*_ended_over_it(entries, chosen), *(ended_by_class(folder, CLASS) if there else ())}
+    ended = {*unfit, *(ended_by_class(folder, CLASS) if there else ())}
     return *judge(with_facts(scene, facts), last, ended), chosen
 
 
-def _ended_over_it(entries: Iterable[Entry], attempt: int) -> Iterator[int]:
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An attempt, as it was ordered."""
+
+    plan: Plan
+    hosts: tuple[str, ...]
+    """In node-rank order."""
+    classes: tuple[FailureRule, ...]
+    """The job's own."""
+
+
+@dataclass(slots=True)
+class Story:
+    """A journal, as far as it tells which attempts there were."""
+
+    attempts: dict[int, Begun] = field(default_factory=dict)
+    hung: list[int] = field(default_factory=list)
+    """Attempts that did, seen by ndctl or by a watchdog, oldest first."""
+
+    @property
+    def newest(self) -> int:
+        return max(self.attempts, default=0)
+
+
+KINDS = (JobSubmitted, Replanned, StartAttempt, HangDetected, HangJudged, HangOver)
+
+
+def story_of(run_dir: RunDir) -> Story:
+    story, plans = Story(), dict[int, Plan]()
     own: tuple[FailureRule, ...] = ()
-    for entry in entries:
+    for entry in having(run_dir.journal, *KINDS):
         match entry.event:
-            case JobSubmitted(failure_classes=classes):
-                own = classes
-            case RankExited() as exited if exited.attempt == attempt and is_unfit(exited, own):
-                yield exited.rank
+            case JobSubmitted(failure_classes=own, plan=plan, plan_number=number):
+                plans[number] = plan
+            case Replanned(plan=plan, plan_number=number):
+                plans[number] = plan
+            case HangDetected(attempt=attempt) | HangJudged(attempt=attempt):
+                story.hung.append(attempt)
+            case HangOver() if story.hung:
+                story.hung.pop()
+        for order in entry.actions:
+            if isinstance(order, StartAttempt):
+                story.attempts[order.attempt] = Begun(plans[order.plan], order.hosts, own)
+    return story
+
+
+def _told(
+    run_dir: RunDir, attempt: int, own: tuple[FailureRule, ...]
+) -> tuple[dict[int, RankFacts], set[int]]:
+    """What hosts told of its ranks, and those that ended over sizes."""
+    facts: dict[int, RankFacts] = {}
+    unfit: set[int] = set()
+    for entry in having(run_dir.journal, EvidenceGathered, RankExited, attempt=attempt):
+        match entry.event:
+            case EvidenceGathered() as found:
+                facts |= facts_of(found.host, found.ranks, found.withheld)
+            case RankExited() as exited if is_unfit(exited, own):
+                unfit.add(exited.rank)
+    return facts, unfit
 
 
 def _stack(scene: Scene, rank: int) -> tuple[str, ...]:
@@ -129,33 +176,11 @@ def _stack(scene: Scene, rank: int) -> tuple[str, ...]:
     return facts.stack if facts else ()
 
 
-def _newest_evident(run_dir: RunDir, entries: Iterable[Entry], newest: int) -> int:
-    hung = _hung(entry.event for entry in entries)
-    if hung:
-        return hung[-1]
-    with_files = [n for n in range(newest, 0, -1) if any(run_dir.traces(n).glob("*"))]
-    return with_files[0] if with_files else newest
-
-
-def _hung(events: Iterable[Event]) -> list[int]:
-    """Attempts that did, seen by ndctl or by a watchdog, oldest first."""
-    hung: list[int] = []
-    for event in events:
-        match event:
-            case HangDetected(attempt=attempt) | HangJudged(attempt=attempt):
-                hung.append(attempt)
-            case HangOver() if hung:
-                hung.pop()
-    return hung
-
-
-def _facts(entries: Iterable[Entry], attempt: int) -> dict[int, RankFacts]:
-    facts: dict[int, RankFacts] = {}
-    for entry in entries:
-        event = entry.event
-        if isinstance(event, EvidenceGathered) and event.attempt == attempt:
-            facts |= facts_of(event.host, event.ranks, event.withheld)
-    return facts
+def _newest_evident(run_dir: RunDir, story: Story) -> int:
+    if story.hung:
+        return story.hung[-1]
+    with_files = [n for n in range(story.newest, 0, -1) if any(run_dir.traces(n).glob("*"))]
+    return with_files[0] if with_files else story.newest
 
 
 def _on_hosts(

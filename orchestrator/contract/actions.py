@@ -14,6 +14,8 @@ class StartAttempt:
     attempt: int
     hosts: tuple[str, ...]
     """In node-rank order."""
+    plan: int
+    """Number of the plan by which its ranks run."""
     drills: tuple[Drill, ...]
     reason: str
     skip: tuple[Window, ...] = ()

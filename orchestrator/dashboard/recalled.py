@@ -6,13 +6,11 @@ whose lines are read again.
 
 from collections.abc import Iterator
 
+from orchestrator.contract.actions import StartAttempt
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.view import Seen, fold_seen, seen_at
 from orchestrator.supervise import snapshot
 from orchestrator.supervise.log import BEGINNING, Entry, Place, Tail, newest
-
-STARTED = b'{"kind":"StartAttempt"'
-"""In the line of the order to start an attempt; in no text, where quotes are escaped."""
 
 
 def recall(run_dir: RunDir) -> tuple[Seen, Tail]:
@@ -21,7 +19,7 @@ def recall(run_dir: RunDir) -> tuple[Seen, Tail]:
     run, tail = snapshot.recall(run_dir)
     if tail.place == BEGINNING:
         return Seen(), tail
-    began = newest(run_dir.journal, STARTED, tail.place)
+    began = newest(run_dir.journal, StartAttempt, tail.place)
     return seen_at(run, _between(Tail(run_dir.journal, began), tail.place)), tail
 
 

@@ -10,6 +10,7 @@ a file system may have kept the end of its last write and not the middle, which 
 from there on all is dropped. Nobody had acted on what is dropped, as that write had not returned.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -142,6 +143,24 @@ def read(path: Path) -> tuple[Entry, ...]:
     return Tail(path).more()
 
 
+def mark(kind: type[Event] | type[Action]) -> bytes:
+    """In a line of an event or action of that kind; in no text, where quotes are escaped."""
+    return b'{"kind":"%s"' % kind.__name__.encode()
+
+
+def having(
+    path: Path, *kinds: type[Event] | type[Action], attempt: int | None = None
+) -> Iterator[Entry]:
+    """The lines of these kinds, and of an attempt, alone: a journal of weeks has a million of
+    others. Raises OSError, and JobError where one of these cannot be read."""
+    marks = tuple(map(mark, kinds))
+    of_it = b"" if attempt is None else b'"attempt":%d,' % attempt
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n") and of_it in line and any(one in line for one in marks):
+                yield _entry(line, number)
+
+
 def has_writer(path: Path) -> bool:
     """Whether some process, a leader, holds the journal for writing."""
     return is_held_alone(path)
@@ -173,15 +192,16 @@ def last_before(path: Path, place: Place) -> Entry | None:
     return _entry(last, place.lines) if last else None
 
 
-def newest(path: Path, mark: bytes, before: Place) -> Place:
-    """Behind the last line before a place that has `mark`; the beginning where none has. Raises
+def newest(path: Path, kind: type[Event] | type[Action], before: Place) -> Place:
+    """Behind the last line before a place that is of a kind; the beginning where none is. Raises
     OSError."""
+    marked = mark(kind)
     end, lines, rest = before.offset, before.lines, b""
     with path.open("rb") as file:
         while end > 0:
             begun = max(0, end - LEAST_READ)
             data = os.pread(file.fileno(), end - begun, begun) + rest
-            at = data.rfind(mark)
+            at = data.rfind(marked)
             if at >= 0:
                 after = data.index(b"\n", at) + 1
                 return Place(lines=lines - data.count(b"\n", after), offset=begun + after)

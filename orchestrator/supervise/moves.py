@@ -125,6 +125,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
     start = StartAttempt(
         attempt=attempt,
         hosts=placement,
+        plan=run.current.number,
         drills=drills,
         skip=run.skipped,
         reason=reason,

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.app import submitting
+from orchestrator.app.diagnosing import story_of
 from orchestrator.cli import cli
 from orchestrator.contract.events import (
     AgentRegistered,
@@ -22,10 +23,12 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import JobError
+from orchestrator.supervise.log import Entry, to_line
 from tests.agent.world import TurnedClock
 from tests.diagnosis.test_after import USUAL
 from tests.diagnosis.test_folder import ended_in
 from tests.jobs_on_disk import JOB, NoCluster, cluster, lead, submission
+from tests.supervise.test_remedies import answered, believed, replanning, short
 
 __all__ = ["cluster"]
 NOW = TurnedClock().now()
@@ -138,3 +141,20 @@ def test_an_attempt_that_never_was_is_refused_with_how_many_there_were(
     told = diagnosed(tmp_path, "--attempt", asked)
     assert isinstance(told.exception, JobError)
     assert f"{JOB} has no attempt {asked}; 2 were started" in str(told.exception)
+
+
+def test_each_attempt_is_known_with_the_plan_that_it_ran_by(tmp_path: Path) -> None:
+    job = replanning()
+    short(job)
+    answered(job, 60, 2)
+    told = enumerate(job.all, 1)
+    entries = [Entry(seq=seq, event=event, actions=orders) for seq, (event, orders) in told]
+    run_dir = RunDir(tmp_path)
+    run_dir.journal.write_bytes(b"".join(map(to_line, entries)))
+    story = story_of(run_dir)
+    assert {number: one.plan for number, one in story.attempts.items()} == {
+        1: believed(70),
+        2: believed(60),
+    }
+    assert {one.hosts for one in story.attempts.values()} == {("host-0", "host-1")}
+    assert story.newest == 2

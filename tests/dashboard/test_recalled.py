@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.contract.actions import StartAttempt
 from orchestrator.contract.events import CheckpointFailed, Event, HealthChanged
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.recalled import look, recall
@@ -119,13 +120,14 @@ def test_the_newest_line_with_a_mark_is_found_in_pieces_of_any_size(
 ) -> None:
     monkeypatch.setattr(log, "LEAST_READ", least)
     path = tmp_path / "journal.jsonl"
-    lines = [b"one\n", b"a mark\n", b"two\n", b"another mark, of length\n", b"three\n", b"four\n"]
+    marked = [b'{"kind":"StartAttempt"}\n', b'[{"kind":"StartAttempt","of":"length"}]\n']
+    lines = [b"one\n", marked[0], b"two\n", marked[1], b"three\n", b"four\n"]
     path.write_bytes(b"".join(lines))
 
     def place(count: int) -> Place:
         return Place(lines=count, offset=sum(map(len, lines[:count])))
 
-    found = [newest(path, b"mark", place(count)) for count in range(len(lines) + 1)]
+    found = [newest(path, StartAttempt, place(count)) for count in range(len(lines) + 1)]
     assert found == [place(n) for n in (0, 0, 2, 2, 4, 4, 4)]
 
 

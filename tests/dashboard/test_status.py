@@ -503,7 +503,12 @@ def test_what_a_scheduler_does_is_told_in_words() -> None:
 
 def test_what_a_placement_costs_stands_where_an_attempt_starts() -> None:
     start = StartAttempt(
-        attempt=1, hosts=("a", "b"), drills=(), reason="attempt 1", crossing=(3 << 30, 1 << 30)
+        attempt=1,
+        hosts=("a", "b"),
+        plan=1,
+        drills=(),
+        reason="attempt 1",
+        crossing=(3 << 30, 1 << 30),
     )
     line = "start attempt 1, a step sends 3.0 GiB out of hosts, 1.0 GiB a leaf switch"
     assert action_words(start) == line

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.contract.actions import StopAttempt
-from orchestrator.contract.events import CancelRequested, Tick
+from orchestrator.contract.events import CancelRequested, Event, RankExited, Tick
 from orchestrator.contract.fence import Fence, GivenUp, check_leader, write_fence
 from orchestrator.errors import JobError
 from orchestrator.supervise import log
@@ -24,6 +24,7 @@ from orchestrator.supervise.log import (
     Tail,
     from_line,
     has_writer,
+    having,
     read,
     to_line,
     whole_lines,
@@ -416,3 +417,21 @@ def test_who_may_not_write_any_more_leaves_the_file_as_it_is(tmp_path: Path) -> 
         with pytest.raises(GivenUp):
             journal.append(Tick(at=2.0))
     assert path.read_bytes() == before
+
+
+def test_lines_of_a_kind_and_an_attempt_are_found_among_all_others(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    said = '{"kind":"RankExited","attempt":1,'
+    events: list[Event] = [
+        submitted(2),
+        exited(0, 1),
+        exited(1, 12),
+        raised(2, said, 2),
+        CancelRequested(at=3.0, by=said),
+    ]
+    lines = [to_line(Entry(seq=seq, event=one, actions=())) for seq, one in enumerate(events, 1)]
+    path.write_bytes(b"".join(lines) + lines[1][:-1])
+    assert [entry.event for entry in having(path, RankExited)] == events[1:4]
+    assert [entry.event for entry in having(path, RankExited, attempt=1)] == events[1:2]
+    assert [entry.seq for entry in having(path, CancelRequested, RankExited)] == [2, 3, 4, 5]
+    assert not list(having(tmp_path / "none", RankExited))

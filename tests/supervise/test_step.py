@@ -52,6 +52,7 @@ def test_a_job_goes_from_submission_to_success() -> None:
         StartAttempt(
             attempt=1,
             hosts=("host-0", "host-1"),
+            plan=1,
             drills=(),
             reason="attempt 1 on 2 hosts from the beginning",
         ),
@@ -191,6 +192,7 @@ def test_a_killed_rank_stops_all_and_the_next_attempt_starts_from_the_checkpoint
         StartAttempt(
             attempt=2,
             hosts=("host-0", "host-1"),
+            plan=1,
             drills=(),
             reason="attempt 2 on 2 hosts from checkpoint step-20",
         ),

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from orchestrator.contract.codec import decode, encode
+from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.rundir import RunDir
 from orchestrator.supervise import snapshot
-from orchestrator.supervise.log import has_writer, whole_lines
+from orchestrator.supervise.log import has_writer, mark, whole_lines
 
 MOST_JOURNAL = 16 << 20
 """Of one answer: a journal of weeks has hundreds of megabytes."""
@@ -72,7 +73,7 @@ def newest_launch(run_dir: RunDir, head: snapshot.Head | None) -> int:
     with contextlib.suppress(FileNotFoundError), run_dir.journal.open("rb") as file:
         file.seek(head.place.offset if head else 0)
         data = file.read()
-        at = data.rfind(b'"kind":"JobSubmitted"')
+        at = data.rfind(mark(JobSubmitted))
         if at >= 0:
             line = data[data.rfind(b"\n", 0, at) + 1 :].partition(b"\n")[0]
             with contextlib.suppress(ValueError):
