@@ -245,15 +245,25 @@ def _tell_journal(run_dir: RunDir) -> None:
     """For who looks from outside when no pod runs any more: they read it in this pod's log."""
     for mark, path in ((JOURNAL_MARK, run_dir.journal), (METRICS_MARK, run_dir.metrics)):
         try:
-            lines = path.read_text(errors="replace").splitlines()
+            data = path.read_bytes()
         except OSError:
             continue
-        for line in ends(lines) if mark == METRICS_MARK else lines:
+        lines = data[newest_line(data, MOST_TOLD) :] if mark == JOURNAL_MARK else data
+        told = lines.decode(errors="replace").splitlines()
+        for line in ends(told) if mark == METRICS_MARK else told:
             sys.stdout.write(f"{mark}{line}\n")
     sys.stdout.flush()
 
 
+MOST_TOLD = 4 << 20
+"""Bytes of the journal. A node keeps 10 MiB of a pod's log; who looked before has what came
+before."""
 ENDS = 200
+
+
+def newest_line(data: bytes, most: int) -> int:
+    """Where the last lines begin that are no longer than `most` bytes together."""
+    return 0 if len(data) <= most else data.index(b"\n", len(data) - most - 1) + 1
 
 
 def ends(lines: list[str]) -> list[str]:

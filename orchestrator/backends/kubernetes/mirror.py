@@ -284,7 +284,10 @@ class Mirror:
         return told.more
 
     def _from_logs(self, remote: Remote, pods: Iterable[Object]) -> None:
-        """A leader's last words, in the log of its pod that has ended: read once."""
+        """A leader's last words, in the log of its pod that has ended: read once.
+
+        Raises BackendError where lines before them never came here: a pod's log is short.
+        """
         for pod in pods:
             if not fields.is_over(pod) or not leads(pod) or fields.launch_of(pod) != remote.launch:
                 continue
@@ -294,10 +297,18 @@ class Mirror:
             journal = _marked(lines, JOURNAL_MARK)
             if journal:
                 self.heard.add(uid_of(pod))
-            if len(journal) >= max(1, self.remote.journal):
-                put(self.run_dir.journal, 0, journal)
+            begun = behind_line(self.run_dir.journal, max(0, _first_seq(journal) - 1))
+            if begun is None or begun > remote.journal:
+                there = RunDir(Path(remote.run_dir)).journal
+                raise BackendError(
+                    f"the log of pod {name_of(pod)}, which has ended, has only the last lines of"
+                    " the job's journal, and those before have not been seen from here",
+                    fix=f"the whole journal is {there}, on the volume that the pods have mounted",
+                )
+            if begun + len(journal) >= max(1, remote.journal):
+                put(self.run_dir.journal, begun, journal)
                 put(self.run_dir.metrics, 0, _marked(lines, METRICS_MARK))
-                self.write(replace(remote, journal=len(journal), metrics=0))
+                self.write(replace(remote, journal=begun + len(journal), metrics=0))
 
     def lines(self, remote: Remote, pod: Object) -> list[bytes]:
         """What a pod has printed; nothing where its node does not say."""
@@ -375,6 +386,17 @@ def put(path: Path, offset: int, data: bytes) -> None:
         stack.callback(os.close, fd)
         os.ftruncate(fd, offset)
         os.pwrite(fd, data, offset)
+
+
+def behind_line(path: Path, number: int) -> int | None:
+    """Bytes of a journal up to the end of that line; None where it has fewer."""
+    if not number:
+        return 0
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        size = sum(map(len, islice(file, number - 1)))
+        last = file.readline()
+        return size + len(last) if last.endswith(b"\n") else None
+    return None
 
 
 def _first_seq(journal: bytes) -> int:

@@ -17,7 +17,7 @@ from orchestrator.contract.events import CancelRequested, Event, LeaderStarted
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.recalled import look, recall
-from orchestrator.errors import Unanswered
+from orchestrator.errors import BackendError, Unanswered
 from orchestrator.supervise import snapshot
 from orchestrator.supervise.log import Journal, Place, has_writer, read, to_line
 from orchestrator.supervise.loop import Folded, Supervisor
@@ -208,6 +208,36 @@ def test_without_a_running_pod_the_leaders_last_words_are_taken(
     assert copy.has_begun
     assert same(copy, there)
     assert copy.run_dir.metrics.read_text() == '{"step":1}\n'
+
+
+def last_words(there: RunDir, since: int) -> list[bytes]:
+    return [b"ndctl-journal: " + one for one in there.journal.read_bytes().splitlines()[since:]]
+
+
+def test_of_a_long_journal_the_last_lines_are_put_behind_those_that_were_seen(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    happen(there, of(there).job, END[0])
+    copy.refresh()
+    happen(there, END[1])
+    cluster.pods = [a_pod("job-master", "Succeeded", **LEADER)]
+    cluster.lines = last_words(there, 1)
+    copy.refresh()
+    assert same(copy, there)
+
+
+def test_lines_that_never_came_are_not_made_up(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    happen(there, of(there).job, *END)
+    cluster.pods = [a_pod("job-master", "Succeeded", **LEADER)]
+    cluster.lines = last_words(there, 2)
+    before = copy.run_dir.journal.read_bytes()
+    with pytest.raises(BackendError, match="has only the last lines") as failed:
+        copy.refresh()
+    assert str(there.journal) in str(failed.value.fix)
+    assert copy.run_dir.journal.read_bytes() == before
+    assert not copy.has_begun
 
 
 def test_of_many_pods_that_have_ended_the_leaders_log_is_read_and_once(

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.backends.kubernetes import in_pod
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
-from orchestrator.backends.kubernetes.in_pod import Pod, await_launch, ends, run
+from orchestrator.backends.kubernetes.in_pod import Pod, await_launch, ends, newest_line, run
 from orchestrator.contract import exits
 from orchestrator.contract.events import CancelRequested, LeaderStarted
 from orchestrator.contract.handover import files_of
@@ -153,6 +153,19 @@ def test_the_leader_is_looked_for_where_the_operator_says(
     environ: dict[str, str], said: str
 ) -> None:
     assert in_pod._rendezvous(environ)[1:] == ([said] if said else [])
+
+
+def test_of_a_journal_so_many_last_bytes_of_whole_lines_are_told() -> None:
+    data = b"one\ntwo\nthree\n"
+    assert [data[newest_line(data, most) :] for most in (0, 5, 6, 9, 10, 13, 14)] == [
+        b"",
+        b"",
+        b"three\n",
+        b"three\n",
+        b"two\nthree\n",
+        b"two\nthree\n",
+        data,
+    ]
 
 
 def test_a_job_is_told_by_its_first_line_and_its_last_ones() -> None:
