@@ -24,6 +24,7 @@ from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.reception import Reception
 from orchestrator.agent.remembering import Remembering
 from orchestrator.agent.striking import new_strikes, record
+from orchestrator.agent.tidying import Tidying
 from orchestrator.agent.translate import (
     event_of,
     gathered,
@@ -161,6 +162,7 @@ class Leader:
         self.remembering = Remembering(
             supervisor, run_dir, partial(check_leader, run_dir.fence, name)
         )
+        self.tidying = Tidying(lambda: supervisor.run, run_dir, job.keep_attempts)
         self.beside: set[asyncio.Task[None]] = set()
         self.errands = Errands(
             job=job,
@@ -353,6 +355,8 @@ class Leader:
                     await asyncio.to_thread(record, self.granted.strikes, strike)
             if self.remembering.is_due():
                 self._beside(self.remembering.remember(self.supervisor.folded))
+            if self.tidying.is_due():
+                self._beside(self.tidying.tidy())
         return self.ending
 
     async def _act(self, action: Action) -> None:

@@ -322,6 +322,7 @@ def submitted_event(
         failure_classes=resilience.failure_classes,
         on_oom=resilience.on_oom,
         on_nan=resilience.on_nan,
+        keep_attempts=resilience.keep_attempts,
     )
 
 

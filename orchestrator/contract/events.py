@@ -51,6 +51,8 @@ class JobSubmitted:
     replace_stragglers: bool = False
     checkpoint_timeout: float | None = None
     """Seconds; None as long as any file system takes."""
+    keep_attempts: int = 100
+    """Attempts whose logs, traces and profiles stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,9 @@ class ResilienceSpec:
     on_nan: Literal["stop", "rollback"] = "stop"
     """When the loss is not finite (train.max_bad_steps) or spikes (train.spike): end, or go back
     one checkpoint and leave out the data that was read since."""
+    keep_attempts: Annotated[int, AtLeast(2)] = 100
+    """So many newest attempts keep their logs, traces and profiles, once they train. What came of
+    those before stays in the journal."""
     failure_classes: tuple[FailureRule, ...] = ()
     """Kinds of failure of your own: patterns or codes, scope, action, advice. They are tried before
     ndctl's."""
