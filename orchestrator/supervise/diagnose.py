@@ -24,6 +24,7 @@ from orchestrator.supervise.verdict import (
     exited_verdict,
     failure_of,
     kernel_words,
+    last_words,
     told_by_kernel,
 )
 
@@ -156,7 +157,7 @@ def _is_symptom(exited: RankExited, own: tuple[FailureRule, ...]) -> bool:
         return SYMPTOMS.search(f"{exited.error.error}: {exited.error.message}") is not None
     aborted = exited.signal == signal.SIGABRT
     passed_on = exited.signal == signal.SIGTERM  # torchrun ends a failed rank's neighbours so
-    return passed_on or (aborted and _any_symptom(exited.log_tail))
+    return passed_on or (aborted and _any_symptom(last_words(exited)))
 
 
 def timed_out(exited: RankExited) -> bool:
