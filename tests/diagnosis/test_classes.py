@@ -77,6 +77,14 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
             (*NCCL_SYSTEM, "socketStartConnect: Connect to 10.0.0.9<43> failed : Cannot assign"),
             "nccl-system-error",
         ),
+        (
+            (
+                *NCCL_SYSTEM,
+                "NET/IB : Got completion from peer 192.168.17.147<38560> with error 12, opcode 0,"
+                " len 0, vendor err 129",
+            ),
+            "infiniband-error",
+        ),
         (("OSError: [Errno 28] No space left on device: '/scratch/x'",), "disk-full"),
         (("OSError: [Errno 28] Kein Speicherplatz mehr verfügbar: '/scratch/x'",), "disk-full"),
         (("OSError: [Errno 28] Kein Speicherplatz mehr verfügbar: '/dev/shm/x'",), "shared-memory"),
@@ -147,6 +155,12 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
         " Link DLREQ interrupt",
         "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Severity 0 Engine instance"
         " 44 Sub-engine instance 00",
+        # src/transport/net_ib/common.cc of https://github.com/NVIDIA/nccl
+        "NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: client reregistration(17)",
+        "NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: port active(9)",
+        # src/transport/net_ib/p2p_resiliency.cc of it, before another device takes over
+        "NCCL INFO NET/IB: ncclIbResiliencyHandleCompletionError: Got completion with error"
+        " (devIndex=0, wc->status=(IBV_WC_RETRY_EXC_ERR)12, wc->opcode=(IBV_WC_SEND)0",
     ],
 )
 def test_what_is_not_known_or_does_no_harm_has_no_class(line: str) -> None:
