@@ -57,6 +57,21 @@ NCCL_SYSTEM = (
     "ncclSystemError: System call (e.g. socket, malloc) or external library call failed",
     "Last error:",
 )
+NCCL_USAGE = (
+    "NCCL error in: NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL",
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+    "Last error:",
+)
+NCCL_CUDA = (
+    "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+    "ncclUnhandledCudaError: Call to CUDA function failed.",
+    "Last error:",
+)
+NCCL_INTERNAL = (
+    "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1269, internal error, NCCL version 2.14.3",
+    "ncclInternalError: Internal check failed.",
+    "Last error:",
+)
 SEMAPHORE = "sl = self._semlock = _multiprocessing.SemLock("
 SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 9637888)"
 
@@ -85,6 +100,17 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
             ),
             "infiniband-error",
         ),
+        ((*NCCL_USAGE, "Failed to initialize any NET plugin"), "no-network-device"),
+        (
+            (*NCCL_USAGE, "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10"),
+            "nccl-invalid-usage",
+        ),
+        ((*NCCL_CUDA, "Failed to CUDA calloc async 608 bytes"), "cuda-out-of-memory"),
+        ((*NCCL_CUDA, "Cuda failure 2 'out of memory'"), "cuda-out-of-memory"),
+        ((*NCCL_INTERNAL, "Failed to CUDA calloc async 1920 bytes"), "cuda-out-of-memory"),
+        ((*NCCL_CUDA, "Cuda failure 999 'unknown error'"), "gpu-lost"),
+        ((*NCCL_CUDA, "Cuda failure 802 'system not yet initialized'"), "gpu-lost"),
+        ((*NCCL_CUDA, "Cuda failure 1 'invalid argument'"), "nccl-system-error"),
         (("OSError: [Errno 28] No space left on device: '/scratch/x'",), "disk-full"),
         (("OSError: [Errno 28] Kein Speicherplatz mehr verfügbar: '/scratch/x'",), "disk-full"),
         (("OSError: [Errno 28] Kein Speicherplatz mehr verfügbar: '/dev/shm/x'",), "shared-memory"),
