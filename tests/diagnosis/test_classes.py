@@ -181,6 +181,11 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
         " Link DLREQ interrupt",
         "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Severity 0 Engine instance"
         " 44 Sub-engine instance 00",
+        # https://github.com/leptonai/gpud/pull/1160 and 1174
+        "NVRM: Xid (PCI:0000:01:00): 144, SAW_MVB Nonfatal XC0 i0 Link 0 (0x00000001 0x00000008"
+        " 0x00000000 0x00000000 0x00000000 0x00000000)",
+        "NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008"
+        " 0x00000001 0x00000000 0x00100000 0x00000004)",
         # src/transport/net_ib/common.cc of https://github.com/NVIDIA/nccl
         "NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: client reregistration(17)",
         "NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: port active(9)",
