@@ -186,6 +186,26 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
         " 0x00000000 0x00000000 0x00000000 0x00000000)",
         "NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008"
         " 0x00000001 0x00000000 0x00100000 0x00000004)",
+        "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required)"
+        " to 0x0 (None)",
+        "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x3"
+        " (Drain P2P)",
+        # What kernels corrected, tried again or say of a drive that is lent
+        "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
+        "mce: [Hardware Error]: Machine check events logged",
+        "{1}[Hardware Error]: event severity: corrected",
+        "pcieport 0000:00:03.1: AER: Correctable error message received from 0000:00:00.0",
+        "pcieport 0000:80:1b.4: AER: Uncorrectable (Non-Fatal) error message received from"
+        " 0000:80:1b.4",
+        "ahci 0000:01:00.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction",
+        "nvme nvme0: I/O 900 (I/O Cmd) QID 2 timeout, aborting",
+        "nfs: server 100.73.159.36 OK",
+        "EXT4-fs (vdb): mounted filesystem 933e404a r/w with ordered data mode. Quota mode: none.",
+        "XFS (sdb5): Ending clean mount",
+        "blk_update_request: I/O error, dev sr0, sector 0 op 0x0:(READ)",
+        "Buffer I/O error on dev sr0, logical block 0, async page read",
+        "Lustre: MGS: Connection restored to c7547940-8b66-9e67 (at 10.14.83.21@tcp)",
+        "mlx5_core 0000:4b:00.0: Port module event: module 0, Cable plugged",
         # src/transport/net_ib/common.cc of https://github.com/NVIDIA/nccl
         "NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: client reregistration(17)",
         "NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: port active(9)",

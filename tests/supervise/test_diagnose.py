@@ -733,7 +733,17 @@ OOM = "[51.0] Memory cgroup out of memory: Killed process 123 (python) total-vm:
 FAULT = "[51.0] NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python, MMU Fault"
 CLEANUP = "[51.0] NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python"
 PORT = "[51.0] mlx5_core 0000:01:00.0: mlx5_0 port error"
-READS = "[51.0] I/O error, dev nvme0n1, sector 8: Input/output error"
+READS = (
+    "[51.0] I/O error, dev nvme0n1, sector 32545872 op 0x0:(READ) flags 0x80700 phys_seg 1 prio"
+    " class 2"
+)
+SERVER = "[51.0] nfs: server 100.73.159.36 not responding, still trying"
+MEMORY = "[51.0] EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
+NIC = "[51.0] mlx5_core 0000:4b:00.0: poll_health:800:(pid 0): Fatal error 1 detected"
+REBOOT = (
+    "[51.0] NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2"
+    " (Node Reboot Required)"
+)
 DENIAL = "[51.0] audit: Operation not permitted"
 REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer is gone"
 
@@ -750,7 +760,14 @@ REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer
         (raised(2, "CUDA error: misaligned address"), FAULT, "illegal-memory-access"),
         (raised(2, REMOTE), FAULT, "nccl-remote-error"),
         (raised(2, REMOTE), PORT, "infiniband-error"),
+        (raised(2, REMOTE), NIC, "infiniband-error"),
         (exited(2), READS, "storage-error"),
+        (raised(2, REMOTE), READS, "storage-error"),
+        (raised(2, "shapes differ"), READS, "python-exception"),
+        (exited(2), SERVER, "storage-error"),
+        (exited(2, signal=signal.SIGBUS), MEMORY, "host-memory-error"),
+        (raised(2, REMOTE), MEMORY, "host-memory-error"),
+        (raised(2, REMOTE), REBOOT, "xid-154-recovery"),
         (exited(2), CLEANUP, "sigkill-from-outside"),
         (exited(2), DENIAL, "sigkill-from-outside"),
     ],
@@ -767,6 +784,9 @@ def test_what_the_kernels_of_several_hosts_tell_of_the_fabric_is_none_of_theirs(
     exits = (raised(0, REMOTE, at=START + 50), raised(2, REMOTE, at=START + 51))
     assert verdict(*exits, evidence=(kernel("host-1", PORT),)).culprit.host == "host-1"
     both = (kernel("host-0", PORT), kernel("host-1", PORT))
+    assert verdict(*exits, evidence=both).culprit == NOBODY
+    assert verdict(*exits, evidence=(kernel("host-1", SERVER),)).culprit.host == "host-1"
+    both = (kernel("host-0", SERVER), kernel("host-1", SERVER))
     assert verdict(*exits, evidence=both).culprit == NOBODY
 
 
