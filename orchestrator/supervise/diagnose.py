@@ -41,6 +41,9 @@ SYMPTOMS = re.compile(
 )
 """What a rank says when a peer went away (PyTorch's gloo, NCCL and TCPStore)."""
 
+SERVICE = "service-unreachable"
+"""Says the same words of what is no peer."""
+
 MOST_UNREACHED = 8
 """Addresses that an incident names …"""
 MOST_NAMED = 8
@@ -151,6 +154,8 @@ def _is_symptom(exited: RankExited, own: tuple[FailureRule, ...]) -> bool:
     found = failure_of(exited, own)
     if found is not None and (found.rule.symptom or found.rule in own):
         return found.rule.symptom  # the user knows better than the words below
+    if found is not None and found.rule.name == SERVICE:
+        return False
     if found is not None and found.line and found.rule.scope == "user":
         return False  # gloo ends a rank with the words of a connection over sizes that differ
     if exited.error is not None:
@@ -200,9 +205,10 @@ def _together(first: Verdict, causes: Iterable[Verdict], findings: Findings) -> 
 
 
 def _is_of_a_host(verdict: Verdict) -> bool:
+    """Or would be, if it befell one alone, as a service that one host cannot reach."""
     if verdict.failure is None:
         return verdict.kind == "host-lost"
-    return verdict.failure.scope == "host"
+    return verdict.failure.scope == "host" or verdict.failure.name == SERVICE
 
 
 def _same(one: Verdict, other: Verdict) -> bool:

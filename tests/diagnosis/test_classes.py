@@ -139,7 +139,43 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
         ),
         (
             ("ConnectionError: HTTPSConnectionPool(x): [Errno 110] Connection timed out",),
-            "python-exception",
+            "service-unreachable",
+        ),
+        (
+            (
+                "RuntimeError: Caught RuntimeError in DataLoader worker process 0.",
+                "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x', port=443):",
+            ),
+            "service-unreachable",
+        ),
+        (("KeyError: Caught KeyError in DataLoader worker process 0.",), "data-error"),
+        (
+            (
+                "OSError: Caught OSError in DataLoader worker process 0.",
+                "OSError: [Errno 5] Input/output error",
+            ),
+            "storage-error",
+        ),
+        (
+            (
+                "CheckpointException ranks:dict_keys([3])",
+                "Traceback (most recent call last): (RANK 3)",
+                "ConnectionResetError: [Errno 104] Connection reset by peer",
+            ),
+            "service-unreachable",
+        ),
+        (
+            (
+                "CheckpointException ranks:dict_keys([3])",
+                "Traceback (most recent call last): (RANK 3)",
+                "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read"
+                " error [127.0.0.1]:20878: Connection reset by peer.",
+            ),
+            "gloo-connection",
+        ),
+        (
+            ("RuntimeError: [c10d] sendBytes failed on SocketImpl(fd=3): Broken pipe",),
+            "gloo-connection",
         ),
         (
             ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Aborted.",),

@@ -190,6 +190,42 @@ def test_what_a_rank_does_to_itself_is_a_cause(message: str) -> None:
     assert weigh(aborted(message)) is Weight.CAUSE
 
 
+SERVICE = (
+    "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /x"
+    " (Caused by NewConnectionError('<urllib3.connection.HTTPSConnection object at 0x7ff9>: Failed to"
+    " establish a new connection: [Errno 111] Connection refused'))"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "name"),
+    [
+        ("requests.exceptions.ConnectionError", SERVICE, "service-unreachable"),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", "service-unreachable"),
+        (
+            "CheckpointException",
+            "CheckpointException ranks:dict_keys([2])\nTraceback (most recent call last): (RANK 2)"
+            "\nConnectionResetError: [Errno 104] Connection reset by peer",
+            "service-unreachable",
+        ),
+        ("BrokenPipeError", "[Errno 32] Broken pipe", "python-exception"),
+    ],
+)
+def test_a_connection_to_what_is_no_peer_is_a_cause(kind: str, message: str, name: str) -> None:
+    mine = exited(2, at=START + 50, error=replace(error(message), error=kind))
+    said = verdict(raised(0, RESET, at=START + 49.9), mine, raised(1, GLOO_CLOSED, at=START + 50.1))
+    assert said.failure is not None
+    assert (said.failure.name, said.culprit.rank) == (name, 2)
+
+
+def test_a_service_that_several_hosts_do_not_reach_is_none_of_theirs() -> None:
+    exits = (raised(0, SERVICE), raised(2, SERVICE, at=START + 50.5))
+    said = verdict(*exits)
+    assert (said.kind, said.culprit) == ("exception", NOBODY)
+    assert said.cause.startswith("2 hosts had service-unreachable at once: host-0, host-1")
+    assert verdict(exits[0]).culprit.host == "host-0"
+
+
 def test_symptoms_alone_blame_nobody() -> None:
     said = verdict(*PEERS, exited(1, signal=signal.SIGTERM))
     assert (said.kind, said.culprit, said.signature) == ("connection-lost", NOBODY, "")
