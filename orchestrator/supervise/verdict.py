@@ -16,6 +16,7 @@ from orchestrator.supervise.state import Culprit, Evidence, Findings
 OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 """A process does not end itself by these."""
 OUT_OF_MEMORY = "host-out-of-memory"
+WATCHDOG = "nccl-watchdog-timeout"
 SHARED: tuple[Scope, ...] = ("fabric", "storage")
 ABORTS = re.compile(
     r"terminate called|terminating due to uncaught|^\s*what\(\):|pure virtual method called"
@@ -165,9 +166,11 @@ def _kills(rule: FailureRule, by: str) -> bool:
 
 
 def _stands(rule: FailureRule) -> bool:
-    """Whether a line that fits the rule is why a rank crashed, wherever in its log it stands: that
-    hardware broke, or that the scheduler ended the job. A warning may be old."""
-    return bool(rule.patterns) and (rule.scope == "scheduler" or _is_broken_hardware(rule))
+    """Whether a line that fits the rule is why a rank crashed, wherever in its log it stands: no
+    rank outlives broken hardware, the scheduler's end of the job or NCCL's watchdog, after which
+    it may well crash in another way. A warning may be old."""
+    ends_it = rule.scope == "scheduler" or rule.name == WATCHDOG or _is_broken_hardware(rule)
+    return bool(rule.patterns) and ends_it
 
 
 def _is_broken_hardware(rule: FailureRule) -> bool:

@@ -192,7 +192,7 @@ def test_what_a_rank_does_to_itself_is_a_cause(message: str) -> None:
 
 SERVICE = (
     "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /x"
-    " (Caused by NewConnectionError('<urllib3.connection.HTTPSConnection object at 0x7ff9>: Failed to"
+    " (Caused by NewConnectionError('<urllib3.connection.HTTPSConnection object at 0x7f>: Failed to"
     " establish a new connection: [Errno 111] Connection refused'))"
 )
 
@@ -713,6 +713,7 @@ def test_a_connection_that_came_at_the_second_try_is_not_what_a_rank_crashed_of(
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered", 11, "uncorrectable-ecc"),
         (TOLD, 6, "scheduler-sigterm"),
         (WATCHDOG_LINE, 6, "nccl-watchdog-timeout"),
+        (WATCHDOG_LINE, 11, "nccl-watchdog-timeout"),
         (
             "[rank1]:[E1123 ProcessGroupNCCL.cpp:1414] [PG 0 Rank 1] ProcessGroupNCCL's watchdog"
             " got stuck for 480 seconds without making progress in monitoring enqueued collectives",
