@@ -18,6 +18,8 @@ OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 OUT_OF_MEMORY = "host-out-of-memory"
 WATCHDOG = "nccl-watchdog-timeout"
 SHARED: tuple[Scope, ...] = ("fabric", "storage")
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+"""What neither a network nor a file system ends a process by; by SIGBUS that it had mapped."""
 ABORTS = re.compile(
     r"terminate called|terminating due to uncaught|^\s*what\(\):|pure virtual method called"
     r"|Fatal (Python|glibc) error|thread terminated with exception|Assertion .*failed|Check failed:"
@@ -279,5 +281,5 @@ def _explains(
     if rule.symptom or rule.action == "stop" or _ended_by(exited) == "SIGTERM":
         return False
     if rank is None or not rank.line:
-        return True
+        return rule.scope not in SHARED or exited.signal not in CRASHES
     return rank.rule.symptom and rule.scope in SHARED
