@@ -95,8 +95,10 @@ def _meant(said: str, names: Sequence[str], found: Policy) -> str:
     if len(begun) == 1:
         return begun[0]
     if xid := XID.fullmatch(said):
-        line = f"NVRM: Xid (PCI:0000:01:00): {xid[1]}, pid=1"
-        known = classify(Signs(lines=(line,)), found.classes)
+        lines = (
+            f"NVRM: Xid (PCI:0000:01:00): {xid[1]}, {rest}" for rest in ("pid=1", "NETIR Fatal")
+        )
+        known = classify(Signs(lines=tuple(lines)), found.classes)
         if known is not None:
             return known.rule.name
     near = ", ".join(begun) or nearest(said, names)

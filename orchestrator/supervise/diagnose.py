@@ -24,6 +24,7 @@ from orchestrator.supervise.verdict import (
     exited_verdict,
     failure_of,
     kernel_words,
+    last_words,
     told_by_kernel,
 )
 
@@ -39,6 +40,9 @@ SYMPTOMS = re.compile(
     re.IGNORECASE,
 )
 """What a rank says when a peer went away (PyTorch's gloo, NCCL and TCPStore)."""
+
+SERVICE = "service-unreachable"
+"""Says the same words of what is no peer."""
 
 MOST_UNREACHED = 8
 """Addresses that an incident names …"""
@@ -150,13 +154,15 @@ def _is_symptom(exited: RankExited, own: tuple[FailureRule, ...]) -> bool:
     found = failure_of(exited, own)
     if found is not None and (found.rule.symptom or found.rule in own):
         return found.rule.symptom  # the user knows better than the words below
+    if found is not None and found.rule.name == SERVICE:
+        return False
     if found is not None and found.line and found.rule.scope == "user":
         return False  # gloo ends a rank with the words of a connection over sizes that differ
     if exited.error is not None:
         return SYMPTOMS.search(f"{exited.error.error}: {exited.error.message}") is not None
     aborted = exited.signal == signal.SIGABRT
     passed_on = exited.signal == signal.SIGTERM  # torchrun ends a failed rank's neighbours so
-    return passed_on or (aborted and _any_symptom(exited.log_tail))
+    return passed_on or (aborted and _any_symptom(last_words(exited)))
 
 
 def timed_out(exited: RankExited) -> bool:
@@ -199,9 +205,10 @@ def _together(first: Verdict, causes: Iterable[Verdict], findings: Findings) -> 
 
 
 def _is_of_a_host(verdict: Verdict) -> bool:
+    """Or would be, if it befell one alone, as a service that one host cannot reach."""
     if verdict.failure is None:
         return verdict.kind == "host-lost"
-    return verdict.failure.scope == "host"
+    return verdict.failure.scope == "host" or verdict.failure.name == SERVICE
 
 
 def _same(one: Verdict, other: Verdict) -> bool:

@@ -16,11 +16,28 @@ from orchestrator.supervise.state import Culprit, Evidence, Findings
 OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 """A process does not end itself by these."""
 OUT_OF_MEMORY = "host-out-of-memory"
+WATCHDOG = "nccl-watchdog-timeout"
 SHARED: tuple[Scope, ...] = ("fabric", "storage")
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+"""What neither a network nor a file system ends a process by; by SIGBUS that it had mapped."""
 ABORTS = re.compile(
-    r"terminate called|^\s*what\(\):|Fatal Python error|thread terminated with exception"
+    r"terminate called|terminating due to uncaught|^\s*what\(\):|pure virtual method called"
+    r"|Fatal (Python|glibc) error|thread terminated with exception|Assertion .*failed|Check failed:"
+    r"|(free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): |double free or corruption"
+    r"|corrupted (size|double-linked list|unsorted chunks)|(smashing|overflow) detected"
+    r"|^(\[rank\d+\]:)?\[F|watchdog caught collective|detected by watchdog|watchdog got stuck"
+    r"|NCCL operations have failed or timed out",
+    re.IGNORECASE,
 )
 """How the last words of a process begin that aborts."""
+CRASHED = re.compile("Fatal Python error:")
+TRACEBACK = re.compile(r"^(\[rank\d+\]: *)?Traceback \(most recent call last\):\s*$")
+CHAINED = re.compile("During handling of the above|above exception was the direct cause")
+"""Before a traceback that goes on from the one above it …"""
+IGNORED = re.compile("Exception ignored in")
+"""… and before one that ended nothing."""
+ENDINGS = frozenset({"abort", "segfault", "python-exception", "unknown"})
+"""Classes by how a process ended, where it said nothing else that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +94,9 @@ def exited_verdict(
 def failure_of(exited: RankExited, own: tuple[FailureRule, ...] = ()) -> Classified | None:
     """The class of what ended a rank, by what it raised, else by its log and how it ended.
 
-    A log also tells of what did no harm, as a save that failed an hour ago: of a rank that was
-    ended by a signal its lines tell only what can end with that signal.
+    A log also tells of what did no harm, as a save that failed an hour ago or a connection that
+    came at the second try: of a rank that was killed its lines tell only what kills, and of one
+    that crashed only what it said of that.
     """
     signs = Signs(
         lines=exited.log_tail,
@@ -90,32 +108,48 @@ def failure_of(exited: RankExited, own: tuple[FailureRule, ...] = ()) -> Classif
     if exited.error is not None:
         raised = f"{exited.error.error}: {exited.error.message}".splitlines()
         return classify(replace(signs, lines=tuple(raised)), own)
-    if words := _last_words(exited):
-        found = classify(replace(signs, lines=words), own)
-        if found is not None and found.rule.name != "abort":
-            return found
     by = _ended_by(exited)
-    if by is None:
-        return classify(signs, own)
-    rules = tuple(rule for rule in default_rules() if _may_tell(rule, by))
-    return classify(
-        signs, tuple(rule for rule in own if by not in OUTSIDE or _names(rule, by)), rules
-    )
+    if by in OUTSIDE:
+        named = tuple(rule for rule in own if _names(rule, by))
+        return classify(signs, named, [rule for rule in default_rules() if _kills(rule, by)])
+    found = classify(replace(signs, lines=last_words(exited)), own)
+    if found is not None and found.rule.name not in ENDINGS:
+        return found
+    anywhere = [rule for rule in default_rules() if by is not None and _stands(rule)]
+    return classify(signs, own, anywhere) or found
 
 
 def breaks_its_host(exited: RankExited, own: tuple[FailureRule, ...] = ()) -> bool:
     """Whether a rank says of its host's hardware what nothing but that can make it say."""
     found = failure_of(exited, own)
-    return found is not None and found.rule.scope == "host" and found.rule.action == "replace"
+    return found is not None and _is_broken_hardware(found.rule)
 
 
-def _last_words(exited: RankExited) -> tuple[str, ...]:
-    """What an abort itself says, from where it begins: no old warning is among that."""
-    if exited.signal != signal.SIGABRT:
-        return ()
+def last_words(exited: RankExited) -> tuple[str, ...]:
+    """What a rank said as it ended, from where that begins: no old warning is among it. One that
+    left by itself without a traceback may have said why in any line."""
     lines = exited.log_tail
-    first = next((n for n, line in enumerate(lines) if ABORTS.search(line)), len(lines))
-    return lines[first:]
+    if exited.signal == signal.SIGABRT:
+        return lines[_first(ABORTS, lines) :]
+    if exited.signal is not None:
+        begins = _first(CRASHED, lines)
+        return lines[begins : begins + 1]
+    since = lines[_raised_at(lines) :]
+    return since[: _first(IGNORED, since)]
+
+
+def _first(begins: re.Pattern[str], lines: tuple[str, ...]) -> int:
+    return next((n for n, line in enumerate(lines) if begins.search(line)), len(lines))
+
+
+def _raised_at(lines: tuple[str, ...]) -> int:
+    """Where the last traceback begins, with those that led to it."""
+    found = 0
+    for n, line in enumerate(lines):
+        before = " ".join(lines[max(0, n - 3) : n])
+        goes_on = CHAINED.search(before) or IGNORED.search(before)
+        found = n if TRACEBACK.search(line) and not goes_on else found
+    return found
 
 
 def _ended_by(exited: RankExited) -> str | None:
@@ -127,14 +161,22 @@ def _ended_by(exited: RankExited) -> str | None:
     return signal_name(exited.signal)
 
 
-def _may_tell(rule: FailureRule, by: str) -> bool:
-    """Whether a line that fits the rule can be why a rank was ended by a signal."""
-    if _names(rule, by):
-        return True
-    if by in OUTSIDE:
-        killed_for_memory = by == "SIGKILL" and rule.name == OUT_OF_MEMORY
-        return rule.scope == "scheduler" or killed_for_memory
-    return rule.action != "stop" and rule.scope != "storage"
+def _kills(rule: FailureRule, by: str) -> bool:
+    """Whether a line that fits the rule can be why a rank was ended from outside."""
+    killed_for_memory = by == "SIGKILL" and rule.name == OUT_OF_MEMORY
+    return _names(rule, by) or rule.scope == "scheduler" or killed_for_memory
+
+
+def _stands(rule: FailureRule) -> bool:
+    """Whether a line that fits the rule is why a rank crashed, wherever in its log it stands: no
+    rank outlives broken hardware, the scheduler's end of the job or NCCL's watchdog, after which
+    it may well crash in another way. A warning may be old."""
+    ends_it = rule.scope == "scheduler" or rule.name == WATCHDOG or _is_broken_hardware(rule)
+    return bool(rule.patterns) and ends_it
+
+
+def _is_broken_hardware(rule: FailureRule) -> bool:
+    return rule.scope == "host" and rule.action == "replace"
 
 
 def _names(rule: FailureRule, by: str) -> bool:
@@ -239,5 +281,5 @@ def _explains(
     if rule.symptom or rule.action == "stop" or _ended_by(exited) == "SIGTERM":
         return False
     if rank is None or not rank.line:
-        return True
+        return rule.scope not in SHARED or exited.signal not in CRASHES
     return rank.rule.symptom and rule.scope in SHARED

@@ -118,9 +118,9 @@ def test_the_leader_is_told_of_every_line_of_the_kernel_that_has_a_class(line: s
 
 
 def test_users_classes_sort_the_kernels_lines_too() -> None:
-    line = "[100.0] pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received"
+    line = "[100.0] pcieport 0000:00:01.0: AER: Uncorrected (Non-Fatal) error received"
     own = FailureRule(
-        name="pcie", scope="host", action="replace", patterns=(r"AER: Uncorrected \(Fatal\)",)
+        name="pcie", scope="host", action="replace", patterns=(r"AER: Uncorrected \(Non",)
     )
     assert telling([line], 0.0) == ()
     assert telling([line], 0.0, (own,)) == (line,)

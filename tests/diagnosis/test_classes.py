@@ -57,6 +57,21 @@ NCCL_SYSTEM = (
     "ncclSystemError: System call (e.g. socket, malloc) or external library call failed",
     "Last error:",
 )
+NCCL_USAGE = (
+    "NCCL error in: NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL",
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+    "Last error:",
+)
+NCCL_CUDA = (
+    "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+    "ncclUnhandledCudaError: Call to CUDA function failed.",
+    "Last error:",
+)
+NCCL_INTERNAL = (
+    "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1269, internal error, NCCL version 2.14.3",
+    "ncclInternalError: Internal check failed.",
+    "Last error:",
+)
 SEMAPHORE = "sl = self._semlock = _multiprocessing.SemLock("
 SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 9637888)"
 
@@ -77,6 +92,25 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
             (*NCCL_SYSTEM, "socketStartConnect: Connect to 10.0.0.9<43> failed : Cannot assign"),
             "nccl-system-error",
         ),
+        (
+            (
+                *NCCL_SYSTEM,
+                "NET/IB : Got completion from peer 192.168.17.147<38560> with error 12, opcode 0,"
+                " len 0, vendor err 129",
+            ),
+            "infiniband-error",
+        ),
+        ((*NCCL_USAGE, "Failed to initialize any NET plugin"), "no-network-device"),
+        (
+            (*NCCL_USAGE, "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10"),
+            "nccl-invalid-usage",
+        ),
+        ((*NCCL_CUDA, "Failed to CUDA calloc async 608 bytes"), "cuda-out-of-memory"),
+        ((*NCCL_CUDA, "Cuda failure 2 'out of memory'"), "cuda-out-of-memory"),
+        ((*NCCL_INTERNAL, "Failed to CUDA calloc async 1920 bytes"), "cuda-out-of-memory"),
+        ((*NCCL_CUDA, "Cuda failure 999 'unknown error'"), "gpu-lost"),
+        ((*NCCL_CUDA, "Cuda failure 802 'system not yet initialized'"), "gpu-lost"),
+        ((*NCCL_CUDA, "Cuda failure 1 'invalid argument'"), "nccl-system-error"),
         (("OSError: [Errno 28] No space left on device: '/scratch/x'",), "disk-full"),
         (("OSError: [Errno 28] Kein Speicherplatz mehr verfügbar: '/scratch/x'",), "disk-full"),
         (("OSError: [Errno 28] Kein Speicherplatz mehr verfügbar: '/dev/shm/x'",), "shared-memory"),
@@ -105,7 +139,43 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
         ),
         (
             ("ConnectionError: HTTPSConnectionPool(x): [Errno 110] Connection timed out",),
-            "python-exception",
+            "service-unreachable",
+        ),
+        (
+            (
+                "RuntimeError: Caught RuntimeError in DataLoader worker process 0.",
+                "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x', port=443):",
+            ),
+            "service-unreachable",
+        ),
+        (("KeyError: Caught KeyError in DataLoader worker process 0.",), "data-error"),
+        (
+            (
+                "OSError: Caught OSError in DataLoader worker process 0.",
+                "OSError: [Errno 5] Input/output error",
+            ),
+            "storage-error",
+        ),
+        (
+            (
+                "CheckpointException ranks:dict_keys([3])",
+                "Traceback (most recent call last): (RANK 3)",
+                "ConnectionResetError: [Errno 104] Connection reset by peer",
+            ),
+            "service-unreachable",
+        ),
+        (
+            (
+                "CheckpointException ranks:dict_keys([3])",
+                "Traceback (most recent call last): (RANK 3)",
+                "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read"
+                " error [127.0.0.1]:20878: Connection reset by peer.",
+            ),
+            "gloo-connection",
+        ),
+        (
+            ("RuntimeError: [c10d] sendBytes failed on SocketImpl(fd=3): Broken pipe",),
+            "gloo-connection",
         ),
         (
             ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Aborted.",),
@@ -147,6 +217,37 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
         " Link DLREQ interrupt",
         "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Severity 0 Engine instance"
         " 44 Sub-engine instance 00",
+        # https://github.com/leptonai/gpud/pull/1160 and 1174
+        "NVRM: Xid (PCI:0000:01:00): 144, SAW_MVB Nonfatal XC0 i0 Link 0 (0x00000001 0x00000008"
+        " 0x00000000 0x00000000 0x00000000 0x00000000)",
+        "NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008"
+        " 0x00000001 0x00000000 0x00100000 0x00000004)",
+        "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required)"
+        " to 0x0 (None)",
+        "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x3"
+        " (Drain P2P)",
+        # What kernels corrected, tried again or say of a drive that is lent
+        "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
+        "mce: [Hardware Error]: Machine check events logged",
+        "{1}[Hardware Error]: event severity: corrected",
+        "pcieport 0000:00:03.1: AER: Correctable error message received from 0000:00:00.0",
+        "pcieport 0000:80:1b.4: AER: Uncorrectable (Non-Fatal) error message received from"
+        " 0000:80:1b.4",
+        "ahci 0000:01:00.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction",
+        "nvme nvme0: I/O 900 (I/O Cmd) QID 2 timeout, aborting",
+        "nfs: server 100.73.159.36 OK",
+        "EXT4-fs (vdb): mounted filesystem 933e404a r/w with ordered data mode. Quota mode: none.",
+        "XFS (sdb5): Ending clean mount",
+        "blk_update_request: I/O error, dev sr0, sector 0 op 0x0:(READ)",
+        "Buffer I/O error on dev sr0, logical block 0, async page read",
+        "Lustre: MGS: Connection restored to c7547940-8b66-9e67 (at 10.14.83.21@tcp)",
+        "mlx5_core 0000:4b:00.0: Port module event: module 0, Cable plugged",
+        # src/transport/net_ib/common.cc of https://github.com/NVIDIA/nccl
+        "NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: client reregistration(17)",
+        "NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: port active(9)",
+        # src/transport/net_ib/p2p_resiliency.cc of it, before another device takes over
+        "NCCL INFO NET/IB: ncclIbResiliencyHandleCompletionError: Got completion with error"
+        " (devIndex=0, wc->status=(IBV_WC_RETRY_EXC_ERR)12, wc->opcode=(IBV_WC_SEND)0",
     ],
 )
 def test_what_is_not_known_or_does_no_harm_has_no_class(line: str) -> None:

@@ -171,18 +171,59 @@ CAUSES = [
 ]
 
 
+def aborted(message: str) -> RankExited:
+    """As C++ ends over an exception that nobody caught."""
+    thrown = "terminate called after throwing an instance of 'std::runtime_error'"
+    tail = ("before", thrown, *f"  what():  {message}".splitlines())
+    return exited(0, signal=signal.SIGABRT, log_tail=tail)
+
+
 @pytest.mark.parametrize("message", SYMPTOMS)
 def test_what_peers_say_of_a_lost_one_is_a_symptom(message: str) -> None:
     assert weigh(raised(0, message)) is Weight.SYMPTOM
-    aborted = exited(0, signal=signal.SIGABRT, log_tail=("before", *message.splitlines()))
-    assert weigh(aborted) is Weight.SYMPTOM
+    assert weigh(aborted(message)) is Weight.SYMPTOM
 
 
 @pytest.mark.parametrize("message", CAUSES)
 def test_what_a_rank_does_to_itself_is_a_cause(message: str) -> None:
     assert weigh(raised(0, message)) is Weight.CAUSE
-    aborted = exited(0, signal=signal.SIGABRT, log_tail=("before", message))
-    assert weigh(aborted) is Weight.CAUSE
+    assert weigh(aborted(message)) is Weight.CAUSE
+
+
+SERVICE = (
+    "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /x"
+    " (Caused by NewConnectionError('<urllib3.connection.HTTPSConnection object at 0x7f>: Failed to"
+    " establish a new connection: [Errno 111] Connection refused'))"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "name"),
+    [
+        ("requests.exceptions.ConnectionError", SERVICE, "service-unreachable"),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", "service-unreachable"),
+        (
+            "CheckpointException",
+            "CheckpointException ranks:dict_keys([2])\nTraceback (most recent call last): (RANK 2)"
+            "\nConnectionResetError: [Errno 104] Connection reset by peer",
+            "service-unreachable",
+        ),
+        ("BrokenPipeError", "[Errno 32] Broken pipe", "python-exception"),
+    ],
+)
+def test_a_connection_to_what_is_no_peer_is_a_cause(kind: str, message: str, name: str) -> None:
+    mine = exited(2, at=START + 50, error=replace(error(message), error=kind))
+    said = verdict(raised(0, RESET, at=START + 49.9), mine, raised(1, GLOO_CLOSED, at=START + 50.1))
+    assert said.failure is not None
+    assert (said.failure.name, said.culprit.rank) == (name, 2)
+
+
+def test_a_service_that_several_hosts_do_not_reach_is_none_of_theirs() -> None:
+    exits = (raised(0, SERVICE), raised(2, SERVICE, at=START + 50.5))
+    said = verdict(*exits)
+    assert (said.kind, said.culprit) == ("exception", NOBODY)
+    assert said.cause.startswith("2 hosts had service-unreachable at once: host-0, host-1")
+    assert verdict(exits[0]).culprit.host == "host-0"
 
 
 def test_symptoms_alone_blame_nobody() -> None:
@@ -574,7 +615,11 @@ READ_ERROR = ("the checkpoint of step 40 failed: OSError: [Errno 5] Input/output
         ((TOLD,), {"signal": 9}, "scheduler-sigterm"),
         (MISMATCH, {"signal": 6}, "collective-mismatch"),
         (
-            ("CUDA error: an illegal memory access was encountered",),
+            (
+                "[rank2]:[E626 23:10:17.921 ProcessGroupNCCL.cpp:1896] [PG ID 2 PG GUID 3 Rank 2]"
+                " Process group watchdog thread terminated with exception: CUDA error: an illegal"
+                " memory access was encountered",
+            ),
             {"signal": 6},
             "illegal-memory-access",
         ),
@@ -590,6 +635,97 @@ def test_an_old_warning_is_not_why_a_signal_ended_a_rank(
     tail: tuple[str, ...], how: dict[str, Any], name: str
 ) -> None:
     said = verdict(exited(0, log_tail=tail, **how))
+    assert said.failure is not None
+    assert said.failure.name == name
+
+
+CAME_LATER = (
+    "[W1123 02:21:40.192837465 socket.cpp:767] [c10d] The client socket has failed to connect to"
+    " [localhost]:29500 (errno: 99 - Cannot assign requested address)."
+)
+NAMED_LATER = (
+    "[W socket.cpp:601] [c10d] The IPv6 network addresses of (user, 53821) cannot be retrieved"
+    " (gai error: -3 - Temporary failure in name resolution)."
+)
+PORT_CAME_BACK = "NCCL WARN NET/IB : Got async event : port error"
+RAISED = (
+    "Traceback (most recent call last):",
+    '  File "train.py", line 7, in <module>',
+    "KeyError: 'input_ids'",
+)
+CAUSED = (
+    "Traceback (most recent call last):",
+    "OSError: [Errno 28] No space left on device",
+    "",
+    "The above exception was the direct cause of the following exception:",
+    "",
+    *RAISED,
+)
+IGNORED = (
+    "Exception ignored in: <function Store.__del__ at 0x7f>",
+    "Traceback (most recent call last):",
+    "RuntimeError: Broken pipe",
+)
+HANDLED = ("Traceback (most recent call last):", "OSError: [Errno 28] No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("said", "how", "name"),
+    [
+        ((), {"signal": 11}, "segfault"),
+        ((), {"signal": 7}, "segfault"),
+        (("Fatal Python error: Segmentation fault",), {"signal": 11}, "segfault"),
+        ((), {"signal": 6}, "abort"),
+        (("free(): invalid pointer",), {"signal": 6}, "abort"),
+        (("double free or corruption (!prev)",), {"signal": 6}, "abort"),
+        (("corrupted size vs. prev_size",), {"signal": 6}, "abort"),
+        (("*** stack smashing detected ***: terminated",), {"signal": 6}, "abort"),
+        (("python: mm.c:7: get: Assertion `page' failed.",), {"signal": 6}, "abort"),
+        (("F20250821 rdma_io.cc:811] Check failed: wc->status",), {"signal": 6}, "abort"),
+        (
+            ("pure virtual method called", "terminate called without an active exception"),
+            {"signal": 6},
+            "abort",
+        ),
+        (RAISED, {"exit_code": 1}, "python-exception"),
+        ((*HANDLED, "goes on", *RAISED), {"exit_code": 1}, "python-exception"),
+        ((*CAUSED, "goes on", *RAISED), {"exit_code": 1}, "python-exception"),
+        ((*RAISED, *IGNORED), {"exit_code": 1}, "python-exception"),
+        (CAUSED, {"exit_code": 1}, "disk-full"),
+        ((), {"signal": 13}, "unknown"),
+    ],
+)
+@pytest.mark.parametrize("old", [CAME_LATER, NAMED_LATER, PORT_CAME_BACK])
+def test_a_connection_that_came_at_the_second_try_is_not_what_a_rank_crashed_of(
+    old: str, said: tuple[str, ...], how: dict[str, Any], name: str
+) -> None:
+    """The first is of a real job whose rank 2 was ended by SIGSEGV."""
+    crashed = exited(2, at=START + 50, log_tail=(old, "step 3", *said), **how)
+    found = verdict(crashed, raised(3, GLOO_CLOSED, at=START + 50.1))
+    assert found.failure is not None
+    assert (found.failure.name, found.culprit.rank) == (name, 2)
+    assert found.culprit.host == "host-1"
+
+
+@pytest.mark.parametrize(
+    ("line", "how", "name"),
+    [
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", 11, "uncorrectable-ecc"),
+        (TOLD, 6, "scheduler-sigterm"),
+        (WATCHDOG_LINE, 6, "nccl-watchdog-timeout"),
+        (WATCHDOG_LINE, 11, "nccl-watchdog-timeout"),
+        (
+            "[rank1]:[E1123 ProcessGroupNCCL.cpp:1414] [PG 0 Rank 1] ProcessGroupNCCL's watchdog"
+            " got stuck for 480 seconds without making progress in monitoring enqueued collectives",
+            6,
+            "nccl-watchdog-timeout",
+        ),
+    ],
+)
+def test_what_no_rank_outlives_is_why_it_crashed_though_it_said_more(
+    line: str, how: int, name: str
+) -> None:
+    said = verdict(exited(0, log_tail=("step 3", line, "step 4"), signal=how))
     assert said.failure is not None
     assert said.failure.name == name
 
@@ -634,7 +770,17 @@ OOM = "[51.0] Memory cgroup out of memory: Killed process 123 (python) total-vm:
 FAULT = "[51.0] NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python, MMU Fault"
 CLEANUP = "[51.0] NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python"
 PORT = "[51.0] mlx5_core 0000:01:00.0: mlx5_0 port error"
-READS = "[51.0] I/O error, dev nvme0n1, sector 8: Input/output error"
+READS = (
+    "[51.0] I/O error, dev nvme0n1, sector 32545872 op 0x0:(READ) flags 0x80700 phys_seg 1 prio"
+    " class 2"
+)
+SERVER = "[51.0] nfs: server 100.73.159.36 not responding, still trying"
+MEMORY = "[51.0] EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
+NIC = "[51.0] mlx5_core 0000:4b:00.0: poll_health:800:(pid 0): Fatal error 1 detected"
+REBOOT = (
+    "[51.0] NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2"
+    " (Node Reboot Required)"
+)
 DENIAL = "[51.0] audit: Operation not permitted"
 REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer is gone"
 
@@ -651,7 +797,19 @@ REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer
         (raised(2, "CUDA error: misaligned address"), FAULT, "illegal-memory-access"),
         (raised(2, REMOTE), FAULT, "nccl-remote-error"),
         (raised(2, REMOTE), PORT, "infiniband-error"),
+        (raised(2, REMOTE), NIC, "infiniband-error"),
         (exited(2), READS, "storage-error"),
+        (raised(2, REMOTE), READS, "storage-error"),
+        (raised(2, "shapes differ"), READS, "python-exception"),
+        (exited(2), SERVER, "storage-error"),
+        (exited(2, signal=signal.SIGBUS), READS, "storage-error"),
+        (exited(2, signal=signal.SIGSEGV), SERVER, "segfault"),
+        (exited(2, signal=signal.SIGABRT), SERVER, "abort"),
+        (exited(2, signal=signal.SIGSEGV), PORT, "segfault"),
+        (replace(aborted(REMOTE), host="host-1"), READS, "storage-error"),
+        (exited(2, signal=signal.SIGBUS), MEMORY, "host-memory-error"),
+        (raised(2, REMOTE), MEMORY, "host-memory-error"),
+        (raised(2, REMOTE), REBOOT, "xid-154-recovery"),
         (exited(2), CLEANUP, "sigkill-from-outside"),
         (exited(2), DENIAL, "sigkill-from-outside"),
     ],
@@ -668,6 +826,9 @@ def test_what_the_kernels_of_several_hosts_tell_of_the_fabric_is_none_of_theirs(
     exits = (raised(0, REMOTE, at=START + 50), raised(2, REMOTE, at=START + 51))
     assert verdict(*exits, evidence=(kernel("host-1", PORT),)).culprit.host == "host-1"
     both = (kernel("host-0", PORT), kernel("host-1", PORT))
+    assert verdict(*exits, evidence=both).culprit == NOBODY
+    assert verdict(*exits, evidence=(kernel("host-1", SERVER),)).culprit.host == "host-1"
+    both = (kernel("host-0", SERVER), kernel("host-1", SERVER))
     assert verdict(*exits, evidence=both).culprit == NOBODY
 
 

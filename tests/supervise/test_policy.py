@@ -27,7 +27,7 @@ from orchestrator.supervise.step import fold
 from tests.supervise.supervise_cluster import Cluster
 from tests.supervise.supervise_stage import Job, drills
 
-IB = "NET/IB : Got completion from peer 10.0.0.2<4>, status=12"
+IB = "NET/IB : Got completion from peer 10.0.0.2<4> with status=12 opcode=0 len=0 vendor err 129"
 
 
 def fails(job: Job, rank: int, message: str, **more: object) -> tuple[Action, ...]:
