@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from orchestrator.agent.gathering import write_whole
 from orchestrator.contract.actions import GatherEvidence
 from orchestrator.contract.events import Event, HangJudged, JobSubmitted
 from orchestrator.contract.protocol import Evidence, Gather
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.whole import write_whole
 from orchestrator.diagnosis.after import differing
 from orchestrator.diagnosis.axes import axes_of
 from orchestrator.diagnosis.digest import from_text
@@ -89,7 +89,7 @@ class Judge:
         body = {"at": self.clock.now(), "hosts": said, "missing": [] if said else list(words)}
         try:
             path = self.run_dir.traces(attempt) / "scheduler.json"
-            await asyncio.to_thread(write_whole, path, json.dumps(body, indent=1))
+            await asyncio.to_thread(write_whole, path, json.dumps(body, indent=1).encode())
         except OSError as exc:
             log.warning("the scheduler's word could not be kept: %s", exc)
         return words
