@@ -167,11 +167,7 @@ class Attempts:
             await self.looking
         self._remember(stopped)
         self.attempt, self.last = None, attempt
-        log.info(
-            "attempt %s: no process left, %s",
-            stopped.attempt,
-            "all ranks returned 0" if stopped.finished else stopped.why.split("\n")[0],
-        )
+        log.info("attempt %s: no process left, %s", stopped.attempt, how_it_went(stopped))
         self.report(stopped)
 
     def _remember(self, stopped: Stopped) -> None:
@@ -226,3 +222,9 @@ class Attempts:
             log.warning("drill %s: this agent and its ranks die now", drill)
             loop = asyncio.get_running_loop()
             loop.call_later(HOST_DRILL_S, os.kill, os.getpid(), signal.SIGKILL)
+
+
+def how_it_went(stopped: Stopped) -> str:
+    if stopped.finished:
+        return "all ranks returned 0"
+    return stopped.why.split("\n")[0] or "stopped before it was done"

@@ -1,16 +1,25 @@
 """What the leader makes of the evidence of all hosts."""
 
+import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.agent.judging import scene_of
+from orchestrator.agent.judging import Judge, scene_of
+from orchestrator.contract.events import Event, HangJudged
+from orchestrator.contract.launch import Allocation
 from orchestrator.contract.protocol import Evidence
+from orchestrator.contract.rundir import RunDir
 from orchestrator.diagnosis.digest import to_text
 from orchestrator.diagnosis.dumps import condense, parse
+from orchestrator.seams import HostNotice
 from orchestrator.supervise.judgement import SHOWN_STACKS, judgement
+from orchestrator.supervise.state import Run
+from orchestrator.supervise.step import step
+from tests.agent.world import FakeBackend, TurnedClock, a_job
 from tests.e2e.job import ROOT
 from tests.supervise.supervise_stage import found
 
@@ -78,3 +87,39 @@ def test_a_rank_whose_gil_is_held_is_named_for_sure_by_what_it_gives_and_what_no
         judged = judgement(replace(scene_of([part])[0], world=4), at=9.0, attempt=1)
         assert judged.ranks == (2,)
         assert bool(judged.hosts) == sure
+
+
+@pytest.mark.parametrize(
+    ("backend", "hosts", "sign"),
+    [
+        (
+            FakeBackend(flagged=(HostNotice("host-1", "DRAINING", "bad cable"),)),
+            {"host-1": "DRAINING: bad cable"},
+            "the scheduler says host-1 is DRAINING: bad cable",
+        ),
+        (
+            FakeBackend(mute=True),
+            {},
+            "missing: the scheduler's word: the scheduler does not answer",
+        ),
+    ],
+)
+def test_what_a_scheduler_says_of_the_hosts_is_among_the_signs_and_kept(
+    tmp_path: Path, backend: FakeBackend, hosts: dict[str, str], sign: str
+) -> None:
+    job, run_dir, clock = a_job(tmp_path), RunDir(tmp_path), TurnedClock()
+    run_dir.traces(1).mkdir(parents=True)
+    submitted, _ = step(Run(), job)
+    names = job.plan.hosts
+    granted = Allocation(id="7", restarts=0, hosts=names)
+    run = replace(submitted, allocation=granted, placement=names)
+    judge = Judge(job, lambda: run, run_dir, backend, clock)
+    for rank, host in enumerate(names):
+        judge.hear(evidence(host, rank))
+    told: list[Event] = []
+    asyncio.run(judge.judge(1, told.append, clock.now))
+    (judged,) = told
+    assert isinstance(judged, HangJudged)
+    assert sign in judged.signs
+    kept = json.loads((run_dir.traces(1) / "scheduler.json").read_text())
+    assert kept["hosts"] == hosts

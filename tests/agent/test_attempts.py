@@ -1,0 +1,19 @@
+"""What the log of a host says of its attempts, by value."""
+
+import pytest
+
+from orchestrator.agent.attempts import how_it_went
+from orchestrator.contract.protocol import Stopped
+
+
+@pytest.mark.parametrize(
+    ("finished", "why", "said"),
+    [
+        (True, "", "all ranks returned 0"),
+        (False, "torchrun ended with code 1\nits last lines", "torchrun ended with code 1"),
+        (False, "", "stopped before it was done"),
+    ],
+)
+def test_each_end_of_an_attempt_is_said_in_words(finished: bool, why: str, said: str) -> None:
+    stopped = Stopped(attempt=1, host="n1", finished=finished, why=why)
+    assert how_it_went(stopped) == said
