@@ -22,6 +22,7 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
     devices = f"{setting.hosts:,} hosts, {setting.spares} spare, {setting.reserve:,} more there"
     lines = [
         f"job        {devices}; {days:g} days",
+        *_lacking(basis),
         f"breaks     every {_time(setting.mtbf_s)} on average:"
         f" {rates.per_1000_host_days:.3g} failures per 1,000 host-days",
         *wrapped(rates.source, INDENT, INDENT),
@@ -58,6 +59,11 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
         ),
     ]
     return "\n".join(lines)
+
+
+def _lacking(basis: Basis) -> list[str]:
+    asked, there = basis.spares_asked, basis.setting.spares
+    return [f"{INDENT}{asked} spare hosts asked for, {there} there"] if there < asked else []
 
 
 def _held(found: Forecast) -> list[str]:
@@ -146,6 +152,7 @@ def forecast_json(found: Forecast, basis: Basis, rates: Rates) -> dict[str, Any]
 
     return {
         "setting": encode(basis.setting),
+        "spares_asked": basis.spares_asked,
         "mtbf_s": basis.setting.mtbf_s,
         "per_1000_host_days": rates.per_1000_host_days,
         "source": rates.source,
