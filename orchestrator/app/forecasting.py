@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.app.planning import inventory_at, plan_spec
+from orchestrator.app.planning import Planned, inventory_at, plan_spec
 from orchestrator.errors import PlanError
 from orchestrator.forecast.many import Forecast, forecast
 from orchestrator.forecast.rates import Rates, rates_of
@@ -49,7 +49,6 @@ def forecast_spec(
             "how long a step takes is not known: these hosts have no hardware profile",
             fix="give --inventory FILE with a profile, see examples/inventories/h100.yaml",
         )
-    seen = inventory_at(inventory, environ, planned.spec.cluster.backend).inventory
     rates = rates_of(asked.rates)
     if asked.mtbf_h is not None:
         rates = rates.with_mtbf(asked.mtbf_h)  # a host as it is
@@ -64,8 +63,19 @@ def forecast_spec(
         restart_s=asked.restart_s,
         repair_h=asked.repair_h,
         queue_s=asked.queue_s,
-        hosts_there=max(1, len(seen.with_devices(planned.plan.ranks_per_host))),
+        hosts_there=_hosts_there(planned, environ, inventory),
     )
     basis = basis_of(planned.spec, planned.plan, around)
     found = forecast(basis.setting, asked.histories, asked.seed, basis.step_s)
     return Told(found=found, basis=basis, rates=rates)
+
+
+def _hosts_there(
+    planned: Planned, environ: Mapping[str, str], inventory: Path | None
+) -> int | None:
+    """That the job can use; None where this machine plays them."""
+    backend = planned.spec.cluster.backend
+    if inventory is None and backend == "local":
+        return None
+    seen = inventory_at(inventory, environ, backend).inventory
+    return max(1, len(seen.with_devices(planned.plan.ranks_per_host)))

@@ -2,7 +2,8 @@
 
 Daly 2006 (A higher order estimate of the optimum checkpoint interval for restart dumps, equation
 20), with what a save in the background adds: until it is complete, a failure costs that time too.
-Missing hosts are a Poisson number, which holds as long as the job seldom waits for one.
+All of it holds for the time in which the job has its hosts (`short`). It is of the long run, where
+histories begin with all hosts.
 """
 
 import math
@@ -16,7 +17,7 @@ def effective(setting: Setting) -> float:
     """The share of its time in which a job does work that is kept."""
     mtbf_s, stall_s = setting.mtbf_s, setting.stalled_s
     exposed_s = max(0.0, setting.write_s - stall_s)
-    recovery_s = detection_s(setting) + waiting_s(setting) + setting.restart_s + exposed_s
+    recovery_s = detection_s(setting) + setting.restart_s + exposed_s
     cycle_s = setting.interval_s + stall_s
     exponent = (recovery_s + cycle_s) / mtbf_s
     if exponent > 500:  # no end of it is in sight
@@ -24,7 +25,7 @@ def effective(setting: Setting) -> float:
     cycle = mtbf_s * math.exp(recovery_s / mtbf_s) * math.expm1(cycle_s / mtbf_s)
     planned = sum(hazard.per_s for hazard in setting.hazards if hazard.planned)
     away = planned * (setting.write_s + setting.restart_s)
-    return setting.interval_s / cycle * max(0.0, 1 - away)
+    return (1 - short(setting)) * setting.interval_s / cycle * max(0.0, 1 - away)
 
 
 def detection_s(setting: Setting) -> float:
@@ -32,28 +33,46 @@ def detection_s(setting: Setting) -> float:
     return setting.mtbf_s * sum(hazard.per_s * hazard.detection_s for hazard in setting.unplanned)
 
 
-def waiting_s(setting: Setting) -> float:
-    """Mean wait for a host, over all failures that nobody planned."""
-    filled_per_s = 1 / missing_s(setting)
-    short = _at_least(setting.spares, setting.leaving_per_s / filled_per_s)
-    each_s = 1 / ((setting.spares + 1) * filled_per_s)
-    return short * each_s * setting.leaving_per_s * setting.mtbf_s
+def short(setting: Setting) -> float:
+    """The share of the time in which fewer hosts are there than the job needs.
+
+    How many are being repaired is a Poisson number, whoever steps in for them. The reserve steps
+    in for as many as it has hosts, and of those places a share is still open, in the queue, each
+    for itself; of what goes beyond the reserve each place is. Exact where the reserve is ample or
+    there is none; between them (the queue follows what is being repaired as if at once) near.
+    """
+    mean = setting.leaving_per_s * setting.repair_s
+    queued = setting.queue_s / (setting.queue_s + setting.repair_s)
+    share = 0.0
+    more = 0.0  # the probability of more open places than there are spares
+    for gone in range(math.ceil(mean + 10 * math.sqrt(mean)) + 20):
+        share += _poisson(gone, mean) * more
+        if gone < setting.reserve:
+            more += queued * _binomial(gone, setting.spares, queued)
+        else:
+            beyond = gone - setting.reserve
+            more += _binomial(setting.reserve, setting.spares - beyond, queued)
+    return min(1.0, share)
 
 
-def missing_s(setting: Setting) -> float:
-    """Mean time until a host that left is replaced, whoever comes first."""
-    granted_per_s = 1 / setting.queue_s if setting.reserve else 0.0
-    return 1 / (1 / setting.repair_s + granted_per_s)
+def bare(setting: Setting) -> float:
+    """The share of the time in which no number of spares would do: more hosts are being repaired
+    than there are beside those that the job needs."""
+    return short(replace(setting, spares=setting.spares + setting.reserve, reserve=0))
 
 
-def _at_least(least: int, mean: float) -> float:
-    """P(N >= least) of a Poisson number; its logarithms do not underflow."""
+def _poisson(count: int, mean: float) -> float:
+    """Its logarithm does not underflow."""
     if mean == 0:
-        return float(least == 0)
-    below = sum(
-        math.exp(count * math.log(mean) - mean - math.lgamma(count + 1)) for count in range(least)
-    )
-    return max(0.0, 1 - below)
+        return float(count == 0)
+    return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
+
+
+def _binomial(total: int, count: int, share: float) -> float:
+    if not 0 <= count <= total:
+        return 0.0
+    ways = math.lgamma(total + 1) - math.lgamma(count + 1) - math.lgamma(total - count + 1)
+    return math.exp(ways + count * math.log(share) + (total - count) * math.log1p(-share))
 
 
 def best_interval_s(setting: Setting) -> float:
@@ -79,11 +98,13 @@ def best_spares(setting: Setting) -> int:
     """How many hosts, of those that there are, are best held as spares: each could train as well,
     so what counts is kept work over all hosts that the job holds."""
     there = setting.spares + setting.reserve
-    mean = setting.leaving_per_s * missing_s(setting)
-    most = min(there, math.ceil(mean + 6 * math.sqrt(mean) + 6))
-
-    def worth(spares: int) -> float:
+    most = 1 - bare(setting)
+    best, best_worth = 0, -1.0
+    for spares in range(there + 1):
+        if most * setting.hosts / (setting.hosts + spares) <= best_worth:
+            break  # more could not be better even if nobody waited in the queue
         held = replace(setting, spares=spares, reserve=there - spares)
-        return effective(held) * setting.hosts / (setting.hosts + spares)
-
-    return max(range(most + 1), key=worth)
+        worth = (1 - short(held)) * setting.hosts / (setting.hosts + spares)
+        if worth > best_worth:
+            best, best_worth = spares, worth
+    return best

@@ -102,29 +102,21 @@ class _Hosts:
     def __init__(self, setting: Setting, random: Random) -> None:
         self.setting = setting
         self.random = random
-        self.reserve = setting.reserve
         self.filled_at: list[float] = []
         """When each host that is missing will have been replaced, the next first."""
-        self.repaired_at: list[float] = []
-        """When each that the reserve lent a host for is in the reserve itself, the next first."""
+        self.ready_at = [0.0] * setting.reserve
+        """From when on each of the reserve can be given, the next first: in place of one that it
+        gave it has the one that left, once that is repaired."""
 
     def replace(self, now: float) -> float:
         """When the job has enough hosts again, after one left at `now`."""
-        _drop_until(self.filled_at, now)
-        self.reserve += _drop_until(self.repaired_at, now)
+        del self.filled_at[: bisect(self.filled_at, now)]
         filled_at = now + self.random.expovariate(1 / self.setting.repair_s)
-        granted_at = now + self.random.expovariate(1 / self.setting.queue_s)
-        if self.reserve and granted_at < filled_at:
-            self.reserve -= 1
-            insort(self.repaired_at, filled_at)
+        queue_s = self.random.expovariate(1 / self.setting.queue_s)
+        if self.ready_at and max(now, self.ready_at[0]) + queue_s < filled_at:
+            granted_at = max(now, self.ready_at.pop(0)) + queue_s
+            insort(self.ready_at, filled_at)
             filled_at = granted_at
         insort(self.filled_at, filled_at)
         short = len(self.filled_at) - self.setting.spares
         return self.filled_at[short - 1] if short > 0 else now
-
-
-def _drop_until(times: list[float], now: float) -> int:
-    """Take what is not after `now` from the front; how many that were."""
-    dropped = bisect(times, now)
-    del times[:dropped]
-    return dropped

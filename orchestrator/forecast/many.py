@@ -10,8 +10,6 @@ from orchestrator.forecast.setting import PARTS, Setting
 
 AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Shares of the best interval that are tried as well."""
-LEAST = 8
-"""Histories of what is only looked at beside the forecast; the forecast has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,34 +33,51 @@ class Expected:
     waits: float
     """Mean number of times that no spare was there."""
 
+    @property
+    def worth(self) -> float:
+        """Kept work over all hosts that the job holds: a spare could train as well."""
+        setting = self.setting
+        return self.effective * setting.hosts / (setting.hosts + setting.spares)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     expected: Expected
     """With the spec's own interval and spares."""
     best: Expected
-    """With the best ones."""
+    """With the best ones, never worth less than `expected`."""
     around: tuple[Expected, ...]
-    """The best interval and others around it, with the best number of spares."""
+    """The best interval and others around it, with the best number of spares; all are of the same
+    seeds, and so of the same failures."""
     histories: int
     seed: int
 
 
 def forecast(setting: Setting, histories: int, seed: int, step_s: float) -> Forecast:
-    """`interval_s` of `setting` is the spec's; the best one is a whole number of steps."""
-    seeds = range(seed, seed + histories)
-    few = seeds[: max(LEAST, histories // 5)]
+    """`interval_s` of `setting` is the spec's; the best one is a whole number of steps.
+
+    The closed form proposes and the histories decide, so that nothing is advised of which they say
+    that it is worth less than what the spec has. Other intervals are only looked at: where a job
+    hardly breaks, histories would choose the longest.
+    """
+    played: dict[Setting, Expected] = {}
+
+    def play(one: Setting) -> Expected:
+        if one not in played:
+            played[one] = expect(one, range(seed, seed + histories))
+        return played[one]
+
     advised = best_of(setting, step_s)
-    intervals = sorted(
-        {whole_steps(factor * advised.interval_s, step_s) for factor in AROUND}
-        - {advised.interval_s}
-    )
-    best = expect(advised, seeds)
-    others = [expect(replace(advised, interval_s=one), few) for one in intervals]
+    kept = replace(advised, spares=setting.spares, reserve=setting.reserve)
+    expected = play(setting)
+    best = max(play(advised), play(kept), expected, key=lambda one: one.worth)
+    own_s = best.setting.interval_s
+    intervals = {own_s, *(whole_steps(factor * own_s, step_s) for factor in AROUND)}
+    around = [play(replace(best.setting, interval_s=one)) for one in sorted(intervals)]
     return Forecast(
-        expected=best if setting == advised else expect(setting, seeds),
+        expected=expected,
         best=best,
-        around=tuple(sorted([*others, best], key=lambda one: one.setting.interval_s)),
+        around=tuple(around),
         histories=histories,
         seed=seed,
     )

@@ -37,8 +37,9 @@ class Circumstances:
     restart_s: float | None = None
     repair_h: float = REPAIR_H
     queue_s: float = QUEUE_S
-    hosts_there: Annotated[int, AtLeast(1)]
-    """Of the inventory, that the job can use."""
+    hosts_there: Annotated[int, AtLeast(1)] | None
+    """Of the inventory, that the job can use; None: one machine plays as many as the spec asks
+    for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class Basis:
     setting: Setting
     step_s: float
     checkpoint_bytes: int
+    spares_asked: int
+    """By the spec; the setting has those of them that are there."""
     notes: Mapping[str, str]
     """What was taken for what, in words."""
 
@@ -64,11 +67,13 @@ def basis_of(spec: JobSpec, plan: Plan, around: Circumstances) -> Basis:
     stall_s = min(around.stall_s if around.stall_s is not None else copy_s, write_s)
     loaded_s = total * plan.mesh.dp_replicate / storage
     restart_s = around.restart_s if around.restart_s is not None else START_S + loaded_s
-    spares = spec.cluster.spare_hosts
+    asked, there = spec.cluster.spare_hosts, around.hosts_there
+    beside = asked if there is None else max(0, there - hosts)
+    spares = min(asked, beside)
     setting = Setting(
         hosts=hosts,
         spares=spares,
-        reserve=max(0, around.hosts_there - hosts - spares),
+        reserve=beside - spares,
         horizon_s=around.days * DAY_S,
         hazards=_hazards(spec, around.rates, hosts, step_s),
         interval_s=spec.checkpoint.every_steps * step_s,
@@ -83,6 +88,7 @@ def basis_of(spec: JobSpec, plan: Plan, around: Circumstances) -> Basis:
         steps = max(1, round(every.seconds / step_s))
         setting = replace(setting, interval_s=steps * step_s)
     notes = {
+        **({"hosts": "played on this machine, spares too"} if there is None else {}),
         **({} if every is None else {"interval": _interval_words(every)}),
         "storage": f"{storage / 1e9:,.4g} GB/s" + ("" if given else ", assumed (--storage GB/S)"),
         "stall": _stall_words(spec, around),
@@ -92,7 +98,9 @@ def basis_of(spec: JobSpec, plan: Plan, around: Circumstances) -> Basis:
         "repair": f"{around.repair_h:g} h on average (--repair HOURS)",
         "queue": f"{around.queue_s:g} s on average (--queue SECONDS)",
     }
-    return Basis(setting=setting, step_s=step_s, checkpoint_bytes=total, notes=notes)
+    return Basis(
+        setting=setting, step_s=step_s, checkpoint_bytes=total, spares_asked=asked, notes=notes
+    )
 
 
 def _interval_of(setting: Setting) -> Interval:

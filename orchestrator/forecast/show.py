@@ -3,6 +3,7 @@
 from typing import Any
 
 from orchestrator.contract.codec import encode
+from orchestrator.forecast import closed
 from orchestrator.forecast.many import Expected, Forecast
 from orchestrator.forecast.rates import Rates
 from orchestrator.forecast.setting import PARTS
@@ -11,6 +12,8 @@ from orchestrator.plan.figures import show_bytes, show_seconds
 from orchestrator.plan.show.tables import table, wrapped
 
 INDENT = " " * 11
+SEEN = 0.01
+"""A share of the time that is worth a word."""
 
 
 def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
@@ -19,6 +22,7 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
     devices = f"{setting.hosts:,} hosts, {setting.spares} spare, {setting.reserve:,} more there"
     lines = [
         f"job        {devices}; {days:g} days",
+        *_lacking(basis),
         f"breaks     every {_time(setting.mtbf_s)} on average:"
         f" {rates.per_1000_host_days:.3g} failures per 1,000 host-days",
         *wrapped(rates.source, INDENT, INDENT),
@@ -34,6 +38,7 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
         f"best       {found.best.effective:.1%} with a checkpoint every"
         f" {_steps(found.best, basis)} and {found.best.setting.spares} spare"
         f" host{'' if found.best.setting.spares == 1 else 's'}",
+        *_held(found),
         *_too_few(basis),
         "",
         *_parts(found),
@@ -56,15 +61,32 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
     return "\n".join(lines)
 
 
+def _lacking(basis: Basis) -> list[str]:
+    asked, there = basis.spares_asked, basis.setting.spares
+    return [f"{INDENT}{asked} spare hosts asked for, {there} there"] if there < asked else []
+
+
+def _held(found: Forecast) -> list[str]:
+    """What makes the best the best, where its number of spares is another."""
+    said, best = found.expected, found.best
+    if said.setting.spares == best.setting.spares:
+        return []
+    words = f"of the time of all hosts held, spares too: {best.worth:.2%}, as the spec says it"
+    return wrapped(f"{words} {said.worth:.2%}", INDENT, INDENT)
+
+
 def _too_few(basis: Basis) -> list[str]:
     setting = basis.setting
+    bare = closed.bare(setting)
+    if bare < SEEN:
+        return []
     gone = setting.leaving_per_s * setting.repair_s
     beside = setting.spares + setting.reserve
-    if gone <= beside:
-        return []
+    is_ = "is" if beside == 1 else "are"
     words = (
-        f"{gone:.3g} hosts are being repaired on average, and there are {beside} beside the job's"
-        " own: plan for fewer (--set cluster.hosts=N), or have more"
+        f"{gone:.3g} hosts are being repaired on average, and there {is_} {beside} beside the job's"
+        f" own: for {bare:.1%} of the time, in the long run, these do not suffice; plan for fewer"
+        " (--set cluster.hosts=N), or have more"
     )
     return wrapped(words, "too few    ", INDENT)
 
@@ -86,7 +108,19 @@ def _around(found: Forecast, basis: Basis) -> list[str]:
     ]
     spares = found.best.setting.spares
     head = (f"checkpoint every ({spares} spares)", "histories", "closed form")
-    return table(head, rows)
+    return [*table(head, rows), *_apart(found)]
+
+
+def _apart(found: Forecast) -> list[str]:
+    most = max(abs(one.effective - one.closed) for one in (found.expected, *found.around))
+    if most < SEEN:
+        return []
+    words = (
+        f"the two are up to {most:.1%} apart, and the histories decided. The closed form is of the"
+        " long run, and only near where hosts wait in the queue while the reserve is scarce; of few"
+        " histories much is luck"
+    )
+    return wrapped(words, "  ", "  ")
 
 
 def _steps(one: Expected, basis: Basis) -> str:
@@ -107,6 +141,7 @@ def forecast_json(found: Forecast, basis: Basis, rates: Rates) -> dict[str, Any]
             "interval_s": one.setting.interval_s,
             "spares": one.setting.spares,
             "effective": one.effective,
+            "of_all_held": one.worth,
             "low": one.low,
             "high": one.high,
             "closed_form": one.closed,
@@ -117,6 +152,7 @@ def forecast_json(found: Forecast, basis: Basis, rates: Rates) -> dict[str, Any]
 
     return {
         "setting": encode(basis.setting),
+        "spares_asked": basis.spares_asked,
         "mtbf_s": basis.setting.mtbf_s,
         "per_1000_host_days": rates.per_1000_host_days,
         "source": rates.source,

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from random import Random
 
@@ -88,6 +89,15 @@ def test_without_a_spare_the_job_waits_for_whichever_host_comes_first() -> None:
     assert (spared.seconds["queue"], spared.waits) == (0.0, 0)
 
 
+def test_a_host_that_was_repaired_for_the_reserve_steps_in_for_one_that_waits() -> None:
+    chosen = replace(ONE, hazards=(CRASH,), spares=0, reserve=1, horizon_s=5000.0)
+    # at 90: repaired after 1,000 s, granted after 300, so the reserve is whole again at 1,090;
+    # 710 s later, at 800: repaired after 9,000 s, granted 200 s after the reserve has a host
+    account = course(chosen, 90.0, 710.0, 1000.0, 300.0, 1e12, 9000.0, 200.0)
+    assert account.waits == 2
+    assert account.seconds["queue"] == pytest.approx(298.0 + 1090 + 200 - 800 - 2)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -124,6 +134,35 @@ def test_histories_and_closed_form_agree(interval: float, spares: int) -> None:
     assert found.low < found.effective < found.high
 
 
+IN_REPAIR = CRASH.per_s * DAY_S
+"""8.64 hosts on average, of a `setting` as it is."""
+
+
+@pytest.mark.parametrize(
+    ("spares", "reserve"), [(0, 0), (8, 0), (0, 8), (2, 7), (5, 4), (1, 11), (12, 1)]
+)
+@pytest.mark.parametrize(("queue", "apart"), [(600.0, 0.01), (4 * 3600.0, 0.03)])
+def test_they_agree_where_the_reserve_is_near_what_is_being_repaired(
+    spares: int, reserve: int, queue: float, apart: float
+) -> None:
+    chosen = setting(spares=spares, reserve=reserve, queue_s=queue, horizon_s=400 * DAY_S)
+    found = expect(chosen, range(20))
+    assert found.effective == pytest.approx(found.closed, abs=apart)
+
+
+def test_how_long_hosts_are_lacking_is_exact_without_a_reserve_and_with_an_ample_one() -> None:
+    bare = setting(spares=10, reserve=0)
+    assert closed.short(bare) == pytest.approx(1 - poisson_up_to(10, IN_REPAIR))
+    assert closed.bare(setting(spares=3, reserve=7)) == closed.short(bare)
+    ample = setting(spares=1, reserve=1000, queue_s=3600.0)
+    assert closed.short(ample) == pytest.approx(1 - poisson_up_to(1, IN_REPAIR / 25))
+    assert closed.short(setting(hazards=(replace(CRASH, takes_host=False),))) == 0
+
+
+def poisson_up_to(most: int, mean: float) -> float:
+    return sum(math.exp(-mean) * mean**count / math.factorial(count) for count in range(most + 1))
+
+
 def test_they_agree_for_the_published_classes_as_well() -> None:
     found = expect(published(2048, "llama3", horizon_s=54 * DAY_S), range(10))
     assert found.effective == pytest.approx(found.closed, abs=0.005)
@@ -148,8 +187,50 @@ def test_spares_are_worth_having_where_the_queue_is_long_and_not_where_it_is_sho
 
 
 def worth(chosen: Setting) -> float:
-    share = chosen.hosts / (chosen.hosts + chosen.spares)
-    return expect(chosen, range(40)).effective * share
+    return expect(chosen, range(40)).worth
+
+
+@pytest.mark.parametrize("beside", [1, 6, 9, 12])
+@pytest.mark.parametrize("queue", [600.0, 6 * 3600.0])
+def test_the_spares_advised_are_the_best_also_where_the_inventory_is_finite(
+    beside: int, queue: float
+) -> None:
+    chosen = best_of(
+        setting(hosts=2000, spares=0, reserve=beside, queue_s=queue, horizon_s=90 * DAY_S), 1.0
+    )
+    each = [replace(chosen, spares=one, reserve=beside - one) for one in range(beside + 1)]
+    worths = {one: expect(one, range(12)).worth for one in each}
+    assert worths[chosen] == pytest.approx(max(worths.values()), abs=0.003)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        setting(hosts=2000, spares=8, reserve=0, horizon_s=90 * DAY_S),
+        setting(hosts=2000, spares=8, reserve=2, queue_s=DAY_S, horizon_s=90 * DAY_S),
+        # the closed form's long run is far away
+        setting(hosts=20, spares=3, reserve=17, repair_s=90 * DAY_S, horizon_s=DAY_S),
+    ],
+)
+def test_nothing_is_called_the_best_that_is_worth_less_than_what_the_spec_has(
+    chosen: Setting,
+) -> None:
+    found = forecast(chosen, histories=8, seed=0, step_s=5.0)
+    assert found.best in found.around
+    assert found.best.worth >= found.expected.worth
+
+
+def test_an_interval_is_not_the_best_because_nothing_broke_in_a_few_histories() -> None:
+    rarely = replace(CRASH, per_s=1 / (100 * DAY_S))
+    found = forecast(setting(hazards=(rarely,), horizon_s=DAY_S), 2, seed=0, step_s=5.0)
+    assert found.expected.failures == 0
+    assert found.around[-1].worth > found.best.worth
+    assert found.best.setting.interval_s == best_of(found.expected.setting, 5.0).interval_s
+
+
+def test_all_that_is_compared_is_of_the_same_failures() -> None:
+    found = forecast(setting(), histories=10, seed=3, step_s=5.0)
+    assert {one.failures for one in found.around} == {found.expected.failures}
 
 
 def test_a_job_that_breaks_faster_than_it_recovers_gets_nowhere() -> None:

@@ -1,6 +1,7 @@
 """From a spec and its plan to a setting."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,7 @@ SHORT = ["--days", "5", "--histories", "2", "--json"]
 
 
 def forecast(*options: str) -> dict[str, Any]:
-    told = CliRunner().invoke(cli, ["forecast", *SPEC, *HOSTS, *SHORT, *options])
-    assert told.exit_code == 0, told.output
-    found: dict[str, Any] = json.loads(told.output)
+    found: dict[str, Any] = json.loads(run("forecast", *SPEC, *HOSTS, *SHORT, *options))
     return found
 
 
@@ -45,6 +44,41 @@ def test_a_host_of_which_half_the_devices_are_used_breaks_half_as_often(
     whole = forecast("--set", "cluster.hosts=2", *options)
     half = forecast("--set", "cluster.hosts=2", "--set", "cluster.gpus_per_host=4", *options)
     assert half["per_1000_host_days"] == pytest.approx(factor * whole["per_1000_host_days"])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "asked", "spares", "reserve"),
+    [(3, 16, 0, 0), (2, 16, 1, 0), (2, 1, 1, 0), (1, 1, 1, 1), (1, 16, 2, 0)],
+)
+def test_spares_are_those_that_the_inventory_has(
+    tmp_path: Path, hosts: int, asked: int, spares: int, reserve: int
+) -> None:
+    inventory = tmp_path / "hosts.yaml"
+    inventory.write_text("{profile: h100-sxm-80gb, hosts: 3, devices_per_host: 8}")
+    given = [*SPEC, "--inventory", str(inventory), *SHORT]
+    given += ["--set", f"cluster.hosts={hosts}", "--set", f"cluster.spare_hosts={asked}"]
+    found = json.loads(run("forecast", *given))
+    setting = found["setting"]
+    assert (setting["hosts"], setting["spares"], setting["reserve"]) == (hosts, spares, reserve)
+    words = f"{asked} spare hosts asked for, {spares} there"
+    assert (found["spares_asked"] > spares) == (asked > spares)
+    assert (words in run("forecast", *(one for one in given if one != "--json"))) == (
+        asked > spares
+    )
+    assert (words in run("plan", *(one for one in given if one not in SHORT))) == (asked > spares)
+
+
+def test_hosts_that_a_machine_plays_are_there_as_the_plan_has_them() -> None:
+    given = [str(ROOT / "examples/quickstart.yaml"), "--set", "cluster.spare_hosts=3", *SHORT]
+    found = json.loads(run("forecast", *given))
+    assert (found["setting"]["spares"], found["setting"]["reserve"]) == (3, 0)
+    assert "played on this machine" in found["taken_for_granted"]["hosts"]
+
+
+def run(*command: str) -> str:
+    told = CliRunner().invoke(cli, command)
+    assert told.exit_code == 0, told.output
+    return told.output
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])

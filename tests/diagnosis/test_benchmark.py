@@ -1,0 +1,31 @@
+"""The benchmark of the diagnosis fails at each of the limits that it states."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.diagnosis import Score, score
+from orchestrator.diagnosis.analyse import analyse
+from orchestrator.diagnosis.facts import Diagnosis, Scene
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "fine"),
+    [(588, 6, True), (587, 6, False), (588, 7, False), (600, 0, True)],
+)
+def test_the_right_ranks_and_the_wrong_hosts_both_have_a_limit(
+    right: int, wrong: int, fine: bool
+) -> None:
+    assert Score(faults=600, right=right, wrong=wrong).within(0.98) == fine
+
+
+def test_an_analysis_that_blames_hosts_for_nothing_is_not_within_it() -> None:
+    def blames(scene: Scene) -> Diagnosis:
+        verdict = analyse(scene)
+        return replace(verdict, hosts=("somebody",)) if verdict.hosts else verdict
+
+    assert score(20, 0.0).within(0.98)
+    spoilt = score(20, 0.0, blames)
+    assert spoilt.right == 20
+    assert spoilt.wrong > 0
+    assert not spoilt.within(0.98)
