@@ -121,7 +121,11 @@ def test_of_ranks_that_ended_over_sizes_the_one_that_is_mute_is_named_by_the_jou
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     """As the leader judged it: what its peers wrote as they ended, and who was ended over it."""
-    words = "Is there a distributed collective mismatch in your code?"
+    words = (
+        "  what():  [enforce fail at third_party/gloo/gloo/transport/tcp/pair.cc:456]"
+        " op.preamble.length <= op.nbytes. 16 vs 8. Received data size doesn't match expected size."
+        " Is there a distributed collective mismatch in your code?"
+    )
     aborted = replace(exits(1), rank=2, host="host-1", signal=6, log_tail=(words,))
     led(tmp_path, *attempt_fails(1, aborted))
     traces = RunDir(tmp_path / JOB).traces(1)
