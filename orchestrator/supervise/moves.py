@@ -77,6 +77,8 @@ def start_if_ready(run: Run, at: float) -> Result:
     run, there = grown(run), usable(run)
     if run.leaving is not None:
         return run, ()  # why the scheduler wants the hosts back is still to be told
+    if run.findings is not None:
+        return run, ()  # hosts are going, and how many is known in a moment
     if room_for(run.plan, there, switches_of(run)) < len(run.plan.hosts):
         return too_few(run, at, there)
     if at < run.settle_until and coming(run, at):
@@ -255,6 +257,7 @@ def requeue(run: Run, at: float, reason: str, *, whole: bool = True) -> Result:
         reason=reason,
         leaving=None,
         replanning=None,
+        findings=None,
         exclude=exclude,
     )
     return after, (Requeue(exclude=names, reason=reason, whole=whole, again=again),)
@@ -279,12 +282,17 @@ def check(run: Run, at: float, there: list[str]) -> Result:
 
 
 def checked(run: Run, at: float, unfit: Mapping[str, str]) -> Result:
-    """Leave out the hosts that were found wanting; each is an incident of its own."""
+    """Leave out the hosts that were found wanting; each is an incident of its own.
+
+    One whose agent went meanwhile did not report for that, and it says nothing of the host.
+    """
     hosts = dict(run.hosts)
-    for name in run.checking:
+    tried = [name for name in run.checking if hosts[name].alive]
+    for name in tried:
         hosts[name] = replace(hosts[name], checked=True, unfit=unfit.get(name, ""))
     for name, why in sorted(unfit.items()):
-        run = left_out(run, at, name, why)
+        if name in tried:
+            run = left_out(run, at, name, why)
     run = replace(wait(run, at, "the hosts were tried"), hosts=hosts, checking=())
     return start_if_ready(run, at)
 

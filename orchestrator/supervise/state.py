@@ -179,6 +179,8 @@ class Findings:
     """When the first sign of it was seen."""
     exits: tuple[RankExited, ...] = ()
     lost: tuple[AgentLost, ...] = ()
+    returned: tuple[str, ...] = ()
+    """Hosts among these whose agent was there all the time, and is heard again."""
     hang: HangDetected | None = None
     within: Stage = Stage.RUNNING
     """Where the attempt was when evidence was asked for."""
