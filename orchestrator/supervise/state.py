@@ -106,14 +106,14 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """Who caused an incident; None where it is not known."""
+    """Who caused an incident; None where it is not known, or nobody did."""
 
     host: str | None = None
     rank: int | None = None
 
     def __str__(self) -> str:
         if self.rank is None:
-            return self.host or "an unknown host"
+            return self.host or "nobody"
         return f"rank {self.rank}" + (f" on {self.host}" if self.host else ", but no host")
 
 
