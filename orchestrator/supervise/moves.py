@@ -370,7 +370,7 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
     if decision.without is not None:
         why = f"{verdict.cause} (rule {decision.rule})"
         run = without(run, decision.without, why, at)
-    run = replace(run, incidents=(*run.incidents, incident), findings=None)
+    run = replace(run, incidents=(*run.incidents, incident), findings=None, fired_now=())
     if decision.action == "stop":
         return _give_up(run, at, verdict, decision)
     run = replace(

@@ -158,12 +158,13 @@ def _is_same(rule: PolicyRule, run: Run, incident: Incident, trouble: Trouble) -
         case "start":
             return incident.recovered_after_s is None
         case "host":
-            known = verdict.culprit.host is not None and incident.drill is None
+            rehearsed = verdict.drill is not None or incident.drill is not None
+            known = verdict.culprit.host is not None and not rehearsed
             there = _counts_against(run, verdict.culprit.host, incident)
             return known and there and incident.failure == trouble.name
         case "strike":
             there = _counts_against(run, verdict.culprit.host, incident)
-            return there and is_strike(incident) and _would_strike(run, trouble)
+            return there and is_strike(incident) and _would_strike(trouble)
 
 
 def _counts_against(run: Run, host: str | None, incident: Incident) -> bool:
@@ -264,10 +265,9 @@ def is_strike(incident: Incident) -> bool:
     )
 
 
-def _would_strike(run: Run, trouble: Trouble) -> bool:
+def _would_strike(trouble: Trouble) -> bool:
     """Whether this time is one against the host, if one is to blame."""
     verdict = trouble.verdict
-    drill = "rehearsed" if run.fired_now else None
     return verdict.culprit.host is not None and strikes.counts(
-        verdict.kind, verdict.evidence.signal, drill, trouble.scope, trouble.remedy
+        verdict.kind, verdict.evidence.signal, verdict.drill, trouble.scope, trouble.remedy
     )

@@ -40,6 +40,8 @@ class Verdict:
     """In which it happened, where that is known."""
     confidence: float | None = None
     """Of what was weighed; None: it was seen."""
+    drill: str | None = None
+    """The drill that made it happen."""
 
 
 def exited_verdict(
