@@ -363,7 +363,8 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
     decision = decide(run, verdict)
     if decision.action == "replan" and not shortage.is_of_the_plan(run, verdict):
         why = "no plan for the devices helps the hosts' memory"
-        decision = replace(decision, action="stop", reason=f"{verdict.cause}; {why}")
+        advice = f"; {verdict.failure.advice}" if verdict.failure else ""
+        decision = replace(decision, action="stop", reason=f"{verdict.cause}; {why}{advice}")
     if decision.action == "rollback":
         run, decision = rollback.perform(run, findings.exits, decision)
     incident = decided(incident_of(run, findings, verdict, decision.reason), decision)
