@@ -60,9 +60,8 @@ class Explained:
 
 def policy_of(spec: str | None, overrides: Sequence[str] = ()) -> Policy:
     resilience = read_spec(Path(spec), overrides).resilience if spec else ResilienceSpec()
-    chosen = policy.options(
-        getattr(resilience, "on_oom", "stop"), getattr(resilience, "on_nan", "stop")
-    )
+    # On what devices it will train, the spec alone does not say.
+    chosen = policy.options(resilience.on_oom, resilience.on_nan, on_processors=True)
     return Policy(
         classes=(*resilience.failure_classes, *default_classes()),
         rules=(*resilience.policy, *chosen, *policy.default_rules()),
@@ -79,15 +78,22 @@ def explain(name: str, found: Policy) -> Explained:
     if name not in names:
         name = _meant(name, names, found)
     classes = tuple(rule for rule in found.classes if rule.name == name)
-    rules = []
-    for rule in found.rules:
-        if any(_fits(rule, one) for one in classes):
-            rules.append(rule)
-            if _always(rule):
-                break
+    rules = [rule for rule, _ in _met(found.rules, classes)]
     return Explained(
         name=name, classes=classes, rules=tuple(rules), max_restarts=found.max_restarts
     )
+
+
+def _met(
+    rules: Sequence[PolicyRule], entries: Sequence[FailureRule]
+) -> Iterator[tuple[PolicyRule, list[FailureRule]]]:
+    """The rules that may decide, each with those of a class's entries of which it may."""
+    undecided = list(entries)
+    for rule in rules:
+        if fitting := [one for one in undecided if _fits(rule, one)]:
+            yield rule, fitting
+        if _always(rule):
+            undecided = [one for one in undecided if one not in fitting]
 
 
 def _meant(said: str, names: Sequence[str], found: Policy) -> str:
@@ -116,7 +122,7 @@ def _fits(rule: PolicyRule, one: FailureRule) -> bool:
 
 
 def _always(rule: PolicyRule) -> bool:
-    return rule.times == 1 and not rule.phases
+    return rule.times == 1 and not rule.phases and rule.name != policy.OF_PROCESSORS
 
 
 def explained_json(found: Explained) -> dict[str, Any]:
@@ -130,18 +136,30 @@ def explained_text(found: Explained) -> str:
 
 def _explained(found: Explained) -> Iterator[str]:
     first = found.classes[0]
-    yield f"{found.name}: scope {first.scope}, by itself {first.action}"
+    ways = list(dict.fromkeys(map(_way, found.classes)))
+    yield f"{found.name}: {'; or '.join(ways)}"
     yield f"  advice   {first.advice or 'none'}"
     for one in found.classes:
-        yield f"  known by {'; '.join(_signs(one))}"
+        which = f" ({_way(one)})" if len(ways) > 1 else ""
+        yield f"  known by {'; '.join(_signs(one))}{which}"
     yield "Rules that may decide; the first that fits does:"
     width = max(len(rule.name) for rule in found.rules)
-    for number, rule in enumerate(found.rules, 1):
-        does = REMEDIES[first.action if rule.action == "class" else rule.action]
-        yield f"  {number} {rule.name:<{width}}  {when(rule)}: {does}{waits(rule)}"
+    for number, (rule, fitting) in enumerate(_met(found.rules, found.classes), 1):
+        met = list(dict.fromkeys(map(_way, fitting)))
+        of = f" of {'; or '.join(met)}" if len(met) < len(ways) else ""
+        said = dict.fromkeys(
+            one.action if rule.action == "class" else rule.action for one in fitting
+        )
+        does = "; or ".join(REMEDIES[action] for action in said)
+        yield f"  {number} {rule.name:<{width}}  {when(rule)}{of}: {does}{waits(rule)}"
         if rule.why:
             yield f"    {'':<{width}}  {rule.why}"
     yield budget(found.max_restarts)
+
+
+def _way(one: FailureRule) -> str:
+    """Entries of one class may differ in that."""
+    return f"scope {one.scope}, by itself {one.action}"
 
 
 def _signs(rule: FailureRule) -> Iterator[str]:
@@ -160,6 +178,8 @@ def _signs(rule: FailureRule) -> Iterator[str]:
 def when(rule: PolicyRule) -> str:
     """When the rule fits, of what it covers."""
     phases = f"in phase {' or '.join(rule.phases)}, " if rule.phases else ""
+    if rule.name == policy.OF_PROCESSORS:
+        return "where the devices are processors"
     if rule.times == 1:
         return f"{phases}always"
     span = f" within {rule.window:g} s" if rule.window else ""

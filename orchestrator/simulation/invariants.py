@@ -22,9 +22,10 @@ from orchestrator.contract.events import (
 )
 from orchestrator.simulation.laws import hold
 from orchestrator.simulation.operators import Operators
-from orchestrator.simulation.remedies import Remedies
+from orchestrator.simulation.remedies import AT_ONCE_S, Remedies
 from orchestrator.simulation.storage import read_whole
-from orchestrator.supervise.state import LIVE, OUTSIDE, Run, Stage
+from orchestrator.supervise.policy import BUDGET
+from orchestrator.supervise.state import IDLE, LIVE, OUTSIDE, Run, Stage
 
 if TYPE_CHECKING:
     from orchestrator.simulation.hosts import Host
@@ -45,6 +46,12 @@ class Witness:
         """The newest attempt that made a mark."""
         self.starts = 0
         """Attempts since the last sign of progress."""
+        self.outages = 0
+        """Moments at which agents went while no rank ran …"""
+        self.told = 0
+        """… and incidents of such."""
+        self.outage_at = 0.0
+        """When the last of them began."""
         self.attempt = 0
         self.explained = True
         """Why the attempt before the next one ended has been said."""
@@ -126,6 +133,7 @@ class Witness:
         self._count(event, before, run)
         self._blames(event, before, run)
         self._spends(event, before, run)
+        self._tells(before, run)
         self._opens(event, run)
         self.remedies.decided(event, actions, before, run)
         for action in actions:
@@ -156,6 +164,8 @@ class Witness:
         match event:
             case CheckpointSaved() if run.saved > before.saved:
                 self.starts = 0
+            case AgentLost() | AgentRegistered() if before.stage in IDLE:
+                self._goes(event, before)
             case TrainingResumed() if run.saved > before.saved:
                 self.starts = min(self.starts, 1)
             case HostFlagged(host=flagged) if before.stage not in OUTSIDE:
@@ -208,10 +218,26 @@ class Witness:
 
     def _spends(self, event: Event, before: Run, run: Run) -> None:
         """What a scheduler wants of a job costs it nothing."""
-        lost = isinstance(event, AgentLost) and not event.taken
-        failed = len(run.incidents) > len(before.incidents) or lost
+        failed = len(run.incidents) > len(before.incidents)
         free = failed or run.fruitless <= before.fruitless
         hold(free, f"{type(event).__name__} spends the budget, and nothing failed")
+
+    def _goes(self, event: AgentLost | AgentRegistered, before: Run) -> None:
+        """Whoever goes within the same seconds goes for one reason."""
+        known = before.hosts.get(event.host)
+        had = known is not None and (known.alive or known.back)
+        if had and abs(event.at - self.outage_at) > AT_ONCE_S:
+            self.outages, self.outage_at = self.outages + 1, event.at
+
+    def _tells(self, before: Run, run: Run) -> None:
+        """Once of each, whatever number of hosts it took; and by what the budget was spent."""
+        new = run.incidents[len(before.incidents) :]
+        if before.stage in IDLE:
+            self.told += sum(incident.kind != "preflight" for incident in new)
+        hold(self.told <= self.outages, f"{self.told} incidents of {self.outages} outages")
+        spent = before.ending is None and run.reason.endswith(f"(rule {BUDGET})")
+        named = bool(new) and new[-1].rule == BUDGET
+        hold(named or not spent, "the budget is spent, and no incident says by what")
 
     def _opens(self, event: Event, run: Run) -> None:
         """A host that the scheduler gave back is one like others."""

@@ -55,7 +55,7 @@ class Remedies:
         self.grown_at: float | None = None
         self.every: int | None = None
         self.lost: list[AgentLost] = []
-        """Of the newest attempt's hosts, while they had ranks."""
+        """Of the newest attempt's hosts, while they had ranks, and no incident told of them."""
         self.away: dict[str, tuple[int, float]] = {}
         """Host -> how often it was sent away since the newest attempt began, and when last."""
 
@@ -110,6 +110,7 @@ class Remedies:
             hold(self.world.hosts[host].stood, f"{host} is blamed for a hang, and it never stood")
         if incident.kind == "host-lost":
             self._went_alone(incident)
+        self.lost = []
         if incident.remedy == "replace" and host is not None:
             always = self.world.scenario.scheduled and pinned.get(host) == "always"
             hold(not always, f"{host} is left out, and is pinned always")

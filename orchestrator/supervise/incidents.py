@@ -4,15 +4,17 @@ from dataclasses import replace
 
 from orchestrator.supervise.diagnose import diagnose
 from orchestrator.supervise.policy import Decision, trouble_of
+from orchestrator.supervise.rehearsals import rehearsed
 from orchestrator.supervise.roster import addresses, switches_of
 from orchestrator.supervise.state import Culprit, Evidence, Findings, Incident, Run, Stage
 from orchestrator.supervise.verdict import Verdict
 
 
 def first_cause(run: Run, findings: Findings) -> Verdict:
-    """With all that the job knows of its hosts."""
+    """With all that the job knows of its hosts, and of its drills."""
     own = run.job.failure_classes if run.job else ()
-    return diagnose(findings, own, addresses(run), switches_of(run))
+    verdict = diagnose(findings, own, addresses(run), switches_of(run))
+    return replace(verdict, drill=rehearsed(run, findings, verdict.culprit, verdict.phase))
 
 
 def decided(incident: Incident, decision: Decision) -> Incident:
@@ -44,18 +46,12 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         signature=verdict.signature,
         detected_after_s=verdict.detected_after_s,
         confidence=verdict.confidence,
-        drill=_drill(run),
+        drill=verdict.drill,
         failure=trouble.name,
         scope=trouble.scope,
         phase=verdict.phase,
         advice=verdict.failure.advice if verdict.failure else "",
     )
-
-
-def _drill(run: Run) -> str | None:
-    """The drill that happened in the present attempt."""
-    assert run.job is not None
-    return next((str(d) for d in run.job.drills if d.id in run.fired_now), None)
 
 
 def left_out(run: Run, at: float, host: str, why: str) -> Run:

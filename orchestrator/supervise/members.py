@@ -6,15 +6,14 @@ from dataclasses import replace
 from orchestrator.contract.actions import Action, ReplaceAgent, StopAttempt
 from orchestrator.contract.events import AgentLost, AgentRegistered, HostUnavailable
 from orchestrator.contract.findings import why_unfit
+from orchestrator.supervise.diagnose import TOGETHER_S
 from orchestrator.supervise.incidents import left_out
 from orchestrator.supervise.moves import (
     FAILED_GRACE_S,
     Result,
-    end,
     start_if_ready,
     stop_or_conclude,
 )
-from orchestrator.supervise.policy import BUDGET
 from orchestrator.supervise.roster import no_good
 from orchestrator.supervise.state import IDLE, OUTSIDE, Findings, HostState, Run, Stage
 
@@ -23,8 +22,10 @@ def registered(run: Run, event: AgentRegistered) -> Result:
     if run.stage in OUTSIDE:
         return run, ()
     known = run.hosts.get(event.host)
-    if known is not None and known.alive and known.incarnation == event.incarnation:
-        return run, ()
+    if known is not None and known.incarnation == event.incarnation:
+        if known.alive:
+            return run, ()
+        run = _without_outage(run, event.host)
     if (known is None or not known.alive) and (attempt := _may_run(run, known, event)):
         return _welcome_back(run, known, event, attempt)
     actions: tuple[Action, ...] = ()
@@ -157,13 +158,31 @@ def unavailable(run: Run, event: HostUnavailable) -> Result:
 
 
 def _lost_while_waiting(run: Run, event: AgentLost, again: ReplaceAgent) -> Result:
-    """Agents that die before an attempt begins spend the budget too, or it would never end."""
-    assert run.job is not None
-    if run.fruitless >= run.job.max_restarts:
-        return end(
-            run,
-            event.at,
-            "FAILED",
-            f"{again.reason}; agents keep dying before a start (rule {BUDGET})",
-        )
-    return replace(run, fruitless=run.fruitless + 1), (again,)
+    """Nothing is to be stopped; what it means is seen when the others that go with it have gone."""
+    found = run.findings or Findings(opened_at=event.at)
+    known = any(lost.host == event.host for lost in found.lost)
+    found = replace(
+        found,
+        lost=found.lost if known else (*found.lost, event),
+        returned=tuple(host for host in found.returned if host != event.host),
+    )
+    return replace(run, findings=found), (again,)
+
+
+def _without_outage(run: Run, host: str) -> Run:
+    """The agent that was lost while no rank ran is heard again: once all are, nothing happened."""
+    found = run.findings
+    if found is None or run.stage not in IDLE:
+        return run
+    found = replace(found, returned=(*found.returned, host))
+    over = {lost.host for lost in found.lost} <= {*found.returned}
+    return replace(run, findings=None if over else found)
+
+
+def outage_is_over(run: Run, at: float) -> bool:
+    """Whether all that went together while no rank ran has gone by now."""
+    found = run.findings
+    if found is None or run.stage is not Stage.WAITING:
+        return False
+    asked = run.shortage is not None or run.leaving is not None  # what comes of that is first
+    return not asked and at >= found.opened_at + TOGETHER_S

@@ -77,6 +77,8 @@ def start_if_ready(run: Run, at: float) -> Result:
     run, there = grown(run), usable(run)
     if run.leaving is not None:
         return run, ()  # why the scheduler wants the hosts back is still to be told
+    if run.findings is not None:
+        return run, ()  # hosts are going, and how many is known in a moment
     if room_for(run.plan, there, switches_of(run)) < len(run.plan.hosts):
         return too_few(run, at, there)
     if at < run.settle_until and coming(run, at):
@@ -255,6 +257,7 @@ def requeue(run: Run, at: float, reason: str, *, whole: bool = True) -> Result:
         reason=reason,
         leaving=None,
         replanning=None,
+        findings=None,
         exclude=exclude,
     )
     return after, (Requeue(exclude=names, reason=reason, whole=whole, again=again),)
@@ -279,12 +282,17 @@ def check(run: Run, at: float, there: list[str]) -> Result:
 
 
 def checked(run: Run, at: float, unfit: Mapping[str, str]) -> Result:
-    """Leave out the hosts that were found wanting; each is an incident of its own."""
+    """Leave out the hosts that were found wanting; each is an incident of its own.
+
+    One whose agent went meanwhile did not report for that, and it says nothing of the host.
+    """
     hosts = dict(run.hosts)
-    for name in run.checking:
+    tried = [name for name in run.checking if hosts[name].alive]
+    for name in tried:
         hosts[name] = replace(hosts[name], checked=True, unfit=unfit.get(name, ""))
     for name, why in sorted(unfit.items()):
-        run = left_out(run, at, name, why)
+        if name in tried:
+            run = left_out(run, at, name, why)
     run = replace(wait(run, at, "the hosts were tried"), hosts=hosts, checking=())
     return start_if_ready(run, at)
 
@@ -355,14 +363,15 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
     decision = decide(run, verdict)
     if decision.action == "replan" and not shortage.is_of_the_plan(run, verdict):
         why = "no plan for the devices helps the hosts' memory"
-        decision = replace(decision, action="stop", reason=f"{verdict.cause}; {why}")
+        advice = f"; {verdict.failure.advice}" if verdict.failure else ""
+        decision = replace(decision, action="stop", reason=f"{verdict.cause}; {why}{advice}")
     if decision.action == "rollback":
         run, decision = rollback.perform(run, findings.exits, decision)
     incident = decided(incident_of(run, findings, verdict, decision.reason), decision)
     if decision.without is not None:
         why = f"{verdict.cause} (rule {decision.rule})"
         run = without(run, decision.without, why, at)
-    run = replace(run, incidents=(*run.incidents, incident), findings=None)
+    run = replace(run, incidents=(*run.incidents, incident), findings=None, fired_now=())
     if decision.action == "stop":
         return _give_up(run, at, verdict, decision)
     run = replace(

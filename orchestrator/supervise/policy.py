@@ -24,6 +24,12 @@ BUDGET = "max-restarts"
 """Names the budget by progress where it decides, as if it were a rule."""
 
 
+ON_PROCESSORS = "cpu"
+"""The profile of a machine whose devices are its processors."""
+OF_PROCESSORS = "on-oom-of-processors"
+"""The rule of `resilience.on_oom` that such a machine has besides."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     action: Remedy
@@ -104,16 +110,20 @@ def _first(run: Run, trouble: Trouble) -> tuple[PolicyRule, int]:
 
 
 def rules_of(job: JobSubmitted) -> tuple[PolicyRule, ...]:
-    return (*job.policy, *options(job.on_oom, job.on_nan), *default_rules())
+    chosen = options(job.on_oom, job.on_nan, on_processors=job.plan.profile == ON_PROCESSORS)
+    return (*job.policy, *chosen, *default_rules())
 
 
-def options(on_oom: str, on_nan: str) -> tuple[PolicyRule, ...]:
-    """What single keys of the spec say, as rules."""
+def options(on_oom: str, on_nan: str, *, on_processors: bool) -> tuple[PolicyRule, ...]:
+    """What single keys of the spec say, as rules. No plan for GPUs helps their hosts' memory."""
     chosen = []
     if on_oom == "replan":
         why = "resilience.on_oom is replan"
-        memory = ("cuda-out-of-memory", "host-out-of-memory")
-        chosen.append(PolicyRule(name="on-oom", classes=memory, action="replan", why=why))
+        cuda, host = ("cuda-out-of-memory",), ("host-out-of-memory",)
+        chosen.append(PolicyRule(name="on-oom", classes=cuda, action="replan", why=why))
+        if on_processors:
+            why += ", and the devices are the hosts' processors"
+            chosen.append(PolicyRule(name=OF_PROCESSORS, classes=host, action="replan", why=why))
     if on_nan == "rollback":
         why = "resilience.on_nan is rollback"
         loss = ("nan-loss", "loss-spike")
@@ -158,12 +168,13 @@ def _is_same(rule: PolicyRule, run: Run, incident: Incident, trouble: Trouble) -
         case "start":
             return incident.recovered_after_s is None
         case "host":
-            known = verdict.culprit.host is not None and incident.drill is None
+            rehearsed = verdict.drill is not None or incident.drill is not None
+            known = verdict.culprit.host is not None and not rehearsed
             there = _counts_against(run, verdict.culprit.host, incident)
             return known and there and incident.failure == trouble.name
         case "strike":
             there = _counts_against(run, verdict.culprit.host, incident)
-            return there and is_strike(incident) and _would_strike(run, trouble)
+            return there and is_strike(incident) and _would_strike(trouble)
 
 
 def _counts_against(run: Run, host: str | None, incident: Incident) -> bool:
@@ -264,10 +275,9 @@ def is_strike(incident: Incident) -> bool:
     )
 
 
-def _would_strike(run: Run, trouble: Trouble) -> bool:
+def _would_strike(trouble: Trouble) -> bool:
     """Whether this time is one against the host, if one is to blame."""
     verdict = trouble.verdict
-    drill = "rehearsed" if run.fired_now else None
     return verdict.culprit.host is not None and strikes.counts(
-        verdict.kind, verdict.evidence.signal, drill, trouble.scope, trouble.remedy
+        verdict.kind, verdict.evidence.signal, verdict.drill, trouble.scope, trouble.remedy
     )

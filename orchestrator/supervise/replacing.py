@@ -9,6 +9,7 @@ from orchestrator.contract.events import StragglerFound, StragglerGone
 from orchestrator.plan.placement.place import room_for
 from orchestrator.strikes import STRAGGLER, Strike
 from orchestrator.supervise.moves import Result, stop, without
+from orchestrator.supervise.rehearsals import drilled
 from orchestrator.supervise.roster import switches_of, usable
 from orchestrator.supervise.state import Leaving, Run, Stage
 
@@ -43,11 +44,11 @@ def replace_straggler(run: Run, at: float) -> Result:
 def strike_of(before: Run, after: Run) -> Strike | None:
     """Against the host that was just given up for being slow; none where that was rehearsed."""
     job, leaving = after.job, after.leaving
-    if job is None or leaving is None or leaving.straggler is None or after.fired_now:
-        return None
-    if before.leaving is not None:
+    if job is None or leaving is None or leaving.straggler is None:
         return None
     slow = leaving.straggler
+    if before.leaving is not None or drilled(after, slow.host):
+        return None
     cause = why_slow(slow)
     looked = f"over {slow.steps} steps of {slow.step_s:.3f} s"
     return Strike(

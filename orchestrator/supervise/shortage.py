@@ -8,14 +8,13 @@ import re
 from dataclasses import replace
 
 from orchestrator.contract.actions import Replan
+from orchestrator.supervise.policy import ON_PROCESSORS
 from orchestrator.supervise.state import Run, Shortage
 from orchestrator.supervise.verdict import Verdict
 
 DEVICE = "cuda-out-of-memory"
 HOST = "host-out-of-memory"
 """On a machine whose devices are its processors this is the devices' memory."""
-ON_PROCESSORS = "cpu"
-"""The profile of such a machine."""
 LESS = 0.95
 MOST_REFITS = 3
 """So often a plan for less memory is taken since a person submitted the job."""

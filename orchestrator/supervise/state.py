@@ -106,14 +106,14 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """Who caused an incident; None where it is not known."""
+    """Who caused an incident; None where it is not known, or nobody did."""
 
     host: str | None = None
     rank: int | None = None
 
     def __str__(self) -> str:
         if self.rank is None:
-            return self.host or "an unknown host"
+            return self.host or "nobody"
         return f"rank {self.rank}" + (f" on {self.host}" if self.host else ", but no host")
 
 
@@ -179,6 +179,8 @@ class Findings:
     """When the first sign of it was seen."""
     exits: tuple[RankExited, ...] = ()
     lost: tuple[AgentLost, ...] = ()
+    returned: tuple[str, ...] = ()
+    """Hosts among these whose agent was there all the time, and is heard again."""
     hang: HangDetected | None = None
     within: Stage = Stage.RUNNING
     """Where the attempt was when evidence was asked for."""

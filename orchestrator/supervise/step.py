@@ -62,7 +62,13 @@ from orchestrator.supervise.hangs import (
     hang_over,
     watchdog_spoke,
 )
-from orchestrator.supervise.members import agent_lost, asked_again, registered, unavailable
+from orchestrator.supervise.members import (
+    agent_lost,
+    asked_again,
+    outage_is_over,
+    registered,
+    unavailable,
+)
 from orchestrator.supervise.moves import (
     FAILED_GRACE_S,
     Result,
@@ -70,6 +76,7 @@ from orchestrator.supervise.moves import (
     checked,
     conclude,
     end,
+    recover,
     start_if_ready,
     stop,
     stop_or_conclude,
@@ -329,8 +336,8 @@ def _cancel_requested(run: Run, event: CancelRequested) -> Result:
 
 
 def _tick(run: Run, event: Tick) -> Result:
-    if run.stage is Stage.WAITING and event.at >= run.settle_until:
-        run, actions = start_if_ready(run, event.at)
+    if run.stage is Stage.WAITING and (run.findings or event.at >= run.settle_until):
+        run, actions = _after_outage(run, event.at)
         if actions:
             return run, actions
     if run.stage is Stage.RUNNING:
@@ -340,12 +347,19 @@ def _tick(run: Run, event: Tick) -> Result:
     if run.stage is Stage.WAITING:
         return run, ()  # `start_if_ready` has looked at the deadline
     if run.stage is Stage.HOLDING:
-        return start_if_ready(wait(run, event.at, run.reason), event.at)
+        return _after_outage(wait(run, event.at, run.reason), event.at)
     if run.stage is Stage.CHECKING:
         return checked(run, event.at, {})
     if run.stage is Stage.DIAGNOSING:
         return stop(run, event.at, run.reason, FAILED_GRACE_S)
     return _stop_overdue(run, event.at)
+
+
+def _after_outage(run: Run, at: float) -> Result:
+    """Start if hosts are there; but what took some of them while no rank ran is judged first."""
+    if run.findings is not None and outage_is_over(run, at):
+        return recover(run, run.findings, at)
+    return start_if_ready(run, at)
 
 
 def _stop_overdue(run: Run, at: float) -> Result:

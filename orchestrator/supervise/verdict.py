@@ -11,7 +11,7 @@ from orchestrator.contract.events import RankExited
 from orchestrator.contract.failures import FailureRule, Scope
 from orchestrator.contract.phases import Phase
 from orchestrator.diagnosis.classes import Classified, Signs, classify, default_rules, fit
-from orchestrator.supervise.state import Culprit, Evidence, Findings
+from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
 
 OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 """A process does not end itself by these."""
@@ -57,6 +57,8 @@ class Verdict:
     """In which it happened, where that is known."""
     confidence: float | None = None
     """Of what was weighed; None: it was seen."""
+    drill: str | None = None
+    """The drill that made it happen."""
 
 
 def exited_verdict(
@@ -76,6 +78,8 @@ def exited_verdict(
     if hardware is not None:
         # The program did not do it, so a second time would not be the program's own either.
         cause, signature = f"{hardware.rule.name} on {exited.host}; {cause}", ""
+    elif exited.exit_code == exits.UNSTABLE:
+        who = NOBODY  # all ranks have the same totals: who is the first to leave is chance
     return Verdict(
         kind=kind,
         cause=cause,
@@ -198,6 +202,9 @@ def name_of(exited: RankExited) -> tuple[str, str, str]:
     if exited.error is not None:
         words = f"{exited.error.error}: {exited.error.message}"
         where = f"{words} at step {exited.error.step}"
+        if exited.exit_code == exits.UNSTABLE:
+            first = f"(rank {exited.rank} said so first)"
+            return "exception", f"all ranks came to the same: {words} {first}", where
         return "exception", f"rank {exited.rank} raised {where}", where
     if exited.signal is not None:
         cause = f"rank {exited.rank} was killed by {signal_name(exited.signal)}"
@@ -207,6 +214,9 @@ def name_of(exited: RankExited) -> tuple[str, str, str]:
         return "rank-stopped", cause, ""
     if exited.exit_code is None:
         return "rank-lost", f"rank {exited.rank} vanished together with its launcher", ""
+    if exited.exit_code == exits.UNSTABLE:
+        cause = f"all ranks left with exit code {exits.UNSTABLE} (rank {exited.rank} first)"
+        return "rank-exited", cause, ""
     return "rank-exited", f"rank {exited.rank} left with exit code {exited.exit_code}", ""
 
 

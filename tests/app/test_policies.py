@@ -137,3 +137,39 @@ def test_the_document_has_every_rule_in_order_and_every_key() -> None:
     ]
     assert keys_of("failure_classes") == {field.name for field in fields(FailureRule)}
     assert keys_of("policy") == {field.name for field in fields(PolicyRule)}
+
+
+def with_resilience(tmp_path: Path, **keys: Any) -> str:
+    body = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text())
+    body["resilience"] |= keys
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(body))
+    return str(path)
+
+
+def test_entries_of_one_class_that_differ_are_explained_each_to_its_end(tmp_path: Path) -> None:
+    own = {"name": "disk-full", "scope": "storage", "action": "restart", "patterns": ["no room"]}
+    spec = with_resilience(tmp_path, failure_classes=[own])
+    rules = names("disk-full", spec)
+    assert rules[0] == "the-class-stops"
+    assert rules[-1] == "heals-by-itself", "what `decide` takes for a restart of that scope"
+    said = explained_text(explain("disk-full", policy_of(spec)))
+    theirs = default_classes_of("disk-full")
+    assert f"disk-full: scope storage, by itself restart; or {theirs}" in said
+    assert f"always of {theirs}: stop, with the advice" in said
+    assert "always of scope storage, by itself restart: restart in place" in said
+
+
+def default_classes_of(name: str) -> str:
+    one = next(rule for rule in policy_of(None).classes if rule.name == name)
+    return f"scope {one.scope}, by itself {one.action}"
+
+
+def test_a_plan_for_less_memory_helps_hosts_only_where_their_processors_are_the_devices(
+    tmp_path: Path,
+) -> None:
+    spec = with_resilience(tmp_path, on_oom="replan")
+    assert names("cuda-out-of-memory", spec) == ["on-oom"]
+    assert names("host-out-of-memory", spec) == ["on-oom-of-processors", "the-class-stops"]
+    said = explained_text(explain("host-out-of-memory", policy_of(spec)))
+    assert "where the devices are processors: restart with a plan that takes less memory" in said

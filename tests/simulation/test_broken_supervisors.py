@@ -24,9 +24,9 @@ from orchestrator.contract.events import (
 from orchestrator.contract.skipping import Window
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.supervise.loop import Decide
-from orchestrator.supervise.moves import stop
+from orchestrator.supervise.moves import recover, stop
 from orchestrator.supervise.policy import is_strike
-from orchestrator.supervise.state import Leaving, Run, Stage
+from orchestrator.supervise.state import IDLE, Findings, Leaving, Run, Stage
 from orchestrator.supervise.step import step
 
 Result = tuple[Run, tuple[Action, ...]]
@@ -67,6 +67,21 @@ def starts_again_under_the_same_number(run: Run, event: Event) -> Result:
 def counts_nothing(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
     return replace(after, fruitless=0), actions
+
+
+def charges_for_each_agent_that_goes(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    gone = isinstance(event, AgentLost) and run.stage in IDLE and after is not run
+    return (replace(after, fruitless=after.fruitless + 1) if gone else after), actions
+
+
+def judges_each_agent_that_goes_for_itself(run: Run, event: Event) -> Result:
+    """Though others go with it."""
+    after, actions = step(run, event)
+    if not isinstance(event, AgentLost) or run.stage not in IDLE or after.findings is None:
+        return after, actions
+    after, more = recover(after, Findings(opened_at=event.at, lost=(event,)), event.at)
+    return after, (*actions, *more)
 
 
 def forgets_whom_to_leave_out(run: Run, event: Event) -> Result:
@@ -241,6 +256,8 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
     ("decide", "kinds", "law"),
     [
         (counts_nothing, ("rank",), "attempts without progress"),
+        (charges_for_each_agent_that_goes, ("host", "switch"), "nothing failed"),
+        (judges_each_agent_that_goes_for_itself, ("host", "switch"), "outages"),
         (forgets_whom_to_leave_out, ("drain",), "used, "),
         (leaves_out_for_good_who_was_drained, ("drain",), "the scheduler has opened it"),
         (keeps_off_who_was_drained, ("drain",), "only drained"),

@@ -231,7 +231,7 @@ def test_symptoms_alone_blame_nobody() -> None:
     assert (said.kind, said.culprit, said.signature) == ("connection-lost", NOBODY, "")
     assert said.cause.startswith("ranks lost their connections; which one broke is not known")
     assert said.at == START + 49.9
-    assert str(said.culprit) == "an unknown host"
+    assert str(said.culprit) == "nobody"
 
 
 UNREACHABLE = (
@@ -867,3 +867,33 @@ def test_a_hang_that_nobody_stands_out_in_is_that_of_the_one_broken_host(
     assert all(
         f"the kernel of {part.host}: {part.kernel[0]}" in said.evidence.notes for part in told
     )
+
+
+@pytest.mark.parametrize("first", range(16))
+def test_a_loss_that_goes_astray_is_nobodys_whoever_says_so_first(first: int) -> None:
+    words = error("step 35: the loss is nan, not finite", "NotFinite", at_step=35)
+    told = [
+        exited(rank, exit_code=exits.UNSTABLE, error=words, at=START + (rank - first) % 16)
+        for rank in range(16)
+    ]
+    said = verdict(*told)
+    assert (said.culprit, said.failure and said.failure.name) == (NOBODY, "nan-loss")
+    assert said.cause == (
+        "all ranks came to the same: NotFinite: step 35: the loss is nan, not finite"
+        f" (rank {first} said so first)"
+    )
+    assert said.signature == "NotFinite: step 35: the loss is nan, not finite at step 35"
+
+
+def test_a_loss_that_goes_astray_and_what_was_said_of_it_was_lost_is_nobodys_either() -> None:
+    said = verdict(exited(3, exit_code=exits.UNSTABLE))
+    assert said.culprit == NOBODY
+    assert said.cause == "all ranks left with exit code 79 (rank 3 first)"
+
+
+def test_a_kernel_that_tells_of_broken_hardware_is_believed_of_its_host_whatever_the_loss() -> None:
+    words = error("step 35: the loss is nan, not finite", "NotFinite", at_step=35)
+    xid = "[51.0] NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus."
+    kernel = EvidenceGathered(at=START + 51, attempt=1, host="host-1", ranks=(), kernel=(xid,))
+    told = exited(2, exit_code=exits.UNSTABLE, error=words)
+    assert verdict(told, evidence=(kernel,)).culprit == Culprit(host="host-1", rank=2)

@@ -21,11 +21,12 @@ from orchestrator.contract.codec import Invalid
 from orchestrator.contract.events import Event, EvidenceGathered, LeaveAsked, RankExited
 from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.policy import PolicyRule, Same
+from orchestrator.diagnosis.classes import default_rules as known_classes
 from orchestrator.supervise import policy
 from orchestrator.supervise.state import Incident, Stage
 from orchestrator.supervise.step import fold
 from tests.supervise.supervise_cluster import Cluster
-from tests.supervise.supervise_stage import Job, drills
+from tests.supervise.supervise_stage import Job, drills, plan
 
 IB = "NET/IB : Got completion from peer 10.0.0.2<4> with status=12 opcode=0 len=0 vendor err 129"
 
@@ -705,11 +706,18 @@ def test_a_job_that_recovered_is_not_ended_by_the_warning_that_its_log_still_sho
     assert last(job).failure == "sigkill-from-outside"
 
 
-@pytest.mark.parametrize(("on_oom", "rule"), [("stop", "the-class-stops"), ("replan", "on-oom")])
+@pytest.mark.parametrize(
+    ("on_oom", "profile", "rule"),
+    [
+        ("stop", "cpu", "the-class-stops"),
+        ("replan", "cpu", "on-oom-of-processors"),
+        ("replan", "h100-sxm-80gb", "the-class-stops"),
+    ],
+)
 def test_a_rank_that_the_kernel_killed_for_memory_is_not_its_hosts_fault(
-    on_oom: str, rule: str
+    on_oom: str, profile: str, rule: str
 ) -> None:
-    job = Job(hosts=3, on_oom=on_oom).running()
+    job = Job(hosts=3, on_oom=on_oom, plan=replace(plan(3), profile=profile)).running()
     job.exits(2)
     said = "[51.0] Memory cgroup out of memory: Killed process 123 (python) total-vm:1kB"
     told = EvidenceGathered(
@@ -727,3 +735,6 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_not_its_hosts_fault(
         "user",
         rule,
     )
+    if rule == "the-class-stops":
+        advice = next(one.advice for one in known_classes() if one.name == "host-out-of-memory")
+        assert last(job).action.endswith(advice)

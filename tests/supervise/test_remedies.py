@@ -13,6 +13,7 @@ from orchestrator.contract.policy import PolicyRule
 from orchestrator.contract.skipping import Window
 from orchestrator.supervise.rollback import MOST_FROM_ONE
 from orchestrator.supervise.shortage import ANSWER_S, MOST_REFITS
+from orchestrator.supervise.state import NOBODY
 from tests.supervise.supervise_stage import Job, plan
 
 GIB = 1 << 30
@@ -220,7 +221,7 @@ def test_it_goes_back_to_before_the_first_bad_step(
     assert start.skip == (Window(first=left_out[0], last=left_out[1]),)
     assert (job.run.saved, job.run.skipped) == (to, start.skip)
     (incident,) = job.run.incidents
-    assert incident.failure == "nan-loss"
+    assert (incident.failure, incident.culprit) == ("nan-loss", NOBODY)
     assert f"and on without batches {left_out[0]} to {left_out[1]} of the data" in incident.action
     job.trains(to)
     job.saves(to + 10)

@@ -1,9 +1,16 @@
 """Agents that are lost, come back or are replaced, in every stage."""
 
-from orchestrator.contract.actions import EndJob, ReplaceAgent, StartAttempt, StopAttempt
-from orchestrator.contract.events import HostStopped
-from orchestrator.supervise.state import Stage
-from tests.supervise.supervise_stage import Job
+from collections.abc import Iterable
+
+from orchestrator.contract.actions import (
+    EndJob,
+    ReplaceAgent,
+    StartAttempt,
+    StopAttempt,
+)
+from orchestrator.contract.events import AgentLost, HostsChecked, HostStopped
+from orchestrator.supervise.state import NOBODY, Stage
+from tests.supervise.supervise_stage import Job, host
 
 # Agents
 
@@ -103,14 +110,106 @@ def test_a_host_lost_after_its_ranks_stopped_is_replaced_too() -> None:
 def test_agents_that_die_before_every_start_spend_the_budget() -> None:
     job = Job(max_restarts=2)
     job.leads()
-    for pid in (1, 2):
+    for pid in (1, 2, 3):
+        assert job.run.ending is None
         job.registers("host-0", pid=pid)
         (order,) = job.loses("host-0")
         assert isinstance(order, ReplaceAgent)
-    job.registers("host-0", pid=3)
-    (end,) = job.loses("host-0")
+        actions = job.waits(3)
+    (end,) = actions
     assert isinstance(end, EndJob)
-    assert end.reason.endswith("agents keep dying before a start (rule max-restarts)")
+    assert end.reason == (
+        "no new checkpoint in 2 of max_restarts 2 restarts; last cause: the agent of host-0 is"
+        " gone: it said nothing (rule max-restarts)"
+    )
+    last = job.run.incidents[-1]
+    assert (last.kind, last.failure, last.rule) == ("host-lost", "host-lost", "max-restarts")
+    assert (job.run.restarts, job.run.fruitless, len(job.run.incidents)) == (2, 2, 3)
+
+
+def goes_at_once(job: Job, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        event = AgentLost(
+            at=job.at + 0.01 * number, host=host(number), why="it broke", silent_s=2.0
+        )
+        assert isinstance(job.tell(event)[-1], ReplaceAgent)
+
+
+def test_a_switch_that_blips_before_the_first_start_costs_nothing() -> None:
+    job = Job(hosts=32, max_restarts=5)
+    job.leads()
+    for number in range(20):
+        job.registers(host(number))
+    goes_at_once(job, range(8))
+    for number in range(8):
+        job.registers(host(number))
+    assert job.run.findings is None
+    job.waits(9)
+    assert (job.run.stage, job.run.fruitless, job.run.incidents) == (Stage.WAITING, 0, ())
+
+
+def test_hosts_that_go_together_while_no_rank_runs_are_one_incident_of_nobody() -> None:
+    job = Job(hosts=32, max_restarts=5)
+    job.leads()
+    for number in range(20):
+        job.registers(host(number))
+    goes_at_once(job, range(8))
+    job.registers("host-1")
+    assert job.waits(1) == (), "more may go"
+    job.waits(2)
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.rule) == ("hosts-lost", "heals-by-itself")
+    assert incident.culprit == NOBODY
+    assert incident.cause.startswith("8 hosts went away at once")
+    assert (job.run.fruitless, job.run.restarts, job.run.findings) == (1, 1, None)
+    for number in range(32):
+        job.registers(host(number))
+    assert job.run.stage is Stage.STARTING
+
+
+def test_a_switch_that_flaps_while_hosts_come_back_is_waited_for_longer_each_time() -> None:
+    job = Job(hosts=32, max_restarts=5).starts()
+    goes_at_once(job, range(16, 32))
+    job.stops(*map(host, range(16)))
+    waited: list[float] = []
+    for pid in (2, 3, 4):
+        for number in range(16, 28):
+            job.registers(host(number), pid=pid)
+        goes_at_once(job, range(16, 28))
+        job.waits(4)
+        assert job.run.stage is Stage.HOLDING
+        assert job.run.deadline is not None
+        waited.append(job.run.deadline - job.at)
+        job.waits(waited[-1])
+    assert waited == sorted(waited)
+    assert waited[0] >= 7.5
+    assert [i.kind for i in job.run.incidents] == ["hosts-lost"] * 4
+    assert (job.run.fruitless, job.run.restarts, job.run.ending) == (4, 4, None)
+
+
+def test_nothing_starts_before_it_is_known_what_went() -> None:
+    job = Job(spares=2)
+    job.leads()
+    for name in job.everywhere[:2]:
+        job.registers(name)
+    job.loses("host-0")
+    assert job.registers("host-2") == ()
+    assert job.waits(1) == ()
+    (start,) = job.waits(3)
+    assert isinstance(start, StartAttempt)
+    assert [i.kind for i in job.run.incidents] == ["host-lost"]
+
+
+def test_an_agent_that_goes_in_the_check_says_nothing_of_its_host() -> None:
+    job = Job(hosts=3, spares=1, preflight=True).starts()
+    assert (job.run.stage, job.run.checking) == (Stage.CHECKING, job.everywhere)
+    job.loses("host-3")
+    unfit = {"host-3": "it did not report from the check of all hosts"}
+    job.tell(HostsChecked(at=job.now(), check=job.run.checks, unfit=unfit))
+    job.waits(3)
+    assert [i.kind for i in job.run.incidents] == ["host-lost"]
+    assert (job.run.hosts["host-3"].unfit, job.run.hosts["host-3"].checked) == ("", False)
+    assert job.run.stage is Stage.STARTING
 
 
 def test_agents_nobody_knows_cannot_be_lost() -> None:
@@ -152,7 +251,8 @@ def test_an_agent_in_anothers_place_may_end_a_job_whose_budget_is_spent() -> Non
     job = Job(max_restarts=0)
     job.leads()
     job.registers("host-0")
-    (end,) = job.registers("host-0", pid=2)
+    job.registers("host-0", pid=2)
+    (end,) = job.waits(3)
     assert isinstance(end, EndJob)
 
 

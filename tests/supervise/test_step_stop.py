@@ -1,7 +1,10 @@
 """How an attempt ends before its time: stopping, hangs and their evidence, drills."""
 
+from dataclasses import replace
+
 import pytest
 
+from orchestrator.contract import exits
 from orchestrator.contract.actions import (
     EndJob,
     GatherEvidence,
@@ -11,9 +14,10 @@ from orchestrator.contract.actions import (
     StopAttempt,
 )
 from orchestrator.supervise.moves import JUDGE_S
-from orchestrator.supervise.state import Stage
+from orchestrator.supervise.policy import is_strike
+from orchestrator.supervise.state import Stage, pace_of
 from orchestrator.supervise.step import MOST_EXITS
-from tests.supervise.supervise_stage import Job, drills, found
+from tests.supervise.supervise_stage import Job, drills, error, found
 
 # Stopping
 
@@ -261,3 +265,73 @@ def test_a_drill_is_armed_until_it_happened_and_named_in_its_incident() -> None:
     job.trains()
     job.fails_once()
     assert job.run.incidents[1].drill is None
+
+
+@pytest.mark.parametrize(
+    ("drill", "rank", "step", "rehearsed"),
+    [
+        ("slow:rank=0@step=5", 3, 9000, False),
+        ("slow:rank=0@step=5", 3, 6, False),
+        ("slow:rank=0@step=5", 1, 6, True),  # on its host
+        ("slow:rank=0@step=5", 0, 9000, False),
+        ("kill:rank=3@step=5", 3, 4, True),
+        ("kill:host=1@step=5", 3, 5, True),
+        ("kill:host=0@step=5", 3, 5, False),
+        ("kill:host=7@step=5", 3, 5, False),
+    ],
+)
+def test_only_what_a_drill_can_have_done_was_rehearsed(
+    drill: str, rank: int, step: int, rehearsed: bool
+) -> None:
+    job = Job(drills=drills(drill)).running()
+    job.drill(1)
+    job.steps(step)
+    job.fails_once(rank)
+    (incident,) = job.run.incidents
+    assert incident.drill == (drill if rehearsed else None)
+    assert is_strike(incident) is not rehearsed
+    assert pace_of(job.run).exposure.failures == (0 if rehearsed else 1)
+
+
+def test_the_second_failure_of_a_host_is_its_second_whatever_was_rehearsed_elsewhere() -> None:
+    job = Job(spares=1, drills=drills("slow:rank=0@step=5")).granted().running()
+    for _ in range(2):
+        job.drill(1)
+        job.steps(9000)
+        job.fails_once(3)
+        job.trains()
+    assert [i.drill for i in job.run.incidents] == [None, None]
+    assert list(job.run.exclude) == ["host-1"]
+
+
+def test_a_loss_that_is_spoiled_was_rehearsed_however_long_it_is_borne() -> None:
+    job = Job(drills=drills("nan:rank=1@step=5")).running()
+    job.drill(1)
+    job.steps(104)
+    words = "step 104: the loss is nan, and so it was for 100 steps in a row"
+    told = replace(error(words, "NotFinite", at_step=104), since=5)
+    job.fails_once(3, exit_code=exits.UNSTABLE, error=told)
+    assert job.run.incidents[0].drill == "nan:rank=1@step=5"
+
+
+def test_writes_that_stall_are_noticed_at_the_next_checkpoint() -> None:
+    for phase, rehearsed in (("checkpoint", "write:rank=2@step=5"), ("train", None)):
+        job = Job(drills=drills("write:rank=2@step=5")).running()
+        job.drill(1)
+        job.steps(500)
+        job.fails_once(2, phase=phase)
+        assert job.run.incidents[0].drill == rehearsed
+
+
+def test_a_drill_excuses_one_incident() -> None:
+    """The agent's end was rehearsed; that of the one which came in its place was not."""
+    job = Job(hosts=3, drills=drills("kill:host=1@step=5")).running()
+    job.drill(1)
+    job.loses("host-1")
+    job.stops("host-0", "host-2")
+    job.loses("host-0")
+    job.waits(4)
+    job.registers("host-1", pid=2)
+    job.loses("host-1")
+    job.waits(4)
+    assert [i.drill for i in job.run.incidents] == ["kill:host=1@step=5", None, None]

@@ -68,9 +68,10 @@ def test_its_host_is_replaced_by_a_spare_after_the_next_checkpoint() -> None:
 
 
 def test_a_host_that_was_replaced_gets_a_strike_once_unless_it_was_rehearsed() -> None:
-    for rehearsed in (False, True):
-        job = Job(spares=1, replace_stragglers=True, drills=drills("slow:rank=3@step=2")).running()
-        if rehearsed:
+    for rank, rehearsed in ((None, False), (3, True), (0, False)):
+        armed = drills(f"slow:rank={rank or 0}@step=2")
+        job = Job(spares=1, replace_stragglers=True, drills=armed).running()
+        if rank is not None:
             job.drill(1)
         slow(job, 3)
         before = job.run
