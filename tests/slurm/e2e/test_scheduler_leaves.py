@@ -7,12 +7,15 @@ import pytest
 
 from tests.e2e.job import PATIENT
 from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on, uninterrupted
-from tests.slurm.testbed import running_testbed
+from tests.slurm.testbed import running_testbed, slurm_version
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 
 TRAINING = 3
 """The step from which on a job surely trains."""
+ONCE_MORE = (24, 5)
+"""The first version that, when a run ends after a preemption with a GraceTime, takes it for the
+one that was preempted, though that was queued again before: it is queued once more."""
 
 
 def assert_went_on(job: Job, cause: str, signal: str) -> None:
@@ -21,7 +24,10 @@ def assert_went_on(job: Job, cause: str, signal: str) -> None:
     assert job.losses() == uninterrupted()
     job.assert_blameless()
     job.assert_resumed_where_it_left(attempt=2)
-    first, again = job.events("LeaderStarted")
+    first, again, *later = job.events("LeaderStarted")
+    assert len(later) == (cause == "preempted" and slurm_version() >= ONCE_MORE)
+    assert len(job.decided("StartAttempt")) == 2, "a run after the end of the job starts nothing"
+    assert job.shown()["JobState"] == "COMPLETED"
     assert (first["allocation"]["restarts"], again["allocation"]["restarts"]) == (0, 1)
     assert first["allocation"]["id"] == again["allocation"]["id"] == job.id
     story = job.story()
