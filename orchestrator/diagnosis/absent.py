@@ -69,11 +69,12 @@ def _waited_for_by_the_last(case: Case) -> tuple[Counter[int], set[Place]]:
 
 
 def _waits_for(case: Case, rank: int) -> set[int]:
-    """Ranks without a dump that keep `rank` where it is."""
+    """Ranks without a dump that keep `rank` where it is; none where a dump shows who does."""
     dumps, dump = case.scene.dumps, case.scene.dumps[rank]
     if dump.first is not None:
         stuck = case.at.get(dump.first)  # none where its operations are not numbered in order
-        return set(stuck.unknown) if stuck is not None and rank in stuck.entered else set()
+        unsure = stuck is not None and rank in stuck.entered and not stuck.missing
+        return set(stuck.unknown) if stuck is not None and unsure else set()
     return {talk.peer for talk in dump.talks[:1] if talk.peer not in dumps}
 
 

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from orchestrator.diagnosis import stacks
-from orchestrator.diagnosis.facts import Diagnosis, Kind, Scene, Waiting
+from orchestrator.diagnosis.facts import Diagnosis, Kind, RankFacts, Scene, Waiting
 from orchestrator.diagnosis.groups import Group, Stuck, groups_of, stages_of, stuck_operations
 
 SURE = 0.9
@@ -38,21 +38,27 @@ class Case:
         self.at = {stuck.group.id: stuck for stuck in self.stuck}
         self.waiters = {rank for rank, dump in dumps.items() if dump.waits}
         self.no_dump = tuple(sorted(self.ranks - set(dumps)))
-        self.odd_states = {
-            rank: STATES[facts.process_state]
-            for rank, facts in scene.facts.items()
-            if facts.process_state in STATES
-        }
-        self.mute = tuple(
-            rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
-        )
-        self.withheld = {rank for rank, facts in scene.facts.items() if facts.withheld}
         self.stacks = {
             rank: stack
             for rank, facts in scene.facts.items()
             if (stack := stacks.main_stack(facts.stack))
         }
+        self.odd_states = {
+            rank: STATES[facts.process_state]
+            for rank, facts in scene.facts.items()
+            if facts.process_state in STATES and not self._answered(facts)
+        }
+        self.mute = tuple(
+            rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
+        )
+        self.withheld = {rank for rank, facts in scene.facts.items() if facts.withheld}
         self.crowds = Counter(stacks.place(stack) for stack in self.stacks.values())
+
+    def _answered(self, facts: RankFacts) -> bool:
+        """Whether its wait of the kernel was over in a moment: it gave its stack since, and waits
+        for others."""
+        stack = self.stacks.get(facts.rank)
+        return facts.process_state == "D" and stack is not None and stacks.talks(stack)
 
     def _all_ranks(self) -> set[int]:
         named = {*self.scene.dumps, *self.scene.facts, *range(self.scene.world or 0)}

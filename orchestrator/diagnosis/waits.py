@@ -1,7 +1,7 @@
 """Who is waited for, and waits for nobody."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from orchestrator.diagnosis.absent import MOST_GUESSES, suspects
 from orchestrator.diagnosis.case import SURE, Case, named
@@ -29,6 +29,8 @@ def never_entered(case: Case, guess: bool = False) -> Diagnosis | None:
     blamed, signs, confidence = _single_out(case, dumped, lost, direct)
     if not blamed or (confidence < KNOWN and not guess):
         return None
+    doubts = tuple(_doubts(case, blamed, dumped)) if confidence > KNOWN else ()
+    signs, confidence = (*signs, *doubts), KNOWN if doubts else confidence
     ops = [s for s in case.stuck if {*s.missing, *s.unknown} & set(blamed)]
     ops.sort(key=lambda s: (-len(s.entered), s.group.id))
     what = f"{ranks_words(blamed)} did not call what the others wait in"
@@ -84,6 +86,19 @@ def _single_out(
     if len(heaviest) > MOST_GUESSES:
         return (), (), 0.0
     return tuple(by_waiters), (f"one of {spans(heaviest)}, of whom there is no dump",), 0.3
+
+
+def _doubts(case: Case, blamed: Sequence[int], dumped: Sequence[int]) -> Iterator[str]:
+    """Of others who may hold them all up as well: no host is left out then."""
+    if blamed[0] in case.scene.dumps:
+        for rank in sorted({rank for stuck in case.stuck for rank in stuck.unknown}):
+            signs, weight = case.signs_against(rank)
+            if weight > 1:
+                yield f"but there is no dump of rank {rank}, which may be missing too: {signs[0]}"
+        return
+    for rank in sorted(dumped):
+        if case.signs_against(rank)[1] >= 0:
+            yield f"but the dump of rank {rank} shows that it is missing, and waits for nobody"
 
 
 def left_inside(case: Case) -> Diagnosis | None:
