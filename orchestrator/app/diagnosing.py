@@ -164,7 +164,7 @@ def _told(
     for entry in having(run_dir.journal, EvidenceGathered, RankExited, attempt=attempt):
         match entry.event:
             case EvidenceGathered() as found:
-                facts |= facts_of(found.host, found.ranks, found.withheld)
+                facts |= facts_of(found)
             case RankExited() as exited if is_unfit(exited, own):
                 unfit.add(exited.rank)
     return facts, unfit

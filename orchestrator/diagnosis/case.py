@@ -46,7 +46,7 @@ class Case:
         self.odd_states = {
             rank: STATES[facts.process_state]
             for rank, facts in scene.facts.items()
-            if facts.process_state in STATES and not self._answered(facts)
+            if facts.process_state in STATES and not self._harmless(facts)
         }
         self.mute = tuple(
             rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
@@ -54,11 +54,13 @@ class Case:
         self.withheld = {rank for rank, facts in scene.facts.items() if facts.withheld}
         self.crowds = Counter(stacks.place(stack) for stack in self.stacks.values())
 
-    def _answered(self, facts: RankFacts) -> bool:
-        """Whether its wait of the kernel was over in a moment: it gave its stack since, and waits
-        for others."""
+    def _harmless(self, facts: RankFacts) -> bool:
+        """Whether its wait of the kernel says nothing: it was over in a moment, as the rank gave
+        its stack since and waits for others; or storage did not answer, which a rank that is asked
+        writes its stack to."""
         stack = self.stacks.get(facts.rank)
-        return facts.process_state == "D" and stack is not None and stacks.talks(stack)
+        told = stacks.talks(stack) if stack else not facts.asked
+        return facts.process_state == "D" and told
 
     def _all_ranks(self) -> set[int]:
         named = {*self.scene.dumps, *self.scene.facts, *range(self.scene.world or 0)}

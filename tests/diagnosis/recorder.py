@@ -1,4 +1,4 @@
-"""What the flight recorder of each rank of a job would hold, written call by call in torch's form."""
+"""What the flight recorder of each rank of a job would hold: call by call, in torch's form."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
