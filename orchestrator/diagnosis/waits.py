@@ -105,6 +105,8 @@ def left_inside(case: Case) -> Diagnosis | None:
     for stuck in case.stuck:
         if stuck.missing or stuck.unknown or not stuck.out:
             continue
+        if any(case.scene.dumps[rank].first != stuck.group.id for rank in stuck.entered):
+            continue  # it waits behind something else
         if len(stuck.entered) < len(stuck.out) or len(stuck.entered) == 1:
             ranks = tuple(sorted(stuck.entered))
             what = f"{ranks_words(ranks)} did not come out of {named(stuck)}"

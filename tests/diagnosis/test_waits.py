@@ -82,3 +82,48 @@ def test_a_wait_of_the_kernel_that_a_rank_does_not_answer_out_of_is_why_it_is_mi
     facts[6] = seen(6, process_state="D", stack=())
     found = analyse(Scene(dumps=dumps_of(ranks, (6,)), facts=facts, world=WORLD))
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (6,), ("h3",))
+
+
+TP = [Pg(str(10 + i), "TENSOR_MODEL_PARALLEL_GROUP", range(4 * i, 4 * i + 4)) for i in range(4)]
+DP = [Pg(str(20 + i), "DATA_PARALLEL_GROUP", range(i, 16, 4)) for i in range(4)]
+
+
+def of_two_axes(lost: Sequence[int], queued: Sequence[int] = (1, 5, 9)) -> Diagnosis:
+    """Rank 13 hangs before the gradients' all-reduce, in which its peers wait; they have queued the
+    next broadcast, which those that they share the other axis with have done."""
+    ranks = recorders(16)
+    for one in ranks:
+        for step in range(4):
+            tp, dp = TP[one.rank // 4], DP[one.rank % 4]
+            one.call(tp, "broadcast")
+            one.call(tp)
+            if one.rank == 13 and step == 3:
+                break
+            if step < 3 or one.rank not in queued:
+                one.call(dp, size=64)
+            else:
+                one.call(dp, size=64, state="started")
+        if one.rank != 13:
+            waits = one.rank // 4 == 3
+            state = "scheduled" if one.rank in queued else "started" if waits else "completed"
+            one.call(TP[one.rank // 4], "broadcast", state)
+    facts = {rank: RankFacts(rank=rank, host=f"h{rank // 2}") for rank in range(16)}
+    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts, world=16))
+
+
+def test_one_that_has_queued_what_others_are_done_with_is_where_it_waits_first() -> None:
+    found = of_two_axes(lost=())
+    assert (found.kind, found.ranks, found.hosts) == ("never-entered", (13,), ("h6",))
+    found = of_two_axes(lost=(13,))
+    assert (found.kind, found.ranks, found.hosts) == ("never-entered", (13,), ())
+    assert of_two_axes(lost=(12, 13)).hosts == ()
+
+
+def test_one_that_alone_did_not_come_out_of_what_it_called_first_is_named() -> None:
+    ranks = recorders(WORLD)
+    for one in ranks:
+        one.call(ALL)
+        one.call(ALL, state="started" if one.rank == 5 else "completed")
+    facts = {rank: RankFacts(rank=rank, host=f"h{rank // 2}") for rank in range(WORLD)}
+    found = analyse(Scene(dumps=dumps_of(ranks), facts=facts, world=WORLD))
+    assert (found.kind, found.ranks, found.hosts) == ("left-inside", (5,), ("h2",))
