@@ -11,6 +11,8 @@ SURE = 0.9
 """From here on a host may be left out."""
 MOST_ALONE = 3
 """Among so few stacks being alone means nothing."""
+MOST_RANKS = 1 << 20
+"""Of a job. A number beyond that in a file's name is a date, and no rank."""
 SHOWN = 8
 """Operations that a verdict lists."""
 STATES = {
@@ -30,14 +32,14 @@ class Case:
         dumps = scene.dumps
         self.stages = stages_of(dumps, scene.axes)
         self.ranks = self._all_ranks()
+        self.no_dump = tuple(sorted(self.ranks - set(dumps)))
         self.groups = groups_of(dumps, self.ranks, self.stages, scene.axes)
         self.kin: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
         for group in self.groups:
             self.kin[group.kin].append(group)
-        self.stuck = list(stuck_operations(self.groups, dumps))
+        self.stuck = list(stuck_operations(self.groups, dumps, self.no_dump))
         self.at = {stuck.group.id: stuck for stuck in self.stuck}
         self.waiters = {rank for rank, dump in dumps.items() if dump.waits}
-        self.no_dump = tuple(sorted(self.ranks - set(dumps)))
         self.stacks = {
             rank: stack
             for rank, facts in scene.facts.items()
@@ -65,7 +67,9 @@ class Case:
     def _all_ranks(self) -> set[int]:
         named = {*self.scene.dumps, *self.scene.facts, *range(self.scene.world or 0)}
         seen = {group for dump in self.scene.dumps.values() for group in dump.seats}
-        return named.union(*(group.members for group in seen))
+        named = named.union(*(group.members for group in seen))
+        known = self.scene.world is not None or not named or max(named) >= MOST_RANKS
+        return named if known else set(range(max(named) + 1))
 
     def signs_against(self, rank: int) -> tuple[tuple[str, ...], int]:
         """What else speaks against a rank: -1 (it waits itself), 0 (nothing), 1 or 2."""

@@ -1,7 +1,7 @@
 """Dumps of all ranks, matched per process group: who called what, and who did not."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -13,6 +13,8 @@ class Group:
     id: GroupId
     members: tuple[int, ...]
     """Ranks; where no dump names them, those that used the group."""
+    open: bool = False
+    """Others may be in it: it is no axis of a mesh, and no dump names its members."""
     seats: dict[int, Seat] = field(default_factory=dict)
     stage: int = 0
     """Pipeline stage of its first member: stages do different work."""
@@ -25,6 +27,10 @@ class Group:
 
 WORLD = "default_pg"
 """torch's name for the group of all ranks."""
+NAMELESS = ("undefined", "")
+"""torch's description of groups that were made without one: they have no more in common."""
+OF_A_MESH = "mesh_"
+"""How torch's names for the groups of a device mesh begin."""
 
 
 def groups_of(
@@ -94,6 +100,10 @@ def _complete(groups: list[Group], ranks: set[int]) -> None:
         if desc == WORLD and len(kin) == 1:
             kin[0].members = tuple(sorted(ranks))
             continue
+        if desc in NAMELESS or (len(kin) == 1 and not desc.startswith(OF_A_MESH)):
+            for group in kin:
+                group.open = True
+            continue
         left = ranks - {rank for group in kin for rank in group.members}
         size = max(len(group.members) for group in kin)
         if len(kin) * size < len(ranks) and len(ranks) % len(kin) == 0:
@@ -142,14 +152,17 @@ class Stuck:
         return Counter(call.op for call in self.entered.values()).most_common(1)[0][0]
 
 
-def stuck_operations(groups: Iterable[Group], dumps: Mapping[int, RankDump]) -> Iterator[Stuck]:
+def stuck_operations(
+    groups: Iterable[Group], dumps: Mapping[int, RankDump], silent: Sequence[int]
+) -> Iterator[Stuck]:
+    """`silent`: ranks without a dump."""
     for group in groups:
         pending = [seat.pending[0].seq for seat in group.seats.values() if seat.pending]
         if pending:
-            yield _stuck(group, min(pending), dumps)
+            yield _stuck(group, min(pending), dumps, silent)
 
 
-def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump]) -> Stuck:
+def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump], silent: Sequence[int]) -> Stuck:
     entered: dict[int, Called] = {}
     missing: list[int] = []
     unknown: list[int] = []
@@ -165,6 +178,8 @@ def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump]) -> Stuck:
             out.append(member)
         else:
             entered[member] = next(call for call in seat.calls if call.seq >= seq)
+    if group.open and not (missing or unknown or out):
+        unknown = list(silent)  # all that used it wait: for a member that nobody knows of
     return Stuck(group, seq, entered, tuple(missing), tuple(unknown), tuple(out))
 
 
