@@ -5,7 +5,14 @@ from collections.abc import Sequence
 
 from orchestrator.diagnosis import stacks
 from orchestrator.diagnosis.facts import Diagnosis, Kind, RankFacts, Scene, Waiting
-from orchestrator.diagnosis.groups import Group, Stuck, groups_of, stages_of, stuck_operations
+from orchestrator.diagnosis.groups import (
+    Group,
+    Stuck,
+    groups_of,
+    stages_of,
+    stuck_operations,
+    work_of,
+)
 
 SURE = 0.9
 """From here on a host may be left out."""
@@ -34,6 +41,7 @@ class Case:
         self.ranks = self._all_ranks()
         self.no_dump = tuple(sorted(self.ranks - set(dumps)))
         self.groups = groups_of(dumps, self.ranks, self.stages, scene.axes)
+        self.work = work_of(self.groups, self.ranks, self.stages, scene.axes)
         self.kin: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
         for group in self.groups:
             self.kin[group.kin].append(group)

@@ -22,7 +22,7 @@ class Group:
     @property
     def kin(self) -> tuple[str, int, int]:
         """Groups of equal kin do the same at the same number: of one axis and one stage."""
-        return self.id.desc, len(self.members), self.stage
+        return label(self.id), len(self.members), self.stage
 
 
 WORLD = "default_pg"
@@ -31,6 +31,34 @@ NAMELESS = ("undefined", "")
 """torch's description of groups that were made without one: they have no more in common."""
 OF_A_MESH = "mesh_"
 """How torch's names for the groups of a device mesh begin."""
+
+
+Work = tuple[int, frozenset[str]]
+"""What ranks do: those of one stage that are in groups of the same kinds do the same."""
+
+
+def label(group: GroupId) -> str:
+    """What groups that do the same share: their axis. Those without a name share nothing."""
+    return f"{group.desc} {group.name}" if group.desc in NAMELESS else group.desc
+
+
+def work_of(
+    groups: Iterable[Group],
+    ranks: Iterable[int],
+    stages: Mapping[int, int],
+    axes: Mapping[str, tuple[tuple[int, ...], ...]],
+) -> dict[int, Work]:
+    """`axes` know members of groups as well that nobody used of whom there is a dump."""
+    labels: dict[int, set[str]] = {rank: set() for rank in ranks}
+    lines = [(desc, line) for desc, lines in axes.items() for line in lines]
+    for name, members in [*((label(group.id), group.members) for group in groups), *lines]:
+        for rank in members:
+            labels.setdefault(rank, set()).add(name)
+    same: dict[frozenset[str], frozenset[str]] = {}
+    kinds = {rank: frozenset(found) for rank, found in labels.items()}
+    return {
+        rank: (stages.get(rank, 0), same.setdefault(kind, kind)) for rank, kind in kinds.items()
+    }
 
 
 def groups_of(
@@ -100,9 +128,8 @@ def _complete(groups: list[Group], ranks: set[int]) -> None:
         if desc == WORLD and len(kin) == 1:
             kin[0].members = tuple(sorted(ranks))
             continue
-        if desc in NAMELESS or (len(kin) == 1 and not desc.startswith(OF_A_MESH)):
-            for group in kin:
-                group.open = True
+        if not _is_axis(desc, kin):
+            _leave_open(kin)
             continue
         left = ranks - {rank for group in kin for rank in group.members}
         size = max(len(group.members) for group in kin)
@@ -117,6 +144,15 @@ def _complete(groups: list[Group], ranks: set[int]) -> None:
         for group in kin:
             if len(group.members) < len(full):
                 group.members = _stretched(group, full, left)
+
+
+def _is_axis(desc: str, kin: Sequence[Group]) -> bool:
+    return desc not in NAMELESS and (len(kin) > 1 or desc.startswith(OF_A_MESH))
+
+
+def _leave_open(groups: Iterable[Group]) -> None:
+    for group in groups:
+        group.open = True
 
 
 def _form(members: tuple[int, ...]) -> tuple[int, ...]:
@@ -146,6 +182,11 @@ class Stuck:
     unknown: tuple[int, ...]
     out: tuple[int, ...]
     """Members for whom it is complete."""
+
+    @property
+    def lacks(self) -> bool:
+        """All that are known to use the group wait: others may be missing, whoever they are."""
+        return self.group.open and not (self.missing or self.out)
 
     @property
     def op(self) -> Op:

@@ -38,6 +38,16 @@ def never_entered(case: Case, guess: bool = False) -> Diagnosis | None:
     return case.blame("never-entered", blamed, confidence, what + where, signs, ops)
 
 
+def elsewhere(case: Case) -> Diagnosis | None:
+    """The one rank whose dump shows that others wait for it and it for nobody, as its stack or its
+    state says too: whoever else did something of its own did not end it."""
+    found = never_entered(case)
+    if found is None or found.confidence < SURE or found.ranks[0] not in case.scene.dumps:
+        return None
+    speaks = len(found.ranks) == 1 and case.signs_against(found.ranks[0])[1] > 0
+    return found if speaks else None
+
+
 def _unanswered(case: Case) -> Iterable[int]:
     """Ranks that another sends to or receives from, and that do not do their part."""
     dumps = case.scene.dumps

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.case import MOST_RANKS, Case
-from orchestrator.diagnosis.facts import Diagnosis, Scene
+from orchestrator.diagnosis.facts import Diagnosis, RankFacts, Scene
 from orchestrator.diagnosis.waits import GUESSED
-from tests.diagnosis.recorder import Pg, Recorder, dumps_of, recorders
+from tests.diagnosis.recorder import IN_ALL_REDUCE, IN_LOADER, Pg, Recorder, dumps_of, recorders
 
 ALL = Pg("0", "default_pg", range(4))
 
@@ -40,7 +40,8 @@ def test_a_rank_between_others_of_which_there_is_no_file_is_one_of_the_job() -> 
 def test_a_name_that_ends_in_a_date_makes_no_job_of_millions_of_ranks() -> None:
     (dump,) = dumps_of([_of_all(Recorder(0, gloo=True))]).values()
     assert len(Case(Scene(dumps={0: dump, 20_261_123: dump})).ranks) == 2
-    assert len(Case(Scene(dumps={0: dump, MOST_RANKS - 1: dump})).ranks) == MOST_RANKS
+    assert MOST_RANKS > 100_000
+    assert len(Case(Scene(dumps={0: dump, 4095: dump})).ranks) == 4096
 
 
 def _of_all(one: Recorder) -> Recorder:
@@ -70,3 +71,19 @@ def test_where_all_that_used_it_wait_it_is_for_one_without_a_dump() -> None:
     found = with_a_logger(lost=(1,), desc="undefined")
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (1,), ())
     assert found.confidence <= GUESSED
+
+
+def test_where_all_that_used_it_wait_and_each_has_a_dump_the_network_is_not_to_blame() -> None:
+    """Rank 1 is stuck before it ever used the group, so that nobody knows that it is in it."""
+    ranks = recorders(4, gloo=True)
+    for one in ranks:
+        one.call(ALL)
+    for rank in (0, 2):
+        ranks[rank].call(Pg("1", "undefined", range(3)), state="started")
+    facts = {
+        rank: RankFacts(rank=rank, asked=True, stack=IN_LOADER if rank == 1 else IN_ALL_REDUCE)
+        for rank in range(4)
+    }
+    found = analyse(Scene(dumps=dumps_of(ranks), facts=facts))
+    assert (found.kind, found.ranks, found.hosts) == ("alone", (1,), ())
+    assert analyse(Scene(dumps=dumps_of(ranks))).kind == "not-known"
