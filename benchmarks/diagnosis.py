@@ -45,6 +45,7 @@ def main(faults: int, ranks: int) -> int:
     fine = True
     for lost, limit in ((0.0, 0.98), (0.25, 0.95)):
         fine &= score(faults, lost).within(limit)
+    score(faults, 0.0, evaluator=True)
     return 0 if large(ranks) and fine else 1
 
 
@@ -60,12 +61,17 @@ class Score:
         return self.right >= limit * self.faults and 100 * self.wrong <= self.faults
 
 
-def score(faults: int, lost: float, judge: Callable[[Scene], Diagnosis] = analyse) -> Score:
+def score(
+    faults: int,
+    lost: float,
+    evaluator: bool = False,
+    judge: Callable[[Scene], Diagnosis] = analyse,
+) -> Score:
     right: Counter[str] = Counter()
     all_: Counter[str] = Counter()
     named = wrong = 0
     for seed in JUDGED[:faults]:
-        found = drawn(seed, FAULTS[seed % len(FAULTS)], lost)
+        found = drawn(seed, FAULTS[seed % len(FAULTS)], lost, evaluator)
         verdict = judge(found.scene)
         all_[found.fault] += 1
         right[found.fault] += verdict.ranks[:1] == (found.culprit,)
@@ -74,7 +80,8 @@ def score(faults: int, lost: float, judge: Callable[[Scene], Diagnosis] = analys
         wrong += bool(verdict.hosts) and mine not in verdict.hosts
     share = right.total() / all_.total()
     stops = sum(right[fault] for fault in STOPS) / sum(all_[fault] for fault in STOPS)
-    print(f"{faults} faults on {len(MESHES)} meshes, {lost:.0%} of the dumps missing:")
+    beside = " and a rank that evaluates" if evaluator else ""
+    print(f"{faults} faults on {len(MESHES)} meshes{beside}, {lost:.0%} of the dumps missing:")
     print(f"  right rank first {share:.1%}; of ranks that stopped {stops:.1%}")
     print(f"  hosts left out {named}, wrong ones {wrong}")
     for fault in FAULTS:
@@ -85,7 +92,7 @@ def score(faults: int, lost: float, judge: Callable[[Scene], Diagnosis] = analys
 def large(ranks: int) -> bool:
     """One rank of a large job is stuck in its data loader."""
     # pp 8, dp_replicate as it comes, dp_shard 16, tp 8
-    job = make_job((8, max(1, ranks // 1024), 16, 1, 8))
+    job = make_job((8, max(2, ranks // 1024), 16, 1, 8))
     culprit = random.Random(1).randrange(job.world)
     with tempfile.TemporaryDirectory() as folder:
         size = write(job, culprit, Path(folder))

@@ -55,6 +55,7 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
         ranks=ranks,
         dumps={str(rank): text for rank, text in dumps.reduced.items()},
         withheld=dumps.withheld,
+        unread=tuple(one.rank for one in ranks if not one.stack and one.rank in stackless),
         missing=_missing(ranks, stackless, dumps, found),
         findings=_troubles(found),
         kernel=kernel,

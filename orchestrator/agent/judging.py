@@ -125,7 +125,7 @@ def scene_of(parts: Sequence[Evidence]) -> tuple[Scene, list[str]]:
     dumps: dict[int, RankDump] = {}
     lost: list[str] = []
     for part in parts:
-        facts |= facts_of(part.host, part.ranks, part.withheld)
+        facts |= facts_of(part)
         lost += [f"{what} ({part.host}): {why}" for what, why in part.missing.items()]
         read = []
         for rank, text in part.dumps.items():

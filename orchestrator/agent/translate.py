@@ -55,6 +55,7 @@ def gathered(report: Evidence, at: float) -> EvidenceGathered:
         ranks=report.ranks,
         dumps=len(report.dumps),
         withheld=report.withheld,
+        unread=report.unread,
         missing=report.missing,
         findings=report.findings,
         kernel=report.kernel,

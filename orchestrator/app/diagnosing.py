@@ -51,8 +51,8 @@ def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
     if nothing:
         raise JobError(
             f"{folder.absolute()} holds no dump and no stack",
-            fix="name the folder that holds them, each with its rank in its name: flight-3,"
-            " rank-3.stacks",
+            fix="name the folder that holds them, or one of them for each host, each with its rank"
+            " in its name: flight-3, rank-3.stacks",
         )
     return judge(scene, last, ended_by_class(folder, CLASS))
 
@@ -164,7 +164,7 @@ def _told(
     for entry in having(run_dir.journal, EvidenceGathered, RankExited, attempt=attempt):
         match entry.event:
             case EvidenceGathered() as found:
-                facts |= facts_of(found.host, found.ranks, found.withheld)
+                facts |= facts_of(found)
             case RankExited() as exited if is_unfit(exited, own):
                 unfit.add(exited.rank)
     return facts, unfit

@@ -293,6 +293,8 @@ class EvidenceGathered:
     """How many flight recorders were dumped."""
     withheld: tuple[int, ...] = ()
     """Ranks that ran, and gave no dump in time."""
+    unread: tuple[int, ...] = ()
+    """Ranks of which there is no stack because storage did not give it."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """What evidence did not come -> why."""
     findings: tuple[Finding, ...] = ()

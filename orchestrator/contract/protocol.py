@@ -153,6 +153,8 @@ class Evidence:
     """Rank -> its flight recorder's dump, reduced (`diagnosis/digest.py`)."""
     withheld: tuple[int, ...] = ()
     """Ranks that ran, and gave no dump in time."""
+    unread: tuple[int, ...] = ()
+    """Ranks of which there is no stack because storage did not give it."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """What evidence did not come -> why."""
     findings: tuple[Finding, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from orchestrator.diagnosis import stacks
 from orchestrator.diagnosis.case import Case, named
 from orchestrator.diagnosis.facts import Diagnosis, Kind, RankFacts
-from orchestrator.diagnosis.groups import Stuck
+from orchestrator.diagnosis.groups import Stuck, Work, label
 from orchestrator.diagnosis.mismatch import PATHS
 from orchestrator.diagnosis.stacks import Place
 from orchestrator.diagnosis.words import ranks_words
@@ -50,14 +50,12 @@ def _waited_for_by_the_last(case: Case) -> tuple[Counter[int], set[Place]]:
     """Ranks without a dump -> how many of those that got least far wait for them; and where these
     are in the program."""
     waits = {rank: found for rank in case.scene.dumps if (found := _waits_for(case, rank))}
-    by_kind: dict[object, list[int]] = defaultdict(list)
+    by_work: dict[Work, list[int]] = defaultdict(list)
     for rank in waits:
-        seats = case.scene.dumps[rank].seats
-        kind = case.stages.get(rank, 0), frozenset(group.desc for group in seats)
-        by_kind[kind].append(rank)
+        by_work[case.work[rank]].append(rank)
     votes: Counter[int] = Counter()
     places: set[Place] = set()
-    for ranks in by_kind.values():
+    for ranks in by_work.values():
         done = {rank: _done(case, rank) for rank in ranks}
         least = min(done.values())
         for rank in ranks:
@@ -69,11 +67,12 @@ def _waited_for_by_the_last(case: Case) -> tuple[Counter[int], set[Place]]:
 
 
 def _waits_for(case: Case, rank: int) -> set[int]:
-    """Ranks without a dump that keep `rank` where it is."""
+    """Ranks without a dump that keep `rank` where it is; none where a dump shows who does."""
     dumps, dump = case.scene.dumps, case.scene.dumps[rank]
     if dump.first is not None:
         stuck = case.at.get(dump.first)  # none where its operations are not numbered in order
-        return set(stuck.unknown) if stuck is not None and rank in stuck.entered else set()
+        unsure = stuck is not None and rank in stuck.entered and not stuck.missing
+        return set(stuck.unknown) if stuck is not None and unsure else set()
     return {talk.peer for talk in dump.talks[:1] if talk.peer not in dumps}
 
 
@@ -124,7 +123,7 @@ def _reached(case: Case) -> dict[int, dict[str, int]]:
         newest = max((seat.behind for seat in group.seats.values()), default=0)
         for rank in group.members:
             if rank in reached:
-                reached[rank][group.id.desc] = newest
+                reached[rank][label(group.id)] = newest
     return reached
 
 
@@ -138,11 +137,11 @@ def _past(
         if dump.first == stuck.group.id:
             done = at_it[case.stages.get(rank, 0)]
             for group, seat in dump.seats.items():
-                done[group.desc] = max(done[group.desc], seat.behind)
+                done[label(group)] = max(done[label(group)], seat.behind)
     for rank in stuck.unknown:
         done = at_it.get(case.stages.get(rank, 0), Counter())
         for desc, newest in reached[rank].items():
-            if desc != stuck.group.id.desc and newest > done[desc] > 0:
+            if desc != label(stuck.group.id) and newest > done[desc] > 0:
                 yield rank, f"operation {newest} of {desc}"
 
 
@@ -167,7 +166,7 @@ def without_dumps(case: Case) -> Diagnosis | None:
 
 def _first(case: Case, *suspects: Suspects) -> Diagnosis | None:
     facts = case.scene.facts
-    if case.stuck and not case.no_dump:
+    if case.stuck and not case.no_dump and not any(stuck.lacks for stuck in case.stuck):
         return None
     for ranks, kind, why, confidence in suspects:
         hosts = {case.scene.host(rank) for rank in ranks}

@@ -12,7 +12,7 @@ from orchestrator.diagnosis.case import Case
 from orchestrator.diagnosis.facts import Diagnosis, Scene
 from orchestrator.diagnosis.mismatch import mismatch, skipped, strayed
 from orchestrator.diagnosis.nobody import network, not_known, together
-from orchestrator.diagnosis.waits import left_inside, never_entered
+from orchestrator.diagnosis.waits import elsewhere, left_inside, never_entered
 
 
 def analyse(scene: Scene) -> Diagnosis:
@@ -20,6 +20,7 @@ def analyse(scene: Scene) -> Diagnosis:
     case = Case(scene)
     found = (
         mismatch(case)
+        or elsewhere(case)
         or strayed(case)
         or never_entered(case)
         or left_inside(case)

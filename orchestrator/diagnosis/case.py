@@ -4,13 +4,22 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from orchestrator.diagnosis import stacks
-from orchestrator.diagnosis.facts import Diagnosis, Kind, Scene, Waiting
-from orchestrator.diagnosis.groups import Group, Stuck, groups_of, stages_of, stuck_operations
+from orchestrator.diagnosis.facts import Diagnosis, Kind, RankFacts, Scene, Waiting
+from orchestrator.diagnosis.groups import (
+    Group,
+    Stuck,
+    groups_of,
+    stages_of,
+    stuck_operations,
+    work_of,
+)
 
 SURE = 0.9
 """From here on a host may be left out."""
 MOST_ALONE = 3
 """Among so few stacks being alone means nothing."""
+MOST_RANKS = 1 << 20
+"""Of a job. A number beyond that in a file's name is a date, and no rank."""
 SHOWN = 8
 """Operations that a verdict lists."""
 STATES = {
@@ -30,34 +39,45 @@ class Case:
         dumps = scene.dumps
         self.stages = stages_of(dumps, scene.axes)
         self.ranks = self._all_ranks()
+        self.no_dump = tuple(sorted(self.ranks - set(dumps)))
         self.groups = groups_of(dumps, self.ranks, self.stages, scene.axes)
+        self.work = work_of(self.groups, self.ranks, self.stages, scene.axes)
         self.kin: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
         for group in self.groups:
             self.kin[group.kin].append(group)
-        self.stuck = list(stuck_operations(self.groups, dumps))
+        self.stuck = list(stuck_operations(self.groups, dumps, self.no_dump))
         self.at = {stuck.group.id: stuck for stuck in self.stuck}
         self.waiters = {rank for rank, dump in dumps.items() if dump.waits}
-        self.no_dump = tuple(sorted(self.ranks - set(dumps)))
-        self.odd_states = {
-            rank: STATES[facts.process_state]
-            for rank, facts in scene.facts.items()
-            if facts.process_state in STATES
-        }
-        self.mute = tuple(
-            rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
-        )
-        self.withheld = {rank for rank, facts in scene.facts.items() if facts.withheld}
         self.stacks = {
             rank: stack
             for rank, facts in scene.facts.items()
             if (stack := stacks.main_stack(facts.stack))
         }
+        self.odd_states = {
+            rank: STATES[facts.process_state]
+            for rank, facts in scene.facts.items()
+            if facts.process_state in STATES and not self._harmless(facts)
+        }
+        self.mute = tuple(
+            rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
+        )
+        self.withheld = {rank for rank, facts in scene.facts.items() if facts.withheld}
         self.crowds = Counter(stacks.place(stack) for stack in self.stacks.values())
+
+    def _harmless(self, facts: RankFacts) -> bool:
+        """Whether its wait of the kernel says nothing: it was over in a moment, as the rank gave
+        its stack since and waits for others; or storage did not answer, which a rank that is asked
+        writes its stack to."""
+        stack = self.stacks.get(facts.rank)
+        told = stacks.talks(stack) if stack else not facts.asked
+        return facts.process_state == "D" and told
 
     def _all_ranks(self) -> set[int]:
         named = {*self.scene.dumps, *self.scene.facts, *range(self.scene.world or 0)}
         seen = {group for dump in self.scene.dumps.values() for group in dump.seats}
-        return named.union(*(group.members for group in seen))
+        named = named.union(*(group.members for group in seen))
+        known = self.scene.world is not None or not named or max(named) >= MOST_RANKS
+        return named if known else set(range(max(named) + 1))
 
     def signs_against(self, rank: int) -> tuple[tuple[str, ...], int]:
         """What else speaks against a rank: -1 (it waits itself), 0 (nothing), 1 or 2."""

@@ -34,7 +34,7 @@ class RankFacts:
     process_state: str | None = None
     """Linux's letter or `gone`; None: nobody looked."""
     asked: bool = False
-    """Was asked for its stacks."""
+    """Was asked for its stacks, and could have given them: storage did not hold them back."""
     stack: tuple[str, ...] = ()
     withheld: bool = False
     """Ran, was asked for its dump, and gave none in time."""

@@ -5,6 +5,7 @@
     last-flight-3                               what rank 3 of ours had called when it ended
     host-node7.jsonl                            how ranks of ours ended, with their last lines
 
+A folder without any may have one of each host below it, whose name is then the host's.
 A file that cannot be read is named in the scene, and hinders nothing.
 """
 
@@ -33,6 +34,7 @@ from orchestrator.diagnosis.facts import RankFacts, Scene
 from orchestrator.diagnosis.stacks import main_stack
 
 RANK = re.compile(r"rank[-_]?(\d+)|(\d+)(?:\.\w+)?$")
+OF_A_RANK = re.compile(r"rank[-_]?\d+", re.IGNORECASE)
 STACKS = (".stacks", ".stack", ".txt", ".pyspy")
 PASSED_OVER = (".log", ".gz", ".md", ".yaml", ".jsonl", UNFINISHED)
 MOST_BYTES = 1 << 28
@@ -46,22 +48,59 @@ def read_folder(folder: Path) -> Scene:
     """All dumps and stacks in `folder`; of two dumps, or stacks, of one rank the one that tells
     more, which is the first where they tell the same. Of ranks that stood still: what others wrote
     as they ended is another scene."""
+    scene = _still(_ranked(folder))
+    if scene.dumps or scene.facts or any(_is_last(path) for _, path in _ranked(folder)):
+        return scene
+    below, clash = _below(folder)
+    found = _still(below)
+    hosts = _hosts(below)
+    facts = {
+        rank: replace(found.facts.get(rank, RankFacts(rank=rank)), host=hosts.get(rank))
+        for rank in {*found.dumps, *found.facts}
+    }
+    unreadable = {**scene.unreadable, **found.unreadable, **clash}
+    return replace(found, facts=facts, unreadable=unreadable)
+
+
+def _still(files: Sequence[tuple[int, Path]]) -> Scene:
     unreadable: dict[str, str] = {}
     flights: list[tuple[int, Path]] = []
     stacks: list[tuple[int, Path]] = []
-    for path in _files(folder):
-        rank = rank_of(path.name)
-        if rank is not None and not path.name.startswith(LAST_FILES):
+    for rank, path in files:
+        if not _is_last(path):
             (stacks if path.suffix in STACKS else flights).append((rank, path))
     facts = _stacks(stacks, unreadable)
     return Scene(dumps=_dumps(flights, unreadable), facts=facts, unreadable=unreadable)
 
 
+def _below(folder: Path) -> tuple[list[tuple[int, Path]], dict[str, str]]:
+    """What lies in folders below; and why that is nothing, where two have the same ranks: they are
+    of several attempts, or number ranks within their host."""
+    found: list[tuple[int, Path]] = []
+    first: dict[int, str] = {}
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for rank, path in _ranked(inner):
+            other = first.setdefault(rank, inner.name)
+            if other != inner.name:
+                return [], {inner.name: f"rank {rank} is in {other} as well: name one of them"}
+            found.append((rank, path))
+    return found, {}
+
+
+def _hosts(files: Sequence[tuple[int, Path]]) -> dict[int, str]:
+    """By folder; one alone, or one that is named after a rank, is no host's."""
+    folders = {rank: path.parent.name for rank, path in files}
+    if len(set(folders.values())) < 2 or any(OF_A_RANK.search(name) for name in folders.values()):
+        return {}
+    return folders
+
+
 def read_last(folder: Path) -> Scene:
     """What ranks that ended by an exception had called, as far as they wrote it."""
     unreadable: dict[str, str] = {}
-    files = [path for path in _files(folder) if path.name.startswith(LAST_FILES)]
-    flights = [(rank, path) for path in files if (rank := rank_of(path.name)) is not None]
+    flights = [
+        (rank, path) for rank, path in _ranked(folder) or _below(folder)[0] if _is_last(path)
+    ]
     return Scene(dumps=_dumps(flights, unreadable), unreadable=unreadable)
 
 
@@ -124,10 +163,16 @@ def _stacks(files: Iterable[tuple[int, Path]], unreadable: dict[str, str]) -> di
     return facts
 
 
-def _files(folder: Path) -> list[Path]:
+def _ranked(folder: Path) -> list[tuple[int, Path]]:
+    """Files that have a rank in their name, with it."""
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if e.is_file() and not e.name.endswith(PASSED_OVER)]
-    return [folder / name for name in sorted(names)]
+    ranks = ((rank_of(name), folder / name) for name in sorted(names))
+    return [(rank, path) for rank, path in ranks if rank is not None]
+
+
+def _is_last(path: Path) -> bool:
+    return path.name.startswith(LAST_FILES)
 
 
 def rank_of(name: str) -> int | None:

@@ -1,7 +1,7 @@
 """Dumps of all ranks, matched per process group: who called what, and who did not."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -13,6 +13,8 @@ class Group:
     id: GroupId
     members: tuple[int, ...]
     """Ranks; where no dump names them, those that used the group."""
+    open: bool = False
+    """Others may be in it: it is no axis of a mesh, and no dump names its members."""
     seats: dict[int, Seat] = field(default_factory=dict)
     stage: int = 0
     """Pipeline stage of its first member: stages do different work."""
@@ -20,11 +22,43 @@ class Group:
     @property
     def kin(self) -> tuple[str, int, int]:
         """Groups of equal kin do the same at the same number: of one axis and one stage."""
-        return self.id.desc, len(self.members), self.stage
+        return label(self.id), len(self.members), self.stage
 
 
 WORLD = "default_pg"
 """torch's name for the group of all ranks."""
+NAMELESS = ("undefined", "")
+"""torch's description of groups that were made without one: they have no more in common."""
+OF_A_MESH = "mesh_"
+"""How torch's names for the groups of a device mesh begin."""
+
+
+Work = tuple[int, frozenset[str]]
+"""What ranks do: those of one stage that are in groups of the same kinds do the same."""
+
+
+def label(group: GroupId) -> str:
+    """What groups that do the same share: their axis. Those without a name share nothing."""
+    return f"{group.desc} {group.name}" if group.desc in NAMELESS else group.desc
+
+
+def work_of(
+    groups: Iterable[Group],
+    ranks: Iterable[int],
+    stages: Mapping[int, int],
+    axes: Mapping[str, tuple[tuple[int, ...], ...]],
+) -> dict[int, Work]:
+    """`axes` know members of groups as well that nobody used of whom there is a dump."""
+    labels: dict[int, set[str]] = {rank: set() for rank in ranks}
+    lines = [(desc, line) for desc, lines in axes.items() for line in lines]
+    for name, members in [*((label(group.id), group.members) for group in groups), *lines]:
+        for rank in members:
+            labels.setdefault(rank, set()).add(name)
+    same: dict[frozenset[str], frozenset[str]] = {}
+    kinds = {rank: frozenset(found) for rank, found in labels.items()}
+    return {
+        rank: (stages.get(rank, 0), same.setdefault(kind, kind)) for rank, kind in kinds.items()
+    }
 
 
 def groups_of(
@@ -94,6 +128,9 @@ def _complete(groups: list[Group], ranks: set[int]) -> None:
         if desc == WORLD and len(kin) == 1:
             kin[0].members = tuple(sorted(ranks))
             continue
+        if not _is_axis(desc, kin):
+            _leave_open(kin)
+            continue
         left = ranks - {rank for group in kin for rank in group.members}
         size = max(len(group.members) for group in kin)
         if len(kin) * size < len(ranks) and len(ranks) % len(kin) == 0:
@@ -107,6 +144,15 @@ def _complete(groups: list[Group], ranks: set[int]) -> None:
         for group in kin:
             if len(group.members) < len(full):
                 group.members = _stretched(group, full, left)
+
+
+def _is_axis(desc: str, kin: Sequence[Group]) -> bool:
+    return desc not in NAMELESS and (len(kin) > 1 or desc.startswith(OF_A_MESH))
+
+
+def _leave_open(groups: Iterable[Group]) -> None:
+    for group in groups:
+        group.open = True
 
 
 def _form(members: tuple[int, ...]) -> tuple[int, ...]:
@@ -138,18 +184,26 @@ class Stuck:
     """Members for whom it is complete."""
 
     @property
+    def lacks(self) -> bool:
+        """All that are known to use the group wait: others may be missing, whoever they are."""
+        return self.group.open and not (self.missing or self.out)
+
+    @property
     def op(self) -> Op:
         return Counter(call.op for call in self.entered.values()).most_common(1)[0][0]
 
 
-def stuck_operations(groups: Iterable[Group], dumps: Mapping[int, RankDump]) -> Iterator[Stuck]:
+def stuck_operations(
+    groups: Iterable[Group], dumps: Mapping[int, RankDump], silent: Sequence[int]
+) -> Iterator[Stuck]:
+    """`silent`: ranks without a dump."""
     for group in groups:
         pending = [seat.pending[0].seq for seat in group.seats.values() if seat.pending]
         if pending:
-            yield _stuck(group, min(pending), dumps)
+            yield _stuck(group, min(pending), dumps, silent)
 
 
-def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump]) -> Stuck:
+def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump], silent: Sequence[int]) -> Stuck:
     entered: dict[int, Called] = {}
     missing: list[int] = []
     unknown: list[int] = []
@@ -165,6 +219,8 @@ def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump]) -> Stuck:
             out.append(member)
         else:
             entered[member] = next(call for call in seat.calls if call.seq >= seq)
+    if group.open and not (missing or unknown or out):
+        unknown = list(silent)  # all that used it wait: for a member that nobody knows of
     return Stuck(group, seq, entered, tuple(missing), tuple(unknown), tuple(out))
 
 

@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 from orchestrator.diagnosis.case import SHOWN, Case, named
 from orchestrator.diagnosis.dumps import RankDump
 from orchestrator.diagnosis.facts import Diagnosis
-from orchestrator.diagnosis.groups import Stuck, odd_ones
+from orchestrator.diagnosis.groups import Stuck, Work, label, odd_ones
 from orchestrator.diagnosis.words import ranks_words, spans
 
 Step = tuple[str, int]
@@ -61,9 +61,9 @@ def _mismatched(case: Case, stuck: Stuck, odd: tuple[int, ...]) -> Diagnosis:
 
 def strayed(case: Case) -> Diagnosis | None:
     """One called, after an operation, another one than all others that do the same work."""
-    nexts: dict[int, dict[Step, dict[Step, list[int]]]] = defaultdict(dict)
+    nexts: dict[Work, dict[Step, dict[Step, list[int]]]] = defaultdict(dict)
     for rank, dump in case.scene.dumps.items():
-        work = nexts[case.stages.get(rank, 0)]
+        work = nexts[case.work[rank]]
         for step, following in chain.from_iterable(map(pairwise, dump.paths)):
             work.setdefault(step, {}).setdefault(following, []).append(rank)
     for work in nexts.values():
@@ -71,7 +71,8 @@ def strayed(case: Case) -> Diagnosis | None:
             if len(ways) < 2:
                 continue
             usual, odd = sorted(ways.items(), key=lambda way: len(way[1]), reverse=True)[:2]
-            if len(odd[1]) == 1 and len(usual[1]) > 1 and len(ways) == 2:
+            single = len(odd[1]) == 1 and len(usual[1]) > 1 and len(ways) == 2
+            if single:
                 return _strayed(case, odd[1][0], step, odd[0], usual)
     return None
 
@@ -99,10 +100,10 @@ def _strayed(
 
 
 def skipped(case: Case) -> Diagnosis | None:
-    crowds: dict[tuple[str, int, int], list[RankDump]] = defaultdict(list)
+    crowds: dict[tuple[str, int, Work], list[RankDump]] = defaultdict(list)
     for rank, dump in case.scene.dumps.items():
         if dump.last is not None and dump.seats[dump.last].pending:
-            place = (dump.last.desc, dump.seats[dump.last].entered, case.stages.get(rank, 0))
+            place = (label(dump.last), dump.seats[dump.last].entered, case.work[rank])
             crowds[place].append(dump)
     odd: dict[int, str] = {}
     for (desc, seq, _), crowd in crowds.items():
@@ -163,4 +164,4 @@ def _out_of_order(case: Case) -> Diagnosis | None:
 
 def _counts(dump: RankDump) -> tuple[tuple[str, int], ...]:
     """How many operations of each kind of group a rank has called."""
-    return tuple(sorted((group.desc, seat.entered) for group, seat in dump.seats.items()))
+    return tuple(sorted((label(group), seat.entered) for group, seat in dump.seats.items()))

@@ -11,7 +11,7 @@ from orchestrator.diagnosis.words import ranks_words
 def network(case: Case) -> Diagnosis | None:
     inside = [s for s in case.stuck if not (s.missing or s.unknown or s.out)]
     idle = {rank for stuck in case.stuck for rank in stuck.missing} - case.waiters
-    if not inside or idle or any(stuck.unknown for stuck in case.stuck):
+    if not inside or idle or any(stuck.unknown or stuck.lacks for stuck in case.stuck):
         return None
     groups = [stuck for stuck in inside if len(stuck.entered) > 1]
     if not groups:

@@ -1,7 +1,7 @@
 """Who is waited for, and waits for nobody."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from orchestrator.diagnosis.absent import MOST_GUESSES, suspects
 from orchestrator.diagnosis.case import SURE, Case, named
@@ -29,11 +29,23 @@ def never_entered(case: Case, guess: bool = False) -> Diagnosis | None:
     blamed, signs, confidence = _single_out(case, dumped, lost, direct)
     if not blamed or (confidence < KNOWN and not guess):
         return None
+    doubts = tuple(_doubts(case, blamed, dumped)) if confidence > KNOWN else ()
+    signs, confidence = (*signs, *doubts), KNOWN if doubts else confidence
     ops = [s for s in case.stuck if {*s.missing, *s.unknown} & set(blamed)]
     ops.sort(key=lambda s: (-len(s.entered), s.group.id))
     what = f"{ranks_words(blamed)} did not call what the others wait in"
     where = f": {named(ops[0])}" if ops else ""
     return case.blame("never-entered", blamed, confidence, what + where, signs, ops)
+
+
+def elsewhere(case: Case) -> Diagnosis | None:
+    """The one rank whose dump shows that others wait for it and it for nobody, as its stack or its
+    state says too: whoever else did something of its own did not end it."""
+    found = never_entered(case)
+    if found is None or found.confidence < SURE or found.ranks[0] not in case.scene.dumps:
+        return None
+    speaks = len(found.ranks) == 1 and case.signs_against(found.ranks[0])[1] > 0
+    return found if speaks else None
 
 
 def _unanswered(case: Case) -> Iterable[int]:
@@ -86,10 +98,25 @@ def _single_out(
     return tuple(by_waiters), (f"one of {spans(heaviest)}, of whom there is no dump",), 0.3
 
 
+def _doubts(case: Case, blamed: Sequence[int], dumped: Sequence[int]) -> Iterator[str]:
+    """Of others who may hold them all up as well: no host is left out then."""
+    if blamed[0] in case.scene.dumps:
+        for rank in sorted({rank for stuck in case.stuck for rank in stuck.unknown}):
+            signs, weight = case.signs_against(rank)
+            if weight > 1:
+                yield f"but there is no dump of rank {rank}, which may be missing too: {signs[0]}"
+        return
+    for rank in sorted(dumped):
+        if case.signs_against(rank)[1] >= 0:
+            yield f"but the dump of rank {rank} shows that it is missing, and waits for nobody"
+
+
 def left_inside(case: Case) -> Diagnosis | None:
     for stuck in case.stuck:
         if stuck.missing or stuck.unknown or not stuck.out:
             continue
+        if any(case.scene.dumps[rank].first != stuck.group.id for rank in stuck.entered):
+            continue  # it waits behind something else
         if len(stuck.entered) < len(stuck.out) or len(stuck.entered) == 1:
             ranks = tuple(sorted(stuck.entered))
             what = f"{ranks_words(ranks)} did not come out of {named(stuck)}"

@@ -2,9 +2,10 @@
 however many ranks there are. Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from orchestrator.contract.events import HangJudged, RankEvidence
+from orchestrator.contract.events import EvidenceGathered, HangJudged
+from orchestrator.contract.protocol import Evidence
 from orchestrator.diagnosis import stacks
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.facts import Diagnosis, RankFacts, Scene
@@ -21,7 +22,7 @@ def judged_from(findings: Findings, attempt: int) -> HangJudged:
     """The verdict where the leader that had the dumps is gone: of what the journal knows."""
     facts: dict[int, RankFacts] = {}
     for part in findings.evidence:
-        facts |= facts_of(part.host, part.ranks, part.withheld)
+        facts |= facts_of(part)
     missing = [f"{what}: {why}" for part in findings.evidence for what, why in part.missing.items()]
     at = findings.evidence[-1].at if findings.evidence else findings.opened_at
     return judgement(Scene(facts=facts), at=at, attempt=attempt, missing=missing)
@@ -85,20 +86,19 @@ def _telling(scene: Scene, diagnosis: Diagnosis) -> dict[str, tuple[str, ...]]:
     return {str(rank): scene.facts[rank].stack for rank in sorted(shown[:SHOWN_STACKS])}
 
 
-def facts_of(
-    host: str, ranks: Iterable[RankEvidence], withheld: Sequence[int] = ()
-) -> dict[int, RankFacts]:
+def facts_of(part: Evidence | EvidenceGathered) -> dict[int, RankFacts]:
+    """Of a host's ranks. One whose stack storage held back counts as not asked."""
     return {
         found.rank: RankFacts(
             rank=found.rank,
-            host=host,
+            host=part.host,
             process_state=found.process_state,
-            asked=True,
+            asked=found.rank not in part.unread,
             stack=found.stack,
-            withheld=found.rank in withheld,
+            withheld=found.rank in part.withheld,
             step=found.step,
             phase=found.phase,
             age_s=found.age_s,
         )
-        for found in ranks
+        for found in part.ranks
     }

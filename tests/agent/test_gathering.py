@@ -14,6 +14,7 @@ from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.cgroups import Count
 from orchestrator.agent.gathering import gather, keep, look_back, with_last_lines
 from orchestrator.agent.probes import KERNEL_LINES, HostProbe, no_probe
+from orchestrator.agent.translate import gathered
 from orchestrator.contract.datagrams import Beat, RankEnded, RankStarted
 from orchestrator.contract.protocol import Exited
 from orchestrator.system import SystemClock
@@ -185,7 +186,8 @@ def test_a_host_whose_storage_hangs_tells_what_it_knows_all_the_same(
         await keep(attempt, found, 0.1)
         told = found.evidence
         assert [(one.rank, one.process_state) for one in told.ranks] == [(0, "gone")]
-        assert told.withheld == ()
+        assert (told.withheld, told.unread) == ((), (0,))
+        assert gathered(told, 1.0).unread == (0,), "so that the journal and the verdict have it"
         assert all("did not answer in time" in why for why in told.missing.values())
         assert set(told.missing) == {"dump of rank 0", "stack of rank 0"}
         return told.kernel

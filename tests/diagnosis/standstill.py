@@ -74,11 +74,13 @@ class Job:
 
     @property
     def world(self) -> int:
-        return prod(self.mesh)
+        return len(self.of_rank)
 
 
-def make_job(mesh: Sequence[int]) -> Job:
-    world = prod(mesh)
+def make_job(mesh: Sequence[int], evaluator: bool = False) -> Job:
+    """With `evaluator`, one rank more than the mesh has: all others have a group without it, and it
+    has one with rank 0. torch calls such groups undefined."""
+    world = prod(mesh) + evaluator
     job = Job(tuple(mesh), [SimGroup("0", "default_pg", tuple(range(world)))], [])
     job.of_rank = [{"world": 0} for _ in range(world)]
     places = list(product(*(range(size) for size in mesh)))
@@ -92,6 +94,12 @@ def make_job(mesh: Sequence[int]) -> Job:
             for rank in members:
                 job.of_rank[rank][name] = len(job.groups)
             job.groups.append(SimGroup(str(len(job.groups)), f"mesh_{name}", tuple(members)))
+    if evaluator:
+        others = {"trainers": tuple(range(world - 1)), "results": (0, world - 1)}
+        for name, some in others.items():
+            for rank in some:
+                job.of_rank[rank][name] = len(job.groups)
+            job.groups.append(SimGroup(str(len(job.groups)), "undefined", some))
     return job
 
 
@@ -106,7 +114,7 @@ def program(job: Job, rank: int, steps: int, micro: int, layers: int) -> list[Si
             ops.append(SimOp(of[axis], kind, numel, peer=peer, site=f"{axis}_{site or kind}"))
 
     for _ in range(steps):
-        for forward in (True, False):
+        for forward in (True, False) if rank < prod(mesh) else ():
             for _ in range(micro):
                 before, after = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
                 if 0 <= before < mesh[0]:
@@ -122,6 +130,8 @@ def program(job: Job, rank: int, steps: int, micro: int, layers: int) -> list[Si
                 if 0 <= after < mesh[0]:
                     call("pp", "send", 4096, after)
         call("dp_replicate", "all_reduce", 9000)
+        call("trainers", "all_reduce", 3)
+        call("results", "broadcast", 5)
         call("pp", "all_reduce", 2, site="norm")
         call("world", "all_reduce", 1)
     return ops
@@ -231,7 +241,7 @@ class Run:
         return [number, peer]
 
 
-def drawn(seed: int, fault: Fault, lost: float = 0.0) -> "Standstill":
+def drawn(seed: int, fault: Fault, lost: float = 0.0, evaluator: bool = False) -> "Standstill":
     """A standstill on a mesh, with a backend and buffers that follow from the seed."""
     draw = random.Random(f"{seed} {fault}")
     return standstill(
@@ -243,6 +253,7 @@ def drawn(seed: int, fault: Fault, lost: float = 0.0) -> "Standstill":
         buffer=draw.choice((60, 120, 2000)),
         lost=lost,
         known_mesh=lost > 0,
+        evaluator=evaluator,
     )
 
 
@@ -257,10 +268,11 @@ def standstill(
     lost: float = 0.0,
     lost_stacks: float = 0.0,
     known_mesh: bool = False,
+    evaluator: bool = False,
 ) -> Standstill:
     """One job that hangs by `fault`; drawn again until it does."""
     draw = random.Random(seed)
-    job = make_job(mesh)
+    job = make_job(mesh, evaluator)
     while True:
         run, culprit = _hang(draw, job, fault, blocking)
         if run.until_still():
@@ -284,7 +296,8 @@ def standstill(
     dumps = {rank: condense(rank, dump) for rank, dump in raw.items()}
     axes: dict[str, tuple[tuple[int, ...], ...]] = defaultdict(tuple)
     for group in job.groups if known_mesh else ():
-        axes[group.desc] += (group.members,)
+        if group.desc != "undefined":
+            axes[group.desc] += (group.members,)
     scene = Scene(dumps=dumps, facts=facts, world=job.world, axes=axes)
     return Standstill(job, fault, culprit, scene, raw)
 
@@ -293,7 +306,8 @@ def _hang(draw: random.Random, job: Job, fault: Fault, blocking: bool) -> tuple[
     shape = (draw.randint(1, 2), draw.randint(1, 3), draw.randint(1, 2))
     programs = [program(job, rank, *shape) for rank in range(job.world)]
     run = Run(job, programs, 1 if blocking else draw.choice((4, 16, 48)))
-    culprit = draw.randrange(job.world)
+    odd = job.world > prod(job.mesh) and fault in PROGRAM  # nothing tells who of two it was
+    culprit = draw.randrange(1, job.world - 1) if odd else draw.randrange(job.world)
     ops = programs[culprit]
     at = draw.randrange(len(ops))
     collective = [i for i, op in enumerate(ops) if op.peer is None]

@@ -35,6 +35,18 @@ def test_among_many_faults(lost: float, least: float) -> None:
     assert sum(right[fault] for fault in STOPS) >= 0.98 * 240
 
 
+def test_among_faults_of_jobs_in_which_one_rank_evaluates() -> None:
+    """It is in none of the groups that its peers do most of their work in."""
+    found = [drawn(seed, FAULTS[seed % len(FAULTS)], evaluator=True) for seed in JUDGED[:180]]
+    verdicts = [(one, analyse(one.scene)) for one in found]
+    wrong = [one.fault for one, verdict in verdicts if verdict.ranks[:1] != (one.culprit,)]
+    assert len(wrong) <= 9
+    assert not set(wrong) & set(STOPS)
+    for one, verdict in verdicts:
+        assert one.culprit is not None
+        assert set(verdict.hosts) <= {one.scene.host(one.culprit)}
+
+
 @pytest.mark.parametrize("fault", PROGRAM)
 def test_a_program_that_went_two_ways_costs_no_host(fault: Fault) -> None:
     for seed in range(4):

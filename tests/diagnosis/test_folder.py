@@ -209,6 +209,64 @@ def test_a_folder_of_which_nothing_can_be_read_is_an_error_that_says_why(tmp_pat
     assert "and 2 more" in str(result.exception)
 
 
+# Folders of several hosts, each in one of its own
+
+
+OF_RANKS = sorted(FLIGHT.iterdir(), key=lambda path: rank_of(path.name) or 0)
+
+
+def by_host(folder: Path, *, twice: bool = False) -> Path:
+    for rank, path in enumerate(OF_RANKS):
+        host = folder / f"node{rank // 2}"
+        host.mkdir(exist_ok=True)
+        number = rank % 2 if twice else rank
+        shutil.copy(path, host / f"nccl_trace_rank_{number}")
+    return folder
+
+
+def test_dumps_that_lie_in_a_folder_for_each_host_are_found_and_the_host_can_be_left_out(
+    tmp_path: Path,
+) -> None:
+    scene, found = diagnose_folder(by_host(tmp_path))
+    assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("node1",))
+    assert [scene.host(rank) for rank in range(4)] == ["node0", "node0", "node1", "node1"]
+
+
+def test_a_single_folder_below_is_no_host(tmp_path: Path) -> None:
+    shutil.copytree(FLIGHT, tmp_path / "dumps")
+    _, found = diagnose_folder(tmp_path)
+    assert (found.ranks, found.hosts) == ((3,), ())
+
+
+def test_nor_is_one_that_is_named_after_a_rank(tmp_path: Path) -> None:
+    for rank, path in enumerate(OF_RANKS):
+        (tmp_path / f"rank_{rank}").mkdir()
+        shutil.copy(path, tmp_path / f"rank_{rank}" / f"flight-{rank}")
+    _, found = diagnose_folder(tmp_path)
+    assert (found.ranks, found.hosts) == ((3,), ())
+
+
+def test_folders_that_have_the_same_ranks_are_not_mixed(tmp_path: Path) -> None:
+    """They are of several attempts, or number ranks within their host."""
+    with pytest.raises(JobError, match="node1: rank 0 is in node0 as well"):
+        diagnose_folder(by_host(tmp_path, twice=True))
+
+
+def test_what_lies_below_a_folder_with_evidence_is_not_of_it(tmp_path: Path) -> None:
+    shutil.copytree(FLIGHT, tmp_path / "now")
+    by_host(tmp_path / "now")
+    scene, found = diagnose_folder(tmp_path / "now")
+    assert (found.ranks, found.hosts, dict(scene.unreadable)) == ((3,), (), {})
+
+
+def test_what_ranks_wrote_as_they_ended_is_found_there_as_well(tmp_path: Path) -> None:
+    for host, lasts in enumerate(({0: USUAL, 1: USUAL}, {2: 2 * USUAL, 3: USUAL})):
+        (tmp_path / f"node{host}").mkdir()
+        ended_in(tmp_path / f"node{host}", lasts)
+    _, found = diagnose_folder(tmp_path)
+    assert (found.kind, found.ranks, found.hosts) == ("mismatch", (2,), ())
+
+
 # What ranks wrote as they ended
 
 
