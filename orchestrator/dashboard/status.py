@@ -10,6 +10,7 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard import words
+from orchestrator.dashboard.commands import Commands
 from orchestrator.dashboard.metrics import Progress, glance
 from orchestrator.dashboard.recalled import look
 from orchestrator.dashboard.view import (
@@ -22,6 +23,7 @@ from orchestrator.dashboard.view import (
     view,
 )
 from orchestrator.supervise import log
+from orchestrator.supervise.policy import BUDGET
 from orchestrator.supervise.replacing import why_slow
 from orchestrator.supervise.roster import gives_back_at, is_short, usable
 from orchestrator.supervise.state import ENDED, Incident, Run, Stage, State
@@ -40,6 +42,13 @@ class Snapshot:
     """What a scheduler calls the job and, while it has no leader, says of it."""
     held: bool = False
     """The scheduler still has it, or cannot be asked: it waits for a leader."""
+    known_by: Commands | None = None
+    """What finds it from where ndctl was asked, where its name alone may not."""
+
+    @property
+    def commands(self) -> Commands:
+        run_dir = self.run_dir
+        return self.known_by or Commands(job=run_dir.path.name, spec=str(run_dir.spec))
 
     @property
     def checkpoints(self) -> Path:
@@ -63,24 +72,24 @@ class Snapshot:
             leader_alive=self.leader_alive,
             now=self.now,
             held=self._held_words,
+            commands=self.commands,
         )
 
     @property
     def standing(self) -> Standing:
-        run, spec = self.seen.run, str(self.run_dir.spec)
+        run, fix = self.seen.run, self.commands.submit()
         gone = self.scheduler is not None and not self.held and not self.leader_alive
         if gone and run.stage is Stage.SUBMITTED:
             reason = f"no leader ever started: {self.scheduler}"
-            fix = f"ndctl submit {spec} --resume"
             return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
-        return effective_state(run, self.leader_alive, self.now, spec, self._held_words)
+        return effective_state(run, self.leader_alive, self.now, fix, self._held_words)
 
     @property
     def _held_words(self) -> str | None:
         return self.scheduler if self.held else None
 
 
-def read_snapshot(run_dir: RunDir, now: float) -> Snapshot | None:
+def read_snapshot(run_dir: RunDir, now: float, commands: Commands | None = None) -> Snapshot | None:
     """None when the journal has no line yet: nobody has submitted the job.
 
     Whether a leader lives is asked before the journal is read: one that ends in between has
@@ -91,7 +100,14 @@ def read_snapshot(run_dir: RunDir, now: float) -> Snapshot | None:
     if seen.run.job is None:
         return None
     progress = glance(run_dir.metrics)
-    return Snapshot(run_dir=run_dir, seen=seen, progress=progress, leader_alive=alive, now=now)
+    return Snapshot(
+        run_dir=run_dir,
+        seen=seen,
+        progress=progress,
+        leader_alive=alive,
+        now=now,
+        known_by=commands,
+    )
 
 
 def status_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -154,8 +170,12 @@ def updated_at(snapshot: Snapshot) -> float:
     return max(snapshot.seen.run.last_at, (last.time if last else None) or 0.0)
 
 
-def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
-    """Under twelve lines: what, where, since when, what ndctl did, what to type next."""
+def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = False) -> str:
+    """Under twelve lines: what, where, since when, what ndctl did, what to type next.
+
+    Args:
+        described: it is the head of what `ndctl describe` prints.
+    """
     shown, standing = snapshot.view, snapshot.standing
     ago = words.duration(snapshot.now - standing.since)
     lines = [
@@ -170,6 +190,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         *(row("straggler", line) for line in _slowest(shown)),
         *_last_incident(shown, zone),
         row("run dir", str(snapshot.run_dir.path)),
+        *(row("see why", command) for command in _see_why(snapshot, described)),
         row("next", next_step(snapshot, zone)),
     ]
     return "\n".join(lines)
@@ -259,8 +280,15 @@ def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
     at = words.time_of_day(last.at, zone)
     cause = words.one_line(last.cause)
     yield row("incident", f"{at} {last.kind}: {cause}; culprit {last.culprit}{drill}{rest}")
-    rule = f" (rule {last.rule})" if last.rule else ""
-    yield row("ndctl did", f"{words.one_line(last.action)}{rule}; {times(last, shown.state)}")
+    yield row("ndctl did", f"{did(last, shown.reason)}; {times(last, shown.state)}")
+
+
+def did(incident: Incident, reason: str) -> str:
+    """What ndctl did about it, and by which rule; `reason` is why the job stands where it stands,
+    which is not said twice."""
+    told = reason.startswith(incident.action)
+    action = "stopped the job" if told else words.one_line(incident.action)
+    return f"{action} (rule {incident.rule})" if incident.rule else action
 
 
 def times(incident: Incident, state: State) -> str:
@@ -272,46 +300,55 @@ def times(incident: Incident, state: State) -> str:
 
 
 def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
-    """What a person should type now."""
-    run, job, standing = snapshot.seen.run, snapshot.seen.run.job, snapshot.standing
-    assert job is not None
-    name = job.launch.job
-    again = f"ndctl submit {snapshot.run_dir.spec} --resume"
+    """What a person should type now: words, and behind them one whole command."""
+    run, standing, commands = snapshot.seen.run, snapshot.standing, snapshot.commands
     if snapshot.leader_alive and is_short(run):
-        return _short(run, name, again, snapshot.now, zone)
+        return _short(run, commands, snapshot.now, zone)
     match standing.state:
         case "SUBMITTED":
-            return f"wait for the leader; if it does not come: ndctl logs {name}"
+            return f"wait for the leader; if it does not come: {commands.of('logs')}"
         case "PENDING" if snapshot.held:
             since = f" for hosts since {words.moment(run.short_since, zone)}{_given_back(run)}"
-            return f"wait{since if run.given_back else ''}; to give it up: ndctl cancel {name}"
+            cancel = commands.of("cancel")
+            return f"wait{since if run.given_back else ''}; to give it up: {cancel}"
         case "PENDING":
             here = sum(host.alive for host in run.hosts.values())
             return f"wait: {here} of {words.count(len(run.plan.hosts), 'host')} registered"
         case "STARTING" | "RUNNING":
-            return f"nothing; to watch it: ndctl dashboard {name}"
+            return f"nothing; to watch it: {commands.of('dashboard')}"
         case "RECOVERING":
-            return f"nothing, ndctl is on it; to watch: ndctl dashboard {name}"
+            return f"nothing, ndctl is on it; to watch: {commands.of('dashboard')}"
         case "SUCCEEDED":
-            return f"nothing; the whole story: ndctl describe {name}"
+            return f"nothing; the whole story: {commands.of('describe')}"
         case "CANCELLED":
-            return f"to go on from the checkpoint: {again}"
+            return f"to go on from the checkpoint: {commands.submit()}"
         case _ if standing.fix:
             return standing.fix
         case _:
-            return f"see why: {look_at(snapshot)}; then: {again}"
+            return _go_on(run, commands)
 
 
-def _short(run: Run, name: str, again: str, now: float, zone: tzinfo | None) -> str:
+def _go_on(run: Run, commands: Commands) -> str:
+    """Of a job that failed: with what does not lead there again, where that is known."""
+    last = run.incidents[-1] if run.incidents else None
+    if last is None:
+        return commands.submit()
+    if last.edits:
+        return commands.submit(last.edits[0])
+    stopped = last.remedy == "stop" and last.rule != BUDGET
+    return f"{'once that is mended: ' if stopped else ''}{commands.submit()}"
+
+
+def _short(run: Run, commands: Commands, now: float, zone: tzinfo | None) -> str:
     """Of a job that waits for hosts which a scheduler may yet replace."""
     assert run.job is not None
     since = run.short_since if run.given_back else run.since
     there, want = len(usable(run)), words.count(len(run.plan.hosts), "host")
     due_at = gives_back_at(run)
     assert due_at is not None
-    ways = f"to give it up: ndctl cancel {name}"
+    ways = f"to give it up: {commands.of('cancel')}"
     if not run.job.shrink:
-        ways += f", and then with fewer: {again} --set resilience.shrink=true"
+        ways += f", and then with fewer: {commands.submit('--set resilience.shrink=true')}"
     return (
         f"wait: {there} of {want} are there, since {words.moment(since, zone)}"
         f" ({words.duration(now - since)}){_given_back(run)};"
@@ -323,15 +360,29 @@ def _given_back(run: Run) -> str:
     return f", all given back {words.count(run.given_back, 'time')}" if run.given_back else ""
 
 
-def look_at(snapshot: Snapshot) -> str:
-    """The command that shows the log of who is to blame."""
-    job, incidents = snapshot.seen.run.job, snapshot.seen.run.incidents
-    assert job is not None
-    name = job.launch.job
-    if not incidents or incidents[-1].culprit.rank is None:
-        return f"ndctl describe {name}"
-    last = incidents[-1]
-    return f"ndctl logs {name} --rank {last.culprit.rank} --attempt {last.attempt}"
+def look_at(snapshot: Snapshot) -> str | None:
+    """The command that shows the log of who is to blame; None where that is nobody's."""
+    run = snapshot.seen.run
+    if snapshot.standing.fix:
+        return snapshot.commands.of("logs", "--agents", "--tail", 20)
+    return log_of(run.incidents[-1], snapshot.commands) if run.incidents else None
+
+
+def log_of(incident: Incident, commands: Commands) -> str | None:
+    """The same of one incident: by default `ndctl logs` shows another attempt."""
+    rank = incident.culprit.rank
+    if rank is None:
+        return None
+    return commands.of("logs", "--rank", rank, "--attempt", incident.attempt)
+
+
+def _see_why(snapshot: Snapshot, described: bool) -> Iterator[str]:
+    if snapshot.standing.state == "FAILED":
+        command = look_at(snapshot)
+        if command is not None:
+            yield command
+        elif not described:
+            yield snapshot.commands.of("describe")
 
 
 def list_rows(snapshots: Iterable[Snapshot]) -> list[dict[str, Any]]:

@@ -1,9 +1,11 @@
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +27,7 @@ from orchestrator.contract.events import (
     CancelRequested,
     CheckpointFailed,
     CheckpointIntervalChanged,
+    CheckpointSaved,
     Event,
     EvidenceGathered,
     HangJudged,
@@ -52,8 +55,12 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation
+from orchestrator.contract.plan import Memory
 from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.commands import Commands
 from orchestrator.dashboard.describe import describe_text
+from orchestrator.dashboard.draw import draw
+from orchestrator.dashboard.follow import summary_text
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.narrate import action_words, event_line, event_words
 from orchestrator.dashboard.status import (
@@ -226,13 +233,133 @@ def failed() -> list[Event]:
         (snapshot(recovered(), alive=False), "ndctl submit /runs/quickstart/spec.yaml --resume"),
         (snapshot(finished(), alive=False), "ndctl describe quickstart"),
         (snapshot(CANCELLED, alive=False), "to go on from the checkpoint"),
-        (snapshot(failed(), alive=False), "ndctl logs quickstart --rank 1 --attempt 2"),
+        (snapshot(failed(), alive=False), "ndctl submit /runs/quickstart/spec.yaml --resume"),
     ],
 )
 def test_status_ends_with_what_to_type(shot: Snapshot, said: str) -> None:
     lines = status_text(shot, UTC).splitlines()
     assert said in lines[-1]
     assert 6 <= len(lines) <= 12
+
+
+# What a person is told of a job that failed
+
+
+def labelled(label: str, text: str) -> list[str]:
+    found = (line for line in text.splitlines() if line[:14].strip() == label)
+    return [line[14:] for line in found if line]
+
+
+def test_a_stop_is_said_once_with_its_cause_and_where_to_look() -> None:
+    seen = snapshot(failed(), alive=False)
+    text = status_text(seen, UTC)
+    assert text.startswith("quickstart: FAILED, the job was stopped: the same error twice, so")
+    assert text.count("the same error twice") == 1
+    assert text.count("boom") == 1, "the cause stands with the incident"
+    (done,) = labelled("ndctl did", text)
+    assert done.startswith("stopped the job (rule same-error-twice); ")
+    assert labelled("see why", text) == ["ndctl logs quickstart --rank 1 --attempt 2"]
+    again = "once that is mended: ndctl submit /runs/quickstart/spec.yaml --resume"
+    assert labelled("next", text) == [again]
+
+
+def astray(**more: Any) -> list[Event]:
+    error = RankError(error="NotFinite", message="the loss is nan", step=25, traceback="", since=23)
+    return [
+        *started(**more),
+        CheckpointSaved(at=START + 25, attempt=1, step=20),
+        replace(raised(1, START + 30), exit_code=79, error=error),
+        *(
+            HostStopped(at=START + 31, attempt=1, host=host, finished=False)
+            for host in ("host-0", "host-1")
+        ),
+    ]
+
+
+def test_what_is_to_be_typed_after_a_loss_that_is_nan_does_not_lead_there_again() -> None:
+    whole = "ndctl submit /runs/quickstart/spec.yaml --resume --set resilience.on_nan=rollback"
+    seen = snapshot(astray(), alive=False)
+    assert labelled("next", status_text(seen, UTC)) == [whole]
+    assert labelled("", describe_text(seen, UTC))[-1] == whole
+
+
+def test_what_is_to_be_typed_after_memory_ran_out_is_the_cheapest_way_out() -> None:
+    error = RankError(
+        error="OutOfMemoryError",
+        message="CUDA out of memory. Tried to allocate 2.00 GiB.",
+        step=10,
+        traceback="",
+    )
+    job = submitted()
+    plan = replace(job.plan, memory=Memory(peak_bytes=70 << 30, items={}), profile="h100-sxm-80gb")
+    events = [
+        replace(job, plan=plan),
+        *started()[1:],
+        replace(raised(1, START + 30), error=error),
+        *(
+            HostStopped(at=START + 31, attempt=1, host=host, finished=False)
+            for host in ("host-0", "host-1")
+        ),
+    ]
+    asked = seen_of(events).run.shortage
+    assert asked is not None
+    edits = ("--set train.micro_batch_size=1", "--set 'model.lora={quantize: nf4}'")
+    refused = ReplanRefused(
+        at=START + 32,
+        hosts=2,
+        why="resilience.on_oom is stop",
+        device_bytes=asked.device_bytes,
+        ways=tuple(f"{one}  (about 60 GiB)" for one in edits),
+        edits=edits,
+    )
+    seen = snapshot([*events, refused], alive=False)
+    commands = [f"ndctl submit /runs/quickstart/spec.yaml --resume {one}" for one in edits]
+    text = status_text(seen, UTC)
+    assert labelled("next", text) == commands[:1]
+    assert text.count("out of memory") == 1
+    assert labelled("", describe_text(seen, UTC))[-2:] == commands
+
+
+def test_a_leader_that_died_has_a_log_and_the_command_that_shows_it() -> None:
+    seen = snapshot(recovered(), alive=False)
+    assert "it was the agent of host-0" in status_text(seen, UTC).splitlines()[0]
+    text = describe_text(seen, UTC)
+    assert labelled("see why", text)[0] == "ndctl logs quickstart --agents --tail 20"
+    assert labelled("its leader", text) == ["/runs/quickstart/logs/agent-host-0.log"]
+    assert "agent-host-0.log" not in describe_text(snapshot(recovered()), UTC)
+
+
+def test_where_nobody_is_to_blame_no_page_sends_to_itself() -> None:
+    lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=2.0)
+    events = [*started(max_restarts=0), lost]
+    events.append(HostStopped(at=START + 31, attempt=1, host="host-0", finished=False))
+    seen = snapshot(events, alive=False)
+    assert seen.seen.run.state == "FAILED"
+    assert labelled("see why", status_text(seen, UTC)) == ["ndctl describe quickstart"]
+    assert "ndctl describe" not in describe_text(seen, UTC)
+
+
+def test_a_job_that_goes_on_has_the_log_of_each_incident_with_its_attempt() -> None:
+    """`ndctl logs` shows the newest attempt where none is named."""
+    text = describe_text(snapshot(recovered()), UTC)
+    assert "    see why   ndctl logs quickstart --rank 1 --attempt 1" in text
+
+
+def test_every_command_leads_to_the_run_root() -> None:
+    """Typed where ndctl was asked, it finds the job."""
+    elsewhere = Commands(job="quickstart", spec="/my runs/s.yaml", root=("--run-root", "/my runs"))
+    stories = [[submitted()], started(), recovered(), failed(), finished(), astray(), CANCELLED]
+    stories += [waited_in_vain(0), started(100, 8)]
+    said = []
+    for events, alive in product(stories, (True, False)):
+        seen = replace(snapshot(events, alive=alive), known_by=elsewhere)
+        text = f"{describe_text(seen, UTC)}\n{status_text(seen, UTC)}\n{summary_text(seen, UTC)}"
+        shown = draw(seen.view, 200, 50, UTC).plain
+        said += re.findall(r"ndctl (?:submit|status|describe|logs|cancel|dashboard) .*", text)
+        said += re.findall(r"ndctl (?:describe|submit|cancel) .*", shown)
+    assert len(said) > 50
+    for command in said:
+        assert "--run-root '/my runs'" in command, command
 
 
 def test_a_job_that_lacks_hosts_says_so_in_one_line_and_what_to_type() -> None:

@@ -112,7 +112,7 @@ def test_an_ended_job_needs_no_leader(alive: bool) -> None:
 def test_a_leader_is_given_time_to_start() -> None:
     run = seen_of([submitted()]).run
     assert effective_state(run, False, START + 5).state == "SUBMITTED"
-    late = effective_state(run, False, START + 500, "job.yaml")
+    late = effective_state(run, False, START + 500, "ndctl submit job.yaml --resume")
     assert (late.state, late.fix) == ("FAILED", "ndctl submit job.yaml --resume")
 
 
