@@ -19,7 +19,7 @@ from orchestrator.cli.options import (
 if TYPE_CHECKING:
     from orchestrator.app.remote import Found, Place
     from orchestrator.dashboard.holding import Ask
-    from orchestrator.dashboard.status import Snapshot
+    from orchestrator.dashboard.moment import Snapshot
     from orchestrator.supervise.state import Run
 
 
@@ -60,7 +60,8 @@ def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot
 def list_jobs(run_root: str | None, place: "Place | None", as_json: bool) -> None:
     """Show every job of the run root, and those of clusters that were seen from here."""
     from orchestrator.app import remote
-    from orchestrator.dashboard.status import list_rows, list_text, read_snapshot
+    from orchestrator.dashboard.moment import read_snapshot
+    from orchestrator.dashboard.status import list_rows, list_text
     from orchestrator.jobs import run_root_of
     from orchestrator.system import SystemClock
 
@@ -96,7 +97,7 @@ def status(job: str, run_root: str | None, place: "Place | None", as_json: bool)
 
 def _snapshot(job: str, run_root: str | None, place: "Place | None") -> "Snapshot":
     from orchestrator.app.commands import commands_for
-    from orchestrator.dashboard.status import read_snapshot
+    from orchestrator.dashboard.moment import read_snapshot
     from orchestrator.errors import JobError
     from orchestrator.system import SystemClock
 

@@ -5,15 +5,9 @@ from datetime import tzinfo
 
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.dashboard import words
-from orchestrator.dashboard.status import (
-    Snapshot,
-    checkpoint_words,
-    did,
-    log_of,
-    row,
-    status_text,
-    times,
-)
+from orchestrator.dashboard.advice import log_of
+from orchestrator.dashboard.moment import Snapshot
+from orchestrator.dashboard.status import checkpoint_words, did, row, status_text, times
 from orchestrator.diagnosis.stacks import main_thread, shortened
 from orchestrator.supervise.replacing import why_slow
 from orchestrator.supervise.state import Incident, Run
@@ -102,7 +96,10 @@ def _checkpoints(
         yield row("written", words.moment(found.at, zone))
     if found.failed is not None:
         at = words.moment(found.failed.at, zone)
-        yield row("warning", f"the save at step {found.failed.step:,} failed at {at}:")
+        since = words.moment(found.failed.since, zone)
+        row_of = f", the last of {found.failed.times:,} since {since}"
+        many = row_of if found.failed.times > 1 else ""
+        yield row("warning", f"the save at step {found.failed.step:,} failed at {at}{many}:")
         yield row("", words.one_line(found.failed.why))
     for passed in passed_over:
         yield row("passed over", f"{passed.name}: {passed.why}")

@@ -26,9 +26,11 @@ from orchestrator.contract.events import (
     TrainingResumed,
 )
 from orchestrator.dashboard import words
+from orchestrator.dashboard.advice import look_at, next_step
 from orchestrator.dashboard.metrics import NOTHING, Metric, Progress, fold_metrics
+from orchestrator.dashboard.moment import Snapshot
 from orchestrator.dashboard.narrate import event_words
-from orchestrator.dashboard.status import Snapshot, did, look_at, next_step, row, times
+from orchestrator.dashboard.status import did, row, times
 from orchestrator.dashboard.view import View
 from orchestrator.supervise.log import Entry
 from orchestrator.supervise.roster import gives_back_at, is_short, usable

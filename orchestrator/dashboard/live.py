@@ -45,7 +45,7 @@ class Screen:
 
     def look(self, now: float) -> View | None:
         """The job as it is now; None while its journal is empty."""
-        alive = log.has_writer(self.run_dir.journal)  # asked first: see `status.read_snapshot`
+        alive = log.has_writer(self.run_dir.journal)  # asked first: see `moment.read_snapshot`
         if entries := self.entries.more():
             self.seen = fold_seen(self.seen, entries)
         if metrics := self.metrics.more():

@@ -18,7 +18,7 @@ from orchestrator.dashboard.logs import (
     read_logs,
 )
 from orchestrator.dashboard.metrics import MetricTail
-from orchestrator.dashboard.status import read_snapshot
+from orchestrator.dashboard.moment import read_snapshot
 from orchestrator.dashboard.view import effective_state
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
@@ -69,7 +69,7 @@ def ending_of(run_dir: RunDir, clock: Clock, ask: Ask) -> Callable[[], bool]:
 
     def has_ended() -> bool:
         nonlocal run
-        alive = has_writer(run_dir.journal)  # asked first: see `status.read_snapshot`
+        alive = has_writer(run_dir.journal)  # asked first: see `moment.read_snapshot`
         run = fold((entry.event for entry in entries.each()), run)
         held = holding(run, alive)
         return effective_state(run, alive, clock.now(), held=held).state in ENDED

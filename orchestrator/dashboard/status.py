@@ -1,113 +1,21 @@
-"""One job at one moment: for a script, and for a person at 3 a.m."""
+"""Where a job stands: for a script, and for a person at 3 a.m."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import tzinfo
-from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
-from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard import words
-from orchestrator.dashboard.commands import Commands
-from orchestrator.dashboard.metrics import Progress, glance
-from orchestrator.dashboard.recalled import look
+from orchestrator.dashboard.advice import look_at, next_step
+from orchestrator.dashboard.moment import Snapshot, updated_at
 from orchestrator.dashboard.view import (
     CheckpointView,
-    Seen,
-    Standing,
     View,
-    effective_state,
     last_step,
-    view,
 )
-from orchestrator.supervise import log
-from orchestrator.supervise.policy import BUDGET
 from orchestrator.supervise.replacing import why_slow
-from orchestrator.supervise.roster import gives_back_at, is_short, usable
-from orchestrator.supervise.state import ENDED, Incident, Run, Stage, State
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """What `status`, `describe` and `list` say of a job is all in here."""
-
-    run_dir: RunDir
-    seen: Seen
-    progress: Progress
-    leader_alive: bool
-    now: float
-    scheduler: str | None = None
-    """What a scheduler calls the job and, while it has no leader, says of it."""
-    held: bool = False
-    """The scheduler still has it, or cannot be asked: it waits for a leader."""
-    known_by: Commands | None = None
-    """What finds it from where ndctl was asked, where its name alone may not."""
-
-    @property
-    def commands(self) -> Commands:
-        run_dir = self.run_dir
-        return self.known_by or Commands(job=run_dir.path.name, spec=str(run_dir.spec))
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where the hosts have them: what is read here may be a copy of the journal alone."""
-        here, job = self.run_dir.checkpoints, self.seen.run.job
-        return (
-            here if job is None or here.exists() else RunDir(Path(job.launch.run_dir)).checkpoints
-        )
-
-    @property
-    def is_local(self) -> bool:
-        """There is no scheduler to ask."""
-        job = self.seen.run.job
-        return job is None or job.backend == "local"
-
-    @property
-    def view(self) -> View:
-        return view(
-            self.seen,
-            self.progress,
-            leader_alive=self.leader_alive,
-            now=self.now,
-            held=self._held_words,
-            commands=self.commands,
-        )
-
-    @property
-    def standing(self) -> Standing:
-        run, fix = self.seen.run, self.commands.submit()
-        gone = self.scheduler is not None and not self.held and not self.leader_alive
-        if gone and run.stage is Stage.SUBMITTED:
-            reason = f"no leader ever started: {self.scheduler}"
-            return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
-        return effective_state(run, self.leader_alive, self.now, fix, self._held_words)
-
-    @property
-    def _held_words(self) -> str | None:
-        return self.scheduler if self.held else None
-
-
-def read_snapshot(run_dir: RunDir, now: float, commands: Commands | None = None) -> Snapshot | None:
-    """None when the journal has no line yet: nobody has submitted the job.
-
-    Whether a leader lives is asked before the journal is read: one that ends in between has
-    written its end by then.
-    """
-    alive = log.has_writer(run_dir.journal)
-    seen = look(run_dir)
-    if seen.run.job is None:
-        return None
-    progress = glance(run_dir.metrics)
-    return Snapshot(
-        run_dir=run_dir,
-        seen=seen,
-        progress=progress,
-        leader_alive=alive,
-        now=now,
-        known_by=commands,
-    )
+from orchestrator.supervise.state import ENDED, Incident, State
 
 
 def status_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -162,12 +70,6 @@ def _checkpoint_json(snapshot: Snapshot) -> dict[str, Any] | None:
         "passed_over": encode(found.passed_over),
         "failed": encode(found.failed),
     }
-
-
-def updated_at(snapshot: Snapshot) -> float:
-    """The job's last sign of life."""
-    last = snapshot.progress.last
-    return max(snapshot.seen.run.last_at, (last.time if last else None) or 0.0)
 
 
 def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = False) -> str:
@@ -242,8 +144,9 @@ def restarts(snapshot: Snapshot) -> str:
 def checkpoint_words(found: CheckpointView, shown: View) -> str:
     rest = "".join(f"; passed over {p.name}: {p.why}" for p in found.passed_over)
     if found.failed is not None:
-        why = words.shortened(found.failed.why)
-        rest = f"; warning: the save at step {found.failed.step:,} failed: {why}{rest}"
+        why, times = words.shortened(found.failed.why), found.failed.times
+        row_of = f", as did {times - 1:,} before it in a row" if times > 1 else ""
+        rest = f"; warning: the save at step {found.failed.step:,} failed{row_of}: {why}{rest}"
     if not found.step:
         return f"none yet{rest}"
     behind = max(0, shown.step - found.step)
@@ -297,83 +200,6 @@ def times(incident: Incident, state: State) -> str:
     if incident.recovered_after_s is None:
         return f"{seen}, {'not recovered' if state in ENDED else 'not yet recovered'}"
     return f"{seen}, recovered after {words.duration(incident.recovered_after_s)}"
-
-
-def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
-    """What a person should type now: words, and behind them one whole command."""
-    run, standing, commands = snapshot.seen.run, snapshot.standing, snapshot.commands
-    if snapshot.leader_alive and is_short(run):
-        return _short(run, commands, snapshot.now, zone)
-    match standing.state:
-        case "SUBMITTED":
-            return f"wait for the leader; if it does not come: {commands.of('logs')}"
-        case "PENDING" if snapshot.held:
-            since = f" for hosts since {words.moment(run.short_since, zone)}{_given_back(run)}"
-            cancel = commands.of("cancel")
-            return f"wait{since if run.given_back else ''}; to give it up: {cancel}"
-        case "PENDING":
-            here = sum(host.alive for host in run.hosts.values())
-            return f"wait: {here} of {words.count(len(run.plan.hosts), 'host')} registered"
-        case "STARTING" | "RUNNING":
-            return f"nothing; to watch it: {commands.of('dashboard')}"
-        case "RECOVERING":
-            return f"nothing, ndctl is on it; to watch: {commands.of('dashboard')}"
-        case "SUCCEEDED":
-            return f"nothing; the whole story: {commands.of('describe')}"
-        case "CANCELLED":
-            return f"to go on from the checkpoint: {commands.submit()}"
-        case _ if standing.fix:
-            return standing.fix
-        case _:
-            return _go_on(run, commands)
-
-
-def _go_on(run: Run, commands: Commands) -> str:
-    """Of a job that failed: with what does not lead there again, where that is known."""
-    last = run.incidents[-1] if run.incidents else None
-    if last is None:
-        return commands.submit()
-    if last.edits:
-        return commands.submit(last.edits[0])
-    stopped = last.remedy == "stop" and last.rule != BUDGET
-    return f"{'once that is mended: ' if stopped else ''}{commands.submit()}"
-
-
-def _short(run: Run, commands: Commands, now: float, zone: tzinfo | None) -> str:
-    """Of a job that waits for hosts which a scheduler may yet replace."""
-    assert run.job is not None
-    since = run.short_since if run.given_back else run.since
-    there, want = len(usable(run)), words.count(len(run.plan.hosts), "host")
-    due_at = gives_back_at(run)
-    assert due_at is not None
-    ways = f"to give it up: {commands.of('cancel')}"
-    if not run.job.shrink:
-        ways += f", and then with fewer: {commands.submit('--set resilience.shrink=true')}"
-    return (
-        f"wait: {there} of {want} are there, since {words.moment(since, zone)}"
-        f" ({words.duration(now - since)}){_given_back(run)};"
-        f" in vain until {words.moment(max(due_at, now), zone)} all are given back; {ways}"
-    )
-
-
-def _given_back(run: Run) -> str:
-    return f", all given back {words.count(run.given_back, 'time')}" if run.given_back else ""
-
-
-def look_at(snapshot: Snapshot) -> str | None:
-    """The command that shows the log of who is to blame; None where that is nobody's."""
-    run = snapshot.seen.run
-    if snapshot.standing.fix:
-        return snapshot.commands.of("logs", "--agents", "--tail", 20)
-    return log_of(run.incidents[-1], snapshot.commands) if run.incidents else None
-
-
-def log_of(incident: Incident, commands: Commands) -> str | None:
-    """The same of one incident: by default `ndctl logs` shows another attempt."""
-    rank = incident.culprit.rank
-    if rank is None:
-        return None
-    return commands.of("logs", "--rank", rank, "--attempt", incident.attempt)
 
 
 def _see_why(snapshot: Snapshot, described: bool) -> Iterator[str]:

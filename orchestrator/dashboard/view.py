@@ -47,9 +47,14 @@ LEADER_START_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedSave:
+    """The last one, and how many failed in a row."""
+
     step: int
     at: float
     why: str
+    since: float
+    """When the first of them failed."""
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +166,9 @@ def _checkpoint(
         case CheckpointSaved(step=step, at=at):
             return CheckpointView(step=step, at=at)
         case CheckpointFailed(step=step, at=at, why=why):
-            return replace(known, failed=FailedSave(step=step, at=at, why=why))
+            since, times = (known.failed.since, known.failed.times) if known.failed else (at, 0)
+            failed = FailedSave(step=step, at=at, why=why, since=since, times=times + 1)
+            return replace(known, failed=failed)
         case TrainingResumed(step=step, passed_over=passed):
             complete_at = known.at if known.step == step else None
             return CheckpointView(step=step, at=complete_at, passed_over=passed)

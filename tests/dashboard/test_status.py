@@ -62,16 +62,11 @@ from orchestrator.dashboard.describe import describe_text
 from orchestrator.dashboard.draw import draw
 from orchestrator.dashboard.follow import summary_text
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
+from orchestrator.dashboard.moment import Snapshot, read_snapshot
 from orchestrator.dashboard.narrate import action_words, event_line, event_words
-from orchestrator.dashboard.status import (
-    Snapshot,
-    list_rows,
-    list_text,
-    read_snapshot,
-    status_json,
-    status_text,
-)
+from orchestrator.dashboard.status import list_rows, list_text, status_json, status_text
 from orchestrator.dashboard.words import moment
+from orchestrator.diagnosis.classes import default_rules
 from orchestrator.supervise.log import Entry, Journal
 from tests.dashboard.dashboard_story import (
     START,
@@ -156,6 +151,26 @@ def test_a_failed_save_is_a_warning_in_every_form() -> None:
     assert f"  warning     the save at step 20 failed at {moment(START, UTC)}:" in text
     line = event_line(Entry(seq=1, event=SAVE_FAILED, actions=()), UTC)
     assert line.endswith(f"warning: the checkpoint of step 20 failed: {why}")
+
+
+def test_a_job_whose_checkpoints_cannot_be_written_says_what_is_at_risk_and_what_to_do() -> None:
+    seen = snapshot(
+        [*started(), SAVE_FAILED, replace(SAVE_FAILED, at=START + 20, step=40)], metrics(1, 47)
+    )
+    (said,) = labelled("next", status_text(seen, UTC))
+    assert said == (
+        "make room, raise the quota, or keep fewer checkpoints (checkpoint.keep): no checkpoint can"
+        f" be written in {seen.checkpoints} since 2023-11-14 22:13:20, none is complete yet, and"
+        " 47 steps of work at risk; to watch it: ndctl dashboard quickstart"
+    )
+    assert "the last of 2 since 2023-11-14 22:13:20" in describe_text(seen, UTC)
+    saved = CheckpointSaved(at=START + 21, attempt=1, step=44)
+    seen = snapshot([*started(), saved, SAVE_FAILED], metrics(1, 47))
+    (said,) = labelled("next", status_text(seen, UTC))
+    assert "step-44 is the last that is complete, and 3 steps of work at risk" in said
+    unknown = replace(SAVE_FAILED, why="rank 3: the moon is full")
+    (said,) = labelled("next", status_text(snapshot([*started(), unknown]), UTC))
+    assert said.startswith("mend why: no checkpoint can be written in ")
 
 
 def test_an_incident_has_all_that_scripts_were_promised() -> None:
@@ -343,13 +358,14 @@ def test_a_job_that_goes_on_has_the_log_of_each_incident_with_its_attempt() -> N
     """`ndctl logs` shows the newest attempt where none is named."""
     text = describe_text(snapshot(recovered()), UTC)
     assert "    see why   ndctl logs quickstart --rank 1 --attempt 1" in text
+    assert not [one.name for one in default_rules() if re.search(r"\bJOB\b|--rank R", one.advice)]
 
 
 def test_every_command_leads_to_the_run_root() -> None:
     """Typed where ndctl was asked, it finds the job."""
     elsewhere = Commands(job="quickstart", spec="/my runs/s.yaml", root=("--run-root", "/my runs"))
-    stories = [[submitted()], started(), recovered(), failed(), finished(), astray(), CANCELLED]
-    stories += [waited_in_vain(0), started(100, 8)]
+    stories = [started(), recovered(), failed(), finished(), astray(), CANCELLED]
+    stories += [[submitted()], waited_in_vain(0), started(100, 8)]
     said = []
     for events, alive in product(stories, (True, False)):
         seen = replace(snapshot(events, alive=alive), known_by=elsewhere)
