@@ -53,7 +53,8 @@ def _at_risk(snapshot: Snapshot, failed: FailedSave, zone: tzinfo | None) -> str
     job, saved = snapshot.seen.run.job, snapshot.seen.checkpoint
     found = classify(Signs(lines=(failed.why,)), job.failure_classes if job else ())
     advice = found.rule.advice if found is not None else ""
-    lost = words.count(max(0, snapshot.view.step - saved.step), "step")
+    done = max(snapshot.view.step, failed.step)  # metrics may lie on the same full disk
+    lost = words.count(max(0, done - saved.step), "step")
     kept = f"{saved.name} is the last that is complete" if saved.step else "none is complete yet"
     return (
         f"{advice or 'mend why'}: no checkpoint can be written in {snapshot.checkpoints} since"

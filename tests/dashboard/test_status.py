@@ -168,6 +168,9 @@ def test_a_job_whose_checkpoints_cannot_be_written_says_what_is_at_risk_and_what
     seen = snapshot([*started(), saved, SAVE_FAILED], metrics(1, 47))
     (said,) = labelled("next", status_text(seen, UTC))
     assert "step-44 is the last that is complete, and 3 steps of work at risk" in said
+    later = replace(SAVE_FAILED, at=START + 22, step=90)
+    (said,) = labelled("next", status_text(snapshot([*started(), saved, later]), UTC))
+    assert "46 steps of work at risk" in said, "metrics lie on the same full disk"
     unknown = replace(SAVE_FAILED, why="rank 3: the moon is full")
     (said,) = labelled("next", status_text(snapshot([*started(), unknown]), UTC))
     assert said.startswith("mend why: no checkpoint can be written in ")
