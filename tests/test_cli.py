@@ -1,4 +1,6 @@
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -126,6 +128,35 @@ def test_submit_says_where_the_run_is_and_what_to_type_next(
     assert f"submitted e2e to local: {run_root / JOB}" in done.output
     assert "ndctl dashboard e2e" in done.output
     assert len(cluster.submitted) == 1
+
+
+def typed(text: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Result]:
+    """Every whole command of a text, as a person types it who stands at `root`."""
+    monkeypatch.delenv("NDCTL_RUN_ROOT", raising=False)
+    monkeypatch.chdir(root)
+    found = re.findall(r"ndctl ((?:status|describe|dashboard|logs|submit) [^`\n]*)", text)
+    return [ndctl(*shlex.split(words)) for words in found]
+
+
+def test_what_is_printed_of_a_job_of_another_run_root_works_when_it_is_typed(
+    job: Path, run_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = ndctl("submit", str(SPEC), "--run-root", str(run_root)).stderr
+    assert "exists" in refused
+    monkeypatch.delenv("NDCTL_RUN_ROOT")
+    away = run_root / "away"
+    away.mkdir()
+    monkeypatch.chdir(away)
+    root = ("--run-root", str(run_root))
+    texts = [ndctl(verb, JOB, *root).output for verb in ("status", "describe")]
+    assert all(f"--resume --run-root {run_root}" in text for text in texts)
+    assert f"more: ndctl describe {JOB} --run-root" in ndctl("dashboard", JOB, *root).output
+    texts.append(ndctl("submit", str(SPEC), "--resume", *root).output)
+    assert f"watch it with `ndctl dashboard {JOB} --run-root {run_root}`" in texts[-1]
+    results = [done for text in texts for done in typed(text, away, monkeypatch)]
+    assert len(results) > 4
+    for done in results:
+        assert done.exit_code == 0 or "no log" in done.stderr or "no agent" in done.stderr
 
 
 def test_submit_again_is_refused_with_both_ways_out(job: Path) -> None:

@@ -39,13 +39,11 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
         return _train(Path(arguments[0]), env, reporter, stop)
     except TrainingError as exc:
         reporter.raised(exc)
-        if env.rank == 0:
-            LOG.error("error: %s", exc)
+        LOG.error("error: %s", exc)  # on each rank: its log is what a person is sent to
         return exc.exit_code
     except Unstable as exc:
         reporter.raised(exc)
-        if env.rank == 0:
-            LOG.error("error: %s", exc)  # where in the code it was noticed says nothing
+        LOG.error("error: %s", exc)  # where in the code it was noticed says nothing
         return exits.UNSTABLE
     except Exception as exc:
         reporter.raised(exc)

@@ -269,9 +269,15 @@ class Errands:
         at, size = self.now(), short.device_bytes
         if found.found is None:
             hosts = len(run.plan.hosts)
-            self.happened(
-                ReplanRefused(at=at, hosts=hosts, why=found.why, device_bytes=size, ways=found.ways)
+            refused = ReplanRefused(
+                at=at,
+                hosts=hosts,
+                why=found.why,
+                device_bytes=size,
+                ways=found.ways,
+                edits=found.edits,
             )
+            self.happened(refused)
             return
         plan, number = found.found.plan, found.found.number
         self.happened(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
+from orchestrator.app.commands import commands_for
 from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import clear, standing
 from orchestrator.app.submission_lock import refuse_while_submitting
@@ -109,7 +110,7 @@ def wait_until_ended(
         if not alive:
             raise JobError(
                 f"the leader of {run_dir.path.name} went away before the job had ended",
-                fix=f"type `ndctl cancel {run_dir.path.name}` again",
+                fix=f"type `{commands_for(found or Found(run_dir), environ).of('cancel')}` again",
             )
         clock.sleep(ENDING_POLL_S)
         alive = leads()  # asked before the journal is read, which a leader ends

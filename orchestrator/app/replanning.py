@@ -17,7 +17,7 @@ from orchestrator.load import read_spec
 from orchestrator.model_config import hub_cache, read_model_config
 from orchestrator.plan.cost.groups import BLOCK
 from orchestrator.plan.planner import plan
-from orchestrator.plan.search.alternatives import apply
+from orchestrator.plan.search.alternatives import apply, show_edits
 from orchestrator.plan.show.explain import plan_json
 from orchestrator.plan.sparing import ways_within
 from orchestrator.plan.training import trainer_config
@@ -77,14 +77,16 @@ def refit(
         spec = _for_hosts(spec, len(former.hosts))
     inventory = _inventory(former, hosts, switches, short.device_bytes)
     ways = ways_within(spec, inventory, config, former)
-    told = tuple(map(str, ways))
+    told, typed = tuple(map(str, ways)), tuple(show_edits(way.edits) for way in ways)
     first = next((way for way in ways if way.plan is not None), None)
     if first is None or first.plan is None:
-        return Refit(found=None, why="nothing that trains the same takes less memory", ways=told)
+        why = "nothing that trains the same takes less memory"
+        return Refit(found=None, why=why, ways=told, edits=typed)
     if not short.adopt:
-        return Refit(found=None, why="resilience.on_oom is stop", ways=told)
+        return Refit(found=None, why="resilience.on_oom is stop", ways=told, edits=typed)
     changed, found = apply(spec, first.edits), replace(first.plan, switches=switches)
-    return Refit(found=_written(run_dir, changed, found, config), why=str(first), ways=told)
+    adopted = _written(run_dir, changed, found, config)
+    return Refit(found=adopted, why=str(first), ways=told, edits=typed)
 
 
 def _written(run_dir: RunDir, spec: JobSpec, found: Plan, config: Mapping[str, Any]) -> JobPlan:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.commands import Commands
 from orchestrator.errors import JobError
 from orchestrator.locks import is_held_alone, try_lock
 
@@ -39,8 +40,8 @@ def _path(run_dir: RunDir) -> Path:
 
 
 def _being_submitted(run_dir: RunDir) -> JobError:
-    name = run_dir.path.name
+    status = Commands(job=run_dir.path.name, root=("--run-root", str(run_dir.path.parent)))
     return JobError(
-        f"job {name} is being submitted by another process",
-        fix=f"wait for its answer; then `ndctl status {name}` says how the job stands",
+        f"job {run_dir.path.name} is being submitted by another process",
+        fix=f"wait for its answer; then `{status.of('status')}` says how the job stands",
     )

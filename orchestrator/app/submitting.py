@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.app.commands import commands_of
 from orchestrator.app.planning import Planned
 from orchestrator.app.schedulers import backend_of, clear, standing
 from orchestrator.app.submission_lock import alone
@@ -136,10 +137,13 @@ def handover_of(submission: Submission, job: JobSubmitted) -> Handover:
     from orchestrator.plan.training import trainer_config
 
     planned, out = submission.planned, str(submission.run_dir_of_hosts)
+    spec = planned.spec
+    if spec.cluster.backend != "kubernetes":  # where another machine's folder says nothing
+        spec = replace(spec, run_root=str(submission.run_root.absolute()))
     config = trainer_config(planned.spec, planned.plan, planned.model_config, out)
     return Handover(
         job=job,
-        spec=dump_spec(planned.spec),
+        spec=dump_spec(spec),
         plan=plan_json(planned.plan),
         trainer=encode(config),
         new=submission.new,
@@ -174,7 +178,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     first = submitted_event(submission, Run(), 0.0, without)
     backend.check(handover_of(submission, first))
     if isinstance(backend, RemoteBackend):
-        return _submit_remotely(submission, backend, first, clock)
+        return _submit_remotely(submission, backend, first, environ, clock)
     with ExitStack() as held:
         try:
             held.enter_context(alone(run_dir))
@@ -204,7 +208,11 @@ def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> tupl
 
 
 def _submit_remotely(
-    submission: Submission, backend: RemoteBackend, first: JobSubmitted, clock: Clock
+    submission: Submission,
+    backend: RemoteBackend,
+    first: JobSubmitted,
+    environ: Mapping[str, str],
+    clock: Clock,
 ) -> Submitted:
     """Hand it all over; the leader writes the run directory."""
     name, launch = submission.planned.spec.name, first.launch
@@ -212,7 +220,7 @@ def _submit_remotely(
     if former is not None and not former.over:
         raise JobError(
             f"job {name} is in the scheduler's hands: {former.words}",
-            fix=f"watch it with `ndctl status {name}`, end it with `ndctl cancel {name}`",
+            fix=_watch_or_end(submission, environ, "status"),
         )
     again = submission.resume or submission.new
     if former is not None and not again:
@@ -262,7 +270,7 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     if has_writer(run_dir.journal):
         raise JobError(
             f"job {name} is running",
-            fix=f"watch it with `ndctl dashboard {name}`, end it with `ndctl cancel {name}`",
+            fix=_watch_or_end(submission, environ, "dashboard"),
         )
     run = snapshot.known(run_dir)
     if run.job is None:
@@ -277,7 +285,7 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     if left is not None:
         raise JobError(
             f"job {name} is in the scheduler's hands: {left}",
-            fix=f"watch it with `ndctl status {name}`, end it with `ndctl cancel {name}`",
+            fix=_watch_or_end(submission, environ, "status"),
         )
     if not submission.resume:
         state = run.state
@@ -287,6 +295,11 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
             fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
             f" run in {ARCHIVE}/",
         )
+
+
+def _watch_or_end(submission: Submission, environ: Mapping[str, str], verb: str) -> str:
+    commands = commands_of(submission.run_dir, environ)
+    return f"watch it with `{commands.of(verb)}`, end it with `{commands.of('cancel')}`"
 
 
 def submitted_event(

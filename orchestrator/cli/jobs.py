@@ -19,7 +19,7 @@ from orchestrator.cli.options import (
 if TYPE_CHECKING:
     from orchestrator.app.remote import Found, Place
     from orchestrator.dashboard.holding import Ask
-    from orchestrator.dashboard.status import Snapshot
+    from orchestrator.dashboard.moment import Snapshot
     from orchestrator.supervise.state import Run
 
 
@@ -60,7 +60,8 @@ def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot
 def list_jobs(run_root: str | None, place: "Place | None", as_json: bool) -> None:
     """Show every job of the run root, and those of clusters that were seen from here."""
     from orchestrator.app import remote
-    from orchestrator.dashboard.status import list_rows, list_text, read_snapshot
+    from orchestrator.dashboard.moment import read_snapshot
+    from orchestrator.dashboard.status import list_rows, list_text
     from orchestrator.jobs import run_root_of
     from orchestrator.system import SystemClock
 
@@ -95,12 +96,14 @@ def status(job: str, run_root: str | None, place: "Place | None", as_json: bool)
 
 
 def _snapshot(job: str, run_root: str | None, place: "Place | None") -> "Snapshot":
-    from orchestrator.dashboard.status import read_snapshot
+    from orchestrator.app.commands import commands_for
+    from orchestrator.dashboard.moment import read_snapshot
     from orchestrator.errors import JobError
     from orchestrator.system import SystemClock
 
     found = find(job, run_root, place)
-    snapshot = read_snapshot(found.run_dir, SystemClock().now())
+    commands = commands_for(found, os.environ)
+    snapshot = read_snapshot(found.run_dir, SystemClock().now(), commands)
     if snapshot is None:
         raise JobError(
             f"job {job} was never submitted to its end", fix="submit it again with --new"
@@ -160,6 +163,7 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
 @click.option("--attempt", type=int, help="This attempt's logs. [the newest]")
 @click.option("--tail", type=int, metavar="N", help="Only the last N lines of each log.")
 @click.option("--follow", is_flag=True, help="Go on as the logs grow, until the job ends.")
+@click.option("--agents", is_flag=True, help="What the hosts' agents said, the leader among them.")
 def logs(  # noqa: PLR0913 - click hands over one argument for each option
     job: str,
     run_root: str | None,
@@ -168,16 +172,23 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
     attempt: int | None,
     tail: int | None,
     follow: bool,
+    agents: bool,
 ) -> None:
     """Print the ranks' logs, merged, each line with its host and rank."""
     from orchestrator.app.remote import fetch_logs, kept_fresh, settled
     from orchestrator.dashboard.logs import painted
-    from orchestrator.dashboard.session import ending_of, log_lines
+    from orchestrator.dashboard.session import agent_lines, ending_of, log_lines
     from orchestrator.system import SystemClock
 
+    if agents and (follow or rank is not None or attempt is not None):
+        raise click.UsageError("--agents goes with --tail alone: an agent is of all attempts")
     found, clock = find(job, run_root, place), SystemClock()
     fetch_logs(found, rank, attempt)
     shown = painted if sys.stdout.isatty() else str
+    if agents:
+        for line in agent_lines(found.run_dir, tail):
+            click.echo(shown(line))
+        return
     ended = settled(found, ending_of(found.run_dir, clock, asker(found)), clock)
     lines = log_lines(found.run_dir, clock, ended, rank, attempt, tail, follow)
     try:
@@ -210,6 +221,7 @@ def dashboard(job: str, run_root: str | None, place: "Place | None") -> None:
     """Watch a job: health of every rank, incidents, loss, checkpoints."""
     from rich.console import Console
 
+    from orchestrator.app.commands import commands_for
     from orchestrator.app.remote import await_begin, kept_fresh
     from orchestrator.dashboard.live import run_dashboard, terminal_keys
     from orchestrator.system import SystemClock
@@ -220,7 +232,14 @@ def dashboard(job: str, run_root: str | None, place: "Place | None") -> None:
     if console.is_terminal:
         await_begin(found, ask, clock, click.echo)
     with terminal_keys(clock) as keys, kept_fresh(found):
-        run_dashboard(found.run_dir, console=console, clock=clock, keys=keys, ask=ask)
+        run_dashboard(
+            found.run_dir,
+            console=console,
+            clock=clock,
+            keys=keys,
+            ask=ask,
+            commands=commands_for(found, os.environ),
+        )
 
 
 @click.command(epilog="Example: ndctl cancel quickstart")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.app.planning import Planned
     from orchestrator.app.submitting import Submitted
     from orchestrator.contract.drills import Drill
+    from orchestrator.dashboard.commands import Commands
 
 
 def _launchable(spec: str, overrides: tuple[str, ...], inventory: str | None) -> "Planned":
@@ -102,7 +103,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     )
     if follow:
         sys.exit(_followed(submitted))
-    click.echo(f"watch it with `ndctl dashboard {planned.spec.name}`")
+    click.echo(f"watch it with `{_commands(submitted).of('dashboard')}`")
 
 
 @click.command(
@@ -139,6 +140,13 @@ def render(  # noqa: PLR0913 - click hands over one argument for each option
         click.echo(f"---\n{submitting.render_token(submission)}")
 
 
+def _commands(submitted: "Submitted") -> "Commands":
+    from orchestrator.app.commands import commands_for
+    from orchestrator.app.remote import Found
+
+    return commands_for(Found(submitted.run_dir, submitted.copy), os.environ)
+
+
 def _followed(submitted: "Submitted") -> int:
     """The exit code of a job that is followed to its end."""
     from orchestrator.app.remote import Found, await_begin, kept_fresh, lines_before
@@ -147,18 +155,18 @@ def _followed(submitted: "Submitted") -> int:
     from orchestrator.system import SystemClock
 
     found, clock = Found(submitted.run_dir, submitted.copy), SystemClock()
-    name, ask = submitted.run_dir.path.name, asker(found)
+    name, ask, commands = submitted.run_dir.path.name, asker(found), _commands(submitted)
     try:
         if not await_begin(found, ask, clock, click.echo):
             return exits.FAILED
         elsewhere = found.copy is not None
         known = lines_before(found, submitted.at) if elsewhere else submitted.known
         with kept_fresh(found):
-            return follow_job(submitted.run_dir, known, clock, ask)
+            return follow_job(submitted.run_dir, known, clock, ask, commands)
     except KeyboardInterrupt:
         click.echo(
-            f"\n{name} runs on; see it with `ndctl dashboard {name}`,"
-            f" end it with `ndctl cancel {name}`",
+            f"\n{name} runs on; see it with `{commands.of('dashboard')}`,"
+            f" end it with `{commands.of('cancel')}`",
             err=True,
         )
         return exits.INTERRUPTED

@@ -434,7 +434,9 @@ class ReplanRefused:
     device_bytes: int | None = None
     """That nothing is to exceed, where that was what was asked for."""
     ways: tuple[str, ...] = ()
-    """What a person could change instead, the cheapest first, as it is typed."""
+    """What a person could change instead, the cheapest first, as it is typed, with its price."""
+    edits: tuple[str, ...] = ()
+    """The same without its price; empty in journals of an older ndctl."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,12 @@ from datetime import tzinfo
 
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.dashboard import words
-from orchestrator.dashboard.status import (
-    Snapshot,
-    checkpoint_words,
-    look_at,
-    next_step,
-    row,
-    status_text,
-    times,
-)
+from orchestrator.dashboard.advice import log_of
+from orchestrator.dashboard.moment import Snapshot
+from orchestrator.dashboard.status import checkpoint_words, did, row, status_text, times
 from orchestrator.diagnosis.stacks import main_thread, shortened
 from orchestrator.supervise.replacing import why_slow
-from orchestrator.supervise.state import Incident, Run, State
+from orchestrator.supervise.state import Incident, Run
 
 MOST_STACK_LINES = 12
 MOST_STACKS = 16
@@ -28,7 +22,7 @@ def describe_text(
 ) -> str:
     """Everything; `passed_over` is what `checkpoints.newest_complete` finds on disk now."""
     sections = (
-        ("", [status_text(snapshot, zone)]),
+        ("", [status_text(snapshot, zone, described=True)]),
         ("Plan", _plan(snapshot)),
         ("Hosts", _hosts(snapshot)),
         ("Training", _training(snapshot)),
@@ -57,6 +51,7 @@ def _plan(snapshot: Snapshot) -> Iterator[str]:
 
 def _hosts(snapshot: Snapshot) -> Iterator[str]:
     run, shown = snapshot.seen.run, snapshot.view
+    more = snapshot.commands.of("status", "--json")
     for host in shown.hosts[:MOST_HOSTS]:
         known = run.hosts.get(host.name)
         agent = f"agent pid {known.pid} at {known.address}" if known else "has not registered"
@@ -64,7 +59,7 @@ def _hosts(snapshot: Snapshot) -> Iterator[str]:
         ranks = f"ranks {host.first_rank}-{last}" if len(host.ranks) > 1 else f"rank {last}"
         yield row(host.name, f"{ranks}, {host.worst}, {agent}")
     if len(shown.hosts) > MOST_HOSTS:
-        yield row("…", f"{len(shown.hosts) - MOST_HOSTS:,} more: ndctl status --json")
+        yield row("…", f"{len(shown.hosts) - MOST_HOSTS:,} more: {more}")
     for spare in shown.spares:
         yield row(spare, "spare")
     yield from _left_out(run)
@@ -101,7 +96,10 @@ def _checkpoints(
         yield row("written", words.moment(found.at, zone))
     if found.failed is not None:
         at = words.moment(found.failed.at, zone)
-        yield row("warning", f"the save at step {found.failed.step:,} failed at {at}:")
+        since = words.moment(found.failed.since, zone)
+        row_of = f", the last of {found.failed.times:,} since {since}"
+        many = row_of if found.failed.times > 1 else ""
+        yield row("warning", f"the save at step {found.failed.step:,} failed at {at}{many}:")
         yield row("", words.one_line(found.failed.why))
     for passed in passed_over:
         yield row("passed over", f"{passed.name}: {passed.why}")
@@ -117,7 +115,8 @@ def _stragglers(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
         yield row("", f"since {words.moment(found.at, zone)}, seen {seen}")
         yield row("", _what_then(run.job.replace_stragglers, snapshot.view.spares))
     if len(snapshot.view.stragglers) > MOST_STACKS:
-        yield row("…", f"{len(snapshot.view.stragglers) - MOST_STACKS:,} more: ndctl status --json")
+        more = snapshot.commands.of("status", "--json")
+        yield row("…", f"{len(snapshot.view.stragglers) - MOST_STACKS:,} more: {more}")
 
 
 def _what_then(replaces: bool, spares: tuple[str, ...]) -> str:
@@ -134,15 +133,11 @@ def _drills(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _incidents(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
-    run = snapshot.seen.run
-    for incident in reversed(run.incidents):
-        yield from incident_lines(incident, snapshot.standing.state, zone)
-        ended = incident is run.incidents[-1] and incident.recovered_after_s is None
-        if ended:
-            yield row("  next", f"{look_at(snapshot)}; {next_step(snapshot, zone)}")
+    for incident in reversed(snapshot.seen.run.incidents):
+        yield from _incident(incident, snapshot, zone)
 
 
-def incident_lines(incident: Incident, state: State, zone: tzinfo | None) -> Iterator[str]:
+def _incident(incident: Incident, snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
     """What, who, since when, how it is known, what was done and what it cost."""
     drill = f" (drill {incident.drill})" if incident.drill else ""
     at = words.moment(incident.at, zone)
@@ -154,11 +149,17 @@ def incident_lines(incident: Incident, state: State, zone: tzinfo | None) -> Ite
     yield row("  when", f"attempt {incident.attempt}, after step {incident.step}")
     if incident.failure:
         yield row("  class", f"{incident.failure} (scope {incident.scope})")
-    rule = f" (rule {incident.rule})" if incident.rule else ""
-    yield row("  decision", f"{words.one_line(incident.action)}{rule}")
-    yield row("  cost", f"{times(incident, state)}{_lost_work(incident)}")
+    standing = snapshot.standing
+    yield row("  decision", did(incident, standing.reason))
+    yield row("  cost", f"{times(incident, standing.state)}{_lost_work(incident)}")
     yield from _evidence(incident)
-    if incident.advice:
+    if (log := log_of(incident, snapshot.commands)) is not None:
+        yield row("  see why", log)
+    if incident.edits:
+        yield row("  to do", "resume with one of:" if len(incident.edits) > 1 else "resume:")
+        for edits in incident.edits:
+            yield row("", snapshot.commands.submit(edits))
+    elif incident.advice:
         yield row("  to do", words.one_line(incident.advice))
 
 
@@ -201,5 +202,7 @@ def _files(snapshot: Snapshot) -> Iterator[str]:
     yield row("journal", str(run_dir.journal))
     yield row("metrics", str(run_dir.metrics))
     yield row("logs", str(run_dir.logs / f"attempt-{run.attempt}"))
+    if snapshot.standing.fix and run.leader:
+        yield row("its leader", str(run_dir.agent_log(run.leader)))
     if any(incident.evidence.stacks for incident in run.incidents):
         yield row("traces", str(run_dir.path / "traces"))

@@ -110,7 +110,11 @@ def _reason(view: View, width: int) -> list[Text]:
     style = STATES[view.state][1]
     wrapped = textwrap.wrap(words.one_line(view.reason), max(10, width - 2), max_lines=3)
     lines = [Text(f" {part}", style=style) for part in wrapped]
-    return [*lines, Text.assemble(" fix: ", (view.fix, STRONG))] if view.fix else lines
+    typed = textwrap.wrap(view.fix, max(10, width - 6), break_on_hyphens=False)
+    marks = [" fix: ", *["      "] * len(typed)]
+    return lines + [
+        Text.assemble(mark, (part, STRONG)) for mark, part in zip(marks, typed, strict=False)
+    ]
 
 
 def _short(view: View, zone: tzinfo | None) -> list[Text]:
@@ -120,7 +124,7 @@ def _short(view: View, zone: tzinfo | None) -> list[Text]:
     return [
         Text.assemble(
             f" in vain until {due} all hosts are given back; to give it up: ",
-            (f"ndctl cancel {view.name}", STRONG),
+            (view.commands.of("cancel"), STRONG),
         )
     ]
 
@@ -215,7 +219,7 @@ def _incidents(view: View, width: int, zone: tzinfo | None) -> _Part:
         if height < 1:
             return []
         info = Text(_incidents_info(view), style=QUIET)
-        return [title("incidents", info, width), *_newest(blocks, height - 1, view.name)]
+        return [title("incidents", info, width), *_newest(blocks, height - 1, view)]
 
     best = 1 + sum(map(len, blocks))
     return _Part(least=min(4, best), best=best, claim=2, draw=lines)
@@ -229,7 +233,7 @@ def _incidents_info(view: View) -> str:
     return known
 
 
-def _newest(blocks: list[list[Text]], height: int, name: str) -> list[Text]:
+def _newest(blocks: list[list[Text]], height: int, view: View) -> list[Text]:
     """Whole incidents, then the first lines of others, then how many are left out."""
     if sum(map(len, blocks)) <= height:
         return [line for block in blocks for line in block]
@@ -239,7 +243,7 @@ def _newest(blocks: list[list[Text]], height: int, name: str) -> list[Text]:
         if height - len(lines) < len(block) + (left > 1):
             short = block[: max(0, height - len(lines) - (left > 1))] if index == 0 else []
             older = left - 1 if short else left
-            note = [Text(f"  … {older:,} earlier: ndctl describe {name}", style=QUIET)]
+            note = [Text(f"  … {older:,} earlier: {view.commands.of('describe')}", style=QUIET)]
             return [*lines, *short, *(note if older else [])][:height]
         lines += block
     return lines
@@ -305,4 +309,4 @@ def _facts(view: View, width: int) -> _Part:
 
 def _footer(view: View) -> Text:
     keys = Text.assemble((" q", STRONG), (" quit", QUIET))
-    return keys.append(f"   more: ndctl describe {view.name}", style=QUIET)
+    return keys.append(f"   more: {view.commands.of('describe')}", style=QUIET)

@@ -26,12 +26,15 @@ from orchestrator.contract.events import (
     TrainingResumed,
 )
 from orchestrator.dashboard import words
+from orchestrator.dashboard.advice import look_at, next_step
 from orchestrator.dashboard.metrics import NOTHING, Metric, Progress, fold_metrics
+from orchestrator.dashboard.moment import Snapshot
 from orchestrator.dashboard.narrate import event_words
-from orchestrator.dashboard.status import Snapshot, look_at, next_step, row, times
+from orchestrator.dashboard.status import did, row, times
+from orchestrator.dashboard.view import View
 from orchestrator.supervise.log import Entry
 from orchestrator.supervise.roster import gives_back_at, is_short, usable
-from orchestrator.supervise.state import Incident, Run, Stage, State
+from orchestrator.supervise.state import Incident, Run, Stage
 from orchestrator.supervise.step import step
 
 TOLD_PARTS = 10
@@ -235,24 +238,24 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         path = snapshot.checkpoints / snapshot.seen.checkpoint.name
         lines.append(row("checkpoint", str(path)))
     for incident in run.incidents:
-        lines += _incident_rows(incident, shown.state, zone)
+        lines += _incident_rows(incident, shown, zone)
     if shown.state == "FAILED" and run.incidents and run.incidents[-1].evidence.traceback:
         lines += ["", words.clean(run.incidents[-1].evidence.traceback.rstrip()), ""]
     if shown.state != "SUCCEEDED":
-        lines.append(row("why", look_at(snapshot)))
+        if (command := look_at(snapshot)) is not None:
+            lines.append(row("see why", command))
         lines.append(row("next", next_step(snapshot, zone)))
-    lines.append(row("more", f"ndctl describe {shown.name}"))
+    lines.append(row("more", snapshot.commands.of("describe")))
     return "\n".join(lines)
 
 
-def _incident_rows(incident: Incident, state: State, zone: tzinfo | None) -> Iterator[str]:
+def _incident_rows(incident: Incident, shown: View, zone: tzinfo | None) -> Iterator[str]:
     drill = f" [drill {incident.drill}]" if incident.drill else ""
     at = words.time_of_day(incident.at, zone)
     label = f"incident {incident.id}"
-    rule = f" (rule {incident.rule})" if incident.rule else ""
-    did = f"{words.one_line(incident.action)}{rule}"
     yield row(label, f"{at} {incident.kind}: {words.one_line(incident.cause)}{drill}")
     yield row(
         "",
-        f"culprit {incident.culprit}; {times(incident, state)}; {did}",
+        f"culprit {incident.culprit}; {times(incident, shown.state)};"
+        f" {did(incident, shown.reason)}",
     )

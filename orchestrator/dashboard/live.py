@@ -7,13 +7,13 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
 
 from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.commands import Commands
 from orchestrator.dashboard.draw import draw
 from orchestrator.dashboard.holding import Ask, Holding
 from orchestrator.dashboard.metrics import NOTHING, MetricTail, Progress, fold_metrics
@@ -35,16 +35,17 @@ class Keys(Protocol):
 class Screen:
     """What has been read of one job so far, in bounded memory."""
 
-    def __init__(self, run_dir: RunDir, holding: Holding) -> None:
+    def __init__(self, run_dir: RunDir, holding: Holding, commands: Commands | None = None) -> None:
         self.run_dir = run_dir
         self.holding = holding
+        self.commands = commands or Commands(job=run_dir.path.name, spec=str(run_dir.spec))
         self.metrics = MetricTail(run_dir.metrics)
         self.seen, self.entries = recall(run_dir)
         self.progress: Progress = NOTHING
 
     def look(self, now: float) -> View | None:
         """The job as it is now; None while its journal is empty."""
-        alive = log.has_writer(self.run_dir.journal)  # asked first: see `status.read_snapshot`
+        alive = log.has_writer(self.run_dir.journal)  # asked first: see `moment.read_snapshot`
         if entries := self.entries.more():
             self.seen = fold_seen(self.seen, entries)
         if metrics := self.metrics.more():
@@ -52,19 +53,31 @@ class Screen:
         if self.seen.run.job is None:
             return None
         held = self.holding(self.seen.run, alive)
-        shown = view(self.seen, self.progress, leader_alive=alive, now=now, held=held)
-        if not shown.fix:
-            return shown
-        return replace(shown, fix=shown.fix.replace("SPEC", str(self.run_dir.spec)))
+        return view(
+            self.seen,
+            self.progress,
+            leader_alive=alive,
+            now=now,
+            held=held,
+            commands=self.commands,
+        )
 
 
-def run_dashboard(run_dir: RunDir, *, console: Console, clock: Clock, keys: Keys, ask: Ask) -> None:
+def run_dashboard(
+    run_dir: RunDir,
+    *,
+    console: Console,
+    clock: Clock,
+    keys: Keys,
+    ask: Ask,
+    commands: Commands | None = None,
+) -> None:
     """Until q or ^C; where the console is no terminal, one frame.
 
     Raises:
         JobError: nobody has submitted the job.
     """
-    screen = Screen(run_dir, Holding(ask, clock))
+    screen = Screen(run_dir, Holding(ask, clock), commands)
     first = screen.look(clock.now())
     if first is None:
         raise JobError(

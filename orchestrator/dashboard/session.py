@@ -6,6 +6,7 @@ from rich.console import Console
 
 from orchestrator.contract import exits
 from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.commands import Commands
 from orchestrator.dashboard.follow import Follower, summary_text
 from orchestrator.dashboard.holding import Ask, Holding
 from orchestrator.dashboard.logs import (
@@ -17,7 +18,7 @@ from orchestrator.dashboard.logs import (
     read_logs,
 )
 from orchestrator.dashboard.metrics import MetricTail
-from orchestrator.dashboard.status import read_snapshot
+from orchestrator.dashboard.moment import read_snapshot
 from orchestrator.dashboard.view import effective_state
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
@@ -34,7 +35,9 @@ EXIT_CODES = {
 }
 
 
-def follow_job(run_dir: RunDir, known: int, clock: Clock, ask: Ask) -> int:
+def follow_job(
+    run_dir: RunDir, known: int, clock: Clock, ask: Ask, commands: Commands | None = None
+) -> int:
     """Print what happens until the job has ended, and its summary; the exit code for it.
 
     Args:
@@ -54,7 +57,7 @@ def follow_job(run_dir: RunDir, known: int, clock: Clock, ask: Ask) -> int:
             clock.sleep(FOLLOW_POLL_S)
             follower.feed(entries.more(), metrics.more())
         follower.feed(entries.more(), metrics.more())
-    snapshot = read_snapshot(run_dir, clock.now())
+    snapshot = read_snapshot(run_dir, clock.now(), commands)
     assert snapshot is not None
     console.print(summary_text(snapshot, None), markup=False, soft_wrap=True)
     return EXIT_CODES[snapshot.standing.state]
@@ -66,12 +69,20 @@ def ending_of(run_dir: RunDir, clock: Clock, ask: Ask) -> Callable[[], bool]:
 
     def has_ended() -> bool:
         nonlocal run
-        alive = has_writer(run_dir.journal)  # asked first: see `status.read_snapshot`
+        alive = has_writer(run_dir.journal)  # asked first: see `moment.read_snapshot`
         run = fold((entry.event for entry in entries.each()), run)
         held = holding(run, alive)
         return effective_state(run, alive, clock.now(), held=held).state in ENDED
 
     return has_ended
+
+
+def agent_lines(run_dir: RunDir, tail: int | None) -> Iterator[LogLine]:
+    """What the hosts' agents said. Raises JobError where none has said anything."""
+    files = agent_files(run_dir)
+    if not files:
+        raise JobError(f"no agent of {run_dir.path.name} has said anything", fix="look again later")
+    yield from read_logs(files, tail)
 
 
 def log_lines(  # noqa: PLR0913 - what may be asked of logs, and the world

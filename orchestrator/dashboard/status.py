@@ -1,97 +1,21 @@
-"""One job at one moment: for a script, and for a person at 3 a.m."""
+"""Where a job stands: for a script, and for a person at 3 a.m."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import tzinfo
-from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
-from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard import words
-from orchestrator.dashboard.metrics import Progress, glance
-from orchestrator.dashboard.recalled import look
+from orchestrator.dashboard.advice import look_at, next_step
+from orchestrator.dashboard.moment import Snapshot, updated_at
 from orchestrator.dashboard.view import (
     CheckpointView,
-    Seen,
-    Standing,
     View,
-    effective_state,
     last_step,
-    view,
 )
-from orchestrator.supervise import log
 from orchestrator.supervise.replacing import why_slow
-from orchestrator.supervise.roster import gives_back_at, is_short, usable
-from orchestrator.supervise.state import ENDED, Incident, Run, Stage, State
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """What `status`, `describe` and `list` say of a job is all in here."""
-
-    run_dir: RunDir
-    seen: Seen
-    progress: Progress
-    leader_alive: bool
-    now: float
-    scheduler: str | None = None
-    """What a scheduler calls the job and, while it has no leader, says of it."""
-    held: bool = False
-    """The scheduler still has it, or cannot be asked: it waits for a leader."""
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where the hosts have them: what is read here may be a copy of the journal alone."""
-        here, job = self.run_dir.checkpoints, self.seen.run.job
-        return (
-            here if job is None or here.exists() else RunDir(Path(job.launch.run_dir)).checkpoints
-        )
-
-    @property
-    def is_local(self) -> bool:
-        """There is no scheduler to ask."""
-        job = self.seen.run.job
-        return job is None or job.backend == "local"
-
-    @property
-    def view(self) -> View:
-        return view(
-            self.seen,
-            self.progress,
-            leader_alive=self.leader_alive,
-            now=self.now,
-            held=self._held_words,
-        )
-
-    @property
-    def standing(self) -> Standing:
-        run, spec = self.seen.run, str(self.run_dir.spec)
-        gone = self.scheduler is not None and not self.held and not self.leader_alive
-        if gone and run.stage is Stage.SUBMITTED:
-            reason = f"no leader ever started: {self.scheduler}"
-            fix = f"ndctl submit {spec} --resume"
-            return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
-        return effective_state(run, self.leader_alive, self.now, spec, self._held_words)
-
-    @property
-    def _held_words(self) -> str | None:
-        return self.scheduler if self.held else None
-
-
-def read_snapshot(run_dir: RunDir, now: float) -> Snapshot | None:
-    """None when the journal has no line yet: nobody has submitted the job.
-
-    Whether a leader lives is asked before the journal is read: one that ends in between has
-    written its end by then.
-    """
-    alive = log.has_writer(run_dir.journal)
-    seen = look(run_dir)
-    if seen.run.job is None:
-        return None
-    progress = glance(run_dir.metrics)
-    return Snapshot(run_dir=run_dir, seen=seen, progress=progress, leader_alive=alive, now=now)
+from orchestrator.supervise.state import ENDED, Incident, State
 
 
 def status_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -148,14 +72,12 @@ def _checkpoint_json(snapshot: Snapshot) -> dict[str, Any] | None:
     }
 
 
-def updated_at(snapshot: Snapshot) -> float:
-    """The job's last sign of life."""
-    last = snapshot.progress.last
-    return max(snapshot.seen.run.last_at, (last.time if last else None) or 0.0)
+def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = False) -> str:
+    """Under twelve lines: what, where, since when, what ndctl did, what to type next.
 
-
-def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
-    """Under twelve lines: what, where, since when, what ndctl did, what to type next."""
+    Args:
+        described: it is the head of what `ndctl describe` prints.
+    """
     shown, standing = snapshot.view, snapshot.standing
     ago = words.duration(snapshot.now - standing.since)
     lines = [
@@ -170,6 +92,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         *(row("straggler", line) for line in _slowest(shown)),
         *_last_incident(shown, zone),
         row("run dir", str(snapshot.run_dir.path)),
+        *(row("see why", command) for command in _see_why(snapshot, described)),
         row("next", next_step(snapshot, zone)),
     ]
     return "\n".join(lines)
@@ -221,8 +144,9 @@ def restarts(snapshot: Snapshot) -> str:
 def checkpoint_words(found: CheckpointView, shown: View) -> str:
     rest = "".join(f"; passed over {p.name}: {p.why}" for p in found.passed_over)
     if found.failed is not None:
-        why = words.shortened(found.failed.why)
-        rest = f"; warning: the save at step {found.failed.step:,} failed: {why}{rest}"
+        why, times = words.shortened(found.failed.why), found.failed.times
+        row_of = f", as did {times - 1:,} before it in a row" if times > 1 else ""
+        rest = f"; warning: the save at step {found.failed.step:,} failed{row_of}: {why}{rest}"
     if not found.step:
         return f"none yet{rest}"
     behind = max(0, shown.step - found.step)
@@ -259,8 +183,15 @@ def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
     at = words.time_of_day(last.at, zone)
     cause = words.one_line(last.cause)
     yield row("incident", f"{at} {last.kind}: {cause}; culprit {last.culprit}{drill}{rest}")
-    rule = f" (rule {last.rule})" if last.rule else ""
-    yield row("ndctl did", f"{words.one_line(last.action)}{rule}; {times(last, shown.state)}")
+    yield row("ndctl did", f"{did(last, shown.reason)}; {times(last, shown.state)}")
+
+
+def did(incident: Incident, reason: str) -> str:
+    """What ndctl did about it, and by which rule; `reason` is why the job stands where it stands,
+    which is not said twice."""
+    told = reason.startswith(incident.action)
+    action = "stopped the job" if told else words.one_line(incident.action)
+    return f"{action} (rule {incident.rule})" if incident.rule else action
 
 
 def times(incident: Incident, state: State) -> str:
@@ -271,67 +202,13 @@ def times(incident: Incident, state: State) -> str:
     return f"{seen}, recovered after {words.duration(incident.recovered_after_s)}"
 
 
-def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
-    """What a person should type now."""
-    run, job, standing = snapshot.seen.run, snapshot.seen.run.job, snapshot.standing
-    assert job is not None
-    name = job.launch.job
-    again = f"ndctl submit {snapshot.run_dir.spec} --resume"
-    if snapshot.leader_alive and is_short(run):
-        return _short(run, name, again, snapshot.now, zone)
-    match standing.state:
-        case "SUBMITTED":
-            return f"wait for the leader; if it does not come: ndctl logs {name}"
-        case "PENDING" if snapshot.held:
-            since = f" for hosts since {words.moment(run.short_since, zone)}{_given_back(run)}"
-            return f"wait{since if run.given_back else ''}; to give it up: ndctl cancel {name}"
-        case "PENDING":
-            here = sum(host.alive for host in run.hosts.values())
-            return f"wait: {here} of {words.count(len(run.plan.hosts), 'host')} registered"
-        case "STARTING" | "RUNNING":
-            return f"nothing; to watch it: ndctl dashboard {name}"
-        case "RECOVERING":
-            return f"nothing, ndctl is on it; to watch: ndctl dashboard {name}"
-        case "SUCCEEDED":
-            return f"nothing; the whole story: ndctl describe {name}"
-        case "CANCELLED":
-            return f"to go on from the checkpoint: {again}"
-        case _ if standing.fix:
-            return standing.fix
-        case _:
-            return f"see why: {look_at(snapshot)}; then: {again}"
-
-
-def _short(run: Run, name: str, again: str, now: float, zone: tzinfo | None) -> str:
-    """Of a job that waits for hosts which a scheduler may yet replace."""
-    assert run.job is not None
-    since = run.short_since if run.given_back else run.since
-    there, want = len(usable(run)), words.count(len(run.plan.hosts), "host")
-    due_at = gives_back_at(run)
-    assert due_at is not None
-    ways = f"to give it up: ndctl cancel {name}"
-    if not run.job.shrink:
-        ways += f", and then with fewer: {again} --set resilience.shrink=true"
-    return (
-        f"wait: {there} of {want} are there, since {words.moment(since, zone)}"
-        f" ({words.duration(now - since)}){_given_back(run)};"
-        f" in vain until {words.moment(max(due_at, now), zone)} all are given back; {ways}"
-    )
-
-
-def _given_back(run: Run) -> str:
-    return f", all given back {words.count(run.given_back, 'time')}" if run.given_back else ""
-
-
-def look_at(snapshot: Snapshot) -> str:
-    """The command that shows the log of who is to blame."""
-    job, incidents = snapshot.seen.run.job, snapshot.seen.run.incidents
-    assert job is not None
-    name = job.launch.job
-    if not incidents or incidents[-1].culprit.rank is None:
-        return f"ndctl describe {name}"
-    last = incidents[-1]
-    return f"ndctl logs {name} --rank {last.culprit.rank} --attempt {last.attempt}"
+def _see_why(snapshot: Snapshot, described: bool) -> Iterator[str]:
+    if snapshot.standing.state == "FAILED":
+        command = look_at(snapshot)
+        if command is not None:
+            yield command
+        elif not described:
+            yield snapshot.commands.of("describe")
 
 
 def list_rows(snapshots: Iterable[Snapshot]) -> list[dict[str, Any]]:

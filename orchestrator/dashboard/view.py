@@ -23,6 +23,7 @@ from orchestrator.contract.events import (
     TrainingResumed,
 )
 from orchestrator.contract.mesh import Mesh
+from orchestrator.dashboard.commands import Commands
 from orchestrator.dashboard.metrics import NOTHING, Progress
 from orchestrator.supervise.log import Entry
 from orchestrator.supervise.roster import gives_back_at, is_short
@@ -46,9 +47,14 @@ LEADER_START_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedSave:
+    """The last one, and how many failed in a row."""
+
     step: int
     at: float
     why: str
+    since: float
+    """When the first of them failed."""
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +166,9 @@ def _checkpoint(
         case CheckpointSaved(step=step, at=at):
             return CheckpointView(step=step, at=at)
         case CheckpointFailed(step=step, at=at, why=why):
-            return replace(known, failed=FailedSave(step=step, at=at, why=why))
+            since, times = (known.failed.since, known.failed.times) if known.failed else (at, 0)
+            failed = FailedSave(step=step, at=at, why=why, since=since, times=times + 1)
+            return replace(known, failed=failed)
         case TrainingResumed(step=step, passed_over=passed):
             complete_at = known.at if known.step == step else None
             return CheckpointView(step=step, at=complete_at, passed_over=passed)
@@ -178,11 +186,12 @@ class Standing:
 
 
 def effective_state(
-    run: Run, leader_alive: bool, now: float, spec: str = "SPEC", held: str | None = None
+    run: Run, leader_alive: bool, now: float, fix: str = "", held: str | None = None
 ) -> Standing:
     """A job that has not ended and has no leader is not running, whatever its journal says last.
 
     Args:
+        fix: what submits it again.
         held: what a scheduler says of it, which may bring up a leader yet.
     """
     if run.state in ENDED or leader_alive:
@@ -195,7 +204,7 @@ def effective_state(
         reason = "no leader ever started: the backend did not bring up the first host's agent"
     else:
         reason = f"the leader went away without a word while {run.stage.value}"
-    fix = f"ndctl submit {spec} --resume"
+        reason += f"; it was the agent of {run.leader}" if run.leader else ""
     return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
 
 
@@ -248,6 +257,7 @@ class View:
     checkpoint: CheckpointView
     drills: tuple[tuple[str, bool], ...]
     """Each drill, and whether it has happened."""
+    commands: Commands
     now: float
 
 
@@ -258,11 +268,13 @@ def view(
     leader_alive: bool,
     now: float,
     held: str | None = None,
+    commands: Commands | None = None,
 ) -> View:
     """What to show at `now`; `held` as in `effective_state`."""
     run, last = seen.run, progress.last
     assert run.job is not None, "a journal begins with JobSubmitted"
-    standing = effective_state(run, leader_alive, now, held=held)
+    commands = commands or Commands(job=run.job.launch.job)
+    standing = effective_state(run, leader_alive, now, commands.submit(), held)
     over = standing.state in ENDED
     done = last_step(run, progress)
     return View(
@@ -291,6 +303,7 @@ def view(
         losses=progress.points,
         checkpoint=seen.checkpoint,
         drills=tuple((str(drill), drill.id in run.fired) for drill in run.job.drills),
+        commands=commands,
         now=now,
     )
 

@@ -4,8 +4,8 @@ What trains the same comes before what trains something else: other splits, smal
 and more recomputation by the time of a step, then what `search/relief.py` knows.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.cluster.inventory import Inventory
@@ -47,22 +47,33 @@ def ways_within(
         best = plan(spec, inventory, config)
     except PlanError:
         best = None
-    found = [] if best is None else list(_chosen(spec, best, former))
+    found = [] if best is None else list(_chosen(spec, inventory, config, best, former))
     if len(found) < SHOWN:
-        found += _relieved(spec, inventory, config)
+        known = [way.edits for way in found]
+        relieved = _relieved(spec, inventory, config, former)
+        found += _unlike(known, relieved)
     return tuple(found[:SHOWN])
 
 
-def _chosen(spec: JobSpec, best: Plan, former: Plan) -> Iterator[Way]:
+def _unlike(known: list[Edits], ways: Iterable[Way]) -> Iterator[Way]:
+    """Two kinds of change may come to the same."""
+    for way in ways:
+        if way.edits not in known:
+            known.append(way.edits)
+            yield way
+
+
+def _chosen(
+    spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], best: Plan, former: Plan
+) -> Iterator[Way]:
     """What the spec leaves open, decided otherwise."""
     choices = [best.choice, *best.alternatives]
     for number, choice in enumerate(choice for choice in choices if choice is not None):
-        stages = best.pipeline.stages_per_rank if number == 0 else "auto"
-        edits = {
-            path: value
-            for path, value in _decided(spec, choice, stages).items()
-            if value_at(spec, path) != value
-        }
+        found = best
+        if number and choice.schedule is not None:  # in how many stages a choice does not say
+            found = plan(apply(spec, _decided(spec, choice, "auto")), inventory, config)
+        decided = _decided(spec, choice, found.pipeline.stages_per_rank)
+        edits = {path: value for path, value in decided.items() if value_at(spec, path) != value}
         yield Way(edits=edits, price=_price(choice, former), plan=None if number else best)
 
 
@@ -81,20 +92,42 @@ def _decided(spec: JobSpec, choice: Choice, stages: Value) -> dict[str, Value]:
     return degrees | more
 
 
-def _price(choice: Choice, former: Plan) -> str:
+def _price(choice: Choice, former: Plan | None) -> str:
     words = f"about {show_bytes(choice.peak_bytes)}, {show_seconds(choice.step_s)} a step"
-    if former.time is None:
+    if former is None or former.time is None:
         return words
     return f"{words} instead of {show_seconds(former.time.step_s)}"
 
 
-def _relieved(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Iterator[Way]:
-    """What the spec fixes, changed."""
+def _relieved(
+    spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], former: Plan
+) -> Iterator[Way]:
+    """What the spec fixes, changed.
+
+    Nothing is left to the planner: whoever resumes plans with all the memory that a device is
+    said to have, and would be given the plan that did not fit.
+    """
     for way in relief_of(spec, inventory, config):
-        changed = None
-        if not ANOTHER_JOB & way.edits.keys():
-            try:
-                changed = plan(apply(spec, way.edits), inventory, config)
-            except (PlanError, Invalid):
-                continue
-        yield Way(edits=way.edits, price=way.price, plan=changed)
+        try:
+            changed = apply(spec, way.edits)
+            found = plan(changed, _with_hosts(inventory, changed.cluster.hosts), config)
+        except (PlanError, Invalid):
+            continue
+        assert found.choice is not None
+        decided = _decided(changed, found.choice, found.pipeline.stages_per_rank)
+        edits = {path: value for path, value in way.edits.items() if value != "auto"} | {
+            path: value for path, value in decided.items() if value_at(spec, path) != value
+        }
+        same = not ANOTHER_JOB & way.edits.keys()
+        price = _price(found.choice, former if same else None)
+        if len(edits) > len(decided.keys() & edits.keys()):
+            price = f"{way.price}; {price}"  # than how it is split, too, something is changed
+        yield Way(edits=edits, price=price, plan=found if same else None)
+
+
+def _with_hosts(inventory: Inventory, count: int) -> Inventory:
+    """With hosts of the same kind added, as many as are asked for: they are not there yet."""
+    like = inventory.hosts[-1]
+    more = range(len(inventory.hosts), count)
+    added = [replace(like, name=f"another-{number}") for number in more]
+    return Inventory(hosts=(*inventory.hosts, *added))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from orchestrator.supervise.diagnose import diagnose
-from orchestrator.supervise.policy import Decision, trouble_of
+from orchestrator.supervise.policy import Decision, trouble_of, ways_to_go_on
 from orchestrator.supervise.rehearsals import rehearsed
 from orchestrator.supervise.roster import addresses, switches_of
 from orchestrator.supervise.state import Culprit, Evidence, Findings, Incident, Run, Stage
@@ -17,7 +17,7 @@ def first_cause(run: Run, findings: Findings) -> Verdict:
     return replace(verdict, drill=rehearsed(run, findings, verdict.culprit, verdict.phase))
 
 
-def decided(incident: Incident, decision: Decision) -> Incident:
+def decided(run: Run, incident: Incident, decision: Decision) -> Incident:
     """With what was decided about it, and by which rule."""
     waits = f"; waits {decision.wait_s:.0f} s first" if decision.wait_s else ""
     return replace(
@@ -25,6 +25,7 @@ def decided(incident: Incident, decision: Decision) -> Incident:
         action=f"{incident.action}{waits}",
         remedy=decision.action,
         rule=decision.rule,
+        edits=ways_to_go_on(run, incident, decision),
     )
 
 

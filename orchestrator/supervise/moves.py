@@ -141,7 +141,7 @@ def _answer_overdue(run: Run, at: float) -> Result:
     if run.deadline is None or at < run.deadline:
         return run, ()
     why = f"the planner did not answer within {shortage.ANSWER_S:.0f} s"
-    run, words = shortage.with_ways_out(run, (), why)
+    run, words = shortage.with_ways_out(run, why)
     return end(run, at, "FAILED", words)
 
 
@@ -367,7 +367,7 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
         decision = replace(decision, action="stop", reason=f"{verdict.cause}; {why}{advice}")
     if decision.action == "rollback":
         run, decision = rollback.perform(run, findings.exits, decision)
-    incident = decided(incident_of(run, findings, verdict, decision.reason), decision)
+    incident = decided(run, incident_of(run, findings, verdict, decision.reason), decision)
     if decision.without is not None:
         why = f"{verdict.cause} (rule {decision.rule})"
         run = without(run, decision.without, why, at)

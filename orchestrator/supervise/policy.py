@@ -22,6 +22,8 @@ from orchestrator.supervise.verdict import Verdict
 TABLE = Path(__file__).with_name("policy.yaml")
 BUDGET = "max-restarts"
 """Names the budget by progress where it decides, as if it were a rule."""
+LOSS = ("nan-loss", "loss-spike")
+ROLLBACK = "--set resilience.on_nan=rollback"
 
 
 ON_PROCESSORS = "cpu"
@@ -126,8 +128,7 @@ def options(on_oom: str, on_nan: str, *, on_processors: bool) -> tuple[PolicyRul
             chosen.append(PolicyRule(name=OF_PROCESSORS, classes=host, action="replan", why=why))
     if on_nan == "rollback":
         why = "resilience.on_nan is rollback"
-        loss = ("nan-loss", "loss-spike")
-        chosen.append(PolicyRule(name="on-nan", classes=loss, action="rollback", why=why))
+        chosen.append(PolicyRule(name="on-nan", classes=LOSS, action="rollback", why=why))
     return tuple(chosen)
 
 
@@ -245,14 +246,27 @@ def _without(run: Run, host: str, at: float) -> str | None:
 
 
 def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
+    """Without the cause: the incident has it."""
+    stopped = "the job was stopped"
     if rule.name == "refused":
-        return f"{verdict.cause}; a restart would meet the same refusal"
+        return f"{stopped}: a restart would meet the same refusal"
     if rule.same == "error" and times > 1:
         words = {2: "twice"}.get(times, f"{times} times")
-        return f"the same error {words}, so it is the program's own: {verdict.signature}"
+        return f"{stopped}: the same error {words}, so it is the program's own"
     advice = verdict.failure.advice if verdict.failure else ""
     often = f", {times} times: {rule.why}" if rule.times > 1 and rule.why else ""
-    return f"{verdict.cause}{often}" + (f"; {advice}" if advice else "")
+    name = trouble_of(verdict).name
+    return f"{stopped}: {name}{often}" + (f"; {advice}" if advice else "")
+
+
+def ways_to_go_on(run: Run, incident: Incident, decision: Decision) -> tuple[str, ...]:
+    """What is to be changed so that a stopped job does not meet the same again, as it is typed, the
+    best first, where that is a matter of a key of the spec."""
+    assert run.job is not None
+    own = decision.rule in [rule.name for rule in run.job.policy]
+    if decision.action != "stop" or own or run.job.on_nan == "rollback":
+        return ()
+    return (ROLLBACK,) if incident.failure in LOSS else ()
 
 
 # Hosts

@@ -55,7 +55,7 @@ def _why_not(run: Run, to: int, since: int) -> str:
 
 
 def _refused(decision: Decision, why: str) -> Decision:
-    return replace(decision, action="stop", reason=f"no rollback: {why}")
+    return replace(decision, action="stop", reason=f"the job was stopped: no rollback, {why}")
 
 
 def _name(step: int) -> str:

@@ -177,7 +177,7 @@ def replan_refused(run: Run, event: ReplanRefused) -> Result:
     if event.device_bytes is not None:
         if not _awaited(run, event.device_bytes):
             return run, ()
-        run, words = with_ways_out(run, event.ways, event.why)
+        run, words = with_ways_out(run, event.why, event.ways, event.edits)
         return end(run, event.at, "FAILED", words)
     if run.replanning is None:
         return run, ()

@@ -59,15 +59,18 @@ def look(run: Run, at: float, short: Shortage) -> tuple[Run, tuple[Replan, ...]]
     return replace(run, shortage=short, deadline=at + ANSWER_S), (order,)
 
 
-def with_ways_out(run: Run, ways: tuple[str, ...], why: str) -> tuple[Run, str]:
+def with_ways_out(
+    run: Run, why: str, ways: tuple[str, ...] = (), edits: tuple[str, ...] = ()
+) -> tuple[Run, str]:
     """The incident knows what a person can do; and the words to end with."""
     assert run.shortage is not None
     *former, last = run.incidents
-    told = ways or (why,)
     notes = tuple(f"way out: {way}" for way in ways) or (f"no way out was found: {why}",)
     evidence = replace(last.evidence, notes=(*last.evidence.notes, *notes))
     advice = f"resume with one of: {'; '.join(ways)}" if ways else last.advice
-    incident = replace(last, evidence=evidence, advice=advice)
+    incident = replace(last, evidence=evidence, advice=advice, edits=edits)
     run = replace(run, incidents=(*former, incident), shortage=None)
-    head = "the cheapest ways out: " if ways else "no plan that takes less memory: "
-    return run, f"{last.action}; {head}{'; '.join(told)}"
+    if not ways:
+        return run, f"{last.action}; no plan that takes less memory: {why}"
+    many = f"{len(ways)} ways out are" if len(ways) > 1 else "one way out is"
+    return run, f"{last.action}; {many} known, the cheapest {ways[0]}"

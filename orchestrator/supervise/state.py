@@ -167,6 +167,9 @@ class Incident:
     """Of the policy, which decided."""
     advice: str = ""
     """What a person should do about it."""
+    edits: tuple[str, ...] = ()
+    """Each a way to go on that does not meet it again, the best first: what is typed behind
+    `ndctl submit SPEC --resume`."""
     confidence: float | None = None
     """0 to 1, of a verdict that was weighed; None: what is said was seen."""
 
@@ -220,6 +223,8 @@ class Refit:
     """What it does otherwise, or why there is none."""
     ways: tuple[str, ...] = ()
     """What a person could change, the cheapest first."""
+    edits: tuple[str, ...] = ()
+    """The same without its price: what is typed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,9 @@
 """A smaller plan for a job that has lost hosts."""
 
 import json
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,11 +132,13 @@ def test_groups_wider_than_a_host_are_planned_anew_in_the_blocks_that_are_left(
 # Less memory
 
 
-FIXED = {"pp": 1, "dp_replicate": 1, "dp_shard": 16, "cp": 1, "tp": 1}
+FIXED = {"pp": 1, "dp_replicate": 1, "cp": 1, "tp": 1}
 
 
-def llama(tmp_path: Path, *, fixed: bool = False, **train: object) -> tuple[RunDir, Plan]:
-    """8 billion weights on two hosts of eight H100s."""
+def llama(
+    tmp_path: Path, *, fixed: bool = False, hosts: int = 2, **train: Any
+) -> tuple[RunDir, Plan]:
+    """8 billion weights on hosts of eight H100s."""
     values = {"steps": 1, "global_batch_size": 64, "dtype": "bfloat16", **train}
     spec: JobSpec = decode(
         JobSpec,
@@ -143,8 +147,8 @@ def llama(tmp_path: Path, *, fixed: bool = False, **train: object) -> tuple[RunD
             "model": {"preset": "llama3-8b"},
             "data": {"files": "x", "sequence_length": 4096},
             "train": values,
-            "parallel": FIXED if fixed else {},
-            "cluster": {"hosts": 2, "gpus_per_host": 8},
+            "parallel": {**FIXED, "dp_shard": 8 * hosts} if fixed else {},
+            "cluster": {"hosts": hosts, "gpus_per_host": 8},
         },
     )
     inventory = load_inventory("{profile: h100-sxm-80gb, hosts: 2, devices_per_host: 8}", "a test")
@@ -159,7 +163,7 @@ def shortage(device_bytes: float, *, adopt: bool) -> Shortage:
 
 def edits_of(way: str) -> list[str]:
     """What a person types of it."""
-    return [word for word in way.partition("  (")[0].split() if word != "--set"]
+    return [word for word in shlex.split(way.partition("  (")[0]) if word != "--set"]
 
 
 def test_a_plan_that_did_not_fit_is_replaced_by_the_quickest_that_takes_less(
@@ -198,7 +202,7 @@ def test_every_way_out_that_is_shown_makes_a_plan_that_fits(tmp_path: Path) -> N
 
 
 def test_what_the_spec_fixes_is_freed_when_that_trains_the_same(tmp_path: Path) -> None:
-    keys: dict[str, object] = {"micro_batch_size": 1, "activation_checkpointing": "none"}
+    keys: dict[str, Any] = {"micro_batch_size": 1, "activation_checkpointing": "none"}
     run_dir, former = llama(tmp_path, fixed=True, **keys)
     limit = 0.5 * former.memory.peak_bytes
     found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=True), {})
@@ -206,13 +210,40 @@ def test_what_the_spec_fixes_is_freed_when_that_trains_the_same(tmp_path: Path) 
     assert found.found.plan.memory.peak_bytes <= limit
     assert found.why == found.ways[0]
     edits = edits_of(found.why)
-    assert "train.activation_checkpointing=auto" in edits
-    assert all(edit.endswith("=auto") for edit in edits)
+    assert any(edit.startswith(("parallel.pp=", "parallel.tp=")) for edit in edits)
     assert samples(found.found.plan) == samples(former)
 
 
+HOSTS_OF_H100 = "{profile: h100-sxm-80gb, hosts: 8, devices_per_host: 8}"
+
+
+@pytest.mark.parametrize(
+    ("train", "cluster", "less"),
+    [
+        ({"micro_batch_size": 1, "activation_checkpointing": "none"}, 2, 0.95),
+        ({"micro_batch_size": 1, "activation_checkpointing": "none"}, 2, 0.7),
+        ({"micro_batch_size": 1, "activation_checkpointing": "full"}, 2, 0.95),
+        ({"micro_batch_size": 1}, 1, 0.5),
+    ],
+)
+def test_a_way_out_that_is_typed_never_leads_back_to_the_plan_that_did_not_fit(
+    tmp_path: Path, train: dict[str, Any], cluster: int, less: float
+) -> None:
+    """Whoever resumes plans with all the memory that a device is said to have."""
+    run_dir, former = llama(tmp_path, fixed=True, hosts=cluster, **train)
+    limit = int(less * former.memory.peak_bytes)
+    found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=False), {})
+    assert len({*found.ways}) == 3
+    inventory = load_inventory(HOSTS_OF_H100, "a test")
+    for way in found.ways:
+        assert "=auto" not in way
+        assert "a step" in way, "what it costs is said"
+        again = plan(read_spec(run_dir.spec, edits_of(way)), inventory, PRESETS["llama3-8b"])
+        assert again.memory.peak_bytes <= limit, way
+
+
 def test_where_nothing_fits_nothing_is_planned(tmp_path: Path) -> None:
-    keys: dict[str, object] = {"micro_batch_size": 1, "activation_checkpointing": "full"}
+    keys: dict[str, Any] = {"micro_batch_size": 1, "activation_checkpointing": "full"}
     run_dir, former = llama(tmp_path, fixed=True, **keys)
     found = refit(run_dir, former, former.hosts, {}, shortage(1 << 30, adopt=True), {})
     assert (found.found, found.why) == (None, "nothing that trains the same takes less memory")

@@ -7,7 +7,7 @@ from rich.console import Console
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.follow import Follower, Told, summary_text, tell, tell_metric
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
-from orchestrator.dashboard.status import Snapshot
+from orchestrator.dashboard.moment import Snapshot
 from orchestrator.supervise.log import Entry
 from tests.dashboard.dashboard_story import (
     START,

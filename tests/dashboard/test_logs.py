@@ -13,7 +13,7 @@ from orchestrator.dashboard.logs import (
     read_logs,
     start_of_tail,
 )
-from orchestrator.dashboard.session import log_lines
+from orchestrator.dashboard.session import agent_lines, log_lines
 from orchestrator.errors import JobError
 from tests.dashboard.dashboard_story import StoryClock
 
@@ -185,6 +185,14 @@ def test_following_can_begin_with_the_last_lines_of_one_rank(run_dir: RunDir) ->
 def test_following_waits_for_the_first_log(run_dir: RunDir) -> None:
     script = Script((0, "first\n", 1), (0, "", 1))
     assert script.follow(run_dir, tail=5) == ["[host-0 rank 0] first"]
+
+
+def test_what_the_agents_said_can_be_asked_for(run_dir: RunDir) -> None:
+    write(run_dir, 0, "step 1\n")
+    with pytest.raises(JobError, match="no agent"):
+        list(agent_lines(run_dir, None))
+    run_dir.agent_log("node-1").write_text("leads\nno space left on device\n")
+    assert [*map(str, agent_lines(run_dir, 1))] == ["[node-1 agent] no space left on device"]
 
 
 def test_of_a_job_without_an_attempt_the_agents_logs_are_shown(run_dir: RunDir) -> None:

@@ -54,7 +54,8 @@ def check_everywhere(path: Path, entries: Sequence[Entry]) -> None:
 def astray_and_on() -> list[Entry]:
     """A job that goes back to an older checkpoint, when its last save had failed."""
     job = trained(20, 40, on_nan="rollback")
-    job.tell(CheckpointFailed(at=job.now(), attempt=1, step=42, why="the disk is full"))
+    for step in (41, 42):
+        job.tell(CheckpointFailed(at=job.now(), attempt=1, step=step, why="the disk is full"))
     astray(job, 25, 42)
     job.trains()
     return journal(event for event, _ in job.all)

@@ -1,9 +1,11 @@
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +27,7 @@ from orchestrator.contract.events import (
     CancelRequested,
     CheckpointFailed,
     CheckpointIntervalChanged,
+    CheckpointSaved,
     Event,
     EvidenceGathered,
     HangJudged,
@@ -52,19 +55,18 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation
+from orchestrator.contract.plan import Memory
 from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.commands import Commands
 from orchestrator.dashboard.describe import describe_text
+from orchestrator.dashboard.draw import draw
+from orchestrator.dashboard.follow import summary_text
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
+from orchestrator.dashboard.moment import Snapshot, read_snapshot
 from orchestrator.dashboard.narrate import action_words, event_line, event_words
-from orchestrator.dashboard.status import (
-    Snapshot,
-    list_rows,
-    list_text,
-    read_snapshot,
-    status_json,
-    status_text,
-)
+from orchestrator.dashboard.status import list_rows, list_text, status_json, status_text
 from orchestrator.dashboard.words import moment
+from orchestrator.diagnosis.classes import default_rules
 from orchestrator.supervise.log import Entry, Journal
 from tests.dashboard.dashboard_story import (
     START,
@@ -151,6 +153,29 @@ def test_a_failed_save_is_a_warning_in_every_form() -> None:
     assert line.endswith(f"warning: the checkpoint of step 20 failed: {why}")
 
 
+def test_a_job_whose_checkpoints_cannot_be_written_says_what_is_at_risk_and_what_to_do() -> None:
+    seen = snapshot(
+        [*started(), SAVE_FAILED, replace(SAVE_FAILED, at=START + 20, step=40)], metrics(1, 47)
+    )
+    (said,) = labelled("next", status_text(seen, UTC))
+    assert said == (
+        "make room, raise the quota, or keep fewer checkpoints (checkpoint.keep): no checkpoint can"
+        f" be written in {seen.checkpoints} since 2023-11-14 22:13:20, none is complete yet, and"
+        " 47 steps of work at risk; to watch it: ndctl dashboard quickstart"
+    )
+    assert "the last of 2 since 2023-11-14 22:13:20" in describe_text(seen, UTC)
+    saved = CheckpointSaved(at=START + 21, attempt=1, step=44)
+    seen = snapshot([*started(), saved, SAVE_FAILED], metrics(1, 47))
+    (said,) = labelled("next", status_text(seen, UTC))
+    assert "step-44 is the last that is complete, and 3 steps of work at risk" in said
+    later = replace(SAVE_FAILED, at=START + 22, step=90)
+    (said,) = labelled("next", status_text(snapshot([*started(), saved, later]), UTC))
+    assert "46 steps of work at risk" in said, "metrics lie on the same full disk"
+    unknown = replace(SAVE_FAILED, why="rank 3: the moon is full")
+    (said,) = labelled("next", status_text(snapshot([*started(), unknown]), UTC))
+    assert said.startswith("mend why: no checkpoint can be written in ")
+
+
 def test_an_incident_has_all_that_scripts_were_promised() -> None:
     (incident,) = status_json(snapshot(recovered()))["incidents"]
     assert {
@@ -226,13 +251,134 @@ def failed() -> list[Event]:
         (snapshot(recovered(), alive=False), "ndctl submit /runs/quickstart/spec.yaml --resume"),
         (snapshot(finished(), alive=False), "ndctl describe quickstart"),
         (snapshot(CANCELLED, alive=False), "to go on from the checkpoint"),
-        (snapshot(failed(), alive=False), "ndctl logs quickstart --rank 1 --attempt 2"),
+        (snapshot(failed(), alive=False), "ndctl submit /runs/quickstart/spec.yaml --resume"),
     ],
 )
 def test_status_ends_with_what_to_type(shot: Snapshot, said: str) -> None:
     lines = status_text(shot, UTC).splitlines()
     assert said in lines[-1]
     assert 6 <= len(lines) <= 12
+
+
+# What a person is told of a job that failed
+
+
+def labelled(label: str, text: str) -> list[str]:
+    found = (line for line in text.splitlines() if line[:14].strip() == label)
+    return [line[14:] for line in found if line]
+
+
+def test_a_stop_is_said_once_with_its_cause_and_where_to_look() -> None:
+    seen = snapshot(failed(), alive=False)
+    text = status_text(seen, UTC)
+    assert text.startswith("quickstart: FAILED, the job was stopped: the same error twice, so")
+    assert text.count("the same error twice") == 1
+    assert text.count("boom") == 1, "the cause stands with the incident"
+    (done,) = labelled("ndctl did", text)
+    assert done.startswith("stopped the job (rule same-error-twice); ")
+    assert labelled("see why", text) == ["ndctl logs quickstart --rank 1 --attempt 2"]
+    again = "once that is mended: ndctl submit /runs/quickstart/spec.yaml --resume"
+    assert labelled("next", text) == [again]
+
+
+def astray(**more: Any) -> list[Event]:
+    error = RankError(error="NotFinite", message="the loss is nan", step=25, traceback="", since=23)
+    return [
+        *started(**more),
+        CheckpointSaved(at=START + 25, attempt=1, step=20),
+        replace(raised(1, START + 30), exit_code=79, error=error),
+        *(
+            HostStopped(at=START + 31, attempt=1, host=host, finished=False)
+            for host in ("host-0", "host-1")
+        ),
+    ]
+
+
+def test_what_is_to_be_typed_after_a_loss_that_is_nan_does_not_lead_there_again() -> None:
+    whole = "ndctl submit /runs/quickstart/spec.yaml --resume --set resilience.on_nan=rollback"
+    seen = snapshot(astray(), alive=False)
+    assert labelled("next", status_text(seen, UTC)) == [whole]
+    assert labelled("", describe_text(seen, UTC))[-1] == whole
+
+
+def test_what_is_to_be_typed_after_memory_ran_out_is_the_cheapest_way_out() -> None:
+    error = RankError(
+        error="OutOfMemoryError",
+        message="CUDA out of memory. Tried to allocate 2.00 GiB.",
+        step=10,
+        traceback="",
+    )
+    job = submitted()
+    plan = replace(job.plan, memory=Memory(peak_bytes=70 << 30, items={}), profile="h100-sxm-80gb")
+    events = [
+        replace(job, plan=plan),
+        *started()[1:],
+        replace(raised(1, START + 30), error=error),
+        *(
+            HostStopped(at=START + 31, attempt=1, host=host, finished=False)
+            for host in ("host-0", "host-1")
+        ),
+    ]
+    asked = seen_of(events).run.shortage
+    assert asked is not None
+    edits = ("--set train.micro_batch_size=1", "--set 'model.lora={quantize: nf4}'")
+    refused = ReplanRefused(
+        at=START + 32,
+        hosts=2,
+        why="resilience.on_oom is stop",
+        device_bytes=asked.device_bytes,
+        ways=tuple(f"{one}  (about 60 GiB)" for one in edits),
+        edits=edits,
+    )
+    seen = snapshot([*events, refused], alive=False)
+    commands = [f"ndctl submit /runs/quickstart/spec.yaml --resume {one}" for one in edits]
+    text = status_text(seen, UTC)
+    assert labelled("next", text) == commands[:1]
+    assert text.count("out of memory") == 1
+    assert labelled("", describe_text(seen, UTC))[-2:] == commands
+
+
+def test_a_leader_that_died_has_a_log_and_the_command_that_shows_it() -> None:
+    seen = snapshot(recovered(), alive=False)
+    assert "it was the agent of host-0" in status_text(seen, UTC).splitlines()[0]
+    text = describe_text(seen, UTC)
+    assert labelled("see why", text)[0] == "ndctl logs quickstart --agents --tail 20"
+    assert labelled("its leader", text) == ["/runs/quickstart/logs/agent-host-0.log"]
+    assert "agent-host-0.log" not in describe_text(snapshot(recovered()), UTC)
+
+
+def test_where_nobody_is_to_blame_no_page_sends_to_itself() -> None:
+    lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=2.0)
+    events = [*started(max_restarts=0), lost]
+    events.append(HostStopped(at=START + 31, attempt=1, host="host-0", finished=False))
+    seen = snapshot(events, alive=False)
+    assert seen.seen.run.state == "FAILED"
+    assert labelled("see why", status_text(seen, UTC)) == ["ndctl describe quickstart"]
+    assert "ndctl describe" not in describe_text(seen, UTC)
+
+
+def test_a_job_that_goes_on_has_the_log_of_each_incident_with_its_attempt() -> None:
+    """`ndctl logs` shows the newest attempt where none is named."""
+    text = describe_text(snapshot(recovered()), UTC)
+    assert "    see why   ndctl logs quickstart --rank 1 --attempt 1" in text
+    assert not [one.name for one in default_rules() if re.search(r"\bJOB\b|--rank R", one.advice)]
+
+
+def test_every_command_leads_to_the_run_root() -> None:
+    """Typed where ndctl was asked, it finds the job."""
+    elsewhere = Commands(job="quickstart", spec="/my runs/s.yaml", root=("--run-root", "/my runs"))
+    stories = [started(), recovered(), failed(), finished(), astray(), CANCELLED]
+    stories += [[submitted()], waited_in_vain(0), started(100, 8)]
+    said = []
+    for events, alive in product(stories, (True, False)):
+        seen = replace(snapshot(events, alive=alive), known_by=elsewhere)
+        text = f"{describe_text(seen, UTC)}\n{status_text(seen, UTC)}\n{summary_text(seen, UTC)}"
+        shown = draw(seen.view, 200, 50, UTC).plain
+        said += re.findall(r"ndctl (?:submit|status|describe|logs|cancel|dashboard) .*", text)
+        said += re.findall(r"ndctl (?:describe|submit|cancel) .*", shown)
+    assert len(said) > 50
+    for command in said:
+        assert "--run-root '/my runs'" in command, command
 
 
 def test_a_job_that_lacks_hosts_says_so_in_one_line_and_what_to_type() -> None:

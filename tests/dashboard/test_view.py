@@ -112,7 +112,7 @@ def test_an_ended_job_needs_no_leader(alive: bool) -> None:
 def test_a_leader_is_given_time_to_start() -> None:
     run = seen_of([submitted()]).run
     assert effective_state(run, False, START + 5).state == "SUBMITTED"
-    late = effective_state(run, False, START + 500, "job.yaml")
+    late = effective_state(run, False, START + 500, "ndctl submit job.yaml --resume")
     assert (late.state, late.fix) == ("FAILED", "ndctl submit job.yaml --resume")
 
 
@@ -148,9 +148,16 @@ def test_a_failed_save_is_shown_until_one_is_complete() -> None:
     full = CheckpointFailed(at=START + 40, attempt=2, step=40, why="No space left on device: /c")
     shown = view_of([*recovered(), full]).checkpoint
     assert (shown.step, shown.at) == (20, START + 25)
-    assert shown.failed == FailedSave(step=40, at=START + 40, why=full.why)
+    assert shown.failed == FailedSave(step=40, at=START + 40, why=full.why, since=START + 40)
     words = checkpoint_words(shown, view_of(recovered()))
     assert "warning: the save at step 40 failed: No space left on device: /c" in words
+    again = replace(full, at=START + 50, step=60)
+    both = view_of([*recovered(), full, again]).checkpoint
+    assert both.failed == FailedSave(
+        step=60, at=START + 50, why=full.why, since=START + 40, times=2
+    )
+    words = checkpoint_words(both, view_of(recovered()))
+    assert "the save at step 60 failed, as did 1 before it in a row: No space" in words
     saved = CheckpointSaved(at=START + 41, attempt=2, step=41)
     assert view_of([*recovered(), full, saved]).checkpoint.failed is None
 

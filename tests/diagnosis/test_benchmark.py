@@ -25,7 +25,7 @@ def test_an_analysis_that_blames_hosts_for_nothing_is_not_within_it() -> None:
         return replace(verdict, hosts=("somebody",)) if verdict.hosts else verdict
 
     assert score(20, 0.0).within(0.98)
-    spoilt = score(20, 0.0, blames)
+    spoilt = score(20, 0.0, judge=blames)
     assert spoilt.right == 20
     assert spoilt.wrong > 0
     assert not spoilt.within(0.98)

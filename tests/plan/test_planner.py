@@ -233,7 +233,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         {"model__lora": {"target_modules": ["q_proj", "qproj"]}},
         "must be linear layers of llama (q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj,"
         " down_proj), got qproj",
-        "--set model.lora.target_modules=[q_proj]",
+        "--set 'model.lora.target_modules=[q_proj]'",
     ),
 ]
 
@@ -630,7 +630,7 @@ def test_dropout_inside_attention_stands_against_context_parallel() -> None:
 def test_adapters_are_checked_against_the_family() -> None:
     error = refused(job(model__lora={}), GPT2)
     assert "linear layers of gpt2 (c_attn, c_proj, c_fc), got q_proj" in error.message
-    assert "--set model.lora.target_modules=[c_attn]" in error.fix
+    assert "--set 'model.lora.target_modules=[c_attn]'" in error.fix
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,9 @@ def test_what_a_restart_would_meet_again_ends_the_job_with_its_advice(
     assert isinstance(end, EndJob)
     assert decided(job) == (name, "stop", rule)
     assert end.reason.endswith(f"; {last(job).advice} (rule {rule})")
-    assert message in end.reason
+    assert end.reason.startswith(f"the job was stopped: {name}; ")
+    assert message not in end.reason, "the cause has its place"
+    assert message in last(job).cause
 
 
 def test_a_python_exception_is_tried_again_in_place() -> None:
@@ -511,7 +513,7 @@ def test_four_failures_without_a_step_are_a_crash_loop() -> None:
     (end,) = fails(job, 3, "no. 3")
     assert isinstance(end, EndJob)
     assert decided(job)[2] == "crash-loop"
-    assert "RuntimeError: no. 3 at step 10, 4 times: four failures and not one step" in end.reason
+    assert "python-exception, 4 times: four failures and not one step" in end.reason
 
 
 def test_six_of_a_class_within_the_hour_end_even_a_job_that_advances() -> None:

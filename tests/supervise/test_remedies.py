@@ -59,7 +59,10 @@ def answered(job: Job, peak: float, number: int) -> tuple[Action, ...]:
 def refused(job: Job, *ways: str, why: str = "nothing fits") -> tuple[Action, ...]:
     assert job.run.shortage is not None
     size = job.run.shortage.device_bytes
-    return job.tell(ReplanRefused(at=job.now(), hosts=2, why=why, device_bytes=size, ways=ways))
+    edits = tuple(way.partition("  (")[0] for way in ways)
+    return job.tell(
+        ReplanRefused(at=job.now(), hosts=2, why=why, device_bytes=size, ways=ways, edits=edits)
+    )
 
 
 def replanning(**more: Any) -> Job:
@@ -78,10 +81,12 @@ def test_a_job_that_stops_says_the_cheapest_ways_out() -> None:
     (end,) = refused(job, *ways)
     assert isinstance(end, EndJob)
     assert end.state == "FAILED"
-    assert f"the cheapest ways out: {ways[0]}; {ways[1]}" in end.reason
+    assert end.reason.startswith("the job was stopped: cuda-out-of-memory; ")
+    assert end.reason.endswith(f"; 2 ways out are known, the cheapest {ways[0]}")
     (incident,) = job.run.incidents
     assert incident.failure == "cuda-out-of-memory"
     assert incident.advice == f"resume with one of: {ways[0]}; {ways[1]}"
+    assert incident.edits == ("--set train.micro_batch_size=1", "--set cluster.hosts=4")
     assert f"way out: {ways[0]}" in incident.evidence.notes
 
 
@@ -236,7 +241,7 @@ def test_what_failed_before_its_first_step_is_not_rolled_back() -> None:
         job.exits(rank, error=error)
     (end,) = job.stops()
     assert isinstance(end, EndJob)
-    assert "no rollback: it failed before its first step" in end.reason
+    assert "no rollback, it failed before its first step" in end.reason
 
 
 def test_a_spike_is_treated_alike_and_a_second_window_counts_the_first() -> None:
@@ -282,6 +287,26 @@ def test_without_it_the_job_stops_at_once_and_says_what_helps() -> None:
         assert isinstance(end, EndJob)
         assert (end.state, job.run.incidents[0].failure) == ("FAILED", name)
         assert "go back" in end.reason
+        assert job.run.incidents[0].edits == ("--set resilience.on_nan=rollback",)
+
+
+def test_what_is_advised_after_a_stop_lets_the_job_go_on() -> None:
+    job = trained(40)
+    astray(job, 50, 52)
+    submission = job.run.job
+    assert submission is not None
+    job.tell(replace(submission, at=job.now(), resume=True, on_nan="rollback"))
+    job.running()
+    (start,) = astray(job, 50, 52)
+    assert isinstance(start, StartAttempt)
+    assert start.skip == (Window(first=41, last=52),)
+
+
+def test_no_key_is_advised_that_a_rule_of_the_spec_would_overrule() -> None:
+    mine = PolicyRule(name="mine", classes=("nan-loss",), action="stop")
+    job = trained(40, policy=(mine,))
+    astray(job, 50, 52)
+    assert job.run.incidents[0].edits == ()
 
 
 def test_a_person_and_a_new_leader_find_the_windows_again() -> None:

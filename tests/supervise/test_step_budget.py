@@ -54,8 +54,8 @@ def test_the_same_error_at_the_same_step_twice_ends_the_job_with_its_traceback()
     (end,) = job.stops()
     assert end == EndJob(
         state="FAILED",
-        reason="the same error twice, so it is the program's own: RuntimeError: shapes differ at"
-        " step 10 (rule same-error-twice)",
+        reason="the job was stopped: the same error twice, so it is the program's own"
+        " (rule same-error-twice)",
     )
     assert "RuntimeError: shapes differ" in job.run.incidents[-1].evidence.traceback
 
@@ -88,6 +88,7 @@ def test_a_refused_configuration_ends_the_job_at_once() -> None:
     (end,) = job.stops()
     assert isinstance(end, EndJob)
     assert end.reason == (
-        "the trainer refused its configuration: tp=3 does not divide; a restart would meet the"
-        " same refusal (rule refused)"
+        "the job was stopped: a restart would meet the same refusal (rule refused)"
     )
+    cause = "the trainer refused its configuration: tp=3 does not divide"
+    assert job.run.incidents[-1].cause == cause

@@ -92,7 +92,8 @@ def test_the_same_rank_at_the_same_step_twice_is_the_programs_own() -> None:
         actions = judged(job)
     (end,) = actions
     assert isinstance(end, EndJob)
-    assert "mismatch of rank 2 at step 0" in end.reason
+    assert "the same error twice" in end.reason
+    assert job.run.incidents[-1].signature == "mismatch of rank 2 at step 0"
 
 
 def test_a_class_of_the_users_own_is_not_asked_about() -> None:

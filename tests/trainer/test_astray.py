@@ -130,8 +130,19 @@ def test_every_rank_leaves_with_a_code_of_its_own(tmp_path: Path) -> None:
     env = {"NDCTL_DRILLS": json.dumps(encode((parse_drill("nan:rank=0@step=2", 1),)))}
     ranks = start_ranks(["-m", "trainer", str(config)], 2, env)
     assert finish(ranks) == [exits.UNSTABLE] * 2
-    assert "error: step 2: the loss is nan, not finite" in ranks[0].output
-    assert "Traceback" not in ranks[0].output
+    for rank in ranks:
+        assert "error: step 2: the loss is nan, not finite" in rank.output
+        assert "Traceback" not in rank.output
+
+
+def test_every_rank_says_in_its_own_log_why_a_configuration_is_refused(tmp_path: Path) -> None:
+    """Whichever is told of first, its log is the one that a person is sent to."""
+    config = tmp_path / "config.json"
+    config.write_text('{"seed": "none"}')
+    ranks = start_ranks(["-m", "trainer", str(config)], 2, {})
+    assert finish(ranks) == [exits.REFUSED] * 2
+    for rank in ranks:
+        assert "is not a trainer configuration" in rank.output
 
 
 def test_a_device_without_room_raises_its_own_error(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from orchestrator.backends.kubernetes.places import IN_CLUSTER
 from orchestrator.errors import BackendError
 
-IN_CLUSTER = "in-cluster"
-"""The context of who runs in a pod."""
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 NAMESPACE = TOKEN.with_name("namespace")
 

@@ -20,11 +20,10 @@ from itertools import islice
 from pathlib import Path
 
 from orchestrator.backends.kubernetes import fields
-from orchestrator.backends.kubernetes.access import IN_CLUSTER
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.fetch import read_news
 from orchestrator.backends.kubernetes.fields import LABEL, leads
-from orchestrator.backends.kubernetes.places import REMOTE, folder_of, is_mirror
+from orchestrator.backends.kubernetes.places import IN_CLUSTER, REMOTE, folder_of, is_mirror
 from orchestrator.backends.kubernetes.podlogs import (
     JOURNAL_MARK,
     METRICS_MARK,

@@ -5,12 +5,30 @@ from pathlib import Path
 
 FOLDER = ".kubernetes"
 REMOTE = "remote.json"
+IN_CLUSTER = "in-cluster"
+"""The context of who runs in a pod."""
 
 
 def folder_of(run_root: Path, context: str, namespace: str, job: str) -> Path:
     from urllib.parse import quote
 
     return (run_root / FOLDER / quote(context, safe="") / namespace / job).absolute()
+
+
+def run_root_above(mirror: Path) -> Path:
+    return mirror.absolute().parents[3]
+
+
+def options_of(run_root: Path, mirror: Path) -> tuple[str, ...]:
+    """What a verb is told besides the job's name, where there are several of that name."""
+    from urllib.parse import unquote
+
+    others = [path for path in known_mirrors(run_root, mirror.name) if path != mirror.absolute()]
+    if not others and not (run_root / mirror.name / "journal.jsonl").exists():
+        return ()
+    context, namespace = mirror.absolute().parts[-3:-1]
+    named = () if unquote(context) == IN_CLUSTER else ("--context", unquote(context))
+    return (*named, "--namespace", namespace)
 
 
 def is_mirror(path: Path) -> bool:

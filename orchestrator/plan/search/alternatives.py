@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from shlex import quote
 from typing import Any
 
 from orchestrator.cluster.inventory import Inventory
@@ -252,7 +253,7 @@ def _distance(spec: JobSpec, edits: Edits) -> tuple[float, float, str]:
 
 def show_edits(edits: Edits) -> str:
     """As they are typed."""
-    return " ".join(f"--set {path}={_shown(value)}" for path, value in edits.items())
+    return " ".join(f"--set {quote(f'{path}={_shown(value)}')}" for path, value in edits.items())
 
 
 def _shown(value: Value) -> str:

@@ -1,12 +1,14 @@
 """What would make a job fit that does not."""
 
+import shlex
 from typing import Any
 
 import pytest
 from hypothesis import assume, event, given, settings
 
 from orchestrator.cluster.inventory import Host, Inventory
-from orchestrator.plan.search.alternatives import apply
+from orchestrator.contract.model import LoraSpec
+from orchestrator.plan.search.alternatives import Edits, apply, show_edits
 from orchestrator.plan.search.best import can_fit, search
 from orchestrator.plan.search.hosts import with_hosts
 from orchestrator.plan.search.relief import WayOut, ways_out
@@ -38,6 +40,16 @@ def test_every_way_out_leads_to_a_plan(space: Space) -> None:
         changed = with_hosts(space, spec.cluster.hosts)
         options = search(Space(spec, changed.shape, changed.fabric), "throughput").options
         assert options, way
+
+
+def test_a_change_is_shown_as_a_shell_takes_it() -> None:
+    edits: Edits = {"model.lora": LoraSpec(quantize="nf4"), "train.micro_batch_size": 1}
+    assert shlex.split(show_edits(edits)) == [
+        "--set",
+        "model.lora={quantize: nf4}",
+        "--set",
+        "train.micro_batch_size=1",
+    ]
 
 
 def needed(train: Any, parallel: Any, hosts: int = 1) -> int:

@@ -1,0 +1,111 @@
+"""What a person should type now, and where the reason of a failure stands."""
+
+from datetime import tzinfo
+
+from orchestrator.dashboard import words
+from orchestrator.dashboard.commands import Commands
+from orchestrator.dashboard.moment import Snapshot
+from orchestrator.dashboard.view import FailedSave
+from orchestrator.diagnosis.classes import Signs, classify
+from orchestrator.supervise.policy import BUDGET
+from orchestrator.supervise.roster import gives_back_at, is_short, usable
+from orchestrator.supervise.state import Incident, Run
+
+
+def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
+    """What a person should type now: words, and behind them one whole command."""
+    run, standing, commands = snapshot.seen.run, snapshot.standing, snapshot.commands
+    if snapshot.leader_alive and is_short(run):
+        return _short(run, commands, snapshot.now, zone)
+    match standing.state:
+        case "SUBMITTED" | "PENDING":
+            return _wait(snapshot, zone)
+        case "RUNNING" if snapshot.seen.checkpoint.failed is not None:
+            return _at_risk(snapshot, snapshot.seen.checkpoint.failed, zone)
+        case "STARTING" | "RUNNING":
+            return f"nothing; to watch it: {commands.of('dashboard')}"
+        case "RECOVERING":
+            return f"nothing, ndctl is on it; to watch: {commands.of('dashboard')}"
+        case "SUCCEEDED":
+            return f"nothing; the whole story: {commands.of('describe')}"
+        case "CANCELLED":
+            return f"to go on from the checkpoint: {commands.submit()}"
+        case _ if standing.fix:
+            return standing.fix
+        case _:
+            return _go_on(run, commands)
+
+
+def _wait(snapshot: Snapshot, zone: tzinfo | None) -> str:
+    """Of a job that has not begun."""
+    run, commands = snapshot.seen.run, snapshot.commands
+    if snapshot.standing.state == "SUBMITTED":
+        return f"wait for the leader; if it does not come: {commands.of('logs')}"
+    if snapshot.held:
+        since = f" for hosts since {words.moment(run.short_since, zone)}{_given_back(run)}"
+        return f"wait{since if run.given_back else ''}; to give it up: {commands.of('cancel')}"
+    here = sum(host.alive for host in run.hosts.values())
+    return f"wait: {here} of {words.count(len(run.plan.hosts), 'host')} registered"
+
+
+def _at_risk(snapshot: Snapshot, failed: FailedSave, zone: tzinfo | None) -> str:
+    """Of a job that trains, and whose checkpoints cannot be written."""
+    job, saved = snapshot.seen.run.job, snapshot.seen.checkpoint
+    found = classify(Signs(lines=(failed.why,)), job.failure_classes if job else ())
+    advice = found.rule.advice if found is not None else ""
+    done = max(snapshot.view.step, failed.step)  # metrics may lie on the same full disk
+    lost = words.count(max(0, done - saved.step), "step")
+    kept = f"{saved.name} is the last that is complete" if saved.step else "none is complete yet"
+    return (
+        f"{advice or 'mend why'}: no checkpoint can be written in {snapshot.checkpoints} since"
+        f" {words.moment(failed.since, zone)}, {kept}, and {lost} of work at risk;"
+        f" to watch it: {snapshot.commands.of('dashboard')}"
+    )
+
+
+def _go_on(run: Run, commands: Commands) -> str:
+    """Of a job that failed: with what does not lead there again, where that is known."""
+    last = run.incidents[-1] if run.incidents else None
+    if last is None:
+        return commands.submit()
+    if last.edits:
+        return commands.submit(last.edits[0])
+    stopped = last.remedy == "stop" and last.rule != BUDGET
+    return f"{'once that is mended: ' if stopped else ''}{commands.submit()}"
+
+
+def _short(run: Run, commands: Commands, now: float, zone: tzinfo | None) -> str:
+    """Of a job that waits for hosts which a scheduler may yet replace."""
+    assert run.job is not None
+    since = run.short_since if run.given_back else run.since
+    there, want = len(usable(run)), words.count(len(run.plan.hosts), "host")
+    due_at = gives_back_at(run)
+    assert due_at is not None
+    ways = f"to give it up: {commands.of('cancel')}"
+    if not run.job.shrink:
+        ways += f", and then with fewer: {commands.submit('--set resilience.shrink=true')}"
+    return (
+        f"wait: {there} of {want} are there, since {words.moment(since, zone)}"
+        f" ({words.duration(now - since)}){_given_back(run)};"
+        f" in vain until {words.moment(max(due_at, now), zone)} all are given back; {ways}"
+    )
+
+
+def _given_back(run: Run) -> str:
+    return f", all given back {words.count(run.given_back, 'time')}" if run.given_back else ""
+
+
+def look_at(snapshot: Snapshot) -> str | None:
+    """The command that shows the log of who is to blame; None where that is nobody's."""
+    run = snapshot.seen.run
+    if snapshot.standing.fix:
+        return snapshot.commands.of("logs", "--agents", "--tail", 20)
+    return log_of(run.incidents[-1], snapshot.commands) if run.incidents else None
+
+
+def log_of(incident: Incident, commands: Commands) -> str | None:
+    """The same of one incident: by default `ndctl logs` shows another attempt."""
+    rank = incident.culprit.rank
+    if rank is None:
+        return None
+    return commands.of("logs", "--rank", rank, "--attempt", incident.attempt)

@@ -1,0 +1,77 @@
+"""What is printed about a job finds it where it is typed."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from orchestrator.app.commands import commands_for, commands_of
+from orchestrator.app.remote import Found
+from orchestrator.backends.kubernetes.places import folder_of
+from orchestrator.contract.rundir import RunDir
+from orchestrator.load import read_spec
+from tests.app.test_remote import ACopy, submitted, write
+from tests.jobs_on_disk import NoCluster, cluster, submission
+
+__all__ = ["cluster"]
+
+
+def root_in(command: str) -> str | None:
+    words = shlex.split(command)
+    return words[words.index("--run-root") + 1] if "--run-root" in words else None
+
+
+def test_only_a_run_root_that_is_not_found_by_itself_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "my runs"
+    run_dir = RunDir(root / "job")
+    elsewhere = commands_of(run_dir, {})
+    for command in (elsewhere.of("logs", "--rank", 1), elsewhere.submit("--set a.b=c")):
+        assert root_in(command) == str(root)
+    assert elsewhere.submit("--set a.b=c").endswith("--set a.b=c")
+    there = commands_of(run_dir, {"NDCTL_RUN_ROOT": str(root)})
+    assert there.of("status") == "ndctl status job"
+    monkeypatch.chdir(tmp_path)
+    by_default = commands_of(RunDir(tmp_path / "ndctl-runs" / "job"), {})
+    assert by_default.of("status") == "ndctl status job"
+    other = commands_of(RunDir(tmp_path / "ndctl-runs" / "job"), {"NDCTL_RUN_ROOT": "/x"})
+    assert root_in(other.of("status")) == str(tmp_path / "ndctl-runs")
+
+
+def mirrored(root: Path, namespace: str) -> Found:
+    folder = folder_of(root, "prod/eu", namespace, "job")
+    folder.mkdir(parents=True)
+    (folder / "remote.json").write_text(json.dumps({"context": "prod/eu"}))
+    return Found(RunDir(folder), ACopy(RunDir(folder)))
+
+
+def test_a_copy_is_found_through_the_run_root_that_it_is_in(tmp_path: Path) -> None:
+    found = mirrored(tmp_path, "a")
+    assert commands_for(found, {}).of("status") == f"ndctl status job --run-root {tmp_path}"
+    environ = {"NDCTL_RUN_ROOT": str(tmp_path)}
+    assert commands_for(found, environ).of("status") == "ndctl status job"
+
+
+def test_of_two_jobs_of_one_name_it_is_said_which(tmp_path: Path) -> None:
+    found, _ = mirrored(tmp_path, "a"), mirrored(tmp_path, "b")
+    environ = {"NDCTL_RUN_ROOT": str(tmp_path)}
+    which = "ndctl status job --context prod/eu --namespace a"
+    assert commands_for(found, environ).of("status") == which
+
+
+def test_one_here_of_the_same_name_counts_as_well(tmp_path: Path) -> None:
+    found = mirrored(tmp_path, "a")
+    write(RunDir(tmp_path / "job"), submitted(RunDir(tmp_path / "job")))
+    said = commands_for(found, {"NDCTL_RUN_ROOT": str(tmp_path)}).of("status")
+    assert "--namespace a" in said
+
+
+def test_the_spec_of_a_run_knows_its_run_root(cluster: NoCluster, tmp_path: Path) -> None:
+    """So it is submitted again wherever one stands."""
+    from orchestrator.app import submitting
+    from tests.agent.world import TurnedClock
+
+    run_dir = submitting.submit(submission(tmp_path), {}, TurnedClock()).run_dir
+    assert read_spec(run_dir.spec).run_root == str(tmp_path)
