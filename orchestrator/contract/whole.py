@@ -24,7 +24,8 @@ def written_beside(path: Path, data: bytes, durable: bool = False) -> Iterator[P
     not, it is gone afterwards. Its name is this process's alone, on all hosts."""
     fresh = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}{UNFINISHED}")
     try:
-        with fresh.open("wb") as file:
+        fresh.unlink(missing_ok=True)  # of a process of that number that was killed
+        with fresh.open("xb") as file:
             file.write(data)
             file.flush()
             if durable:

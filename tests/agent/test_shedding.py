@@ -2,11 +2,12 @@
 
 import fcntl
 import os
+import signal
 import stat
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -175,32 +176,19 @@ def test_nothing_is_replaced_while_someone_appends(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-class Killed(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("at", ["unlink", "open", "write", "fsync", "share", "replace"])
-def test_whenever_it_is_killed_nothing_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "at", [(os, "fsync"), (shedding, "share"), (Path, "replace")], ids=lambda where: where[1]
+)
+def test_whenever_it_is_killed_nothing_is_lost(tmp_path: Path, at: tuple[Any, str]) -> None:
     path = a_file(tmp_path)
     before = path.read_bytes()
-
-    def dies(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        where = {
-            "unlink": (Path, "unlink"),
-            "open": (os, "open"),
-            "write": (os, "fdopen"),
-            "fsync": (os, "fsync"),
-            "share": (shedding, "share"),
-            "replace": (Path, "replace"),
-        }[at]
-        patch.setattr(*where, dies if at != "unlink" else lambda *_, **__: dies())
-        with pytest.raises(Killed):
-            shed(path, NOW, large_bytes=1)
+    child = os.fork()
+    if not child:
+        setattr(*at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        shed(path, NOW, large_bytes=1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert path.read_bytes() == before
     record(path, strike(NOW + 1))
     assert shed(path, NOW, large_bytes=1), "what it left behind hinders nobody"

@@ -45,6 +45,17 @@ def test_a_full_disk_leaves_the_former_one_and_nothing_beside_it(tmp_path: Path)
     assert names(tmp_path) == ["state.json"]
 
 
+def test_nothing_is_written_through_a_link_that_another_put_there(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "state.json", tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"of another")
+    with written_beside(path, b"x") as fresh:
+        name = fresh.name
+    (tmp_path / name).symlink_to(elsewhere)
+    write_whole(path, b"ours")
+    assert (path.read_bytes(), path.is_symlink()) == (b"ours", False)
+    assert elsewhere.read_bytes() == b"of another"
+
+
 def test_one_that_may_not_take_the_place_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
 
