@@ -53,15 +53,19 @@ def _rank(world: "World", fault: Fault) -> float:
     number = ranks.alive[-1]
     match int(fault.size * 5):
         case 0:
-            words = Words(code=None, by=signal.SIGKILL)
+            words = Words(code=None, by=signal.SIGKILL, failure="sigkill-from-outside")
         case 1:
-            words = Words("rank 7 of the library is out of luck", "RuntimeError")
+            own = "rank 7 of the library is out of luck"
+            words = Words(own, "RuntimeError", failure="python-exception")
         case 2:
-            words = Words(code=None, by=signal.SIGBUS)
+            words = Words(code=None, by=signal.SIGBUS, failure="segfault")
         case 3:
-            words = Words(f"loss is odd at {world.timeline.now:.0f}", "RuntimeError")
+            odd = f"loss is odd at {world.timeline.now:.0f}"
+            words = Words(odd, "RuntimeError", failure="python-exception")
+        case _ if fault.size > 0.97:
+            words = Words(code=exits.REFUSED, failure="refused")
         case _:
-            words = Words(code=exits.REFUSED if fault.size > 0.97 else exits.FAILED)
+            words = Words(code=exits.FAILED)
     ranks.end_rank(number, words)
     return 0.0
 
@@ -336,14 +340,22 @@ def _mended(host: Host) -> None:
 
 
 def _cancel(world: "World", fault: Fault) -> float:
-    """A tenth of them: a cancelled job shows little."""
-    if fault.pick > 0.1:
-        return 0.0
-    if fault.size < 0.5 and world.scenario.scheduled:
+    """A tenth of them: a cancelled job shows little. More of those that come as something breaks,
+    which is when people cancel."""
+    if fault.size < 0.5 and fault.pick < 0.1:
+        _cancelled(world, fault)
+    elif fault.size >= 0.5 and fault.pick < 0.4:
+        world.at_trouble = partial(
+            _after, world, 4.0 * fault.pick, partial(_cancelled, world, fault)
+        )
+    return 0.0
+
+
+def _cancelled(world: "World", fault: Fault) -> None:
+    if int(fault.size * 8) % 2 and world.scenario.scheduled:
         world.scheduler.cancel()
     elif world.leader is not None:
         world.leader.cancel("ann")
-    return 0.0
 
 
 def _parting(world: "World", fault: Fault) -> float:

@@ -20,10 +20,13 @@ from orchestrator.contract.events import (
     RankExited,
     TrainingResumed,
 )
+from orchestrator.simulation.blame import Blame, Strike
 from orchestrator.simulation.laws import hold
 from orchestrator.simulation.operators import Operators
 from orchestrator.simulation.remedies import Remedies
+from orchestrator.simulation.rules import Rules
 from orchestrator.simulation.storage import read_whole
+from orchestrator.simulation.troubles import BREAKS, Words
 from orchestrator.supervise.state import LIVE, OUTSIDE, Run, Stage
 
 if TYPE_CHECKING:
@@ -61,9 +64,9 @@ class Witness:
         self.checked = 0
         """Entries that were replayed."""
         self.replayed = Run()
-        self.broken: set[tuple[int, int]] = set()
-        """Attempt and rank, of ranks whose host's hardware broke."""
         self.remedies = Remedies(world)
+        self.rules = Rules(world)
+        self.blame = Blame(world)
 
     # Two live attempts that can write
 
@@ -89,8 +92,11 @@ class Witness:
         hold(attempt >= self.marks, f"attempt {attempt} made a mark after attempt {self.marks}")
         self.marks = attempt
 
-    def rank_broke(self, attempt: int, rank: int) -> None:
-        self.broken.add((attempt, rank))
+    def rank_struck(self, ranks: "HostRanks", rank: int, words: Words) -> None:
+        self.blame.struck[ranks.attempt, rank] = Strike(ranks.host, words)
+
+    def rank_stood(self, ranks: "HostRanks", rank: int) -> None:
+        self.blame.stood.add((ranks.attempt, ranks.host, rank))
 
     def ranks_started(self, ranks: "HostRanks") -> None:
         others = [other for other in ranks.agent.host.ranks if other is not ranks]
@@ -111,11 +117,15 @@ class Witness:
         self.starts, self.explained, self.left_out, self.shut = 0, True, set(), set()
         self.given_up = 0
         self.remedies.submitted()
+        self.rules.submitted()
+        self.blame.begins()
         stands = len(set(self.world.scheduler.submissions))
         hold(stands == len(self.world.scheduler.submissions), "one launch was submitted twice")
 
     def heard(self, event: Event, before: Run) -> None:
         """Whatever is made of it, if anything."""
+        self.rules.heard(event, before)
+        self.blame.heard(event, before)
         if self._fails_as_it_leaves(event, before):
             self.explained = False
 
@@ -127,6 +137,7 @@ class Witness:
         self._blames(event, before, run)
         self._spends(event, before, run)
         self._opens(event, run)
+        self.blame.decided(before, run)
         self.remedies.decided(event, actions, before, run)
         for action in actions:
             match action:
@@ -141,6 +152,7 @@ class Witness:
                     hold(run.stage is Stage.ENDED, "the end of a job that has not ended")
                 case _:
                     hold(before.ending is None, f"{type(action).__name__} after the end")
+        self.rules.decided(event, before, run)
         self._sound(run)
         self.writers()
 
@@ -177,7 +189,8 @@ class Witness:
             return False
         match event:
             case RankExited(attempt=attempt, rank=rank):
-                return (attempt, rank) in self.broken and attempt == before.attempt
+                struck = self.blame.struck.get((attempt, rank))
+                return attempt == before.attempt and struck is not None and struck.words in BREAKS
             case AgentLost(host=host, taken=""):
                 known = before.hosts.get(host)
                 had = known is not None and known.alive and not known.going

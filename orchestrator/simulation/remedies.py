@@ -219,7 +219,8 @@ class Remedies:
     def at_the_end(self) -> None:
         run = self.world.run
         for incident in run.incidents:
-            person = incident.remedy is None and incident.action == "the job was submitted again"
+            again = incident.action == "the job was submitted again"
+            person = incident.remedy is None and (again or incident.action.startswith("cancelled"))
             named = bool(incident.rule) and incident.remedy is not None
             hold(named or person, f"incident {incident.id} names no rule")
         if run.ending == "SUCCEEDED" and self.world.storage.checkpoints:

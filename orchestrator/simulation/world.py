@@ -75,6 +75,8 @@ class World:
         """For the next leader, where none was there to be killed."""
         self.at_parting: Callable[[], None] | None = None
         """What breaks when ranks are next told to leave in good order."""
+        self.at_trouble: Callable[[], object] | None = None
+        """What happens when the next leader hears that something broke."""
         self.witness = Witness(self)
         self.scheduler: Scheduler | Operators = (
             Scheduler(self) if scenario.successor_s is None else Operators(self)
@@ -370,6 +372,10 @@ class World:
         if self.history.kept:
             self._note(leader, event, actions)
         self.witness.decided(leader, event, actions, before)
+        if self.run.findings is not None and before.findings is None:
+            happen, self.at_trouble = self.at_trouble, None
+            if happen is not None:
+                happen()
 
     def _note(self, leader: Leader, event: Event, actions: tuple[Action, ...]) -> None:
         at = f"{leader.host.name}*"
