@@ -221,7 +221,7 @@ class Witness:
 
     def _spends(self, event: Event, before: Run, run: Run) -> None:
         """What a scheduler wants of a job costs it nothing."""
-        lost = isinstance(event, AgentLost) and not event.taken
+        lost = isinstance(event, AgentLost | AgentRegistered) and not event.taken
         failed = len(run.incidents) > len(before.incidents) or lost
         free = failed or run.fruitless <= before.fruitless
         hold(free, f"{type(event).__name__} spends the budget, and nothing failed")

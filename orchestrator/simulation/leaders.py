@@ -394,6 +394,7 @@ class Leader:
 
     def crashes(self, where: str) -> None:
         self.world.history.note(self.host.name, f"the leader is killed {where}")
+        self.world.happens("leader")
         self.agent.die()
 
     def over(self, *, silently: bool) -> None:

@@ -3,6 +3,7 @@
 The words are those of `tests/captured/failures/samples.yaml`, so that each gets its class.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from signal import Signals
 
@@ -85,6 +86,8 @@ def not_finite(step: int, since: int) -> Words:
 
 @dataclass(slots=True)
 class Troubles:
+    happens: Callable[[str], None]
+    """Told of the kind of each fault that a rank meets."""
     heals_at: float = 0.0
     """Until then every attempt ends with `healing`."""
     healing: Words = field(default_factory=Words)
@@ -103,10 +106,19 @@ class Troubles:
         self.poison, self.diverges_at = frozenset(), None
 
     def at_start(self, now: float) -> Words | None:
-        return self.healing if now < self.heals_at else None
+        if now >= self.heals_at:
+            return None
+        self.happens("fabric")
+        return self.healing
 
     def spoils(self, step: int, batch: int) -> bool:
-        return batch in self.poison or (self.diverges_at is not None and step >= self.diverges_at)
+        bad = batch in self.poison or (self.diverges_at is not None and step >= self.diverges_at)
+        return bad and self._met("nan")
 
     def too_large(self, peak_bytes: int) -> bool:
-        return self.capacity is not None and peak_bytes > self.capacity
+        large = self.capacity is not None and peak_bytes > self.capacity
+        return large and self._met("memory")
+
+    def _met(self, kind: str) -> bool:
+        self.happens(kind)
+        return True
