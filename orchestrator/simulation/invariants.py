@@ -17,6 +17,7 @@ from orchestrator.contract.events import (
     HostOpened,
     JobSubmitted,
     LeaderStarted,
+    LeaveAsked,
     RankExited,
     TrainingResumed,
 )
@@ -64,6 +65,8 @@ class Witness:
         self.checked = 0
         """Entries that were replayed."""
         self.replayed = Run()
+        self.asked = False
+        """The scheduler wants the hosts, and why it has not said yet."""
         self.remedies = Remedies(world)
         self.rules = Rules(world)
         self.blame = Blame(world)
@@ -166,6 +169,8 @@ class Witness:
             self.starts -= 1
             self.explained = True
         match event:
+            case LeaveAsked(cause=cause) if run.leaving is not None:
+                self.asked = cause is None
             case CheckpointSaved() if run.saved > before.saved:
                 self.starts = 0
             case TrainingResumed() if run.saved > before.saved:
@@ -173,6 +178,7 @@ class Witness:
             case HostFlagged(host=flagged) if before.stage not in OUTSIDE:
                 (self.left_out if flagged in before.exclude else self.shut).add(flagged)
             case LeaderStarted(allocation=allocation):
+                self.asked = False
                 self.left_out = self.left_out if before.stage is Stage.QUEUED else set()
                 self.shut = self.shut if isinstance(self.world.scheduler, Operators) else set()
                 if allocation is not None and allocation.successor_s is None:
@@ -241,6 +247,8 @@ class Witness:
 
     def _start(self, action: StartAttempt, run: Run) -> None:
         hold(self.explained, f"attempt {action.attempt} starts, why its former ended is not said")
+        words = f"attempt {action.attempt} starts, and the scheduler asks for the hosts"
+        hold(not self.asked, words)
         hold(action.attempt == self.attempt + 1, f"attempt {action.attempt} after {self.attempt}")
         self.attempt, self.explained = action.attempt, False
         self.given_up = 0

@@ -273,6 +273,27 @@ def cancels_what_was_found_as_well(run: Run, event: Event) -> Result:
     return after, actions
 
 
+def starts_while_the_scheduler_asks(run: Run, event: Event) -> Result:
+    if run.stage is Stage.WAITING and run.leaving is not None and run.leaving.cause is None:
+        run = replace(run, leaving=None)
+    return step(run, event)
+
+
+def goes_on_from_what_is_spoilt(run: Run, event: Event) -> Result:
+    """It takes the first bad step for a good one."""
+    if isinstance(event, RankExited) and event.error is not None and event.error.since:
+        error = replace(event.error, since=event.error.since + 1)
+        event = replace(event, error=error)
+    return step(run, event)
+
+
+def throws_all_away_for_want_of_a_checkpoint(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    if after.ending == "FAILED" and "no checkpoint from before" in after.reason:
+        return step(replace(run, saved=0, saves=()), event)
+    return after, actions
+
+
 class RemembersBesideTheJournal:
     """Decides by what it saw, not by the state: a new leader does not know it."""
 
@@ -334,6 +355,9 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (blames_nobody, ("rank",), "and an unknown host is blamed"),
         (calls_everything_a_segfault, ("error",), "and segfault is said"),
         (cancels_what_was_found_as_well, ("rank", "cancel"), "what broke before is not said"),
+        (starts_while_the_scheduler_asks, ("preemption", "dead-spare"), "asks for the hosts"),
+        (goes_on_from_what_is_spoilt, ("nan",), "and went astray at step"),
+        (throws_all_away_for_want_of_a_checkpoint, ("nan",), "all is thrown away"),
         (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2"),
     ],
 )

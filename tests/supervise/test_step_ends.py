@@ -190,6 +190,20 @@ def resumed(job: Job, **more: Any) -> Job:
     return job
 
 
+def test_a_job_that_a_person_resumes_has_its_budget_again() -> None:
+    job = Job(max_restarts=1).running()
+    job.fails_once()
+    job.fails_once()
+    assert (job.run.ending, job.run.fruitless) == ("FAILED", 1)
+    resumed(job, max_restarts=1).starts()
+    assert job.run.fruitless == 0
+    (start,) = job.fails_once()
+    assert isinstance(start, StartAttempt)
+    assert start.attempt == 4
+    (end,) = job.fails_once()
+    assert isinstance(end, EndJob)
+
+
 @pytest.mark.parametrize("by_a_person", [True, False], ids=["resumed", "requeued"])
 def test_a_dead_leader_costs_an_incident_and_a_restart(by_a_person: bool) -> None:
     job = Job().running()

@@ -60,6 +60,17 @@ def flag(job: Job, host: str) -> tuple[Action, ...]:
 # Leave when asked
 
 
+def test_nothing_starts_on_hosts_that_are_being_taken() -> None:
+    job = scheduled()
+    job.leads()
+    job.registers("host-0")
+    assert leave(job, None) == ()
+    assert job.registers("host-1") == (), "why is still to be told"
+    assert job.waits(60) == ()
+    assert (job.run.stage, job.run.attempt) == (Stage.WAITING, 0)
+    one(leave(job, "preempted"), Requeue)
+
+
 @pytest.mark.parametrize("cause", ["preempted", "time-limit", "requeued", "unknown"])
 def test_a_job_that_is_asked_to_leave_saves_and_goes_back_to_the_queue(cause: Cause) -> None:
     job = scheduled().running()
