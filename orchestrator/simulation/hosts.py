@@ -25,6 +25,7 @@ class Host:
     findings: tuple[Finding, ...] = ()
     slow_s: float = 0.0
     """What its ranks take longer for their own part of a step."""
+    slow_until: float = 0.0
     stood: bool = False
     """Its ranks have stood still by themselves at some time …"""
     lagged: bool = False
@@ -33,6 +34,8 @@ class Host:
     """Why an administrator wants it back …"""
     drained_at: float = 0.0
     """… and since when."""
+    breaks_when_drained: bool = False
+    """Its hardware does, as its ranks are told to leave."""
     down_since: float | None = None
     """Since when the scheduler does not hear it."""
     agents: list["Agent"] = field(default_factory=list)

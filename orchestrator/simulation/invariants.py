@@ -17,13 +17,17 @@ from orchestrator.contract.events import (
     HostOpened,
     JobSubmitted,
     LeaderStarted,
+    LeaveAsked,
     RankExited,
     TrainingResumed,
 )
+from orchestrator.simulation.blame import Blame, Strike
 from orchestrator.simulation.laws import hold
 from orchestrator.simulation.operators import Operators
 from orchestrator.simulation.remedies import AT_ONCE_S, Remedies
+from orchestrator.simulation.rules import Rules
 from orchestrator.simulation.storage import read_whole
+from orchestrator.simulation.troubles import BREAKS, Words
 from orchestrator.supervise.policy import BUDGET
 from orchestrator.supervise.state import IDLE, LIVE, OUTSIDE, Run, Stage
 
@@ -68,9 +72,11 @@ class Witness:
         self.checked = 0
         """Entries that were replayed."""
         self.replayed = Run()
-        self.broken: set[tuple[int, int]] = set()
-        """Attempt and rank, of ranks whose host's hardware broke."""
+        self.asked = False
+        """The scheduler wants the hosts, and why it has not said yet."""
         self.remedies = Remedies(world)
+        self.rules = Rules(world)
+        self.blame = Blame(world)
 
     # Two live attempts that can write
 
@@ -96,8 +102,11 @@ class Witness:
         hold(attempt >= self.marks, f"attempt {attempt} made a mark after attempt {self.marks}")
         self.marks = attempt
 
-    def rank_broke(self, attempt: int, rank: int) -> None:
-        self.broken.add((attempt, rank))
+    def rank_struck(self, ranks: "HostRanks", rank: int, words: Words) -> None:
+        self.blame.struck[ranks.attempt, rank] = Strike(ranks.host, words)
+
+    def rank_stood(self, ranks: "HostRanks", rank: int) -> None:
+        self.blame.stood.add((ranks.attempt, ranks.host, rank))
 
     def ranks_started(self, ranks: "HostRanks") -> None:
         others = [other for other in ranks.agent.host.ranks if other is not ranks]
@@ -118,11 +127,14 @@ class Witness:
         self.starts, self.explained, self.left_out, self.shut = 0, True, set(), set()
         self.given_up = 0
         self.remedies.submitted()
+        self.rules.submitted()
+        self.blame.begins()
         stands = len(set(self.world.scheduler.submissions))
         hold(stands == len(self.world.scheduler.submissions), "one launch was submitted twice")
 
     def heard(self, event: Event, before: Run) -> None:
         """Whatever is made of it, if anything."""
+        self.blame.heard(event, before)
         if self._fails_as_it_leaves(event, before):
             self.explained = False
 
@@ -135,6 +147,7 @@ class Witness:
         self._spends(event, before, run)
         self._tells(before, run)
         self._opens(event, run)
+        self.blame.decided(before, run)
         self.remedies.decided(event, actions, before, run)
         for action in actions:
             match action:
@@ -149,6 +162,7 @@ class Witness:
                     hold(run.stage is Stage.ENDED, "the end of a job that has not ended")
                 case _:
                     hold(before.ending is None, f"{type(action).__name__} after the end")
+        self.rules.decided(event, before, run)
         self._sound(run)
         self.writers()
 
@@ -161,11 +175,10 @@ class Witness:
         elif self._taken(event, before, run):
             self.starts -= 1
             self.explained = True
+        self._hears(event, before, run)
         match event:
             case CheckpointSaved() if run.saved > before.saved:
                 self.starts = 0
-            case AgentLost() | AgentRegistered() if before.stage in IDLE:
-                self._goes(event, before)
             case TrainingResumed() if run.saved > before.saved:
                 self.starts = min(self.starts, 1)
             case HostFlagged(host=flagged) if before.stage not in OUTSIDE:
@@ -178,6 +191,17 @@ class Witness:
             case _:
                 pass
 
+    def _hears(self, event: Event, before: Run, run: Run) -> None:
+        match event:
+            case LeaveAsked(cause=cause) if run.leaving is not None:
+                self.asked = cause is None
+            case LeaderStarted():
+                self.asked = False
+            case AgentLost() | AgentRegistered() if before.stage in IDLE:
+                self._goes(event, before)
+            case _:
+                pass
+
     def _fails_as_it_leaves(self, event: Event, before: Run) -> bool:
         """Whether something truly broke while the job stopped by its own wish, which excuses
         nothing: a scheduler's wish may be why ranks and agents end, a wish to grow is not."""
@@ -187,7 +211,8 @@ class Witness:
             return False
         match event:
             case RankExited(attempt=attempt, rank=rank):
-                return (attempt, rank) in self.broken and attempt == before.attempt
+                struck = self.blame.struck.get((attempt, rank))
+                return attempt == before.attempt and struck is not None and struck.words in BREAKS
             case AgentLost(host=host, taken=""):
                 known = before.hosts.get(host)
                 had = known is not None and known.alive and not known.going
@@ -254,6 +279,8 @@ class Witness:
 
     def _start(self, action: StartAttempt, run: Run) -> None:
         hold(self.explained, f"attempt {action.attempt} starts, why its former ended is not said")
+        words = f"attempt {action.attempt} starts, and the scheduler asks for the hosts"
+        hold(not self.asked, words)
         hold(action.attempt == self.attempt + 1, f"attempt {action.attempt} after {self.attempt}")
         self.attempt, self.explained = action.attempt, False
         self.given_up = 0

@@ -322,11 +322,12 @@ class Leader:
         for event in events:
             before = run
             run, actions = self.world.decide(before, event)
-            self.world.witness.heard(event, before)
-            if not is_told(event, before, run):
-                continue
-            if lines == 0:
+            told = is_told(event, before, run)
+            if told and lines == 0:
                 return event
+            self.world.witness.heard(event, before)
+            if not told:
+                continue
             lines -= 1
             self.supervisor.run = run
             self.world.decided(self, event, actions)
@@ -393,6 +394,7 @@ class Leader:
 
     def crashes(self, where: str) -> None:
         self.world.history.note(self.host.name, f"the leader is killed {where}")
+        self.world.happens("leader")
         self.agent.die()
 
     def over(self, *, silently: bool) -> None:

@@ -29,6 +29,10 @@ class Tally:
     incidents: int = 0
     resumed: int = 0
     virtual_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    """By kind, those that were to happen …"""
+    happened: Counter[str] = field(default_factory=Counter)
+    """… and that did: the others met nothing that they could strike."""
 
     def add(self, outcome: Outcome) -> None:
         self.seeds += 1
@@ -42,6 +46,8 @@ class Tally:
         self.incidents += outcome.incidents
         self.resumed += outcome.resumed
         self.virtual_s += outcome.virtual_s
+        self.faults.update(outcome.faults)
+        self.happened.update(outcome.happened)
 
 
 def outcomes(
@@ -79,6 +85,7 @@ def text(total: Tally, kinds: Sequence[str], took_s: float) -> str:
         f"{total.attempts} attempts, {total.incidents} incidents, {total.lines} journal lines,"
         f" {total.events} events, {total.virtual_s / 3600:.0f} h of virtual time;"
         f" {total.resumed} times a person had to submit a job again",
+        _faults(total),
         f"{total.seeds / took_s:.0f} seeds/s, {total.events / took_s:.0f} events/s",
     ]
     for outcome in total.broken[:SHOWN]:
@@ -87,6 +94,17 @@ def text(total: Tally, kinds: Sequence[str], took_s: float) -> str:
     if len(total.broken) > SHOWN:
         lines.append(f"and {len(total.broken) - SHOWN} more")
     return "\n".join(lines)
+
+
+def _faults(total: Tally) -> str:
+    """With those kinds that mostly met nothing."""
+    words = f"{total.faults.total()} faults, {total.happened.total()} of which met something"
+    seldom = [
+        f"{kind} {total.happened[kind]} of {drawn}"
+        for kind, drawn in sorted(total.faults.items())
+        if 2 * total.happened[kind] < drawn
+    ]
+    return f"{words}; seldom: {', '.join(seldom)}" if seldom else words
 
 
 def as_json(total: Tally, kinds: Sequence[str], took_s: float) -> str:

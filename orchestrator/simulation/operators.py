@@ -370,34 +370,37 @@ class Operators:
 
     # Its own moods
 
-    def evict(self, pick: float) -> None:
-        """A kubelet is short of memory: it kills, and says so afterwards."""
+    def evict(self, pick: float) -> bool:
+        """A kubelet is short of memory: it kills, and says so afterwards. Whether there was one."""
         running = [pod for pod in self.pods.values() if pod.agent is not None and pod.agent.alive]
         running = [pod for pod in running if self._hears(self.world.hosts[pod.host])]
         if self.state != "running" or not running:
-            return
+            return False
         pod = running[int(pick * len(running))]
         self.evicted[pod.host] = self._now()
         self.world.history.note("operator", f"the pod on {pod.host} is evicted")
         assert pod.agent is not None
         pod.agent.die()
+        return True
 
-    def preempt(self, grace_s: float) -> None:
+    def preempt(self, grace_s: float) -> bool:
         """The whole job is suspended for a while, as a queue of jobs does it."""
         if self.state != "running":
-            return
+            return False
         self.state = "suspended"
         for pod in list(self.pods.values()):
             self._delete(pod, "preempted", grace_s)
         self._later(SUSPENDED_S, partial(self._resume, self.launch))
+        return True
 
     def _resume(self, launch: int) -> None:
         if self.state == "suspended" and launch == self.launch:
             self.state = "running"
 
-    def limit(self) -> None:
+    def limit(self) -> bool:
         """`activeDeadlineSeconds`: the job fails, without a warning before SIGTERM."""
         self._later(LIMIT_S, partial(self._limited, self.launch))
+        return self.stands
 
     def _limited(self, launch: int) -> None:
         if launch == self.launch and self.state in ("running", "suspended"):

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from orchestrator.contract import exits
 from orchestrator.contract.datagrams import RankEnded
 from orchestrator.contract.events import RankError, RankEvidence
 from orchestrator.contract.protocol import Evidence, Exited, RankDigest, Start, StepTimes, Stopped
 from orchestrator.simulation.recorder import dump_of
 from orchestrator.simulation.training import Training, Word
-from orchestrator.simulation.troubles import BREAKS, Words
+from orchestrator.simulation.troubles import ERRORS, Words
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
@@ -37,7 +38,12 @@ TOKENS = 1000.0
 """A second, of the whole job."""
 OWN_PART = 0.2
 """Of a step, before the first collective."""
-CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:33158"
+LOST_PEER = Words(
+    "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:33158",
+    "RuntimeError",
+    failure="gloo-connection",
+    symptom=True,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,8 +82,7 @@ class HostRanks:
         """One rank ends; a failure ends its neighbours too, and torchrun."""
         if self.gone or number in self.ended:
             return
-        if words in BREAKS:
-            self.agent.world.witness.rank_broke(self.attempt, number)
+        self.agent.world.witness.rank_struck(self, number, words)
         self._ended(number, words)
         if words.code != 0:
             self._after(TORCHRUN_S, partial(self._end_rest, signal.SIGTERM))
@@ -93,16 +98,20 @@ class HostRanks:
         return self.agent.host.slow_s
 
     def end_all(self, exit_code: int) -> None:
+        told = exit_code == exits.CHECKPOINTED
+        words = Words(code=exit_code, failure="scheduler-sigterm" if told else "unknown")
         for number in self.alive:
-            self._ended(number, Words(code=exit_code))
+            self.agent.world.witness.rank_struck(self, number, words)
+            self._ended(number, words)
         self._after(TORCHRUN_S, self._gone)
 
     def lose_peer(self) -> None:
         if self.alive and not self.hung:
-            self.end_rank(self.alive[0], Words(CLOSED, "RuntimeError"))
+            self.end_rank(self.alive[0], LOST_PEER)
 
     def hang(self, how: Stuck = "stopped") -> None:
         self.hung, self.stuck, self.agent.host.stood = True, how, True
+        self.agent.world.witness.rank_stood(self, self.numbers[0])
 
     def thaw(self) -> None:
         self.hung = self.agent.host.stuck
@@ -110,6 +119,10 @@ class HostRanks:
     def told_to_leave(self) -> None:
         """SIGTERM, from the agent or the scheduler."""
         self.training.asked = True
+        host = self.agent.host
+        if host.draining and host.breaks_when_drained:
+            host.breaks_when_drained = False
+            self.fails(ERRORS["uncorrectable-ecc"])
 
     def stop(self, grace_s: float) -> None:
         self.stopping = True

@@ -15,6 +15,7 @@ from orchestrator.contract.events import (
     Replanned,
     StepReached,
     StragglerFound,
+    TrainingResumed,
 )
 from orchestrator.contract.policy import PolicyRule
 from orchestrator.contract.skipping import Window
@@ -52,6 +53,8 @@ class Remedies:
         """Host that is left out for good -> why."""
         self.too_large: list[int] = []
         """Numbers of plans that a plan for less memory was asked for in the place of."""
+        self.before: int | None = None
+        """The step at which the loss went astray, of which training is to go back."""
         self.grown_at: float | None = None
         self.every: int | None = None
         self.lost: list[AgentLost] = []
@@ -89,6 +92,10 @@ class Remedies:
                 self.lost.append(event)
             case CheckpointIntervalChanged(new=new) if event.attempt == before.attempt:
                 self.every = new
+            case TrainingResumed(step=step) if self.before is not None:
+                spoilt = f"it goes on from step-{step}, and went astray at step {self.before}"
+                hold(step < self.before, spoilt)
+                self.before = None
             case StragglerFound(host=host):
                 lags = self.world.hosts[host].lagged
                 hold(lags, f"{host} is called slow, and never was")
@@ -115,12 +122,23 @@ class Remedies:
             always = self.world.scenario.scheduled and pinned.get(host) == "always"
             hold(not always, f"{host} is left out, and is pinned always")
             self.replaced[host] = incident.cause
+        if incident.remedy == "rollback":
+            self._rolled_back(incident, before)
         if incident.remedy == "replan":
             self.too_large.append(before.current.number)
         rule = self._rule(incident.rule, run)
         if rule is not None and incident.remedy not in ("stop", "requeue"):
             again = self._again(rule, incident)
             self.not_before = event.at + self._least(rule, again)
+
+    def _rolled_back(self, incident: Incident, before: Run) -> None:
+        """To before its first bad step; to the beginning only where that leaves no checkpoint."""
+        struck = self.world.witness.blame.struck
+        since = [one.words.since for (at, _), one in struck.items() if at == incident.attempt]
+        self.before = next(step for step in since if step is not None)
+        made = [found.step for found in self.world.storage.checkpoints]
+        fit = not before.saved or not made or min(made) < self.before
+        hold(fit, f"all is thrown away, and step {self.before} went astray first")
 
     def _left_out(self, new: Sequence[Incident], event: Event, before: Run, run: Run) -> None:
         """Whoever is left out for an incident is so by the rule that the incident names."""
@@ -220,7 +238,8 @@ class Remedies:
     def at_the_end(self) -> None:
         run = self.world.run
         for incident in run.incidents:
-            person = incident.remedy is None and incident.action == "the job was submitted again"
+            again = incident.action == "the job was submitted again"
+            person = incident.remedy is None and (again or incident.action.startswith("cancelled"))
             named = bool(incident.rule) and incident.remedy is not None
             hold(named or person, f"incident {incident.id} names no rule")
         if run.ending == "SUCCEEDED" and self.world.storage.checkpoints:

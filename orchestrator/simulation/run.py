@@ -1,7 +1,7 @@
 """One seed, one history: from the submission to the end of the job, or to a broken law."""
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,6 +36,10 @@ class Outcome:
     resumed: int
     """How often a person had to submit the job again."""
     virtual_s: float
+    faults: Mapping[str, int]
+    """By kind, those that were to happen …"""
+    happened: Mapping[str, int]
+    """… and that did."""
     history: tuple[str, ...] = ()
 
 
@@ -127,5 +131,7 @@ def simulate(
         incidents=len(run.incidents),
         resumed=max(0, simulation.launch - 1),
         virtual_s=world.timeline.now,
+        faults=dict(world.faults),
+        happened=dict(world.happened),
         history=tuple(world.history.lines),
     )

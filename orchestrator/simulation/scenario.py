@@ -147,20 +147,22 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
         pinned=choices.pinned,
     )
     chosen = replace(short, steps=choices.steps, step_s=choices.step_s) if choices.steps else short
-    parts = any(fault.kind == "parting" for fault in chosen.faults)
-    return _may_part(chosen) if parts else chosen
+    drawn = {fault.kind for fault in chosen.faults}
+    if drawn & {"slow", "parting"}:
+        chosen = _may_lag(chosen)
+    if "parting" in drawn:
+        chosen = replace(chosen, replace_stragglers=True, spares=max(1, chosen.spares))
+    if "eviction" in drawn:
+        chosen = replace(chosen, scheduled=True, successor_s=chosen.successor_s or 60.0)
+    return chosen
 
 
-def _may_part(chosen: Scenario) -> Scenario:
-    """A job that moves away from a slow host: long enough to know one, and with another to take."""
-    return replace(
-        chosen,
-        replace_stragglers=True,
-        hosts=max(2, chosen.hosts),
-        spares=max(1, chosen.spares),
-        steps=max(30, chosen.steps),
-        step_s=min(3.0, chosen.step_s),
-    )
+def _may_lag(chosen: Scenario) -> Scenario:
+    """A job long enough for a slow host to be known, with others that do the same work."""
+    last = max(fault.at for fault in chosen.faults if fault.kind in ("slow", "parting"))
+    step_s = min(3.0, max(2.0, chosen.step_s))
+    steps = max(chosen.steps, 30 + int(last / step_s))
+    return replace(chosen, hosts=max(3, chosen.hosts), steps=steps, step_s=step_s)
 
 
 OWN_CLASS = FailureRule(
@@ -261,4 +263,10 @@ def _faults(random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
         kind, at = random.choice(list(kinds)), 5.0 + random.random() * horizon
         struck = [random.choice(single), random.choice(single)] if kind == "double" else [kind]
         faults += [Fault(one, at, random.random(), random.random()) for one in struck]
+    faults = [fault for fault in faults if fault.kind != "cancel" or _is_meant(fault)]
     return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def _is_meant(cancel: Fault) -> bool:
+    """A cancelled job shows little, but for one that is cancelled as something breaks."""
+    return cancel.pick < (0.1 if cancel.size < 0.5 else 0.4)

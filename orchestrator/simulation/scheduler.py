@@ -349,25 +349,28 @@ class Scheduler:
 
     # Its own moods
 
-    def preempt(self, grace_s: float) -> None:
+    def preempt(self, grace_s: float) -> bool:
+        """Whether there is something to take."""
         job = self.job
         if job is None or job.state != "running":
-            return
+            return False
         job.preempted = True
         self.warn(job, "SIGTERM")
         self._later(grace_s, partial(self._preempted, job, job.restarts))
+        return True
 
     def _preempted(self, job: Job, restarts: int) -> None:
         if self._current(job, restarts):
             self._take_back(job, 0.0, requeue=True)
 
-    def limit(self) -> None:
+    def limit(self) -> bool:
         job = self.job
         if job is None or job.state != "running" or job.ends_at is not None:
-            return
+            return False
         job.ends_at = self._now() + NOTICE_S
         self.warn(job, "SIGUSR2")
         self._later(NOTICE_S, partial(self._timed_out, job, job.restarts))
+        return True
 
     def _timed_out(self, job: Job, restarts: int) -> None:
         if self._current(job, restarts):

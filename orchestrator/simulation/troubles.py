@@ -3,7 +3,8 @@
 The words are those of `tests/captured/failures/samples.yaml`, so that each gets its class.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from signal import Signals
 
 from orchestrator.contract import exits
@@ -20,13 +21,17 @@ class Words:
     by: Signals | None = None
     since: int | None = None
     """The first step that was bad."""
+    failure: str = "unknown"
+    """Its class, unless the user has one of her own for it."""
+    symptom: bool = False
+    """A rank also says so when a peer of it went away."""
 
     @property
     def line(self) -> str:
         return f"{self.error}: {self.message}" if self.error else self.message
 
 
-ERRORS: dict[str, Words] = {
+_ERRORS = {
     "python-exception": Words("'input_ids'", "KeyError"),
     "import-or-version": Words("No module named 'flash_attn'", "ModuleNotFoundError"),
     "data-error": Words(
@@ -45,6 +50,7 @@ ERRORS: dict[str, Words] = {
     "uncorrectable-ecc": Words("CUDA error: uncorrectable ECC error encountered", "RuntimeError"),
     "licence-server": Words("licence 7 is refused by the server", "RuntimeError"),
 }
+ERRORS = {name: replace(words, failure=name) for name, words in _ERRORS.items()}
 """What strikes once, by class. The last one is the user's own."""
 
 BREAKS = frozenset(
@@ -52,7 +58,7 @@ BREAKS = frozenset(
 )
 """What only hardware causes, whatever is done to a rank."""
 
-HEALING: dict[str, Words] = {
+_HEALING = {
     "name-resolution": Words("[Errno -2] Name or service not known", "socket.gaierror"),
     "stale-file-handle": Words("[Errno 116] Stale file handle", "OSError"),
     "storage-error": Words("write(): fd 29 failed with Input/output error", "RuntimeError"),
@@ -60,20 +66,28 @@ HEALING: dict[str, Words] = {
     "rendezvous-failure": Words(
         "Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
         "torch.distributed.DistStoreError",
+        symptom=True,
     ),
 }
+HEALING = {name: replace(words, failure=name) for name, words in _HEALING.items()}
 """What strikes every attempt until it is over, by class."""
 
-OUT_OF_MEMORY = Words("CUDA out of memory. Tried to allocate 2.00 GiB.", "torch.OutOfMemoryError")
+OUT_OF_MEMORY = Words(
+    "CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "torch.OutOfMemoryError",
+    failure="cuda-out-of-memory",
+)
 
 
 def not_finite(step: int, since: int) -> Words:
     message = f"step {step}: loss is nan, and has not been finite since step {since}"
-    return Words(message, "NotFinite", exits.UNSTABLE, since=since)
+    return Words(message, "NotFinite", exits.UNSTABLE, since=since, failure="nan-loss")
 
 
 @dataclass(slots=True)
 class Troubles:
+    happens: Callable[[str], None]
+    """Told of the kind of each fault that a rank meets."""
     heals_at: float = 0.0
     """Until then every attempt ends with `healing`."""
     healing: Words = field(default_factory=Words)
@@ -92,10 +106,19 @@ class Troubles:
         self.poison, self.diverges_at = frozenset(), None
 
     def at_start(self, now: float) -> Words | None:
-        return self.healing if now < self.heals_at else None
+        if now >= self.heals_at:
+            return None
+        self.happens("fabric")
+        return self.healing
 
     def spoils(self, step: int, batch: int) -> bool:
-        return batch in self.poison or (self.diverges_at is not None and step >= self.diverges_at)
+        bad = batch in self.poison or (self.diverges_at is not None and step >= self.diverges_at)
+        return bad and self._met("nan")
 
     def too_large(self, peak_bytes: int) -> bool:
-        return self.capacity is not None and peak_bytes > self.capacity
+        large = self.capacity is not None and peak_bytes > self.capacity
+        return large and self._met("memory")
+
+    def _met(self, kind: str) -> bool:
+        self.happens(kind)
+        return True

@@ -1,5 +1,6 @@
 """Everything that a simulated job touches, and who meets whom there."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -7,7 +8,16 @@ from random import Random
 
 from orchestrator import strikes
 from orchestrator.contract.actions import Action
-from orchestrator.contract.events import AgentRegistered, Event, JobSubmitted, LeaderStarted
+from orchestrator.contract.events import (
+    AgentRegistered,
+    Event,
+    HangDetected,
+    HostFlagged,
+    HostLeaving,
+    JobSubmitted,
+    LeaderStarted,
+    StragglerFound,
+)
 from orchestrator.contract.fence import Fence, GivenUp
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.plan import Plan
@@ -62,7 +72,7 @@ class World:
             strikes.Pinned(at=EPOCH, host=host, use=use, by="ann", reason="she says so")
             for host, use in scenario.pinned.items()
         ]
-        self.troubles = Troubles()
+        self.troubles = Troubles(self.happens)
         self.plans: list[Plan] = []
         """By number, from 1."""
         self.pause_s = 0.0
@@ -75,6 +85,16 @@ class World:
         """For the next leader, where none was there to be killed."""
         self.at_parting: Callable[[], None] | None = None
         """What breaks when ranks are next told to leave in good order."""
+        self.at_trouble: Callable[[], object] | None = None
+        """What happens when the next leader hears that something broke."""
+        self.at_hang: list[Callable[[], None]] = []
+        """What happens when it is seen that ranks hang."""
+        self.faults: Counter[str] = Counter()
+        """By kind, those that were to happen …"""
+        self.happened: Counter[str] = Counter()
+        """… and that did."""
+        self.expected: Counter[str] = Counter()
+        """Those of them that have not yet."""
         self.witness = Witness(self)
         self.scheduler: Scheduler | Operators = (
             Scheduler(self) if scenario.successor_s is None else Operators(self)
@@ -160,6 +180,10 @@ class World:
             alive = {agent.incarnation for agent in host.agents if agent.alive}
             if self.storage.holder_host == host.name and self.storage.holder not in alive:
                 self.storage.holder = None
+
+    def happens(self, kind: str) -> None:
+        """Those of the kind that are expected have come to something."""
+        self.happened[kind] += self.expected.pop(kind, 0)
 
     # Leaders begin and end
 
@@ -370,6 +394,25 @@ class World:
         if self.history.kept:
             self._note(leader, event, actions)
         self.witness.decided(leader, event, actions, before)
+        self._met(event, before)
+
+    def _met(self, event: Event, before: Run) -> None:
+        """What was to happen when a leader hears of such."""
+        match event:
+            case StragglerFound():
+                self.happens("slow")
+            case HostFlagged() | HostLeaving():
+                self.happens("drain")
+            case HangDetected():
+                thaws, self.at_hang = self.at_hang, []
+                for thaw in thaws:
+                    thaw()
+            case _:
+                pass
+        if self.run.findings is not None and before.findings is None:
+            happen, self.at_trouble = self.at_trouble, None
+            if happen is not None:
+                happen()
 
     def _note(self, leader: Leader, event: Event, actions: tuple[Action, ...]) -> None:
         at = f"{leader.host.name}*"

@@ -1,6 +1,7 @@
-"""How long ranks have for a checkpoint when hosts are to be given back. Pure."""
+"""Hosts are given back: how long ranks have for a checkpoint then, and whose wish it was. Pure."""
 
-from orchestrator.supervise.state import Run
+from orchestrator.supervise.state import Findings, Run
+from orchestrator.supervise.verdict import Verdict
 
 STOP_SLACK_S = 15.0
 """After SIGKILL is due, for every agent to say that no process is left."""
@@ -27,3 +28,11 @@ def grace_to_leave_s(run: Run, at: float) -> float:
         return longest
     # A person may have moved the end: the notice comes before the true one.
     return max(room, min(longest, granted.ends_at - at - STOP_SLACK_S - ASK_S))
+
+
+def taken_by_scheduler(findings: Findings, verdict: Verdict) -> str:
+    """In words, where the first cause is that the scheduler took a host: that is nobody's fault."""
+    for lost in findings.lost:
+        if verdict.kind == "host-lost" and lost.host == verdict.culprit.host and lost.taken:
+            return f"the scheduler took {lost.host} ({lost.taken})"
+    return ""

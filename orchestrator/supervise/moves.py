@@ -19,9 +19,10 @@ from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 from orchestrator.supervise import rollback, shortage
 from orchestrator.supervise.away import in_the_way, make_room, send_away
+from orchestrator.supervise.cancelling import told
 from orchestrator.supervise.growing import grown
 from orchestrator.supervise.incidents import decided, first_cause, incident_of, left_out
-from orchestrator.supervise.leaving import STOP_SLACK_S
+from orchestrator.supervise.leaving import STOP_SLACK_S, taken_by_scheduler
 from orchestrator.supervise.policy import Decision, decide
 from orchestrator.supervise.roster import (
     coming,
@@ -309,7 +310,7 @@ def stop(run: Run, at: float, reason: str, grace_s: float) -> Result:
         reason=reason,
     )
     order = StopAttempt(attempt=run.attempt, grace_s=grace_s, reason=reason)
-    if run.stage is not Stage.DIAGNOSING or run.findings is None or run.cancelled_by:
+    if run.stage is not Stage.DIAGNOSING or run.findings is None:
         return after, (order,)
     findings = replace(run.findings, judge_by=at + JUDGE_S)
     return replace(after, findings=findings), (order, JudgeHang(attempt=run.attempt, reason=reason))
@@ -333,7 +334,7 @@ def conclude(run: Run, at: float) -> Result:
     if all(run.done.values()):  # whatever was feared: a hang may have been a slow last step
         return end(run, at, "SUCCEEDED", f"all ranks finished in attempt {run.attempt}")
     if run.cancelled_by is not None:
-        return end(run, at, "CANCELLED", f"cancelled by {run.cancelled_by}")
+        return end(told(run), at, "CANCELLED", f"cancelled by {run.cancelled_by}")
     if run.leaving is not None and run.leaving.cause is None:
         return run, ()  # why is still to be told: a cancelled job must not be queued again
     if run.findings is not None:
@@ -357,7 +358,7 @@ def _leave(run: Run, leaving: Leaving, at: float) -> Result:
 def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = None) -> Result:
     """Record the incident, of `verdict` where there is one; start again or give up."""
     verdict = verdict or first_cause(run, findings)
-    if taken := _taken(findings, verdict):
+    if taken := taken_by_scheduler(findings, verdict):
         run = replace(run, findings=None)
         return _leave(run, run.leaving or Leaving(cause="drained", words=taken, requeue=False), at)
     decision = decide(run, verdict)
@@ -409,14 +410,6 @@ def leave_out(run: Run, bad: Mapping[str, str]) -> Run:
     why = {host: words for host, words in bad.items() if host not in {*run.exclude} - {*run.shut}}
     shut = tuple(host for host in run.shut if host not in bad)
     return replace(run, exclude={**run.exclude, **why}, shut=shut)
-
-
-def _taken(findings: Findings, verdict: Verdict) -> str:
-    """In words, where the first cause is that the scheduler took a host: that is nobody's fault."""
-    for lost in findings.lost:
-        if verdict.kind == "host-lost" and lost.host == verdict.culprit.host and lost.taken:
-            return f"the scheduler took {lost.host} ({lost.taken})"
-    return ""
 
 
 def _give_up(run: Run, at: float, verdict: Verdict, decision: Decision) -> Result:

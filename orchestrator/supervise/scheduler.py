@@ -14,6 +14,7 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.launch import Cause
 from orchestrator.plan.placement.place import room_for
+from orchestrator.supervise.cancelling import cancelled
 from orchestrator.supervise.growing import shrunk
 from orchestrator.supervise.leaving import grace_to_leave_s
 from orchestrator.supervise.moves import (
@@ -84,7 +85,7 @@ def _cancelled(run: Run, event: LeaveAsked) -> Result:
     job = run.job
     assert job is not None
     by = f"somebody, in the scheduler ({event.words})"
-    run = replace(run, cancelled_by=by, leaving=None)
+    run = replace(cancelled(run, by), leaving=None)
     reason = f"cancelled by {by}"
     if run.stage in LIVE:
         return stop(run, event.at, reason, job.stop_grace)

@@ -203,6 +203,8 @@ class Findings:
     """Where it ran, if that host is not the only one there is."""
     noticed_at: float = 0.0
     """When that was noticed."""
+    before_cancel: bool = False
+    """Of a job that somebody cancelled: it was in trouble before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

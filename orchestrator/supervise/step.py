@@ -52,6 +52,7 @@ from orchestrator.contract.events import (
 )
 from orchestrator.contract.failures import FailureRule
 from orchestrator.supervise import growing
+from orchestrator.supervise.cancelling import cancelled, did_not_hang
 from orchestrator.supervise.diagnose import Weight, weigh
 from orchestrator.supervise.hangs import (
     diagnose_watchdog,
@@ -251,13 +252,15 @@ def _rank_exited(run: Run, event: RankExited) -> Result:
             return run, ()
         # A cause, though its agent was stopping it; and why the ranks leave is that from now on.
         run, event = replace(run, leaving=None), replace(event, stopped=False)
+    if did_not_hang(run, event):
+        return replace(run, findings=None), ()
     seen_at = _seen_at(event)
     found = run.findings or Findings(opened_at=seen_at)
     if any(exited.rank == event.rank for exited in found.exits):
         return run, ()  # said again after a reconnection
     watchdog = watchdog_spoke(run, event) and not run.cancelled_by
-    if not (run.cancelled_by and event.stopped):
-        own = run.job.failure_classes if run.job else ()
+    own = run.job.failure_classes if run.job else ()
+    if not (run.cancelled_by and (event.stopped or _was_told_to(event, own))):
         kept = _keep(found.exits, event, own)
         if kept is not found.exits:  # at 16,384 ranks nearly all that are stopped change nothing
             run = replace(run, findings=replace(found, exits=kept))
@@ -279,9 +282,13 @@ def _fails_on_its_way_out(run: Run, event: RankExited) -> bool:
     own = run.job.failure_classes if run.job else ()
     if event.stopped:
         return breaks_its_host(event, own)
+    return not _was_told_to(event, own) and weigh(event, own) is Weight.CAUSE
+
+
+def _was_told_to(event: RankExited, own: tuple[FailureRule, ...]) -> bool:
+    """By its own words, though its agent knew of no stop yet."""
     found = failure_of(event, own)
-    told_to = found is not None and found.rule.scope == "scheduler"
-    return not told_to and weigh(event, own) is Weight.CAUSE
+    return found is not None and found.rule.scope == "scheduler"
 
 
 def _keep(
@@ -325,7 +332,7 @@ def _host_stopped(run: Run, event: HostStopped) -> Result:
 def _cancel_requested(run: Run, event: CancelRequested) -> Result:
     if run.stage is Stage.ENDED or run.cancelled_by is not None:
         return run, ()
-    run = replace(run, cancelled_by=event.by)
+    run = cancelled(run, event.by)
     assert run.job is not None
     reason = f"cancelled by {event.by}"
     if run.stage is Stage.STOPPING:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from orchestrator.contract.actions import EndJob
 from orchestrator.contract.events import JobSubmitted, LeaderStarted
 from orchestrator.supervise import shortage
+from orchestrator.supervise.cancelling import told
 from orchestrator.supervise.incidents import first_cause, incident_of
 from orchestrator.supervise.moves import Result, end, recover, wait
 from orchestrator.supervise.state import LIVE, OUTSIDE, Findings, Run, Stage
@@ -123,7 +124,7 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
     if run.stage is Stage.ENDED and run.ending is not None:
         return run, (EndJob(state=run.ending, reason=f"the job has ended: {run.reason}"),)
     if run.cancelled_by is not None:
-        return end(run, event.at, "CANCELLED", f"cancelled by {run.cancelled_by}")
+        return end(told(run), event.at, "CANCELLED", f"cancelled by {run.cancelled_by}")
     if event.unable:
         return end(run, event.at, "FAILED", event.unable)
     findings = _left_behind(run, event.at)

@@ -1,6 +1,6 @@
 """Whoever breaks a law of supervision is found out by the simulation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,17 +16,28 @@ from orchestrator.contract.events import (
     HangJudged,
     HostOpened,
     HostStopped,
+    JobSubmitted,
     LeaderStarted,
     LeaveAsked,
     RankExited,
     Replanned,
 )
 from orchestrator.contract.skipping import Window
+from orchestrator.diagnosis.classes import default_rules
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.supervise.loop import Decide
 from orchestrator.supervise.moves import recover, stop
 from orchestrator.supervise.policy import is_strike
-from orchestrator.supervise.state import IDLE, Findings, Leaving, Run, Stage
+from orchestrator.supervise.state import (
+    IDLE,
+    NOBODY,
+    Culprit,
+    Findings,
+    Incident,
+    Leaving,
+    Run,
+    Stage,
+)
 from orchestrator.supervise.step import step
 
 Result = tuple[Run, tuple[Action, ...]]
@@ -232,6 +243,81 @@ def forgives_agents_that_die_on_the_way_out(run: Run, event: Event) -> Result:
     return step(run, event)
 
 
+def ends_at_the_first_failure(run: Run, event: Event) -> Result:
+    if run.job is not None:
+        tired = step(replace(run, fruitless=run.job.max_restarts), event)
+        if tired[0].ending == "FAILED" and len(tired[0].incidents) > len(run.incidents):
+            return tired
+    return step(run, event)
+
+
+def restarts_whatever_the_class_says(run: Run, event: Event) -> Result:
+    """On a broken GPU too, and where it will meet the same again."""
+    if isinstance(event, JobSubmitted):
+        told = [rule for rule in default_rules() if rule.action in ("replace", "stop")]
+        mild = tuple(replace(rule, action="restart") for rule in told)
+        event = replace(event, failure_classes=(*event.failure_classes, *mild))
+    return step(run, event)
+
+
+def _with_last(run: Run, event: Event, change: Callable[[Incident], Incident]) -> Result:
+    after, actions = step(run, event)
+    new = after.incidents[len(run.incidents) :]
+    if not new or new[-1].kind == "preflight":
+        return after, actions
+    return replace(after, incidents=(*after.incidents[:-1], change(new[-1]))), actions
+
+
+def blames_the_last_to_fail(run: Run, event: Event) -> Result:
+    told = run.findings.exits if run.findings is not None else ()
+    if not told:
+        return step(run, event)
+    last = max(told, key=lambda exited: exited.at)
+    culprit = Culprit(host=last.host, rank=last.rank)
+    return _with_last(run, event, lambda one: replace(one, culprit=culprit))
+
+
+def blames_one_host_for_everything(run: Run, event: Event) -> Result:
+    culprit = Culprit(host="node-0", rank=0)
+    return _with_last(run, event, lambda one: replace(one, culprit=culprit))
+
+
+def blames_nobody(run: Run, event: Event) -> Result:
+    return _with_last(run, event, lambda one: replace(one, culprit=NOBODY))
+
+
+def calls_everything_a_segfault(run: Run, event: Event) -> Result:
+    return _with_last(run, event, lambda one: replace(one, failure="segfault"))
+
+
+def cancels_what_was_found_as_well(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    if after.ending == "CANCELLED":
+        after = replace(after, incidents=run.incidents)
+    return after, actions
+
+
+def starts_while_the_scheduler_asks(run: Run, event: Event) -> Result:
+    if run.stage is Stage.WAITING and run.leaving is not None and run.leaving.cause is None:
+        run = replace(run, leaving=None)
+    return step(run, event)
+
+
+def goes_on_from_what_is_spoilt(run: Run, event: Event) -> Result:
+    """It takes the first bad step for a good one."""
+    if isinstance(event, RankExited) and event.error is not None and event.error.since:
+        error = replace(event.error, since=event.error.since + 1)
+        event = replace(event, error=error)
+    return step(run, event)
+
+
+def throws_all_away_for_want_of_a_checkpoint(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    if after.ending == "FAILED" and "no checkpoint from before" in after.reason:
+        return step(replace(run, saved=0, saves=()), event)
+    return after, actions
+
+
 class RemembersBesideTheJournal:
     """Decides by what it saw, not by the state: a new leader does not know it."""
 
@@ -288,6 +374,16 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (overlooks_what_breaks_on_the_way_out, ("slow", "parting"), "is not said"),
         (forgives_agents_that_die_on_the_way_out, ("slow", "parting"), "is not said"),
         (gives_all_hosts_up_for_one, ("preemption",), "all hosts are given up"),
+        (ends_at_the_first_failure, ("rank",), "restarts are spent"),
+        (restarts_whatever_the_class_says, ("error",), "and restart is done"),
+        (blames_the_last_to_fail, ("rank",), "and never broke"),
+        (blames_one_host_for_everything, ("rank",), "and never broke"),
+        (blames_nobody, ("rank",), "and an unknown host is blamed"),
+        (calls_everything_a_segfault, ("error",), "and segfault is said"),
+        (cancels_what_was_found_as_well, ("rank", "cancel"), "what broke before is not said"),
+        (starts_while_the_scheduler_asks, ("preemption", "dead-spare"), "asks for the hosts"),
+        (goes_on_from_what_is_spoilt, ("nan",), "and went astray at step"),
+        (throws_all_away_for_want_of_a_checkpoint, ("nan",), "all is thrown away"),
         (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2"),
     ],
 )

@@ -233,6 +233,22 @@ def test_it_goes_back_to_before_the_first_bad_step(
     assert (job.run.saved, job.run.fruitless) == (to + 10, 0)
 
 
+def test_without_a_checkpoint_from_before_it_went_astray_no_data_is_thrown_away() -> None:
+    """From the beginning it would be all that was read."""
+    job = trained(10, 20, on_nan="rollback")
+    (end,) = astray(job, since=5, failed=22)
+    assert isinstance(end, EndJob)
+    assert "no rollback: no checkpoint from before step 5 is known" in end.reason
+    assert (job.run.skipped, job.run.saved) == ((), 20)
+
+
+def test_a_checkpoint_of_the_first_bad_step_is_spoilt() -> None:
+    job = trained(10, 20, on_nan="rollback")
+    (start,) = astray(job, since=20, failed=22)
+    assert isinstance(start, StartAttempt)
+    assert (job.run.saved, start.skip) == (10, (Window(first=11, last=22),))
+
+
 def test_what_failed_before_its_first_step_is_not_rolled_back() -> None:
     rule = PolicyRule(name="all-back", action="rollback")
     job = Job(policy=(rule,)).running()

@@ -219,6 +219,20 @@ def test_the_first_new_step_closes_the_incident() -> None:
     assert job.run.incidents[0].recovered_after_s == recovered
 
 
+def test_what_an_incident_cost_is_not_told_anew_by_the_next_recovery() -> None:
+    job = Job().running()
+    job.fails_once()
+    job.trains()
+    cost = job.run.incidents[0].recovered_after_s
+    job.saves(10)
+    job.waits(100)
+    job.fails_once()
+    job.trains(10)
+    first, second = job.run.incidents
+    assert first.recovered_after_s == cost
+    assert second.recovered_after_s is not None
+
+
 def test_one_recovery_closes_all_that_broke_on_the_way() -> None:
     job = Job().running()
     job.fails_once()

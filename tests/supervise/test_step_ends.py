@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from orchestrator.contract import exits
-from orchestrator.contract.actions import EndJob, StartAttempt, StopAttempt
-from orchestrator.contract.events import LeaderStarted
-from orchestrator.supervise.state import Run, Stage
+from orchestrator.contract.actions import EndJob, JudgeHang, StartAttempt, StopAttempt
+from orchestrator.contract.events import LeaderStarted, LeaveAsked
+from orchestrator.supervise.policy import is_strike
+from orchestrator.supervise.state import NOBODY, Run, Stage
 from orchestrator.supervise.step import step
-from tests.supervise.supervise_stage import Job, drills, error, found, submitted
+from tests.supervise.supervise_stage import GLOO_CLOSED, Job, drills, error, found, submitted
 
 # Cancelling
 
@@ -45,8 +46,8 @@ def test_cancelling_before_the_start_ends_the_job_at_once(played: Played) -> Non
 
 @pytest.mark.parametrize(
     "played",
-    [lambda: Job().starts(), lambda: Job().running(), _hung],
-    ids=["starting", "running", "diagnosing"],
+    [lambda: Job().starts(), lambda: Job().running()],
+    ids=["starting", "running"],
 )
 def test_cancelling_a_live_attempt_gives_its_ranks_time_to_save(played: Played) -> None:
     job = played()
@@ -64,6 +65,79 @@ def test_cancelling_while_stopping_keeps_the_next_attempt_from_coming() -> None:
     (end,) = job.stops()
     assert isinstance(end, EndJob)
     assert end.state == "CANCELLED"
+
+
+@pytest.mark.parametrize("by", ["ann", "the scheduler", "ann, and another leader ends it"])
+def test_what_broke_before_a_job_was_cancelled_is_an_incident_with_its_strike(by: str) -> None:
+    job = Job().running()
+    job.raises(2, "CUDA error: uncorrectable ECC error encountered")
+    words = "cancelled by ann"
+    if by == "the scheduler":
+        words = "cancelled by somebody, in the scheduler (SIGTERM)"
+        job.tell(LeaveAsked(at=job.now(), cause="cancelled", words="SIGTERM"))
+    else:
+        job.cancelled()
+    (end,) = job.leads() if "leader" in by else job.stops()
+    assert end == EndJob(state="CANCELLED", reason=words)
+    (incident,) = job.run.incidents
+    assert (incident.failure, str(incident.culprit)) == ("uncorrectable-ecc", "rank 2 on host-1")
+    assert (incident.action, incident.remedy, incident.rule) == (words, None, "")
+    assert (incident.attempt, job.run.restarts, job.run.findings) == (1, 0, None)
+    assert is_strike(incident)
+
+
+def test_a_job_that_is_cancelled_because_it_hangs_says_who_hung() -> None:
+    job = _hung()
+    stop, judge = job.cancelled()
+    assert (type(stop), type(judge)) == (StopAttempt, JudgeHang)
+    job.judged(2)
+    (end,) = job.stops()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    (incident,) = job.run.incidents
+    assert (incident.kind, str(incident.culprit)) == ("hang", "rank 2 on host-1")
+
+
+def test_the_verdict_on_a_hang_is_not_waited_for_where_the_job_is_cancelled() -> None:
+    job = _hung()
+    job.cancelled()
+    (end,) = job.stops()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.culprit) == ("hang", NOBODY)
+
+
+def test_ranks_that_were_taken_for_stuck_and_make_their_checkpoint_did_not_hang() -> None:
+    job = _hung()
+    job.cancelled()
+    job.exits(0, exit_code=exits.CHECKPOINTED, stopped=True)
+    (end,) = job.stops()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    assert job.run.incidents == ()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_what_ends_after_a_job_was_cancelled_ended_of_that(before: bool) -> None:
+    """Only where ranks had lost a peer before, one that tells why is asked for."""
+    job = Job().running()
+    if before:
+        job.raises(0, GLOO_CLOSED)
+    job.cancelled()
+    job.exits(1, exit_code=exits.CHECKPOINTED)
+    job.raises(2, "shapes differ")
+    job.loses("host-1", silent_s=0.0)
+    job.stops("host-0")
+    assert job.run.ending == "CANCELLED"
+    told = [(one.kind, one.culprit.rank) for one in job.run.incidents]
+    assert told == ([("exception", 2)] if before else [])
+
+
+def test_a_host_that_was_taken_before_the_job_was_cancelled_is_nobodys_fault() -> None:
+    job = Job().granted().starts()
+    job.trains()
+    job.loses("host-1", taken="Evicted: the node was low on memory")
+    job.cancelled()
+    job.stops("host-0")
+    assert (job.run.ending, job.run.incidents) == ("CANCELLED", ())
 
 
 def test_a_cancelled_job_whose_ranks_finish_all_the_same_succeeded() -> None:
@@ -114,6 +188,20 @@ def test_nothing_is_decided_after_the_end() -> None:
 def resumed(job: Job, **more: Any) -> Job:
     job.tell(submitted(at=job.now(), resume=True, **more))
     return job
+
+
+def test_a_job_that_a_person_resumes_has_its_budget_again() -> None:
+    job = Job(max_restarts=1).running()
+    job.fails_once()
+    job.fails_once()
+    assert (job.run.ending, job.run.fruitless) == ("FAILED", 1)
+    resumed(job, max_restarts=1).starts()
+    assert job.run.fruitless == 0
+    (start,) = job.fails_once()
+    assert isinstance(start, StartAttempt)
+    assert start.attempt == 4
+    (end,) = job.fails_once()
+    assert isinstance(end, EndJob)
 
 
 @pytest.mark.parametrize("by_a_person", [True, False], ids=["resumed", "requeued"])

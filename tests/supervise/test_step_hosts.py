@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 
-from orchestrator.contract.actions import (
-    EndJob,
-    ReplaceAgent,
-    StartAttempt,
-    StopAttempt,
+from orchestrator.contract.actions import EndJob, ReplaceAgent, StartAttempt, StopAttempt
+from orchestrator.contract.events import (
+    AgentLost,
+    HostFlagged,
+    HostOpened,
+    HostsChecked,
+    HostStopped,
 )
-from orchestrator.contract.events import AgentLost, HostsChecked, HostStopped
 from orchestrator.supervise.state import NOBODY, Stage
 from tests.supervise.supervise_stage import Job, host
 
@@ -363,3 +364,15 @@ def test_a_new_leader_lets_ranks_end_that_its_predecessor_started() -> None:
     assert job.registers("host-0", pid=2) == ()
     (start,) = job.tell(HostStopped(at=job.now(), attempt=1, host="host-1", finished=False))
     assert isinstance(start, StartAttempt)
+
+
+def test_a_host_that_broke_while_it_was_drained_does_not_come_back_when_it_is_open() -> None:
+    job = Job(spares=1).granted().running()
+    job.raises(2, "CUDA error: uncorrectable ECC error encountered")
+    job.tell(HostFlagged(at=job.now(), host="host-1", state="DRAINING", reason="a fan"))
+    assert job.run.shut == ("host-1",)
+    job.stops()
+    assert not job.run.shut
+    job.tell(HostOpened(at=job.now(), host="host-1"))
+    assert "host-1" in job.run.exclude
+    assert job.run.placement == ("host-0", "host-2")

@@ -60,6 +60,37 @@ def flag(job: Job, host: str) -> tuple[Action, ...]:
 # Leave when asked
 
 
+def test_to_be_asked_once_more_without_a_cause_changes_nothing() -> None:
+    job = scheduled().running()
+    leave(job, None)
+    leave(job, "preempted")
+    assert leave(job, None) == ()
+    one(job.stops(), Requeue)
+
+
+def test_a_plan_for_fewer_hosts_is_not_taken_where_the_host_is_back() -> None:
+    job = Job(shrink=True).running()
+    job.loses("host-1")
+    job.stops("host-0")
+    order = one(job.waits(700), Replan)
+    assert order.hosts == 1
+    one(job.registers("host-1", pid=2), StartAttempt)
+    smaller = Replanned(at=job.now(), plan=plan(1), plan_number=2)
+    assert job.tell(smaller) == ()
+    assert (len(job.run.plan.hosts), job.run.current.number) == (2, 1)
+
+
+def test_nothing_starts_on_hosts_that_are_being_taken() -> None:
+    job = scheduled()
+    job.leads()
+    job.registers("host-0")
+    assert leave(job, None) == ()
+    assert job.registers("host-1") == (), "why is still to be told"
+    assert job.waits(60) == ()
+    assert (job.run.stage, job.run.attempt) == (Stage.WAITING, 0)
+    one(leave(job, "preempted"), Requeue)
+
+
 @pytest.mark.parametrize("cause", ["preempted", "time-limit", "requeued", "unknown"])
 def test_a_job_that_is_asked_to_leave_saves_and_goes_back_to_the_queue(cause: Cause) -> None:
     job = scheduled().running()

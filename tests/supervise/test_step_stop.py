@@ -13,6 +13,7 @@ from orchestrator.contract.actions import (
     StartAttempt,
     StopAttempt,
 )
+from orchestrator.contract.events import EvidenceGathered
 from orchestrator.supervise.moves import JUDGE_S
 from orchestrator.supervise.policy import is_strike
 from orchestrator.supervise.state import Stage, pace_of
@@ -98,6 +99,20 @@ def test_a_hang_gathers_evidence_from_all_hosts_and_then_stops() -> None:
     (incident,) = job.run.incidents
     assert (incident.kind, str(incident.culprit)) == ("hang", "rank 2 on host-1")
     assert incident.evidence.stacks == {"0": ("all_reduce",), "2": ()}
+
+
+def test_evidence_that_nobody_asked_for_is_no_answer() -> None:
+    """A host that tells of its hardware by itself has not said yet where its ranks are."""
+    job = Job().running()
+    job.hangs()
+    job.shows("host-0", found(0), found(1))
+    by_itself = EvidenceGathered(
+        at=job.now(), attempt=1, host="host-1", ranks=(found(2), found(3)), unasked=True
+    )
+    assert job.tell(by_itself) == ()
+    assert job.run.stage is Stage.DIAGNOSING
+    stop, _ = job.shows("host-1", found(2), found(3))
+    assert isinstance(stop, StopAttempt)
 
 
 @pytest.mark.parametrize("stage", [Stage.STARTING, Stage.RUNNING])

@@ -389,3 +389,15 @@ def test_a_leader_that_has_to_go_before_an_attempt_goes_alone() -> None:
         Requeue,
     )
     assert not requeue.whole
+
+
+def test_a_drained_host_that_strikes_speak_against_stays_away_when_it_is_open() -> None:
+    """The next leader knows of the strikes."""
+    job = Job().granted(successor_s=300.0).running()
+    flagged(job, "host-1")
+    assert job.run.shut == ("host-1",)
+    job.exclude = {"host-1": "2 strikes"}
+    job.leads()
+    assert not job.run.shut
+    job.tell(HostOpened(at=job.now(), host="host-1"))
+    assert job.run.exclude == {"host-1": "2 strikes"}
