@@ -398,6 +398,6 @@ def test_a_drained_host_that_strikes_speak_against_stays_away_when_it_is_open() 
     assert job.run.shut == ("host-1",)
     job.exclude = {"host-1": "2 strikes"}
     job.leads()
-    assert job.run.shut == ()
+    assert not job.run.shut
     job.tell(HostOpened(at=job.now(), host="host-1"))
     assert job.run.exclude == {"host-1": "2 strikes"}
