@@ -120,6 +120,12 @@ class Errands:
 
     def _hear_notices(self) -> None:
         self.hear_notices()
+        self._ask_notices()
+
+    def hear_notices_now(self) -> None:
+        self._after(0.0, partial(self._ask_notices))
+
+    def _ask_notices(self) -> None:
         run = self.leader.supervisor.run
         hosts = asked_about(run)
         try:

@@ -330,12 +330,20 @@ def _time_limit(world: "World", fault: Fault) -> float | None:
 
 
 def _drain(world: "World", fault: Fault) -> float | None:
-    """For a while; the hardware of a quarter breaks as ranks leave, and is not to be used again."""
+    """For a while; a quarter of them because hardware broke, so that it is not to be used again."""
     used = [host for host in world.hosts.values() if host.agent]
     host = _pick(used or list(world.hosts.values()), fault)
     host.draining, host.drained_at = "a fan", world.timeline.now
-    host.breaks_when_drained = fault.size * 9 % 1 < 0.25
+    if host.ranks and fault.size * 9 % 1 < 0.25:
+        world.at_trouble = partial(_told_at_once, world)
+        host.ranks[0].fails(ERRORS["uncorrectable-ecc"])
     return _after(world, 20.0 + 580.0 * fault.size**2, partial(_resumed, host))
+
+
+def _told_at_once(world: "World") -> None:
+    """As its ranks are being stopped."""
+    if world.leader is not None:
+        world.leader.errands.hear_notices_now()
 
 
 def _resumed(host: Host) -> None:

@@ -34,8 +34,6 @@ class Host:
     """Why an administrator wants it back …"""
     drained_at: float = 0.0
     """… and since when."""
-    breaks_when_drained: bool = False
-    """Its hardware does, as its ranks are told to leave."""
     down_since: float | None = None
     """Since when the scheduler does not hear it."""
     agents: list["Agent"] = field(default_factory=list)

@@ -17,7 +17,7 @@ from orchestrator.contract.events import RankError, RankEvidence
 from orchestrator.contract.protocol import Evidence, Exited, RankDigest, Start, StepTimes, Stopped
 from orchestrator.simulation.recorder import dump_of
 from orchestrator.simulation.training import Training, Word
-from orchestrator.simulation.troubles import ERRORS, Words
+from orchestrator.simulation.troubles import Words
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
@@ -119,10 +119,6 @@ class HostRanks:
     def told_to_leave(self) -> None:
         """SIGTERM, from the agent or the scheduler."""
         self.training.asked = True
-        host = self.agent.host
-        if host.draining and host.breaks_when_drained:
-            host.breaks_when_drained = False
-            self.fails(ERRORS["uncorrectable-ecc"])
 
     def stop(self, grace_s: float) -> None:
         self.stopping = True

@@ -135,7 +135,9 @@ class Remedies:
         """To before its first bad step; to the beginning only where that leaves no checkpoint."""
         struck = self.world.witness.blame.struck
         since = [one.words.since for (at, _), one in struck.items() if at == incident.attempt]
-        self.before = next(step for step in since if step is not None)
+        self.before = next((step for step in since if step is not None), None)
+        if self.before is None:
+            return  # a user's rule, for what is not known to have begun before it was seen
         made = [found.step for found in self.world.storage.checkpoints]
         fit = not before.saved or not made or min(made) < self.before
         hold(fit, f"all is thrown away, and step {self.before} went astray first")
