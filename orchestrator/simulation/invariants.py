@@ -145,10 +145,10 @@ class Witness:
         self._count(event, before, run)
         self._blames(event, before, run)
         self._spends(event, before, run)
-        self._tells(before, run)
         self._opens(event, run)
         self.blame.decided(before, run)
         self.remedies.decided(event, actions, before, run)
+        self._tells(before, run)
         for action in actions:
             match action:
                 case StartAttempt():

@@ -378,7 +378,7 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (restarts_whatever_the_class_says, ("error",), "and restart is done"),
         (blames_the_last_to_fail, ("rank",), "and never broke"),
         (blames_one_host_for_everything, ("rank",), "and never broke"),
-        (blames_nobody, ("rank",), "and an unknown host is blamed"),
+        (blames_nobody, ("rank",), "and nobody is blamed"),
         (calls_everything_a_segfault, ("error",), "and segfault is said"),
         (cancels_what_was_found_as_well, ("rank", "cancel"), "what broke before is not said"),
         (starts_while_the_scheduler_asks, ("preemption", "dead-spare"), "asks for the hosts"),

@@ -238,7 +238,7 @@ def test_without_a_checkpoint_from_before_it_went_astray_no_data_is_thrown_away(
     job = trained(10, 20, on_nan="rollback")
     (end,) = astray(job, since=5, failed=22)
     assert isinstance(end, EndJob)
-    assert "no rollback: no checkpoint from before step 5 is known" in end.reason
+    assert "no rollback, no checkpoint from before step 5 is known" in end.reason
     assert (job.run.skipped, job.run.saved) == ((), 20)
 
 
