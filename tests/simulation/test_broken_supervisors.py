@@ -27,7 +27,7 @@ from orchestrator.diagnosis.classes import default_rules
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.supervise.loop import Decide
 from orchestrator.supervise.moves import recover, stop
-from orchestrator.supervise.policy import is_strike
+from orchestrator.supervise.policy import BUDGET, is_strike
 from orchestrator.supervise.state import (
     IDLE,
     NOBODY,
@@ -141,7 +141,10 @@ def does_not_wait_for_what_heals(run: Run, event: Event) -> Result:
 
 def names_no_rule(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    nameless = tuple(replace(incident, rule="") for incident in after.incidents)
+    nameless = tuple(
+        incident if incident.rule == BUDGET else replace(incident, rule="")
+        for incident in after.incidents
+    )
     return replace(after, incidents=nameless), actions
 
 
