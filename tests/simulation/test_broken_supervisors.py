@@ -27,7 +27,7 @@ from orchestrator.diagnosis.classes import default_rules
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.supervise.loop import Decide
 from orchestrator.supervise.moves import recover, stop
-from orchestrator.supervise.policy import BUDGET, is_strike
+from orchestrator.supervise.policy import is_strike
 from orchestrator.supervise.state import (
     IDLE,
     NOBODY,
@@ -141,10 +141,7 @@ def does_not_wait_for_what_heals(run: Run, event: Event) -> Result:
 
 def names_no_rule(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    nameless = tuple(
-        incident if incident.rule == BUDGET else replace(incident, rule="")
-        for incident in after.incidents
-    )
+    nameless = tuple(replace(incident, rule="") for incident in after.incidents)
     return replace(after, incidents=nameless), actions
 
 
@@ -360,7 +357,7 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (does_not_say_what_it_did, ("rank",), "has no outcome"),
         (starts_again_under_the_same_number, ("rank",), "attempt 1 after 1"),
         (does_not_wait_for_what_heals, ("fabric",), "too early"),
-        (names_no_rule, ("rank",), "names no rule"),
+        (names_no_rule, ("hang",), "names no rule"),
         (leaves_out_whom_no_rule_did, ("rank",), "does not say so"),
         (uses_a_replaced_host_again, ("error", "leader"), "used again, after 'replace'"),
         (does_not_know_of_pins, ("error",), "and is pinned always"),
