@@ -260,7 +260,8 @@ class Witness:
         if before.stage in IDLE:
             self.told += sum(incident.kind != "preflight" for incident in new)
         hold(self.told <= self.outages, f"{self.told} incidents of {self.outages} outages")
-        spent = before.ending is None and run.reason.endswith(f"(rule {BUDGET})")
+        fresh = before.ending is None and run.reason != before.reason
+        spent = fresh and run.reason.endswith(f"(rule {BUDGET})")
         named = bool(new) and new[-1].rule == BUDGET
         hold(named or not spent, "the budget is spent, and no incident says by what")
 

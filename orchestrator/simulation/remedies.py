@@ -89,7 +89,9 @@ class Remedies:
             case StepReached() if event.attempt == before.attempt:
                 self.failing = []
             case AgentLost(host=host) if host in set(before.placement) - set(before.done):
-                self.lost.append(event)
+                known = before.hosts.get(host)
+                if known is not None and (known.alive or known.back):  # not given up before
+                    self.lost.append(event)
             case CheckpointIntervalChanged(new=new) if event.attempt == before.attempt:
                 self.every = new
             case TrainingResumed(step=step) if self.before is not None:
