@@ -16,9 +16,8 @@ from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError
 from orchestrator.seams import Clock, Copy
 from orchestrator.supervise.log import Journal, has_writer
-from orchestrator.supervise.snapshot import known, recall
+from orchestrator.supervise.snapshot import known
 from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import fold
 
 CANCEL_TIMEOUT_S = 10.0
 ENDING_POLL_S = 0.1
@@ -105,8 +104,8 @@ def wait_until_ended(
     A scheduler has nothing of it any more then.
     """
     alive, leads = True, _leads(run_dir, environ, clock, found)
-    run, journal = recall(run_dir)
-    while (run := fold((entry.event for entry in journal.each()), run)).ending is None:
+    # From the snapshot each time: a copy's line that was guessed gives way to the leader's own.
+    while (run := known(run_dir)).ending is None:
         if not alive:
             raise JobError(
                 f"the leader of {run_dir.path.name} went away before the job had ended",

@@ -13,6 +13,7 @@
   launch.json             the launch that counts, as the journal has it
   leader.json             where the present leader listens
   fence.json              which leader and which attempt may write
+  slurm/launch-<n>/       what Slurm was given, and what tasks said before the agents' own logs
   logs/agent-<host>.log   what the agent of a host said
   logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
   traces/attempt-<a>/     evidence of a hang: rank-<r>.stacks, flight-<r> (what its flight
@@ -90,6 +91,10 @@ class RunDir:
 
     def trainer_config(self, number: int) -> Path:
         return self.path / f"trainer-{number}.json"
+
+    @property
+    def slurm(self) -> Path:
+        return self.path / "slurm"
 
     def agent_log(self, host: str) -> Path:
         return self.logs / f"agent-{host}.log"

@@ -29,7 +29,9 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
         case "SUCCEEDED":
             return f"nothing; the whole story: {commands.of('describe')}"
         case "CANCELLED":
-            return f"to go on from the checkpoint: {commands.submit()}"
+            saved = snapshot.seen.checkpoint
+            start = f"go on from {saved.name}" if saved.step else "begin anew"
+            return f"to {start}: {commands.submit()}"
         case _ if standing.fix:
             return standing.fix
         case _:
@@ -100,12 +102,14 @@ def look_at(snapshot: Snapshot) -> str | None:
     run = snapshot.seen.run
     if snapshot.standing.fix:
         return snapshot.commands.of("logs", "--agents", "--tail", 20)
-    return log_of(run.incidents[-1], snapshot.commands) if run.incidents else None
+    return log_of(run.incidents[-1], run, snapshot.commands) if run.incidents else None
 
 
-def log_of(incident: Incident, commands: Commands) -> str | None:
-    """The same of one incident: by default `ndctl logs` shows another attempt."""
+def log_of(incident: Incident, run: Run, commands: Commands) -> str | None:
+    """The same of one incident, None as well where its log was removed: by default `ndctl logs`
+    shows another attempt."""
     rank = incident.culprit.rank
-    if rank is None:
+    assert run.job is not None
+    if rank is None or incident.attempt <= run.attempt - run.job.keep_attempts:
         return None
     return commands.of("logs", "--rank", rank, "--attempt", incident.attempt)

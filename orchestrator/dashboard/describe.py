@@ -153,7 +153,7 @@ def _incident(incident: Incident, snapshot: Snapshot, zone: tzinfo | None) -> It
     yield row("  decision", did(incident, standing.reason))
     yield row("  cost", f"{times(incident, standing.state)}{_lost_work(incident)}")
     yield from _evidence(incident)
-    if (log := log_of(incident, snapshot.commands)) is not None:
+    if (log := log_of(incident, snapshot.seen.run, snapshot.commands)) is not None:
         yield row("  see why", log)
     if incident.edits:
         yield row("  to do", "resume with one of:" if len(incident.edits) > 1 else "resume:")

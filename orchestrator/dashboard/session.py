@@ -81,7 +81,13 @@ def agent_lines(run_dir: RunDir, tail: int | None) -> Iterator[LogLine]:
     """What the hosts' agents said. Raises JobError where none has said anything."""
     files = agent_files(run_dir)
     if not files:
-        raise JobError(f"no agent of {run_dir.path.name} has said anything", fix="look again later")
+        slurm = run_dir.slurm
+        raise JobError(
+            f"no agent of {run_dir.path.name} has said anything",
+            fix=f"what came before their logs is in {slurm}"
+            if slurm.is_dir()
+            else "look again later",
+        )
     yield from read_logs(files, tail)
 
 
@@ -113,7 +119,8 @@ def log_lines(  # noqa: PLR0913 - what may be asked of logs, and the world
     wanted = attempt if attempt is not None else max(there, default=1)
     files = log_files(run_dir, wanted, rank)
     if not there and attempt is None and rank is None:
-        files = agent_files(run_dir)
+        yield from agent_lines(run_dir, tail)
+        return
     if not files:
         known = ", ".join(map(str, there)) or "none yet"
         raise JobError(

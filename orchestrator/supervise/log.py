@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from orchestrator.contract.actions import Action
 from orchestrator.contract.codec import Invalid, decode, encode_tagged
@@ -129,14 +129,20 @@ class Tail:
             return
         with self.path.open("rb") as file:
             file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                if b"\0" in line and not whole_lines(line + file.read()):
-                    return
+            for line in _whole(file):
                 entry = _entry(line, self.lines + 1)
                 self.offset, self.lines = self.offset + len(line), self.lines + 1
                 yield entry
+
+
+def _whole(file: BinaryIO) -> Iterator[bytes]:
+    """The lines from where it stands up to what a crash left, which is dropped."""
+    for line in file:
+        if not line.endswith(b"\n"):
+            return
+        if b"\0" in line and not whole_lines(line + file.read()):
+            return
+        yield line
 
 
 def read(path: Path) -> tuple[Entry, ...]:
@@ -151,14 +157,18 @@ def mark(kind: type[Event] | type[Action]) -> bytes:
 def having(
     path: Path, *kinds: type[Event] | type[Action], attempt: int | None = None
 ) -> Iterator[Entry]:
-    """The lines of these kinds, and of an attempt, alone: a journal of weeks has a million of
-    others. Raises OSError, and JobError where one of these cannot be read."""
+    """The lines of these kinds alone, and of them those whose event is of an attempt: a journal of
+    weeks has a million of others. Raises OSError, and JobError where one of these cannot be read.
+    """
     marks = tuple(map(mark, kinds))
     of_it = b"" if attempt is None else b'"attempt":%d,' % attempt
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.endswith(b"\n") and of_it in line and any(one in line for one in marks):
-                yield _entry(line, number)
+        for number, line in enumerate(_whole(file), 1):
+            if of_it in line and any(one in line for one in marks):
+                entry = _entry(line, number)
+                # What was decided on it may name the next attempt.
+                if attempt is None or getattr(entry.event, "attempt", None) == attempt:
+                    yield entry
 
 
 def has_writer(path: Path) -> bool:

@@ -222,6 +222,25 @@ def test_cancel_waits_for_a_leader_that_is_there_and_for_one_that_comes_back(
     assert said == "job: CANCELLED, cancelled by me"
 
 
+def test_cancel_reads_what_the_leader_wrote_in_the_place_of_a_guess(
+    found: Found, cluster: NoCluster
+) -> None:
+    """Of a job that was cancelled before its leader had begun, and which was handed over at another
+    time than it began: its first line is not as long."""
+    write(found.run_dir, submitted(found.run_dir, 1700000000.0))
+    guessed = found.run_dir.journal.stat().st_size
+
+    class Begins(TurnedClock):
+        def sleep(self, seconds: float) -> None:
+            self.time += seconds
+            found.run_dir.journal.unlink()
+            write(found.run_dir, submitted(found.run_dir, 1700000001.234567), *ended(self.time))
+
+    said = cancelling.wait_until_ended(found.run_dir, {}, Begins(), found)
+    assert said == "job: CANCELLED, cancelled by me"
+    assert found.run_dir.journal.read_bytes().index(b"\n") + 1 > guessed
+
+
 def test_the_log_of_one_rank_is_asked_of_its_host_alone(found: Found) -> None:
     remote.fetch_logs(found, 3, None)
     write(found.run_dir, *started())

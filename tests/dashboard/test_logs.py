@@ -195,6 +195,24 @@ def test_what_the_agents_said_can_be_asked_for(run_dir: RunDir) -> None:
     assert [*map(str, agent_lines(run_dir, 1))] == ["[node-1 agent] no space left on device"]
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_where_no_agent_began_the_logs_of_its_tasks_are_named(
+    run_dir: RunDir, follow: bool
+) -> None:
+    """`ndctl status` sends here of a job whose leader does not come."""
+
+    def look() -> None:
+        list(log_lines(run_dir, StoryClock(), lambda: True, None, None, None, follow))
+
+    with pytest.raises(JobError, match="no agent of") as failed:
+        look()
+    assert failed.value.fix == "look again later"
+    run_dir.slurm.mkdir(parents=True)
+    with pytest.raises(JobError, match="no agent of") as failed:
+        look()
+    assert str(run_dir.slurm) in failed.value.fix
+
+
 def test_of_a_job_without_an_attempt_the_agents_logs_are_shown(run_dir: RunDir) -> None:
     log = run_dir.agent_log("node-1")
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -209,6 +209,14 @@ def test_a_job_without_leader_is_reported_failed() -> None:
 
 
 CANCELLED: list[Event] = [submitted(), CancelRequested(at=START + 1, by="ada")]
+
+
+def stopped_by_ada() -> list[Event]:
+    hosts = ("host-0", "host-1")
+    stopped = [HostStopped(at=START + 31, attempt=1, host=one, finished=False) for one in hosts]
+    return [CancelRequested(at=START + 30, by="ada"), *stopped]
+
+
 ERROR = RankError(error="ValueError", message="boom", step=10, traceback="Trace\n  boom")
 
 
@@ -250,7 +258,14 @@ def failed() -> list[Event]:
         (snapshot(broken()), "ndctl is on it"),
         (snapshot(recovered(), alive=False), "ndctl submit /runs/quickstart/spec.yaml --resume"),
         (snapshot(finished(), alive=False), "ndctl describe quickstart"),
-        (snapshot(CANCELLED, alive=False), "to go on from the checkpoint"),
+        (snapshot(CANCELLED, alive=False), "to begin anew: ndctl submit"),
+        (
+            snapshot(
+                [*started(), CheckpointSaved(at=START + 25, attempt=1, step=20), *stopped_by_ada()],
+                alive=False,
+            ),
+            "to go on from step-20: ndctl submit",
+        ),
         (snapshot(failed(), alive=False), "ndctl submit /runs/quickstart/spec.yaml --resume"),
     ],
 )
@@ -362,6 +377,15 @@ def test_a_job_that_goes_on_has_the_log_of_each_incident_with_its_attempt() -> N
     text = describe_text(snapshot(recovered()), UTC)
     assert "    see why   ndctl logs quickstart --rank 1 --attempt 1" in text
     assert not [one.name for one in default_rules() if re.search(r"\bJOB\b|--rank R", one.advice)]
+
+
+def test_no_command_asks_for_a_log_that_was_removed() -> None:
+    events = [replace(submitted(), keep_attempts=2), *recovered()[1:]]
+    shot = snapshot(events)
+    for newest, shown in ((2, True), (3, False)):
+        run = replace(shot.seen.run, attempt=newest)
+        text = describe_text(replace(shot, seen=replace(shot.seen, run=run)), UTC)
+        assert ("ndctl logs quickstart --rank 1 --attempt 1" in text) is shown
 
 
 def test_every_command_leads_to_the_run_root() -> None:

@@ -435,3 +435,18 @@ def test_lines_of_a_kind_and_an_attempt_are_found_among_all_others(tmp_path: Pat
     assert [entry.event for entry in having(path, RankExited, attempt=1)] == events[1:2]
     assert [entry.seq for entry in having(path, CancelRequested, RankExited)] == [2, 3, 4, 5]
     assert not list(having(tmp_path / "none", RankExited))
+
+
+def test_what_is_decided_on_a_line_does_not_make_it_of_the_next_attempt(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    gone, order = exited(0, 1), StopAttempt(attempt=2, grace_s=3.0, reason="the next one")
+    path.write_bytes(to_line(Entry(seq=1, event=gone, actions=(order,))))
+    assert not list(having(path, RankExited, attempt=2))
+    assert [entry.event for entry in having(path, RankExited, attempt=1)] == [gone]
+
+
+def test_lines_behind_what_a_dead_host_left_are_not_found(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = [to_line(Entry(seq=n, event=exited(n, 1), actions=())) for n in range(1, 4)]
+    path.write_bytes(lines[0] + b"\0" * 9 + lines[1][9:] + lines[2])
+    assert [entry.seq for entry in having(path, RankExited)] == [1]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.slurm import ContainerSpec, SlurmSpec
 
 SRUN = (
@@ -36,7 +37,7 @@ def mark(launch: LaunchPlan) -> str:
 
 def folder(launch: LaunchPlan) -> Path:
     """submitit's, of this launch alone: job ids start again when a cluster is set up anew."""
-    return Path(launch.run_dir) / "slurm" / f"launch-{launch.launch}"
+    return RunDir(Path(launch.run_dir)).slurm / f"launch-{launch.launch}"
 
 
 def script_path(launch: LaunchPlan) -> Path:
