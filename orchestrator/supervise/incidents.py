@@ -6,7 +6,7 @@ from orchestrator.supervise.diagnose import diagnose
 from orchestrator.supervise.policy import Decision, trouble_of, ways_to_go_on
 from orchestrator.supervise.rehearsals import rehearsed
 from orchestrator.supervise.roster import addresses, switches_of
-from orchestrator.supervise.state import Culprit, Evidence, Findings, Incident, Run, Stage
+from orchestrator.supervise.state import IDLE, Culprit, Evidence, Findings, Incident, Run, Stage
 from orchestrator.supervise.verdict import Verdict
 
 
@@ -43,7 +43,7 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         evidence=verdict.evidence,
         action=action,
         step=max([run.step, *reported]),
-        saved=run.saved,
+        saved=None if findings.within in IDLE else run.saved,
         signature=verdict.signature,
         detected_after_s=verdict.detected_after_s,
         confidence=verdict.confidence,
