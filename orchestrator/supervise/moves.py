@@ -363,9 +363,7 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
         return _leave(run, run.leaving or Leaving(cause="drained", words=taken, requeue=False), at)
     decision = decide(run, verdict)
     if decision.action == "replan" and not shortage.is_of_the_plan(run, verdict):
-        why = "no plan for the devices helps the hosts' memory"
-        advice = f"; {verdict.failure.advice}" if verdict.failure else ""
-        decision = replace(decision, action="stop", reason=f"{verdict.cause}; {why}{advice}")
+        decision = replace(decision, action="stop", reason=shortage.no_help(verdict))
     if decision.action == "rollback":
         run, decision = rollback.perform(run, findings.exits, decision)
     incident = decided(run, incident_of(run, findings, verdict, decision.reason), decision)

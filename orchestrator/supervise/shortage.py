@@ -30,6 +30,14 @@ def is_of_the_plan(run: Run, verdict: Verdict) -> bool:
     return name == DEVICE or (name == HOST and run.plan.profile == ON_PROCESSORS)
 
 
+def no_help(verdict: Verdict) -> str:
+    """Why the job stops though a rule says to plan anew."""
+    name = verdict.failure.name if verdict.failure else verdict.kind
+    advice = verdict.failure.advice if verdict.failure else ""
+    why = f"the job was stopped: no plan for the devices helps {name}"
+    return f"{why}; {advice}" if advice else why
+
+
 def shortage_of(run: Run, verdict: Verdict, words: str, *, adopt: bool) -> Shortage:
     """What is believed of a device after this plan did not fit into it."""
     plan = run.plan

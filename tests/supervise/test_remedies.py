@@ -140,6 +140,18 @@ def answered_late(job: Job) -> tuple[Action, ...]:
     )
 
 
+def test_a_rule_that_asks_for_a_plan_where_none_can_help_ends_the_job_with_the_advice() -> None:
+    rule = PolicyRule(name="mine", classes=("host-out-of-memory",), action="replan")
+    job = Job(plan=replace(believed(70), profile="h100-sxm-80gb"), policy=(rule,)).running()
+    job.raises(1, "[Errno 12] Cannot allocate memory", kind="OSError")
+    (end,) = job.stops()
+    assert isinstance(end, EndJob)
+    (incident,) = job.run.incidents
+    words = "the job was stopped: no plan for the devices helps host-out-of-memory"
+    assert incident.action == f"{words}; {incident.advice}"
+    assert end.reason == f"{incident.action} (rule mine)"
+
+
 def test_an_answer_to_another_question_is_none() -> None:
     job = replanning()
     short(job)
