@@ -25,7 +25,7 @@ from orchestrator.simulation.operators import Operators
 from orchestrator.simulation.remedies import AT_ONCE_S, Remedies
 from orchestrator.simulation.storage import read_whole
 from orchestrator.supervise.policy import BUDGET
-from orchestrator.supervise.state import IDLE, LIVE, OUTSIDE, Run, Stage
+from orchestrator.supervise.state import IDLE, LIVE, OUTSIDE, PREFLIGHT, Run, Stage
 
 if TYPE_CHECKING:
     from orchestrator.simulation.hosts import Host
@@ -233,7 +233,7 @@ class Witness:
         """Once of each, whatever number of hosts it took; and by what the budget was spent."""
         new = run.incidents[len(before.incidents) :]
         if before.stage in IDLE:
-            self.told += sum(incident.kind != "preflight" for incident in new)
+            self.told += sum(incident.kind != PREFLIGHT for incident in new)
         hold(self.told <= self.outages, f"{self.told} incidents of {self.outages} outages")
         spent = before.ending is None and run.reason.endswith(f"(rule {BUDGET})")
         named = bool(new) and new[-1].rule == BUDGET

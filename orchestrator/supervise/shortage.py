@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.contract.actions import Replan
 from orchestrator.supervise.policy import ON_PROCESSORS
-from orchestrator.supervise.state import Run, Shortage
+from orchestrator.supervise.state import PREFLIGHT, Run, Shortage
 from orchestrator.supervise.verdict import Verdict
 
 DEVICE = "cuda-out-of-memory"
@@ -72,12 +72,15 @@ def with_ways_out(
 ) -> tuple[Run, str]:
     """The incident knows what a person can do; and the words to end with."""
     assert run.shortage is not None
-    *former, last = run.incidents
+    # Hosts may have been found wanting while the planner was asked.
+    number = max(n for n, one in enumerate(run.incidents) if one.kind != PREFLIGHT)
+    last = run.incidents[number]
     notes = tuple(f"way out: {way}" for way in ways) or (f"no way out was found: {why}",)
     evidence = replace(last.evidence, notes=(*last.evidence.notes, *notes))
     advice = f"resume with one of: {'; '.join(ways)}" if ways else last.advice
     incident = replace(last, evidence=evidence, advice=advice, edits=edits)
-    run = replace(run, incidents=(*former, incident), shortage=None)
+    incidents = (*run.incidents[:number], incident, *run.incidents[number + 1 :])
+    run = replace(run, incidents=incidents, shortage=None)
     if not ways:
         return run, f"{last.action}; no plan that takes less memory: {why}"
     many = f"{len(ways)} ways out are" if len(ways) > 1 else "one way out is"

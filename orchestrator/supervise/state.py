@@ -119,6 +119,9 @@ class Culprit:
 
 NOBODY = Culprit()
 
+PREFLIGHT = "preflight"
+"""Kind of the incident of a host that was found wanting before ranks started on it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
