@@ -25,7 +25,7 @@ from orchestrator.contract.skipping import Window
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.supervise.loop import Decide
 from orchestrator.supervise.moves import recover, stop
-from orchestrator.supervise.policy import is_strike
+from orchestrator.supervise.policy import BUDGET, is_strike
 from orchestrator.supervise.state import IDLE, Findings, Leaving, Run, Stage
 from orchestrator.supervise.step import step
 
@@ -129,8 +129,12 @@ def does_not_wait_for_what_heals(run: Run, event: Event) -> Result:
 
 
 def names_no_rule(run: Run, event: Event) -> Result:
+    """But where the budget is spent, of which another law asks."""
     after, actions = step(run, event)
-    nameless = tuple(replace(incident, rule="") for incident in after.incidents)
+    nameless = tuple(
+        incident if incident.rule == BUDGET else replace(incident, rule="")
+        for incident in after.incidents
+    )
     return replace(after, incidents=nameless), actions
 
 
