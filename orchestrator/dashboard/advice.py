@@ -9,7 +9,7 @@ from orchestrator.dashboard.view import FailedSave
 from orchestrator.diagnosis.classes import Signs, classify
 from orchestrator.supervise.policy import BUDGET
 from orchestrator.supervise.roster import gives_back_at, is_short, usable
-from orchestrator.supervise.state import Incident, Run
+from orchestrator.supervise.state import PREFLIGHT, Incident, Run
 
 
 def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
@@ -67,7 +67,8 @@ def _at_risk(snapshot: Snapshot, failed: FailedSave, zone: tzinfo | None) -> str
 
 def _go_on(run: Run, commands: Commands) -> str:
     """Of a job that failed: with what does not lead there again, where that is known."""
-    last = run.incidents[-1] if run.incidents else None
+    ours = run.incidents[run.forgiven :]  # why it failed is no host that was found wanting besides
+    last = next((one for one in reversed(ours) if one.kind != PREFLIGHT), None)
     if last is None:
         return commands.submit()
     if last.edits:

@@ -29,7 +29,7 @@ from orchestrator.simulation.rules import Rules
 from orchestrator.simulation.storage import read_whole
 from orchestrator.simulation.troubles import BREAKS, Words
 from orchestrator.supervise.policy import BUDGET
-from orchestrator.supervise.state import IDLE, LIVE, OUTSIDE, Run, Stage
+from orchestrator.supervise.state import IDLE, LIVE, OUTSIDE, PREFLIGHT, Run, Stage
 
 if TYPE_CHECKING:
     from orchestrator.simulation.hosts import Host
@@ -258,7 +258,7 @@ class Witness:
         """Once of each, whatever number of hosts it took; and by what the budget was spent."""
         new = run.incidents[len(before.incidents) :]
         if before.stage in IDLE:
-            self.told += sum(incident.kind != "preflight" for incident in new)
+            self.told += sum(incident.kind != PREFLIGHT for incident in new)
         hold(self.told <= self.outages, f"{self.told} incidents of {self.outages} outages")
         fresh = before.ending is None and run.reason != before.reason
         spent = fresh and run.reason.endswith(f"(rule {BUDGET})")

@@ -21,7 +21,7 @@ from orchestrator.contract.policy import PolicyRule
 from orchestrator.contract.skipping import Window
 from orchestrator.simulation.laws import hold
 from orchestrator.supervise.policy import default_rules
-from orchestrator.supervise.state import Incident, Run
+from orchestrator.supervise.state import PREFLIGHT, Incident, Run
 
 if TYPE_CHECKING:
     from orchestrator.simulation.storage import Checkpoint
@@ -111,7 +111,7 @@ class Remedies:
     # Incidents
 
     def _incident(self, incident: Incident, event: Event, before: Run, run: Run) -> None:
-        if incident.kind == "preflight":
+        if incident.kind == PREFLIGHT:
             return
         self.failing.append(incident)
         host, pinned = incident.culprit.host, self.world.scenario.pinned

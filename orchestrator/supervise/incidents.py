@@ -6,7 +6,16 @@ from orchestrator.supervise.diagnose import diagnose
 from orchestrator.supervise.policy import Decision, trouble_of, ways_to_go_on
 from orchestrator.supervise.rehearsals import rehearsed
 from orchestrator.supervise.roster import addresses, switches_of
-from orchestrator.supervise.state import Culprit, Evidence, Findings, Incident, Run, Stage
+from orchestrator.supervise.state import (
+    IDLE,
+    PREFLIGHT,
+    Culprit,
+    Evidence,
+    Findings,
+    Incident,
+    Run,
+    Stage,
+)
 from orchestrator.supervise.verdict import Verdict
 
 
@@ -43,7 +52,7 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         evidence=verdict.evidence,
         action=action,
         step=max([run.step, *reported]),
-        saved=run.saved,
+        saved=None if findings.within in IDLE else run.saved,
         signature=verdict.signature,
         detected_after_s=verdict.detected_after_s,
         confidence=verdict.confidence,
@@ -61,7 +70,7 @@ def left_out(run: Run, at: float, host: str, why: str) -> Run:
         id=len(run.incidents) + 1,
         attempt=run.attempt,
         at=at,
-        kind="preflight",
+        kind=PREFLIGHT,
         cause=f"{host} failed the check before the start: {why}",
         culprit=Culprit(host=host),
         evidence=Evidence(notes=(why,)),

@@ -103,7 +103,8 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     if run.stage in OUTSIDE:
         return run, ()
     gone = replace(known, alive=False, back=False, lost_at=event.at)
-    run = replace(run, hosts={**run.hosts, event.host: gone})
+    checking = tuple(name for name in run.checking if name != event.host)
+    run = replace(run, hosts={**run.hosts, event.host: gone}, checking=checking)
     if run.leaving is not None:
         if known.going or event.taken or not run.leaving.by_choice:
             return _lost_while_leaving(run, event, known)
@@ -159,7 +160,7 @@ def unavailable(run: Run, event: HostUnavailable) -> Result:
 
 def _lost_while_waiting(run: Run, event: AgentLost, again: ReplaceAgent) -> Result:
     """Nothing is to be stopped; what it means is seen when the others that go with it have gone."""
-    found = run.findings or Findings(opened_at=event.at)
+    found = run.findings or Findings(opened_at=event.at, within=run.stage)
     known = any(lost.host == event.host for lost in found.lost)
     found = replace(
         found,

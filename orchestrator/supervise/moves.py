@@ -63,6 +63,7 @@ def wait(run: Run, at: float, reason: str) -> Run:
         deadline=at + run.job.init_timeout,
         reason=reason,
         done={},
+        fired_now=(),
     )
 
 
@@ -285,14 +286,14 @@ def check(run: Run, at: float, there: list[str]) -> Result:
 def checked(run: Run, at: float, unfit: Mapping[str, str]) -> Result:
     """Leave out the hosts that were found wanting; each is an incident of its own.
 
-    One whose agent went meanwhile did not report for that, and it says nothing of the host.
+    One whose agent went meanwhile is none of them: that it did not report says nothing of the host,
+    though another agent may be there by now.
     """
     hosts = dict(run.hosts)
-    tried = [name for name in run.checking if hosts[name].alive]
-    for name in tried:
+    for name in run.checking:
         hosts[name] = replace(hosts[name], checked=True, unfit=unfit.get(name, ""))
     for name, why in sorted(unfit.items()):
-        if name in tried:
+        if name in run.checking:
             run = left_out(run, at, name, why)
     run = replace(wait(run, at, "the hosts were tried"), hosts=hosts, checking=())
     return start_if_ready(run, at)
@@ -363,16 +364,14 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
         return _leave(run, run.leaving or Leaving(cause="drained", words=taken, requeue=False), at)
     decision = decide(run, verdict)
     if decision.action == "replan" and not shortage.is_of_the_plan(run, verdict):
-        why = "no plan for the devices helps the hosts' memory"
-        advice = f"; {verdict.failure.advice}" if verdict.failure else ""
-        decision = replace(decision, action="stop", reason=f"{verdict.cause}; {why}{advice}")
+        decision = replace(decision, action="stop", reason=shortage.no_help(verdict))
     if decision.action == "rollback":
         run, decision = rollback.perform(run, findings.exits, decision)
     incident = decided(run, incident_of(run, findings, verdict, decision.reason), decision)
     if decision.without is not None:
         why = f"{verdict.cause} (rule {decision.rule})"
         run = without(run, decision.without, why, at)
-    run = replace(run, incidents=(*run.incidents, incident), findings=None, fired_now=())
+    run = replace(run, incidents=(*run.incidents, incident), findings=None)
     if decision.action == "stop":
         return _give_up(run, at, verdict, decision)
     run = replace(

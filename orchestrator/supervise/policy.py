@@ -25,7 +25,6 @@ BUDGET = "max-restarts"
 LOSS = ("nan-loss", "loss-spike")
 ROLLBACK = "--set resilience.on_nan=rollback"
 
-
 ON_PROCESSORS = "cpu"
 """The profile of a machine whose devices are its processors."""
 OF_PROCESSORS = "on-oom-of-processors"

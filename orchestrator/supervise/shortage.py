@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.contract.actions import Replan
 from orchestrator.supervise.policy import ON_PROCESSORS
-from orchestrator.supervise.state import Run, Shortage
+from orchestrator.supervise.state import PREFLIGHT, Run, Shortage
 from orchestrator.supervise.verdict import Verdict
 
 DEVICE = "cuda-out-of-memory"
@@ -28,6 +28,14 @@ def is_of_the_plan(run: Run, verdict: Verdict) -> bool:
     """Whether a plan that takes less memory on the devices is a way out."""
     name = verdict.failure.name if verdict.failure else ""
     return name == DEVICE or (name == HOST and run.plan.profile == ON_PROCESSORS)
+
+
+def no_help(verdict: Verdict) -> str:
+    """Why the job stops though a rule says to plan anew."""
+    name = verdict.failure.name if verdict.failure else verdict.kind
+    advice = verdict.failure.advice if verdict.failure else ""
+    why = f"the job was stopped: no plan for the devices helps {name}"
+    return f"{why}; {advice}" if advice else why
 
 
 def shortage_of(run: Run, verdict: Verdict, words: str, *, adopt: bool) -> Shortage:
@@ -64,12 +72,15 @@ def with_ways_out(
 ) -> tuple[Run, str]:
     """The incident knows what a person can do; and the words to end with."""
     assert run.shortage is not None
-    *former, last = run.incidents
+    # Hosts may have been found wanting while the planner was asked.
+    number = max(n for n, one in enumerate(run.incidents) if one.kind != PREFLIGHT)
+    last = run.incidents[number]
     notes = tuple(f"way out: {way}" for way in ways) or (f"no way out was found: {why}",)
     evidence = replace(last.evidence, notes=(*last.evidence.notes, *notes))
     advice = f"resume with one of: {'; '.join(ways)}" if ways else last.advice
     incident = replace(last, evidence=evidence, advice=advice, edits=edits)
-    run = replace(run, incidents=(*former, incident), shortage=None)
+    incidents = (*run.incidents[:number], incident, *run.incidents[number + 1 :])
+    run = replace(run, incidents=incidents, shortage=None)
     if not ways:
         return run, f"{last.action}; no plan that takes less memory: {why}"
     many = f"{len(ways)} ways out are" if len(ways) > 1 else "one way out is"

@@ -119,6 +119,9 @@ class Culprit:
 
 NOBODY = Culprit()
 
+PREFLIGHT = "preflight"
+"""Kind of the incident of a host that was found wanting before ranks started on it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -149,7 +152,8 @@ class Incident:
     step: int
     """The last step known to be done."""
     saved: int | None = None
-    """Newest complete checkpoint's step then: the steps since are to be made again."""
+    """Newest complete checkpoint's step then: the steps since are to be made again. None where no
+    rank ran, so that none are."""
     signature: str = ""
     """Exception, message and step: two incidents that share it are the program's own error."""
     detected_after_s: float
@@ -186,7 +190,7 @@ class Findings:
     """Hosts among these whose agent was there all the time, and is heard again."""
     hang: HangDetected | None = None
     within: Stage = Stage.RUNNING
-    """Where the attempt was when evidence was asked for."""
+    """Where the attempt was when evidence was asked for; or the job, as hosts went between two."""
     evidence: tuple[EvidenceGathered, ...] = ()
     judged: HangJudged | None = None
     """What the evidence amounts to."""
@@ -425,8 +429,8 @@ class Run:
 
 def pace_of(run: Run) -> SavePace:
     """What the next attempt is to know of how often the job broke: neither what was rehearsed, nor
-    hosts that were found wanting before they trained."""
-    broke = [one for one in run.incidents if one.drill is None and one.kind != "preflight"]
+    what befell hosts while no rank ran on them."""
+    broke = [one for one in run.incidents if one.drill is None and one.saved is not None]
     exposure = Exposure(failures=len(broke), observed_s=run.trained_s)
     return SavePace(exposure=exposure, every_steps=run.save_every)
 

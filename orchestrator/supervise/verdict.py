@@ -3,6 +3,7 @@
 import re
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -25,7 +26,7 @@ ABORTS = re.compile(
     r"|Fatal (Python|glibc) error|thread terminated with exception|Assertion .*failed|Check failed:"
     r"|(free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): |double free or corruption"
     r"|corrupted (size|double-linked list|unsorted chunks)|(smashing|overflow) detected"
-    r"|^(\[rank\d+\]:)?\[F|watchdog caught collective|detected by watchdog|watchdog got stuck"
+    r"|^(\[rank\d+\]:)?\[F\d|watchdog caught collective|detected by watchdog|watchdog got stuck"
     r"|NCCL operations have failed or timed out",
     re.IGNORECASE,
 )
@@ -138,7 +139,10 @@ def last_words(exited: RankExited) -> tuple[str, ...]:
     if exited.signal is not None:
         begins = _first(CRASHED, lines)
         return lines[begins : begins + 1]
-    since = lines[_raised_at(lines) :]
+    raised_at = _raised_at(lines)
+    if raised_at is None:
+        return tuple(_not_ignored(lines))
+    since = lines[raised_at:]
     return since[: _first(IGNORED, since)]
 
 
@@ -146,14 +150,25 @@ def _first(begins: re.Pattern[str], lines: tuple[str, ...]) -> int:
     return next((n for n, line in enumerate(lines) if begins.search(line)), len(lines))
 
 
-def _raised_at(lines: tuple[str, ...]) -> int:
+def _raised_at(lines: tuple[str, ...]) -> int | None:
     """Where the last traceback begins, with those that led to it."""
-    found = 0
+    found = None
     for n, line in enumerate(lines):
         before = " ".join(lines[max(0, n - 3) : n])
         goes_on = CHAINED.search(before) or IGNORED.search(before)
         found = n if TRACEBACK.search(line) and not goes_on else found
     return found
+
+
+def _not_ignored(lines: tuple[str, ...]) -> Iterator[str]:
+    """Without the exceptions that ended nothing, each up to the line that names it."""
+    ignored = False
+    for line in lines:
+        ignored = ignored or IGNORED.search(line) is not None
+        if not ignored:
+            yield line
+        elif not (IGNORED.search(line) or TRACEBACK.search(line) or line.startswith(" ")):
+            ignored = False
 
 
 def _ended_by(exited: RankExited) -> str | None:

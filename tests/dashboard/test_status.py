@@ -67,6 +67,7 @@ from orchestrator.dashboard.narrate import action_words, event_line, event_words
 from orchestrator.dashboard.status import list_rows, list_text, status_json, status_text
 from orchestrator.dashboard.words import moment
 from orchestrator.diagnosis.classes import default_rules
+from orchestrator.supervise.incidents import left_out
 from orchestrator.supervise.log import Entry, Journal
 from tests.dashboard.dashboard_story import (
     START,
@@ -351,6 +352,9 @@ def test_what_is_to_be_typed_after_memory_ran_out_is_the_cheapest_way_out() -> N
     assert labelled("next", text) == commands[:1]
     assert text.count("out of memory") == 1
     assert labelled("", describe_text(seen, UTC))[-2:] == commands
+    run = left_out(seen.seen.run, START + 32, "host-1", "no GPU answers")
+    unfit = replace(seen, seen=replace(seen.seen, run=run))
+    assert labelled("next", status_text(unfit, UTC)) == commands[:1]
 
 
 def test_a_leader_that_died_has_a_log_and_the_command_that_shows_it() -> None:

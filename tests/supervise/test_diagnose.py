@@ -692,6 +692,7 @@ HANDLED = ("Traceback (most recent call last):", "OSError: [Errno 28] No space l
         ((*CAUSED, "goes on", *RAISED), {"exit_code": 1}, "python-exception"),
         ((*RAISED, *IGNORED), {"exit_code": 1}, "python-exception"),
         (CAUSED, {"exit_code": 1}, "disk-full"),
+        (("[feed] Connection reset by peer, once more",), {"signal": 6}, "abort"),
         ((), {"signal": 13}, "unknown"),
     ],
 )
@@ -705,6 +706,24 @@ def test_a_connection_that_came_at_the_second_try_is_not_what_a_rank_crashed_of(
     assert found.failure is not None
     assert (found.failure.name, found.culprit.rank) == (name, 2)
     assert found.culprit.host == "host-1"
+
+
+@pytest.mark.parametrize(
+    ("tail", "name"),
+    [
+        ((*IGNORED, *FULL), "disk-full"),
+        ((*IGNORED, "goes on", *IGNORED, *FULL, "leaves"), "disk-full"),
+        ((*FULL, *IGNORED), "disk-full"),
+        (("step 3", *IGNORED), "unknown"),
+    ],
+)
+def test_what_python_ignored_hides_nothing_that_came_after_it(
+    tail: tuple[str, ...], name: str
+) -> None:
+    """Of a rank that left without a traceback."""
+    found = verdict(exited(2, exit_code=1, log_tail=tail))
+    assert found.failure is not None
+    assert (found.failure.name, found.culprit.rank) == (name, 2)
 
 
 @pytest.mark.parametrize(

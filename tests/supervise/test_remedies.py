@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.contract.actions import Action, EndJob, Replan, StartAttempt
 from orchestrator.contract.events import LeaderStarted, RankError, Replanned, ReplanRefused
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.policy import PolicyRule
 from orchestrator.contract.skipping import Window
@@ -140,6 +141,18 @@ def answered_late(job: Job) -> tuple[Action, ...]:
     )
 
 
+def test_a_rule_that_asks_for_a_plan_where_none_can_help_ends_the_job_with_the_advice() -> None:
+    rule = PolicyRule(name="mine", classes=("host-out-of-memory",), action="replan")
+    job = Job(plan=replace(believed(70), profile="h100-sxm-80gb"), policy=(rule,)).running()
+    job.raises(1, "[Errno 12] Cannot allocate memory", kind="OSError")
+    (end,) = job.stops()
+    assert isinstance(end, EndJob)
+    (incident,) = job.run.incidents
+    words = "the job was stopped: no plan for the devices helps host-out-of-memory"
+    assert incident.action == f"{words}; {incident.advice}"
+    assert end.reason == f"{incident.action} (rule mine)"
+
+
 def test_an_answer_to_another_question_is_none() -> None:
     job = replanning()
     short(job)
@@ -159,6 +172,20 @@ def test_the_next_leader_asks_again_and_keeps_the_plan_that_fits() -> None:
     job.trains()
     job.tell(LeaderStarted(at=job.now(), host="host-0", pid=6))
     assert job.run.current.number == 2, "the job's own plan would not fit any better now"
+
+
+def test_the_ways_out_are_those_of_the_memory_whatever_is_found_of_hosts_meanwhile() -> None:
+    job = Job(plan=believed(70)).running()
+    short(job)
+    job.tell(LeaderStarted(at=job.now(), host="host-0", pid=5))
+    broken = Finding(what="GPUs", verdict="stops", found="none answers")
+    job.registers("host-1", pid=7, findings=(broken,))
+    way = "--set train.micro_batch_size=1"
+    (end,) = refused(job, way)
+    assert isinstance(end, EndJob)
+    memory, unfit = job.run.incidents
+    assert (memory.edits, unfit.kind, unfit.edits) == ((way,), "preflight", ())
+    assert end.reason.startswith("the job was stopped: cuda-out-of-memory; ")
 
 
 def test_a_shrunk_job_keeps_the_plan_for_more_hosts() -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import pytest
+
 from orchestrator.contract.actions import EndJob, ReplaceAgent, StartAttempt, StopAttempt
 from orchestrator.contract.events import (
     AgentLost,
@@ -10,7 +12,7 @@ from orchestrator.contract.events import (
     HostsChecked,
     HostStopped,
 )
-from orchestrator.supervise.state import NOBODY, Stage
+from orchestrator.supervise.state import NOBODY, Stage, pace_of
 from tests.supervise.supervise_stage import Job, host
 
 # Agents
@@ -211,6 +213,34 @@ def test_an_agent_that_goes_in_the_check_says_nothing_of_its_host() -> None:
     assert [i.kind for i in job.run.incidents] == ["host-lost"]
     assert (job.run.hosts["host-3"].unfit, job.run.hosts["host-3"].checked) == ("", False)
     assert job.run.stage is Stage.STARTING
+
+
+@pytest.mark.parametrize("pid", [1, 2])
+def test_nor_does_one_that_is_back_before_the_check_is_over(pid: int) -> None:
+    """It did not report, or its former self did not."""
+    job = Job(hosts=3, spares=1, preflight=True).starts()
+    job.loses("host-3")
+    job.registers("host-3", pid=pid)
+    unfit = {"host-3": "it did not report from the check of all hosts"}
+    job.tell(HostsChecked(at=job.now(), check=job.run.checks, unfit=unfit))
+    job.waits(3)
+    assert (job.run.hosts["host-3"].unfit, dict(job.run.exclude)) == ("", {})
+    assert (job.run.stage, job.run.checking) == (Stage.CHECKING, job.everywhere)
+
+
+def test_what_goes_while_no_rank_runs_costs_no_steps_and_saves_no_more_often() -> None:
+    job = Job(max_restarts=9).running()
+    job.saves(1)
+    job.steps(50)
+    job.loses("host-1")
+    job.stops("host-0")
+    job.loses("host-0")
+    job.waits(4)
+    assert [(i.kind, i.step, i.saved) for i in job.run.incidents] == [
+        ("host-lost", 50, 1),
+        ("host-lost", 50, None),
+    ]
+    assert pace_of(job.run).exposure.failures == 1
 
 
 def test_agents_nobody_knows_cannot_be_lost() -> None:

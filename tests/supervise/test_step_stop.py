@@ -13,7 +13,7 @@ from orchestrator.contract.actions import (
     StartAttempt,
     StopAttempt,
 )
-from orchestrator.contract.events import EvidenceGathered
+from orchestrator.contract.events import EvidenceGathered, HostLeaving
 from orchestrator.supervise.moves import JUDGE_S
 from orchestrator.supervise.policy import is_strike
 from orchestrator.supervise.state import Stage, pace_of
@@ -336,6 +336,18 @@ def test_writes_that_stall_are_noticed_at_the_next_checkpoint() -> None:
         job.steps(500)
         job.fails_once(2, phase=phase)
         assert job.run.incidents[0].drill == rehearsed
+
+
+def test_a_drill_excuses_nothing_once_its_ranks_have_left() -> None:
+    job = Job(hosts=3, drills=drills("slow:rank=0@step=5")).granted(successor_s=600.0).running()
+    job.drill(1)
+    job.steps(6)
+    job.tell(HostLeaving(at=job.now(), host="host-2", why="node drained"))
+    job.stops()
+    assert job.run.stage is Stage.WAITING
+    job.loses("host-0")
+    job.waits(4)
+    assert [(i.kind, i.drill) for i in job.run.incidents] == [("host-lost", None)]
 
 
 def test_a_drill_excuses_one_incident() -> None:
