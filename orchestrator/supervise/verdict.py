@@ -24,9 +24,9 @@ ABORTS = re.compile(
     r"terminate called|terminating due to uncaught|^\s*what\(\):|pure virtual method called"
     r"|Fatal (Python|glibc) error|thread terminated with exception|Assertion .*failed|Check failed:"
     r"|(free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): |double free or corruption"
-    r"|corrupted (size|double-linked list|unsorted chunks)|(smashing|overflow) detected"
-    r"|^(\[rank\d+\]:)?\[F|watchdog caught collective|detected by watchdog|watchdog got stuck"
-    r"|NCCL operations have failed or timed out",
+    r"|corrupted (size|double-linked list|unsorted chunks)"
+    r"|(stack smashing|buffer overflow) detected|^(\[rank\d+\]:)?\[F(\d+ | \S+\.cpp:)|watchdog caught collective"
+    r"|detected by watchdog|watchdog got stuck|NCCL operations have failed or timed out",
     re.IGNORECASE,
 )
 """How the last words of a process begin that aborts."""
@@ -34,8 +34,11 @@ CRASHED = re.compile("Fatal Python error:")
 TRACEBACK = re.compile(r"^(\[rank\d+\]: *)?Traceback \(most recent call last\):\s*$")
 CHAINED = re.compile("During handling of the above|above exception was the direct cause")
 """Before a traceback that goes on from the one above it …"""
-IGNORED = re.compile("Exception ignored in")
-"""… and before one that ended nothing."""
+IGNORED = re.compile("Exception ignored (in|on)")
+"""… before one that ended nothing …"""
+ASIDE = re.compile(f"{IGNORED.pattern}|^Exception in thread ")
+"""… or no more than a thread."""
+WARNED = re.compile(r"^(\[rank\d+\]:)?\[W(\d+ | \S+\.cpp:)")
 ENDINGS = frozenset({"abort", "segfault", "python-exception", "unknown"})
 """Classes by how a process ended, where it said nothing else that is known."""
 
@@ -134,24 +137,46 @@ def last_words(exited: RankExited) -> tuple[str, ...]:
     left by itself without a traceback may have said why in any line."""
     lines = exited.log_tail
     if exited.signal == signal.SIGABRT:
-        return lines[_first(ABORTS, lines) :]
+        return _unwarned(_without(ASIDE, lines[_first(ABORTS, lines) :]))
     if exited.signal is not None:
         begins = _first(CRASHED, lines)
         return lines[begins : begins + 1]
-    since = lines[_raised_at(lines) :]
-    return since[: _first(IGNORED, since)]
+    heard = _without(ASIDE, lines)
+    if _first(TRACEBACK, heard) == len(heard):
+        return _without(IGNORED, lines)
+    return _unwarned(heard[_raised_at(heard) :])
+
+
+def _unwarned(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Without torch's own warnings, as of a store that a peer left: those end nothing."""
+    return tuple(line for line in lines if not WARNED.search(line))
 
 
 def _first(begins: re.Pattern[str], lines: tuple[str, ...]) -> int:
     return next((n for n, line in enumerate(lines) if begins.search(line)), len(lines))
 
 
+def _without(begins: re.Pattern[str], lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the tracebacks that come after such a line, each to what was raised at its end."""
+    heard = []
+    inside = ended = False
+    for line in lines:
+        if begins.search(line) or (ended and CHAINED.search(line)):
+            inside, ended = True, False
+        elif inside:
+            ended = bool(line.strip()) and not line[0].isspace() and not TRACEBACK.search(line)
+            inside = not ended
+        elif line.strip() or not ended:
+            ended = False
+            heard.append(line)
+    return tuple(heard)
+
+
 def _raised_at(lines: tuple[str, ...]) -> int:
     """Where the last traceback begins, with those that led to it."""
     found = 0
     for n, line in enumerate(lines):
-        before = " ".join(lines[max(0, n - 3) : n])
-        goes_on = CHAINED.search(before) or IGNORED.search(before)
+        goes_on = CHAINED.search(" ".join(lines[max(0, n - 3) : n]))
         found = n if TRACEBACK.search(line) and not goes_on else found
     return found
 

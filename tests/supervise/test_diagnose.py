@@ -666,6 +666,21 @@ IGNORED = (
     "Traceback (most recent call last):",
     "RuntimeError: Broken pipe",
 )
+OF_A_THREAD = (
+    "Exception in thread Thread-4 (_pin_memory_loop):",
+    "Traceback (most recent call last):",
+    '  File "connection.py", line 388, in _recv',
+    "EOFError",
+    "",
+    "During handling of the above exception, another exception occurred:",
+    "",
+    "Traceback (most recent call last):",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+)
+STORE_LEFT = (
+    "[rank2]:[W1123 02:21:41.19 TCPStore.cpp:115] [c10d] recvVector failed on SocketImpl(fd=3):"
+    " Connection reset by peer"
+)
 HANDLED = ("Traceback (most recent call last):", "OSError: [Errno 28] No space left on device")
 
 
@@ -691,6 +706,11 @@ HANDLED = ("Traceback (most recent call last):", "OSError: [Errno 28] No space l
         ((*HANDLED, "goes on", *RAISED), {"exit_code": 1}, "python-exception"),
         ((*CAUSED, "goes on", *RAISED), {"exit_code": 1}, "python-exception"),
         ((*RAISED, *IGNORED), {"exit_code": 1}, "python-exception"),
+        ((*RAISED, *OF_A_THREAD), {"exit_code": 1}, "python-exception"),
+        ((*RAISED, STORE_LEFT), {"exit_code": 1}, "python-exception"),
+        ((*RAISED[1:], *OF_A_THREAD, *RAISED), {"exit_code": 1}, "python-exception"),
+        ((*IGNORED, "step 4", *HANDLED), {"exit_code": 1}, "disk-full"),
+        (("free(): invalid pointer", *OF_A_THREAD, STORE_LEFT), {"signal": 6}, "abort"),
         (CAUSED, {"exit_code": 1}, "disk-full"),
         ((), {"signal": 13}, "unknown"),
     ],
@@ -705,6 +725,26 @@ def test_a_connection_that_came_at_the_second_try_is_not_what_a_rank_crashed_of(
     assert found.failure is not None
     assert (found.failure.name, found.culprit.rank) == (name, 2)
     assert found.culprit.host == "host-1"
+
+
+@pytest.mark.parametrize("line", ["NOTE: gradient overflow detected, ignoring", "[FSDP] 32 blocks"])
+def test_what_is_said_of_a_step_is_not_how_an_abort_begins(line: str) -> None:
+    said = verdict(exited(2, log_tail=(line, CAME_LATER, "step 3"), signal=signal.SIGABRT))
+    assert said.failure is not None
+    assert (said.failure.name, said.culprit.rank) == ("abort", 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [(OF_A_THREAD, "service-unreachable"), ((*IGNORED, HANDLED[1]), "disk-full")],
+)
+def test_of_a_rank_that_left_without_a_traceback_of_its_own_any_line_tells(
+    said: tuple[str, ...], name: str
+) -> None:
+    """One of a thread, or one that lost its head as it is longer than the tail of the log."""
+    found = verdict(exited(2, log_tail=("step 3", *said), exit_code=1))
+    assert found.failure is not None
+    assert found.failure.name == name
 
 
 @pytest.mark.parametrize(
