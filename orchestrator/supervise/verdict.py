@@ -25,8 +25,9 @@ ABORTS = re.compile(
     r"|Fatal (Python|glibc) error|thread terminated with exception|Assertion .*failed|Check failed:"
     r"|(free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): |double free or corruption"
     r"|corrupted (size|double-linked list|unsorted chunks)"
-    r"|(stack smashing|buffer overflow) detected|^(\[rank\d+\]:)?\[F(\d+ | \S+\.cpp:)|watchdog caught collective"
-    r"|detected by watchdog|watchdog got stuck|NCCL operations have failed or timed out",
+    r"|(stack smashing|buffer overflow) detected|^(\[rank\d+\]:)?\[F(\d+ | \S+\.cpp:)"
+    r"|watchdog caught collective|detected by watchdog|watchdog got stuck"
+    r"|NCCL operations have failed or timed out",
     re.IGNORECASE,
 )
 """How the last words of a process begin that aborts."""
@@ -308,12 +309,14 @@ def told_by_kernel(
 def _explains(
     rule: FailureRule, exited: RankExited, rank: Classified | None, own: tuple[FailureRule, ...]
 ) -> bool:
+    asked_to_leave = _ended_by(exited) == "SIGTERM"
     if rule.scope == "host" or rule in own:
         own_fault = rank is not None and rank.rule.scope == "user"
-        return rule.action == "replace" or not own_fault
+        another = own_fault or (asked_to_leave and rule not in own)
+        return rule.action == "replace" or not another
     if rule.name == OUT_OF_MEMORY:
         return exited.signal == signal.SIGKILL
-    if rule.symptom or rule.action == "stop" or _ended_by(exited) == "SIGTERM":
+    if rule.symptom or rule.action == "stop" or asked_to_leave:
         return False
     if rank is None or not rank.line:
         return rule.scope not in SHARED or exited.signal not in CRASHES

@@ -816,6 +816,7 @@ READS = (
 )
 SERVER = "[51.0] nfs: server 100.73.159.36 not responding, still trying"
 MEMORY = "[51.0] EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
+STALL = "[51.0] watchdog: BUG: soft lockup - CPU#5 stuck for 22s! [python:1234]"
 NIC = "[51.0] mlx5_core 0000:4b:00.0: poll_health:800:(pid 0): Fatal error 1 detected"
 REBOOT = (
     "[51.0] NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2"
@@ -850,6 +851,11 @@ REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer
         (exited(2, signal=signal.SIGBUS), MEMORY, "host-memory-error"),
         (raised(2, REMOTE), MEMORY, "host-memory-error"),
         (raised(2, REMOTE), REBOOT, "xid-154-recovery"),
+        (raised(2, REMOTE), STALL, "cpu-stall"),
+        (raised(2, "shapes differ"), STALL, "python-exception"),
+        (exited(2, signal=signal.SIGTERM), STALL, "scheduler-sigterm"),
+        (exited(2, exit_code=exits.CHECKPOINTED), STALL, "scheduler-sigterm"),
+        (exited(2, signal=signal.SIGTERM), REBOOT, "xid-154-recovery"),
         (exited(2), CLEANUP, "sigkill-from-outside"),
         (exited(2), DENIAL, "sigkill-from-outside"),
     ],
