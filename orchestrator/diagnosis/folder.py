@@ -51,14 +51,14 @@ def read_folder(folder: Path) -> Scene:
     scene = _still(_ranked(folder))
     if scene.dumps or scene.facts or any(_is_last(path) for _, path in _ranked(folder)):
         return scene
-    below, clash = _below(folder)
+    below, why_not = _below(folder)
     found = _still(below)
     hosts = _hosts(below)
     facts = {
         rank: replace(found.facts.get(rank, RankFacts(rank=rank)), host=hosts.get(rank))
         for rank in {*found.dumps, *found.facts}
     }
-    unreadable = {**scene.unreadable, **found.unreadable, **clash}
+    unreadable = {**scene.unreadable, **found.unreadable, **why_not}
     return replace(found, facts=facts, unreadable=unreadable)
 
 
@@ -74,17 +74,23 @@ def _still(files: Sequence[tuple[int, Path]]) -> Scene:
 
 
 def _below(folder: Path) -> tuple[list[tuple[int, Path]], dict[str, str]]:
-    """What lies in folders below; and why that is nothing, where two have the same ranks: they are
-    of several attempts, or number ranks within their host."""
+    """What lies in folders below, and why that of some is not taken; nothing is, where two have the
+    same ranks: they are of several attempts, or number ranks within their host."""
     found: list[tuple[int, Path]] = []
+    unreadable: dict[str, str] = {}
     first: dict[int, str] = {}
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
-        for rank, path in _ranked(inner):
+        try:
+            files = _ranked(inner)
+        except OSError as exc:  # as lost+found of a file system
+            unreadable[inner.name] = str(exc)
+            continue
+        for rank, path in files:
             other = first.setdefault(rank, inner.name)
             if other != inner.name:
                 return [], {inner.name: f"rank {rank} is in {other} as well: name one of them"}
             found.append((rank, path))
-    return found, {}
+    return found, unreadable
 
 
 def _hosts(files: Sequence[tuple[int, Path]]) -> dict[int, str]:

@@ -129,7 +129,7 @@ def _complete(groups: list[Group], ranks: set[int]) -> None:
             kin[0].members = tuple(sorted(ranks))
             continue
         if not _is_axis(desc, kin):
-            _leave_open(kin)
+            _leave_open(kin, ranks)
             continue
         left = ranks - {rank for group in kin for rank in group.members}
         size = max(len(group.members) for group in kin)
@@ -150,9 +150,9 @@ def _is_axis(desc: str, kin: Sequence[Group]) -> bool:
     return desc not in NAMELESS and (len(kin) > 1 or desc.startswith(OF_A_MESH))
 
 
-def _leave_open(groups: Iterable[Group]) -> None:
+def _leave_open(groups: Iterable[Group], ranks: set[int]) -> None:
     for group in groups:
-        group.open = True
+        group.open = len(group.members) < len(ranks)
 
 
 def _form(members: tuple[int, ...]) -> tuple[int, ...]:

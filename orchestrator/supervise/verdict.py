@@ -3,7 +3,6 @@
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -25,8 +24,9 @@ ABORTS = re.compile(
     r"terminate called|terminating due to uncaught|^\s*what\(\):|pure virtual method called"
     r"|Fatal (Python|glibc) error|thread terminated with exception|Assertion .*failed|Check failed:"
     r"|(free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): |double free or corruption"
-    r"|corrupted (size|double-linked list|unsorted chunks)|(smashing|overflow) detected"
-    r"|^(\[rank\d+\]:)?\[F\d|watchdog caught collective|detected by watchdog|watchdog got stuck"
+    r"|corrupted (size|double-linked list|unsorted chunks)"
+    r"|(stack smashing|buffer overflow) detected|^(\[rank\d+\]:)?\[F(\d+ | \S+\.cpp:)"
+    r"|watchdog caught collective|detected by watchdog|watchdog got stuck"
     r"|NCCL operations have failed or timed out",
     re.IGNORECASE,
 )
@@ -35,8 +35,11 @@ CRASHED = re.compile("Fatal Python error:")
 TRACEBACK = re.compile(r"^(\[rank\d+\]: *)?Traceback \(most recent call last\):\s*$")
 CHAINED = re.compile("During handling of the above|above exception was the direct cause")
 """Before a traceback that goes on from the one above it …"""
-IGNORED = re.compile("Exception ignored in")
-"""… and before one that ended nothing."""
+IGNORED = re.compile("Exception ignored (in|on)")
+"""… before one that ended nothing …"""
+ASIDE = re.compile(f"{IGNORED.pattern}|^Exception in thread ")
+"""… or no more than a thread."""
+WARNED = re.compile(r"^(\[rank\d+\]:)?\[W(\d+ | \S+\.cpp:)")
 ENDINGS = frozenset({"abort", "segfault", "python-exception", "unknown"})
 """Classes by how a process ended, where it said nothing else that is known."""
 
@@ -135,40 +138,48 @@ def last_words(exited: RankExited) -> tuple[str, ...]:
     left by itself without a traceback may have said why in any line."""
     lines = exited.log_tail
     if exited.signal == signal.SIGABRT:
-        return lines[_first(ABORTS, lines) :]
+        return _unwarned(_without(ASIDE, lines[_first(ABORTS, lines) :]))
     if exited.signal is not None:
         begins = _first(CRASHED, lines)
         return lines[begins : begins + 1]
-    raised_at = _raised_at(lines)
-    if raised_at is None:
-        return tuple(_not_ignored(lines))
-    since = lines[raised_at:]
-    return since[: _first(IGNORED, since)]
+    heard = _without(ASIDE, lines)
+    if _first(TRACEBACK, heard) == len(heard):
+        return _without(IGNORED, lines)
+    return _unwarned(heard[_raised_at(heard) :])
+
+
+def _unwarned(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Without torch's own warnings, as of a store that a peer left: those end nothing."""
+    return tuple(line for line in lines if not WARNED.search(line))
 
 
 def _first(begins: re.Pattern[str], lines: tuple[str, ...]) -> int:
     return next((n for n, line in enumerate(lines) if begins.search(line)), len(lines))
 
 
-def _raised_at(lines: tuple[str, ...]) -> int | None:
+def _without(begins: re.Pattern[str], lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the tracebacks that come after such a line, each to what was raised at its end."""
+    heard = []
+    inside = ended = False
+    for line in lines:
+        if begins.search(line) or (ended and CHAINED.search(line)):
+            inside, ended = True, False
+        elif inside:
+            ended = bool(line.strip()) and not line[0].isspace() and not TRACEBACK.search(line)
+            inside = not ended
+        elif line.strip() or not ended:
+            ended = False
+            heard.append(line)
+    return tuple(heard)
+
+
+def _raised_at(lines: tuple[str, ...]) -> int:
     """Where the last traceback begins, with those that led to it."""
-    found = None
+    found = 0
     for n, line in enumerate(lines):
-        before = " ".join(lines[max(0, n - 3) : n])
-        goes_on = CHAINED.search(before) or IGNORED.search(before)
+        goes_on = CHAINED.search(" ".join(lines[max(0, n - 3) : n]))
         found = n if TRACEBACK.search(line) and not goes_on else found
     return found
-
-
-def _not_ignored(lines: tuple[str, ...]) -> Iterator[str]:
-    """Without the exceptions that ended nothing, each up to the line that names it."""
-    ignored = False
-    for line in lines:
-        ignored = ignored or IGNORED.search(line) is not None
-        if not ignored:
-            yield line
-        elif not (IGNORED.search(line) or TRACEBACK.search(line) or line.startswith(" ")):
-            ignored = False
 
 
 def _ended_by(exited: RankExited) -> str | None:
@@ -298,12 +309,14 @@ def told_by_kernel(
 def _explains(
     rule: FailureRule, exited: RankExited, rank: Classified | None, own: tuple[FailureRule, ...]
 ) -> bool:
+    asked_to_leave = _ended_by(exited) == "SIGTERM"
     if rule.scope == "host" or rule in own:
         own_fault = rank is not None and rank.rule.scope == "user"
-        return rule.action == "replace" or not own_fault
+        another = own_fault or (asked_to_leave and rule not in own)
+        return rule.action == "replace" or not another
     if rule.name == OUT_OF_MEMORY:
         return exited.signal == signal.SIGKILL
-    if rule.symptom or rule.action == "stop" or _ended_by(exited) == "SIGTERM":
+    if rule.symptom or rule.action == "stop" or asked_to_leave:
         return False
     if rank is None or not rank.line:
         return rule.scope not in SHARED or exited.signal not in CRASHES

@@ -108,6 +108,13 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
         ((*NCCL_CUDA, "Failed to CUDA calloc async 608 bytes"), "cuda-out-of-memory"),
         ((*NCCL_CUDA, "Cuda failure 2 'out of memory'"), "cuda-out-of-memory"),
         ((*NCCL_INTERNAL, "Failed to CUDA calloc async 1920 bytes"), "cuda-out-of-memory"),
+        (
+            (
+                "NCCL WARN Cuda failure 'an illegal memory access was encountered'",
+                "NCCL WARN Failed to CUDA calloc async 608 bytes",
+            ),
+            "illegal-memory-access",
+        ),
         ((*NCCL_CUDA, "Cuda failure 999 'unknown error'"), "gpu-lost"),
         ((*NCCL_CUDA, "Cuda failure 802 'system not yet initialized'"), "gpu-lost"),
         ((*NCCL_CUDA, "Cuda failure 1 'invalid argument'"), "nccl-system-error"),
@@ -141,6 +148,11 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
             ("ConnectionError: HTTPSConnectionPool(x): [Errno 110] Connection timed out",),
             "service-unreachable",
         ),
+        (("httpx.ConnectError: [Errno 111] Connection refused",), "service-unreachable"),
+        (("ConnectError: [Errno -3] Temporary failure in name resolution",), "service-unreachable"),
+        (("httpx.ReadTimeout: The read operation timed out",), "service-unreachable"),
+        (("ServerDisconnectedError: Server disconnected",), "service-unreachable"),
+        (("tarfile.ReadError: unexpected end of data",), "python-exception"),
         (
             (
                 "RuntimeError: Caught RuntimeError in DataLoader worker process 0.",
@@ -237,6 +249,9 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
         "nvme nvme0: I/O 900 (I/O Cmd) QID 2 timeout, aborting",
         "nfs: server 100.73.159.36 OK",
         "EXT4-fs (vdb): mounted filesystem 933e404a r/w with ordered data mode. Quota mode: none.",
+        # fs/ext4/super.c of Linux: each day, of what befell years ago
+        "EXT4-fs (dm-0): error count since last fsck: 12",
+        "EXT4-fs (dm-0): initial error at time 1478710351: ext4_mb_generate_buddy:756",
         "XFS (sdb5): Ending clean mount",
         "blk_update_request: I/O error, dev sr0, sector 0 op 0x0:(READ)",
         "Buffer I/O error on dev sr0, logical block 0, async page read",

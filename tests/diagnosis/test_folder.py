@@ -1,6 +1,7 @@
 """Dumps and stacks in files: torch 2.13's own on gloo, as pickle and JSON, and hostile ones."""
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -250,6 +251,28 @@ def test_folders_that_have_the_same_ranks_are_not_mixed(tmp_path: Path) -> None:
     """They are of several attempts, or number ranks within their host."""
     with pytest.raises(JobError, match="node1: rank 0 is in node0 as well"):
         diagnose_folder(by_host(tmp_path, twice=True))
+
+
+def test_a_folder_below_that_nobody_may_read_is_named_and_hinders_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host in ("node0", "lost+found"):
+        (tmp_path / host).mkdir()
+    for path in FLIGHT.iterdir():
+        shutil.copyfile(path, tmp_path / "node0" / path.name)
+    monkeypatch.chdir(tmp_path)  # so that whoever is not root need not read what is above it
+    tmp_path.chmod(0o755)
+    (tmp_path / "lost+found").chmod(0)
+    us = os.geteuid()
+    try:
+        if us == 0:
+            os.seteuid(65534)  # root may read all
+        scene, found = diagnose_folder(Path())
+    finally:
+        os.seteuid(us)
+        (tmp_path / "lost+found").chmod(0o755)
+    assert (found.kind, found.ranks) == ("never-entered", (3,))
+    assert list(scene.unreadable) == ["lost+found"]
 
 
 def test_what_lies_below_a_folder_with_evidence_is_not_of_it(tmp_path: Path) -> None:

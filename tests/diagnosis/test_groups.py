@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.case import MOST_RANKS, Case
 from orchestrator.diagnosis.facts import Diagnosis, RankFacts, Scene
@@ -87,3 +89,17 @@ def test_where_all_that_used_it_wait_and_each_has_a_dump_the_network_is_not_to_b
     found = analyse(Scene(dumps=dumps_of(ranks), facts=facts))
     assert (found.kind, found.ranks, found.hosts) == ("alone", (1,), ())
     assert analyse(Scene(dumps=dumps_of(ranks))).kind == "not-known"
+
+
+@pytest.mark.parametrize("desc", ["undefined", "trainers", "mesh_dp"])
+def test_where_every_rank_of_the_job_is_in_a_group_and_waits_the_network_is_to_blame(
+    desc: str,
+) -> None:
+    """Whatever the group is called, there is nobody left who may be in it as well."""
+    ranks = recorders(4, gloo=True)
+    everybody = Pg("1", desc, range(4))
+    for one in ranks:
+        one.call(ALL)
+        one.call(everybody, state="started")
+    found = analyse(Scene(dumps=dumps_of(ranks), world=4))
+    assert (found.kind, found.scope) == ("network", "fabric")

@@ -666,6 +666,21 @@ IGNORED = (
     "Traceback (most recent call last):",
     "RuntimeError: Broken pipe",
 )
+OF_A_THREAD = (
+    "Exception in thread Thread-4 (_pin_memory_loop):",
+    "Traceback (most recent call last):",
+    '  File "connection.py", line 388, in _recv',
+    "EOFError",
+    "",
+    "During handling of the above exception, another exception occurred:",
+    "",
+    "Traceback (most recent call last):",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+)
+STORE_LEFT = (
+    "[rank2]:[W1123 02:21:41.19 TCPStore.cpp:115] [c10d] recvVector failed on SocketImpl(fd=3):"
+    " Connection reset by peer"
+)
 HANDLED = ("Traceback (most recent call last):", "OSError: [Errno 28] No space left on device")
 
 
@@ -691,6 +706,11 @@ HANDLED = ("Traceback (most recent call last):", "OSError: [Errno 28] No space l
         ((*HANDLED, "goes on", *RAISED), {"exit_code": 1}, "python-exception"),
         ((*CAUSED, "goes on", *RAISED), {"exit_code": 1}, "python-exception"),
         ((*RAISED, *IGNORED), {"exit_code": 1}, "python-exception"),
+        ((*RAISED, *OF_A_THREAD), {"exit_code": 1}, "python-exception"),
+        ((*RAISED, STORE_LEFT), {"exit_code": 1}, "python-exception"),
+        ((*RAISED[1:], *OF_A_THREAD, *RAISED), {"exit_code": 1}, "python-exception"),
+        ((*IGNORED, "step 4", *HANDLED), {"exit_code": 1}, "disk-full"),
+        (("free(): invalid pointer", *OF_A_THREAD, STORE_LEFT), {"signal": 6}, "abort"),
         (CAUSED, {"exit_code": 1}, "disk-full"),
         (("[feed] Connection reset by peer, once more",), {"signal": 6}, "abort"),
         ((), {"signal": 13}, "unknown"),
@@ -706,6 +726,26 @@ def test_a_connection_that_came_at_the_second_try_is_not_what_a_rank_crashed_of(
     assert found.failure is not None
     assert (found.failure.name, found.culprit.rank) == (name, 2)
     assert found.culprit.host == "host-1"
+
+
+@pytest.mark.parametrize("line", ["NOTE: gradient overflow detected, ignoring", "[FSDP] 32 blocks"])
+def test_what_is_said_of_a_step_is_not_how_an_abort_begins(line: str) -> None:
+    said = verdict(exited(2, log_tail=(line, CAME_LATER, "step 3"), signal=signal.SIGABRT))
+    assert said.failure is not None
+    assert (said.failure.name, said.culprit.rank) == ("abort", 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [(OF_A_THREAD, "service-unreachable"), ((*IGNORED, HANDLED[1]), "disk-full")],
+)
+def test_of_a_rank_that_left_without_a_traceback_of_its_own_any_line_tells(
+    said: tuple[str, ...], name: str
+) -> None:
+    """One of a thread, or one that lost its head as it is longer than the tail of the log."""
+    found = verdict(exited(2, log_tail=("step 3", *said), exit_code=1))
+    assert found.failure is not None
+    assert found.failure.name == name
 
 
 @pytest.mark.parametrize(
@@ -795,6 +835,7 @@ READS = (
 )
 SERVER = "[51.0] nfs: server 100.73.159.36 not responding, still trying"
 MEMORY = "[51.0] EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
+STALL = "[51.0] watchdog: BUG: soft lockup - CPU#5 stuck for 22s! [python:1234]"
 NIC = "[51.0] mlx5_core 0000:4b:00.0: poll_health:800:(pid 0): Fatal error 1 detected"
 REBOOT = (
     "[51.0] NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2"
@@ -829,6 +870,11 @@ REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer
         (exited(2, signal=signal.SIGBUS), MEMORY, "host-memory-error"),
         (raised(2, REMOTE), MEMORY, "host-memory-error"),
         (raised(2, REMOTE), REBOOT, "xid-154-recovery"),
+        (raised(2, REMOTE), STALL, "cpu-stall"),
+        (raised(2, "shapes differ"), STALL, "python-exception"),
+        (exited(2, signal=signal.SIGTERM), STALL, "scheduler-sigterm"),
+        (exited(2, exit_code=exits.CHECKPOINTED), STALL, "scheduler-sigterm"),
+        (exited(2, signal=signal.SIGTERM), REBOOT, "xid-154-recovery"),
         (exited(2), CLEANUP, "sigkill-from-outside"),
         (exited(2), DENIAL, "sigkill-from-outside"),
     ],
