@@ -1,8 +1,8 @@
 """What a rank writes down of its collectives as it ends by an exception."""
 
-import os
 import pickle
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +12,7 @@ from orchestrator.contract.env import RankEnv
 from orchestrator.contract.rundir import LAST_FILES
 from orchestrator.diagnosis.folder import read_dump
 from tests.diagnosis.test_after import ALL, call
+from trainer import flight
 from trainer.flight import LAST_CALLS, dump_at_end
 
 RECORDER = "torch._C._distributed_c10d"
@@ -38,13 +39,14 @@ def test_it_writes_what_it_called_last(env: RankEnv, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [written], "nothing that looks like a dump of a hang"
 
 
-def test_storage_that_does_not_answer_does_not_keep_it(env: RankEnv, tmp_path: Path) -> None:
-    """To open a pipe that nobody reads takes for ever."""
-    pipe = tmp_path / f"{LAST_FILES}3.part"
-    os.mkfifo(pipe)
+def test_storage_that_does_not_answer_does_not_keep_it(
+    env: RankEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(flight, "write_whole", lambda path, data: answers.wait())
     dump_at_end(env, limit_s=0.1)
-    assert not (tmp_path / f"{LAST_FILES}3").exists()
-    os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # the thread may go
+    assert list(tmp_path.iterdir()) == []
+    answers.set()  # the thread may go
 
 
 def test_storage_that_is_gone_is_no_second_error(tmp_path: Path, env: RankEnv) -> None:
