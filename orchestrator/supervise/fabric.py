@@ -6,8 +6,10 @@ than to go on with one that the supervisor will catch when it breaks something.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from orchestrator.contract.protocol import Checked
+if TYPE_CHECKING:  # what is typed folds a journal, and reads no report
+    from orchestrator.contract.protocol import Checked
 
 SLOW = 4.0
 """Times as long as on the faster links of the ring: more than one switch further costs."""
@@ -16,7 +18,7 @@ LEAST_S = 0.005
 
 
 def judge(
-    hosts: Sequence[str], reports: Mapping[str, Checked], limit: float = SLOW
+    hosts: Sequence[str], reports: Mapping[str, "Checked"], limit: float = SLOW
 ) -> Mapping[str, str]:
     """Host to why it should not run ranks, of those that took part in ring order."""
     if all(host in reports and reports[host].state == "ok" for host in hosts):
@@ -24,7 +26,7 @@ def judge(
     return _failing(hosts, reports)
 
 
-def _failing(hosts: Sequence[str], reports: Mapping[str, Checked]) -> Mapping[str, str]:
+def _failing(hosts: Sequence[str], reports: Mapping[str, "Checked"]) -> Mapping[str, str]:
     """Those that broke by themselves, and those that most of the others waited for in vain.
 
     Of a network that fell into two halves each half waits for the other, so a majority of all that
@@ -45,7 +47,9 @@ def _failing(hosts: Sequence[str], reports: Mapping[str, Checked]) -> Mapping[st
     return named if 2 * len(named) <= len(hosts) else {}
 
 
-def _slow(hosts: Sequence[str], reports: Mapping[str, Checked], limit: float) -> Mapping[str, str]:
+def _slow(
+    hosts: Sequence[str], reports: Mapping[str, "Checked"], limit: float
+) -> Mapping[str, str]:
     """Those both of whose links are slow, next to one that has a fast link.
 
     A host with one fast link is not slow itself. So a slow link between it and a host that has no
@@ -66,7 +70,7 @@ def _slow(hosts: Sequence[str], reports: Mapping[str, Checked], limit: float) ->
     return named if 2 * len(named) <= len(hosts) else {}
 
 
-def _ring(hosts: Sequence[str], reports: Mapping[str, Checked]) -> Mapping[frozenset[str], float]:
+def _ring(hosts: Sequence[str], reports: Mapping[str, "Checked"]) -> Mapping[frozenset[str], float]:
     """Each link of the ring to the seconds that the slower of its two ends measured."""
     took: dict[frozenset[str], float] = {}
     for host in hosts:

@@ -3,14 +3,17 @@ however many ranks there are. Pure.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator.contract.events import EvidenceGathered, HangJudged
-from orchestrator.contract.protocol import Evidence
 from orchestrator.diagnosis import stacks
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.facts import Diagnosis, RankFacts, Scene
 from orchestrator.diagnosis.words import ranks_words, waiting_words
 from orchestrator.supervise.state import Findings
+
+if TYPE_CHECKING:  # what is typed folds a journal, and reads no message
+    from orchestrator.contract.protocol import Evidence
 
 SHOWN_STACKS = 16
 """Of ranks, in a verdict."""
@@ -86,7 +89,7 @@ def _telling(scene: Scene, diagnosis: Diagnosis) -> dict[str, tuple[str, ...]]:
     return {str(rank): scene.facts[rank].stack for rank in sorted(shown[:SHOWN_STACKS])}
 
 
-def facts_of(part: Evidence | EvidenceGathered) -> dict[int, RankFacts]:
+def facts_of(part: "Evidence | EvidenceGathered") -> dict[int, RankFacts]:
     """Of a host's ranks. One whose stack storage held back counts as not asked."""
     return {
         found.rank: RankFacts(

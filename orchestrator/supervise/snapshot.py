@@ -160,7 +160,7 @@ def load(run_dir: RunDir) -> Folded:
 
 def recall(run_dir: RunDir) -> tuple[Run, Tail]:
     """The state at some place of the journal, and what reads on from there."""
-    found = load(run_dir)
+    found = load(run_dir) if run_dir.state.exists() else NOTHING
     return found.run, Tail(run_dir.journal, found.place)
 
 
