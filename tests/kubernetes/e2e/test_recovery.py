@@ -44,7 +44,8 @@ def test_a_rank_then_a_pods_processes_then_a_pod_are_lost(
     # Who takes a pod away does not spend what is meant for faults.
     assert job.status()["restarts"] == 2
     assert identity(job.pods()[leader]) == before[leader]
-    assert job.conditions() == ["Created", "Succeeded"]
+    over = ["Created", "Succeeded"]  # once the operator has seen its pods end
+    job.until("its end for Kubernetes", lambda: job.conditions() == over)
 
 
 @pytest.mark.slow
