@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from orchestrator.contract.visible import visible
+
 if TYPE_CHECKING:
     from orchestrator.app.planning import Planned
     from orchestrator.app.remote import Found, Place
@@ -41,6 +43,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 inventory_option = click.option(
     "--inventory", metavar="FILE", help="The hosts to plan for. [the backend's]"
 )
+KEPT = "\n\t"
 BACKENDS = click.Choice(["local", "slurm", "kubernetes"])
 
 
@@ -108,14 +111,26 @@ def find(name: str, run_root: str | None, place: "Place | None") -> "Found":
 
     found = remote.find(run_root_of(run_root, os.environ), name, place, os.environ, SystemClock())
     if warning := remote.refresh(found):
-        click.echo(f"warning: {warning}", err=True)
+        warn(warning)
     return found
 
 
-def print_json(body: Any) -> None:
+def say(text: str, *, label: str = "", err: bool = False, **style: Any) -> None:
+    """The one way in which a verb prints. Names, messages and logs in `text` are of others, so it
+    passes `visible`; only `label`, in its `style`, has colours, and those on a terminal alone."""
+    prefix = click.style(visible(label), **style) if label else ""
+    click.echo(f"{prefix}{visible(text, keep=KEPT)}", err=err)
+
+
+def warn(text: str) -> None:
+    say(f"warning: {text}", err=True)
+
+
+def print_json(body: Any, indent: int | None = 2) -> None:
     import json
 
-    click.echo(json.dumps(body, indent=2))
+    # JSON leaves DEL as it is, and is ASCII else: `visible` would write it as no JSON has it.
+    say(json.dumps(body, indent=indent).replace("\x7f", "\\u007f"))
 
 
 def print_as(
@@ -124,7 +139,7 @@ def print_as(
     if as_json:
         print_json(body(value))
     else:
-        click.echo(text(value))
+        say(text(value))
 
 
 def plan_for(spec: str, overrides: tuple[str, ...], inventory: str | None = None) -> "Planned":

@@ -12,6 +12,7 @@ from orchestrator.cli.options import (
     plan_for,
     print_as,
     print_json,
+    say,
     set_option,
     spec_argument,
 )
@@ -37,7 +38,7 @@ def validate(spec: str, overrides: tuple[str, ...], as_json: bool, inventory: st
     if as_json:
         print_json({"valid": True, "name": planned.spec.name, "mesh": str(planned.plan.mesh)})
         return
-    click.echo(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.mesh}")
+    say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.mesh}")
 
 
 @click.command(epilog="Example: ndctl schema > job.schema.json")
@@ -142,4 +143,4 @@ def inventory(
     if as_json:
         print_json(inventory_json(seen.inventory) | {"notes": list(seen.notes)})
     else:
-        click.echo("\n".join([describe_inventory(seen.inventory), *seen.notes]))
+        say("\n".join([describe_inventory(seen.inventory), *seen.notes]))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from orchestrator.contract.actions import Action
 from orchestrator.contract.codec import Invalid, decode, encode_tagged
@@ -59,14 +59,17 @@ Decided = Sequence[tuple[Event, tuple[Action, ...]]]
 """Events in their order, each with what `step` decided on it."""
 
 
-def to_line(entry: Entry) -> bytes:
-    body = {
+def to_json(entry: Entry) -> dict[str, Any]:
+    return {
         "v": VERSION,
         "seq": entry.seq,
         "event": encode_tagged(entry.event),
         "actions": [encode_tagged(action) for action in entry.actions],
     }
-    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+
+
+def to_line(entry: Entry) -> bytes:
+    return json.dumps(to_json(entry), separators=(",", ":")).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Entry:
