@@ -438,6 +438,7 @@ def test_help_imports_next_to_nothing() -> None:
         *(name for name in ours if name.startswith("orchestrator.cli")),
         "orchestrator.errors",
         *("orchestrator.contract", "orchestrator.contract.exits"),
+        "orchestrator.contract.visible",
     }
 
 

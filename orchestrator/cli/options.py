@@ -107,11 +107,14 @@ def find(name: str, run_root: str | None, place: "Place | None") -> "Found":
     """A job, as it is now."""
     from orchestrator.app import remote
     from orchestrator.jobs import run_root_of
+    from orchestrator.supervise.log import lost_end
     from orchestrator.system import SystemClock
 
     found = remote.find(run_root_of(run_root, os.environ), name, place, os.environ, SystemClock())
     if warning := remote.refresh(found):
         warn(warning)
+    if lost := lost_end(found.run_dir.journal):
+        warn(lost)
     return found
 
 

@@ -74,8 +74,11 @@ def test_what_is_made_visible_is_obeyed_by_no_terminal(text: str) -> None:
     shown.encode()
 
 
-@given(st.text(st.characters(exclude_categories=HIDDEN)))
-def test_text_without_hidden_characters_stays_as_it_is(text: str) -> None:  # type: ignore[misc]
+SHOWN = st.characters(exclude_categories=HIDDEN)  # type: ignore[arg-type]
+
+
+@given(st.text(SHOWN))
+def test_text_without_hidden_characters_stays_as_it_is(text: str) -> None:
     assert visible(text) == text
 
 
@@ -306,12 +309,79 @@ def every_verb(template: Path, root: Path, text: str) -> None:
     put(template, root, text)
     try:
         for words in commands(root, text):
-            done = CliRunner(env={"NDCTL_RUN_ROOT": str(root)}).invoke(
-                as_the_user_runs_it, ["--", *words]
-            )
-            check(done, words)
+            check(run(root, *words), words)
     finally:
         shutil.rmtree(root)
+
+
+BODIES = {
+    "deep": b"[" * 200_000,
+    "deep objects": b'{"strike":' * 50_000 + b"1" + b"}" * 50_000,
+    "list": b"[]",
+    "null": b"null",
+    "number": b"1e999",
+    "digits": b"1" * 5_000,
+    "zeros": b"\0" * 5_000,
+    "bytes": bytes(range(256)) * 10,
+    "surrogate": b'"\\ud800"',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "leader.json", "fence.json", "state.json", "launch.json", "more"]
+)
+def test_no_file_of_a_run_directory_ends_a_verb_in_a_traceback(
+    template: Path, tmp_path: Path, name: str, body: bytes
+) -> None:
+    put(template, tmp_path, "x")
+    run_dir = tmp_path / "hung"
+    if name == "more":
+        with (run_dir / "journal.jsonl").open("ab") as journal:
+            journal.write(body + b"\n")
+    else:
+        (run_dir / name).write_bytes(body + b"\n")
+    for words in (*OF_A_JOB, ("list",)):
+        check(run(tmp_path, *words), words)
+
+
+OF_A_JOB = [
+    (verb, "hung") for verb in ("status", "describe", "events", "diagnose", "dashboard", "cancel")
+]
+
+
+def run(root: Path, *words: str) -> Result:
+    return CliRunner(env={"NDCTL_RUN_ROOT": str(root)}).invoke(as_the_user_runs_it, ["--", *words])
+
+
+@pytest.mark.parametrize("at", ["1e300", "1e14", "-1", "1" + "0" * 400])
+def test_a_journal_line_of_no_possible_time_is_named(
+    template: Path, tmp_path: Path, at: str
+) -> None:
+    put(template, tmp_path, "x")
+    path = tmp_path / "hung" / "journal.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"1700000060.0", at.encode()))
+    for words in OF_A_JOB[:4]:
+        done = run(tmp_path, *words)
+        check(done, words)
+    assert "journal line" in run(tmp_path, "status", "hung").stderr
+
+
+def test_what_zeros_took_from_a_journal_is_said(template: Path, tmp_path: Path) -> None:
+    """As a machine that dies may leave it. The view alone would look like that of a crash."""
+    put(template, tmp_path, "x")
+    path = tmp_path / "finished" / "journal.jsonl"
+    data = path.read_bytes()
+    half = data.index(b"\n", len(data) // 2) + 1
+    path.write_bytes(data[:half] + b"\0" * (len(data) - half))
+    kept = data[:half].count(b"\n")
+    for verb in ("status", "describe", "events"):
+        said = run(tmp_path, verb, "finished").stderr
+        assert f"after line {kept:,}, of 2023-11-14" in said
+        assert f"the last {len(data) - half:,} of its {len(data):,} bytes are zeros" in said
+    path.write_bytes(data[: half + 20])  # a torn line, as a crash leaves it
+    assert run(tmp_path, "status", "finished").stderr == ""
 
 
 def check(done: Result, words: Sequence[str]) -> None:
