@@ -14,6 +14,7 @@ from orchestrator.cli.options import (
     root_option,
     say,
     set_option,
+    warn_of_secrets,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +29,11 @@ def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
 
     from orchestrator.load import read_spec
 
-    return read_spec(Path(spec), overrides) if spec else None
+    if spec is None:
+        return None
+    wish = read_spec(Path(spec), overrides)
+    warn_of_secrets(wish)
+    return wish
 
 
 def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...]":

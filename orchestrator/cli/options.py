@@ -13,6 +13,7 @@ from orchestrator.contract.visible import visible
 if TYPE_CHECKING:
     from orchestrator.app.planning import Planned
     from orchestrator.app.remote import Found, Place
+    from orchestrator.contract.spec import JobSpec
 
 
 class FiniteRange(click.FloatRange):
@@ -151,4 +152,22 @@ def plan_for(spec: str, overrides: tuple[str, ...], inventory: str | None = None
     from orchestrator.app import planning
 
     hosts = None if inventory is None else Path(inventory)
-    return planning.plan_spec(Path(spec), overrides, os.environ, hosts)
+    planned = planning.plan_spec(Path(spec), overrides, os.environ, hosts)
+    warn_of_secrets(planned.spec)
+    return planned
+
+
+def warn_of_secrets(spec: "JobSpec") -> None:
+    """Of those that a spec holds in plain text."""
+    from orchestrator.contract.kubernetes import plain_secrets
+
+    kubernetes, job = spec.cluster.kubernetes, spec.name
+    for key in plain_secrets(kubernetes) if spec.cluster.backend == "kubernetes" else ():
+        name = key.rpartition(".")[2]
+        of = f"-n {kubernetes.namespace} " if kubernetes.namespace else ""
+        warn(
+            f"cluster.kubernetes.{key} looks like a secret, and is plain text in the spec, in the"
+            f" run directory and in ConfigMap {job}-launch\n"
+            f"  fix: `kubectl {of}create secret generic {job}-env --from-literal={name}=…`, and"
+            f" cluster.kubernetes.env: {{{name}: {{secret: {job}-env, key: {name}}}}}"
+        )

@@ -109,7 +109,7 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
         table = planning.zero_of(Path(spec), overrides, os.environ, hosts)
         print_as(as_json, table, zero_json, describe_zero)
     else:
-        planned = planning.plan_spec(Path(spec), overrides, os.environ, hosts)
+        planned = plan_for(spec, overrides, inventory)
         print_as(as_json, planned.plan, explain.plan_json, explain.describe_plan)
 
 

@@ -187,6 +187,9 @@ def _read_union(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Pro
     kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
     if tagged := _tagged(kinds):
         return _read_tagged(tagged, data, path, problems)
+    objects = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    if isinstance(data, Mapping) and len(objects) == 1:
+        return _read(objects[0], data, path, problems)  # so each mistake in it has its place
     found: list[Problem] = []
     for kind in kinds:
         tried: list[Problem] = []
