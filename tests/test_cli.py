@@ -438,6 +438,7 @@ def test_help_imports_next_to_nothing() -> None:
         *(name for name in ours if name.startswith("orchestrator.cli")),
         "orchestrator.errors",
         *("orchestrator.contract", "orchestrator.contract.exits"),
+        "orchestrator.contract.visible",
     }
 
 
@@ -474,3 +475,18 @@ def test_an_inventory_with_a_mistake_is_a_bad_spec(tmp_path: Path) -> None:
     done = ndctl("inventory", "--inventory", str(path))
     assert done.exit_code == exits.BAD_SPEC
     assert "hosts.yaml:1: profile: must be one of h100-sxm-80gb" in done.stderr
+
+
+def test_a_plain_value_under_the_name_of_a_secret_is_warned_of() -> None:
+    root = Path(__file__).parent.parent
+    words = (str(root / "examples/kubernetes.yaml"), "--inventory")
+    hosts = str(root / "examples/inventories/h100.yaml")
+    setting = ("--set", "cluster.kubernetes.env.HF_TOKEN=abc")
+    for verb in ("validate", "plan"):
+        assert ndctl(verb, *words, hosts).stderr == ""
+        done = ndctl(verb, *words, hosts, *setting, "--json")
+        assert done.exit_code == 0
+        json.loads(done.stdout)
+        assert "cluster.kubernetes.env.HF_TOKEN looks like a secret" in done.stderr
+        assert "HF_TOKEN: {secret: kubernetes-demo-env, key: HF_TOKEN}" in done.stderr
+        assert "abc" not in done.stderr

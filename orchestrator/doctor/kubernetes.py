@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from orchestrator.backends.kubernetes.api import Listed
-from orchestrator.backends.kubernetes.checks import base_for
+from orchestrator.backends.kubernetes.checks import base_for, lacking, references, to_create
 from orchestrator.backends.kubernetes.inventory import KUEUE, kueue_levels
 from orchestrator.backends.kubernetes.refusals import Forbidden, Missing
 from orchestrator.backends.kubernetes.resources import (
@@ -277,6 +277,10 @@ def _named(api: Asks, spec: KubernetesSpec, namespace: str, hosts: int | None) -
             api, PRIORITIES, None, spec.priority_class, "priority class",
             "`kubectl get priorityclass` lists those that there are",
         )  # fmt: skip
+    for path, resource, name, key in references(spec):
+        if lack := lacking(api, namespace, resource, name, key):
+            fix = to_create(namespace, resource, name, key)
+            yield Finding(what="environment", verdict="stops", found=f"{path}: {lack}", fix=fix)
     yield _runs(api, spec, namespace, hosts)
 
 

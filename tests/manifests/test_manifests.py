@@ -120,7 +120,9 @@ def test_the_image_recipe_can_be_read_and_fits_the_rest() -> None:
     steps = [line.split(None, 1) for line in lines if line.strip()]
     assert {step[0] for step in steps} <= set(INSTRUCTIONS)
     assert steps[0][0] == "FROM"
-    base = re.fullmatch(r"docker\.io/library/python:(\d+\.\d+)\.\d+-slim-bookworm", steps[0][1])
+    base = re.fullmatch(
+        r"docker\.io/library/python:(\d+\.\d+)\.\d+-slim-bookworm@sha256:\w+", steps[0][1]
+    )
     assert base is not None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == f">={base[1]}"

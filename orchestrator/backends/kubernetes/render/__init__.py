@@ -15,6 +15,7 @@ from orchestrator.backends.kubernetes.render.pods import spec_of
 from orchestrator.backends.kubernetes.render.submission import config_map, token_secret
 from orchestrator.contract.handover import Handover, files_of
 from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.visible import visible
 from orchestrator.document import Dumper
 
 __all__ = ["objects", "text", "token_secret"]
@@ -78,8 +79,15 @@ _Dumper.add_representer(list, _list)
 
 def text(made: Sequence[Mapping[str, Any]]) -> str:
     """As kubectl takes it: YAML documents, keys in the order in which they were made."""
-    documents = (
-        yaml.dump(dict(one), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-        for one in made
+    documents = "---\n".join(_document(one, allow_unicode=True) for one in made)
+    if visible(documents, keep="\n\t") != documents:
+        # What is printed must be what is applied, so YAML itself writes these characters out.
+        documents = "---\n".join(_document(one, allow_unicode=False) for one in made)
+    return documents.removesuffix("\n")
+
+
+def _document(made: Mapping[str, Any], allow_unicode: bool) -> str:
+    text: str = yaml.dump(
+        dict(made), Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode, width=100
     )
-    return "---\n".join(documents).removesuffix("\n")
+    return text
