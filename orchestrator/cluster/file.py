@@ -69,8 +69,7 @@ class HostEntry:
         found = RANGE.search(self.name)
         # The digits first, because Python refuses to read a number of thousands of them.
         if found and (
-            max(map(len, found.groups())) > LONGEST
-            or int(found[2]) - int(found[1]) >= MOST_HOSTS
+            max(map(len, found.groups())) > LONGEST or int(found[2]) - int(found[1]) >= MOST_HOSTS
         ):
             limit, fix = f"at most {MOST_HOSTS} names", "name as many hosts as there are"
             raise Invalid([Problem(path="name", value=self.name, limit=limit, fix=fix)])

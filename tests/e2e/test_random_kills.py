@@ -69,8 +69,7 @@ def test_a_job_recovers_from_every_kill_and_nothing_is_left(ndctl: Ndctl) -> Non
     losses: dict[int, float] = {}
     for turn in range(SINGLES + PAIRS):
         wait_for(lambda: is_whole(processes(ndctl.run_dir)), f"all processes before kill {turn}")
-        steps = ndctl.steps()
-        wait_for(lambda before=steps: ndctl.steps() > before, f"a step before kill {turn}")
+        _wait_for_a_step(ndctl, f"before kill {turn}")
         losses = extended(losses, ndctl.losses())
         before = processes(ndctl.run_dir)
         leader = ndctl.events("LeaderStarted")[-1]["pid"]
@@ -95,6 +94,11 @@ def test_a_job_recovers_from_every_kill_and_nothing_is_left(ndctl: Ndctl) -> Non
     extended(losses, ndctl.losses())
     assert not list(ndctl.run_dir.rglob("*.part"))
     assert not list((ndctl.run_dir / "checkpoints").glob("*partial*"))
+
+
+def _wait_for_a_step(ndctl: Ndctl, when: str) -> None:
+    steps = ndctl.steps()
+    wait_for(lambda: ndctl.steps() > steps, f"a step {when}")
 
 
 def _wait_until_it_trains_again(ndctl: Ndctl, attempt: int, why: str) -> None:
