@@ -123,7 +123,7 @@ def signal_number(said: str) -> int:
 
 def as_json(found: Classification) -> dict[str, Any]:
     body: dict[str, Any] = encode(found)
-    return {"class": body.pop("class_"), **body}
+    return body
 
 
 def as_text(found: Classification) -> str:
