@@ -13,13 +13,13 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.events import EvidenceGathered, RankExited
 from orchestrator.contract.failures import FailureRule, Remedy, Scope
 from orchestrator.dashboard.words import one_line
+from orchestrator.diagnosis.patterns import MOST_BYTES
+from orchestrator.diagnosis.readings import End, read_exit, read_kernel
 from orchestrator.supervise.diagnose import diagnose
 from orchestrator.supervise.policy import usual_remedy
 from orchestrator.supervise.state import Findings
-from orchestrator.supervise.verdict import failure_of, kernel_words
 
 HOST = "host"
-TAIL_BYTES = 65_536
 FAILED = 1
 """The exit code of a rank of which no other is known."""
 
@@ -39,6 +39,17 @@ class Classification:
     advice: str | None
 
 
+UNKNOWN = Classification(
+    class_=None,
+    scope=None,
+    action=None,
+    excludes_host=False,
+    line=None,
+    pattern=None,
+    advice=None,
+)
+
+
 def classify_log(
     text: str,
     *,
@@ -56,6 +67,8 @@ def classify_log(
     """
     number = signal_number(signal) if signal else None
     code = exit_code if exit_code is not None or number is not None else FAILED
+    end = End(exit_code=code, signal=number, lines=tuple(text.splitlines()))
+    reading = read_exit(end, own)
     exited = RankExited(
         at=0.0,
         attempt=1,
@@ -67,42 +80,36 @@ def classify_log(
         stopped=False,
         detected_after_s=0.0,
         error=None,
-        log_tail=tuple(text.splitlines()),
+        log_tail=(),
+        reading=reading,
     )
     lines = tuple(kernel.splitlines())
-    told = EvidenceGathered(at=0.0, attempt=1, host=HOST, ranks=(), kernel=lines, unasked=True)
-    findings = Findings(opened_at=0.0, exits=(exited,), evidence=(told,))
-    verdict = diagnose(findings, own)
-    rule = verdict.failure
-    found = [*kernel_words(findings, own).get(HOST, ()), failure_of(exited, own)]
-    line = next((one.line for one in found if one and one.rule == rule), "")
-    if rule is None:
-        return Classification(
-            class_=None,
-            scope=None,
-            action=None,
-            excludes_host=False,
-            line=None,
-            pattern=None,
-            advice=None,
-        )
-    remedy = usual_remedy(rule)
+    said = read_kernel(lines, own)
+    told = EvidenceGathered(
+        at=0.0, attempt=1, host=HOST, ranks=(), kernel=lines, readings=said, unasked=True
+    )
+    verdict = diagnose(Findings(opened_at=0.0, exits=(exited,), evidence=(told,)), own)
+    found, blamed = verdict.failure, verdict.culprit.host is not None
+    if said and not text and exit_code is None and signal is None and found not in said:
+        found = said[0]  # of a kernel's lines alone, also what explains no end of a rank
+    if found is None:
+        return UNKNOWN
     return Classification(
-        class_=rule.name,
-        scope=rule.scope,
-        action=rule.action,
-        excludes_host=remedy == "replace" and verdict.culprit.host is not None,
-        line=line or None,
-        pattern=None,
-        advice=rule.advice or None,
+        class_=found.name,
+        scope=found.scope,
+        action=found.action,
+        excludes_host=blamed and usual_remedy(found) == "replace",
+        line=found.line or None,
+        pattern=found.pattern or None,
+        advice=found.advice or None,
     )
 
 
 def read_end(file: BinaryIO) -> str:
     """The end of a log of any size; of a pipe, which has to be read to its end, as well."""
     end = b""
-    while piece := file.read(TAIL_BYTES):
-        end = (end + piece)[-TAIL_BYTES:]
+    while piece := file.read(MOST_BYTES):
+        end = (end + piece)[-MOST_BYTES:]
     return end.decode(errors="replace")
 
 

@@ -271,7 +271,9 @@ def test_what_is_not_known_or_does_no_harm_has_no_class(line: str) -> None:
 
 def test_a_rule_that_cannot_fit_is_refused_with_all_that_is_wrong() -> None:
     with pytest.raises(Invalid) as caught:
-        FailureRule(name="x", scope="rank", action="stop", patterns=("(",), signals=("SIGNOPE",))
-    assert [problem.path for problem in caught.value.problems] == ["patterns", "signals"]
+        FailureRule(
+            name="x", scope="rank", action="stop", unless=("x",), kinds=("y",), signals=("SIGNOPE",)
+        )
+    assert [one.path for one in caught.value.problems] == ["signals", "kinds", "unless"]
     with pytest.raises(Invalid):
         FailureRule(name="x", scope="rank", action="stop")
