@@ -8,6 +8,7 @@ from pathlib import Path
 from orchestrator.contract.failures import FailureRule, Reading
 from orchestrator.contract.phases import Phase
 from orchestrator.diagnosis.patterns import Text, compiled, which
+from orchestrator.diagnosis.xids import xid_rules
 
 TABLE = Path(__file__).with_name("classes.yaml")
 PIECE = 50
@@ -122,4 +123,5 @@ def default_rules() -> tuple[FailureRule, ...]:
     from orchestrator.document import decode_document, parse, read_text
 
     document = parse(read_text(TABLE, "it comes with ndctl"), str(TABLE))
-    return decode_document(_Table, document).classes
+    first, *rest = decode_document(_Table, document).classes
+    return (first, *xid_rules(), *rest)  # what a driver says by number stands before all words

@@ -39,8 +39,12 @@ FRAMES = (
 )
 """Lines of stacks: of C++ as torch, gdb, glog, glibc and UCX write them, and of Python."""
 PYTHON_FRAME = (r'^\s*File "[^"]*", line \d+, in ',)
-CODE_THAT_TELLS = (r"_multiprocessing\.SemLock\(",)
-"""A semaphore is a file in /dev/shm, which the exception does not say."""
+CODE_THAT_TELLS = (
+    r"_multiprocessing\.SemLock\(",
+    r'/multiprocessing/(reductions|resource_sharer)\.py", line',
+)
+"""A semaphore is a file in /dev/shm, and a connection one to a loader's worker: which exceptions do
+not say."""
 
 NOISE = (
     r"^wandb: ",
@@ -55,6 +59,7 @@ NOISE = (
 TROUBLE = (
     r"NCCL INFO .*socket\w*Connect\b.*(No route|timed out|refused|unreachable)",
     r"NCCL INFO .*(async (fatal )?event|with (error|status) |Cuda failure)",
+    r"cannot be retrieved \(gai error",
 )
 """… but for these, which NCCL says of what ends it."""
 
@@ -85,6 +90,10 @@ def without_frames(text: Text) -> Text:
         else:
             indent = None
     return text.without(frames - tells) if frames else text
+
+
+def frames_that_tell(text: Text) -> Text:
+    return text.pick(text.numbers(CODE_THAT_TELLS))
 
 
 def _indent(line: bytes) -> int:

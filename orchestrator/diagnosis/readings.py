@@ -23,6 +23,7 @@ from orchestrator.diagnosis.classes import (
 )
 from orchestrator.diagnosis.last_words import (
     before_steps_dropped,
+    frames_that_tell,
     last_words,
     without_frames,
     without_noise,
@@ -178,7 +179,8 @@ def _said(end: End) -> Text:
 def _raised(end: End) -> Text | None:
     if end.error is None:
         return None
-    return Text.of(f"{end.error.error}: {end.error.message}".splitlines())
+    told = frames_that_tell(Text.of(end.error.traceback.splitlines())).lines
+    return Text.of((*told, *f"{end.error.error}: {end.error.message}".splitlines()))
 
 
 def _failure_of(end: End, said: Text, own: tuple[FailureRule, ...]) -> Classified | None:
@@ -239,8 +241,10 @@ def _is_symptom(end: End, said: Text, found: Reading | None) -> bool:
         return found.symptom  # the user knows better than the words below
     if found is not None and found.name == SERVICE:
         return False
-    if found is not None and found.line and found.scope == "user":
-        return False  # gloo ends a rank with the words of a connection over sizes that differ
+    if found is not None and found.line and (found.scope == "user" or is_broken_hardware(found)):
+        # gloo ends a rank with the words of a connection over sizes that differ, and NCCL's
+        # watchdog with its own over whatever the GPU says.
+        return False
     raised = _raised(end)
     if raised is not None:
         return _any_symptom(raised)

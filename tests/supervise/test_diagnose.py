@@ -905,9 +905,7 @@ def test_what_the_kernels_of_several_hosts_tell_of_the_fabric_is_none_of_theirs(
 
 
 def test_a_hang_is_not_the_want_of_memory_that_a_kernel_tells_of() -> None:
-    said = diagnose(
-        findings(hang=hang(), judged=judged(), evidence=(kernel("host-1", OOM),))
-    )
+    said = diagnose(findings(hang=hang(), judged=judged(), evidence=(kernel("host-1", OOM),)))
     assert said.failure is not None
     assert said.failure.name == "hang"
 
