@@ -54,6 +54,7 @@ for _command in (
     machines.doctor,
     machines.hosts,
     policies.policy,
+    policies.classify,
     simulating.simulate,
     forecasting.forecast,
     controlling.controller,
