@@ -50,8 +50,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     log.info("up to %s open files", allow_files())  # its launcher, torchrun and ranks inherit it
     clock = SystemClock()
     run_dir = RunDir(args.run_dir)
-    logs = partial(run_dir.logs.mkdir, parents=True, exist_ok=True)
-    once_it_serves(logs, "there is no room for logs", clock)
+    once_it_serves(run_dir.make, "there is no room for logs", clock)
     if not _hold_host(run_dir, args.host, clock):
         return exits.LEADER_LOST if args.patience else exits.NOT_ADMITTED
     scheduled = args.restarts is not None

@@ -215,8 +215,9 @@ class KubernetesSpec:
     image_pull_secrets: tuple[Name, ...] = ()
     python: str = "python3"
     """The interpreter inside the image, which has ndctl installed."""
-    service_account: Name = "ndctl-job"
-    """manifests/base makes it, with the least rights that a leader needs."""
+    service_account: Name | None = None
+    """Of the pods; None: one of the job's own, with the rights that its leader needs, on objects of
+    this job."""
     priority_class: Name | None = None
     runs: RunVolume = field(default_factory=RunVolume)
     run_root: Path = "/ndctl/runs"

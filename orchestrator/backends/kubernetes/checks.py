@@ -38,7 +38,7 @@ def check(api: Api, namespace: str, handover: Handover) -> str:
 
     Raises BackendError with everything that stands in the way.
     """
-    made = objects(handover)
+    made = objects(handover, namespace)
     launch = handover.launch
     spec = launch.kubernetes or KubernetesSpec()
     said: list[str] = [str(one) for one in _of_other_kinds(api, namespace, launch)]
@@ -101,12 +101,12 @@ def _missing(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem
                 limit=f"a PersistentVolumeClaim of namespace {namespace}",
                 fix=f"name one that `kubectl -n {namespace} get pvc` shows, or make it",
             )
-    if _is_absent(api, ACCOUNTS, namespace, spec.service_account):
+    if spec.service_account and _is_absent(api, ACCOUNTS, namespace, spec.service_account):
         yield Problem(
             path=f"{AT}.service_account",
             value=spec.service_account,
             limit=f"a ServiceAccount of namespace {namespace}",
-            fix=f"`{base_for(namespace)}` makes it, with its rights",
+            fix="leave it out: then the job gets one of its own, with the rights that it needs",
         )
     yield from _references(api, namespace, spec)
     if spec.priority_class and _is_absent(api, PRIORITIES, None, spec.priority_class):
@@ -176,7 +176,7 @@ def base_for(namespace: str) -> str:
     """What is typed to have manifests/base in another namespace than its own."""
     if namespace == BASE:
         return "kubectl apply -k manifests/base"
-    change = rf"s/\(namespace[:-] *\){BASE}$/\1{namespace}/"
+    change = rf"s/\(namespace[:-] *\|serviceaccounts:\){BASE}$/\1{namespace}/"
     return f"kubectl kustomize manifests/base | sed '{change}' | kubectl apply -f -"
 
 

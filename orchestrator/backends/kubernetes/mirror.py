@@ -145,7 +145,7 @@ class Mirror:
         return Remote(**read_json((self.run_dir.path / REMOTE).read_text()))
 
     def write(self, remote: Remote) -> None:
-        self.run_dir.path.mkdir(parents=True, exist_ok=True)
+        self.run_dir.make()
         write_whole(self.run_dir.path / REMOTE, json.dumps(asdict(remote), indent=2).encode())
 
     def expect(self, handover: Handover, namespace: str) -> None:

@@ -12,6 +12,7 @@ import yaml
 from orchestrator.backends.kubernetes.render import kinds, names
 from orchestrator.backends.kubernetes.render.checks import refuse
 from orchestrator.backends.kubernetes.render.pods import spec_of
+from orchestrator.backends.kubernetes.render.rights import account_objects
 from orchestrator.backends.kubernetes.render.submission import config_map, token_secret
 from orchestrator.contract.handover import Handover, files_of
 from orchestrator.contract.kubernetes import Kind
@@ -27,8 +28,10 @@ KINDS: Mapping[Kind, Callable[[Handover, dict[str, Any]], list[dict[str, Any]]]]
 }
 
 
-def objects(handover: Handover) -> list[dict[str, Any]]:
+def objects(handover: Handover, namespace: str = "default") -> list[dict[str, Any]]:
     """In the order in which they are applied; the last is the job, which owns the others.
+
+    `namespace`: where they are applied if the spec does not say.
 
     Raises:
         SpecError: with everything in `cluster.kubernetes` that cannot be.
@@ -50,7 +53,11 @@ def objects(handover: Handover) -> list[dict[str, Any]]:
         },
     }
     shared = {"name": names.config_map_of(launch.job), **own, "labels": labels}
-    return [config_map(handover, shared), *KINDS[spec.kind](handover, metadata)]
+    return [
+        config_map(handover, shared),
+        *account_objects(launch, {**own, "labels": labels}, spec.namespace or namespace),
+        *KINDS[spec.kind](handover, metadata),
+    ]
 
 
 def spec_hash(handover: Handover) -> str:

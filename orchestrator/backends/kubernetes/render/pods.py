@@ -61,7 +61,7 @@ def pod_template(handover: Handover, environ: Mapping[str, str] | None = None) -
             },
         },
         "spec": {
-            "serviceAccountName": spec.service_account,
+            "serviceAccountName": spec.service_account or names.account_of(launch.job),
             **_given("priorityClassName", spec.priority_class),
             **_given("imagePullSecrets", [{"name": name} for name in spec.image_pull_secrets]),
             **_network(spec),
@@ -172,7 +172,7 @@ def _variable(name: str, value: str | ValueFrom) -> dict[str, Any]:
     if value.secret is not None:
         source = {"secretKeyRef": {"name": value.secret, "key": value.key}}
     else:
-        source = {"configMapKeyRef": {"name": value.config_map, "key": value.key}}
+        source = {"configMapKeyRef": {"name": str(value.config_map), "key": value.key}}
     return {"name": name, "valueFrom": source}
 
 
