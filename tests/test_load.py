@@ -531,3 +531,33 @@ def test_loading_and_planning_import_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_users_pattern_is_checked_for_the_engine_with_its_line_and_a_fix() -> None:
+    text = (EXAMPLES / "quickstart.yaml").read_text()
+    classes = """
+  failure_classes:
+    - name: ours
+      scope: user
+      action: stop
+      patterns:
+        - '(a+)+$'
+        - '(?=x)y'
+        - '(x)\\1'
+      unless: ['(']
+"""
+    assert "\nresilience:\n" in text
+    begin, end = text.split("\nresilience:\n", 1)
+    broken = f"{begin}\nresilience:{classes}{end}"
+    with pytest.raises(SpecError) as caught:
+        load_spec(broken, "own.yaml")
+    lines = broken.splitlines()
+    for pattern, fix in (("(?=x)y", "look-ahead"), ("(x)\\1", "back-reference"), ("['(']", "RE2")):
+        number = next(n for n, line in enumerate(lines, 1) if pattern in line)
+        assert f"own.yaml:{number}: resilience.failure_classes[0]." in str(caught.value)
+        assert fix in str(caught.value)
+    assert "(a+)+" not in str(caught.value)
+    assert load_spec(
+        broken.replace("- '(?=x)y'", "- x").replace("- '(x)\\1'", "- y").replace("['(']", "[z]"),
+        "own.yaml",
+    )

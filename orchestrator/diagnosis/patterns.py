@@ -112,7 +112,8 @@ def _text(lines: tuple[str, ...], pieces: Sequence[bytes]) -> Text:
 
 def bounded(lines: Iterable[str]) -> tuple[str, ...]:
     """The last of them, each without colours and cut in its middle where it is long."""
-    kept, size = [], 0
+    kept: list[str] = []
+    size = 0
     for line in reversed(tuple(lines)):
         short = cut(line)
         size += len(short.encode(errors="replace")) + 1

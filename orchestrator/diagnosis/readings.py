@@ -234,7 +234,7 @@ def _by_shell(exit_code: int | None) -> str | None:
 
 
 def _number(name: str | None) -> int | None:
-    return signal.Signals[name] if name in signal.Signals.__members__ else None
+    return signal.Signals.__members__.get(name) if name else None
 
 
 def _is_symptom(end: End, said: Text, found: Reading | None) -> bool:
