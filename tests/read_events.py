@@ -3,9 +3,20 @@
 from dataclasses import replace
 from typing import TypeVar
 
-from orchestrator.contract.events import EvidenceGathered, HostStopped, RankExited
+from orchestrator.contract.events import (
+    CheckpointFailed,
+    EvidenceGathered,
+    HostStopped,
+    RankExited,
+)
 from orchestrator.contract.failures import FailureRule
-from orchestrator.diagnosis.readings import End, read_exit, read_kernel, read_launcher
+from orchestrator.diagnosis.readings import (
+    End,
+    read_exit,
+    read_kernel,
+    read_launcher,
+    read_words,
+)
 
 E = TypeVar("E")
 
@@ -25,5 +36,7 @@ def as_read(event: E, own: tuple[FailureRule, ...] = ()) -> E:
             return replace(event, readings=read_kernel(event.kernel, own))
         case HostStopped():
             return replace(event, reading=read_launcher(event.why, own) if event.why else None)
+        case CheckpointFailed():
+            return replace(event, reading=read_words(event.why, own))
         case _:
             return event

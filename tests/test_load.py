@@ -531,3 +531,31 @@ def test_loading_and_planning_import_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_users_pattern_is_checked_for_the_engine_with_its_line_and_a_fix() -> None:
+    classes = """resilience:
+  failure_classes:
+    - name: ours
+      scope: user
+      action: stop
+      patterns:
+        - '(a+)+$'
+        - '(?=x)y'
+        - '(x)\\1'
+      unless: ['(']
+"""
+    text = (EXAMPLES / "quickstart.yaml").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("resilience:")]
+    broken = "\n".join((*lines, classes))
+    with pytest.raises(SpecError) as caught:
+        load_spec(broken, "own.yaml")
+    said = str(caught.value)
+    for pattern, fix in (("(?=x)y", "look-ahead"), ("(x)\\1", "back-reference"), ("['(']", "RE2")):
+        number = next(n for n, line in enumerate(broken.splitlines(), 1) if pattern in line)
+        assert f"own.yaml:{number}: resilience.failure_classes[0]." in said
+        assert fix in said
+    assert "(a+)+" not in said
+    fine = broken.replace("'(?=x)y'", "x").replace("'(x)\\1'", "y").replace("['(']", "[z]")
+    (rule,) = load_spec(fine, "own.yaml").resilience.failure_classes
+    assert (rule.patterns, rule.unless) == (("(a+)+$", "x", "y"), ("z",))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.agent.bounded import Limit
 from orchestrator.diagnosis.last_words import without_frames
-from orchestrator.diagnosis.patterns import MOST_BYTES, MOST_LINES, Text
+from orchestrator.diagnosis.patterns import MOST_BYTES, MOST_LINES, Text, bounded
 from orchestrator.diagnosis.readings import signal_name
 from orchestrator.diagnosis.stacks import of_the_program, shortened
 
@@ -85,7 +85,7 @@ def last_lines(path: Path, lines: int = LOG_LINES) -> tuple[str, ...]:
             text = file.read().decode(errors="replace")
     except OSError:
         return ()
-    return tuple(text.splitlines()[-lines:])
+    return bounded(text.splitlines()[-lines:])
 
 
 def last_words_of(path: Path) -> tuple[str, ...]:

@@ -90,8 +90,8 @@ def classify_log(
     )
     verdict = diagnose(Findings(opened_at=0.0, exits=(exited,), evidence=(told,)), own)
     found, blamed = verdict.failure, verdict.culprit.host is not None
-    if said and not text and exit_code is None and signal is None and found not in said:
-        found = said[0]  # of a kernel's lines alone, also what explains no end of a rank
+    if not (text or exit_code is not None or signal) and found not in said:
+        found = next(iter(said), None)  # of a kernel alone, also what explains no end of a rank
     if found is None:
         return UNKNOWN
     return Classification(

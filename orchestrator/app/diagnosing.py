@@ -15,7 +15,6 @@ from orchestrator.contract.events import (
     RankExited,
     Replanned,
 )
-from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.diagnosis.after import CLASS, differing
@@ -91,8 +90,7 @@ def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis
     there = folder.is_dir()
     scene, last = (read_folder(folder), read_last(folder)) if there else (Scene(), Scene())
     begun = story.attempts.get(chosen)
-    own = begun.classes if begun else ()
-    told, unfit = _told(run_dir, chosen, own)
+    told, unfit = _told(run_dir, chosen)
     facts = {
         rank: replace(found, stack=found.stack or _stack(scene, rank))
         for rank, found in told.items()
@@ -116,8 +114,6 @@ class Begun:
     plan: Plan
     hosts: tuple[str, ...]
     """In node-rank order."""
-    classes: tuple[FailureRule, ...]
-    """The job's own."""
 
 
 @dataclass(slots=True)
@@ -138,10 +134,9 @@ KINDS = (JobSubmitted, Replanned, StartAttempt, HangDetected, HangJudged, HangOv
 
 def story_of(run_dir: RunDir) -> Story:
     story, plans = Story(), dict[int, Plan]()
-    own: tuple[FailureRule, ...] = ()
     for entry in having(run_dir.journal, *KINDS):
         match entry.event:
-            case JobSubmitted(failure_classes=own, plan=plan, plan_number=number):
+            case JobSubmitted(plan=plan, plan_number=number):
                 plans[number] = plan
             case Replanned(plan=plan, plan_number=number):
                 plans[number] = plan
@@ -151,13 +146,11 @@ def story_of(run_dir: RunDir) -> Story:
                 story.hung.pop()
         for order in entry.actions:
             if isinstance(order, StartAttempt):
-                story.attempts[order.attempt] = Begun(plans[order.plan], order.hosts, own)
+                story.attempts[order.attempt] = Begun(plans[order.plan], order.hosts)
     return story
 
 
-def _told(
-    run_dir: RunDir, attempt: int, own: tuple[FailureRule, ...]
-) -> tuple[dict[int, RankFacts], set[int]]:
+def _told(run_dir: RunDir, attempt: int) -> tuple[dict[int, RankFacts], set[int]]:
     """What hosts told of its ranks, and those that ended over sizes."""
     facts: dict[int, RankFacts] = {}
     unfit: set[int] = set()
@@ -165,7 +158,7 @@ def _told(
         match entry.event:
             case EvidenceGathered() as found:
                 facts |= facts_of(found)
-            case RankExited() as exited if is_unfit(exited, own):
+            case RankExited() as exited if is_unfit(exited):
                 unfit.add(exited.rank)
     return facts, unfit
 

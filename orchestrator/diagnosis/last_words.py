@@ -15,7 +15,9 @@ ABORTS = (
 )
 """How the last words of a process begin that aborts."""
 CRASHED = ("Fatal Python error:",)
-TRACEBACK = (r"^Traceback \(most recent call last\):\s*$",)
+TRACEBACK = (r"^(.{0,60}\W)?Traceback \(most recent call last\):\s*$",)
+PASSED_ON = (r"ChildFailedError|CalledProcessError|elastic\S*SignalException",)
+"""What a launcher raises of a process that failed, below the end of the process's own log."""
 CHAINED = ("During handling of the above|above exception was the direct cause",)
 """Before a traceback that goes on from the one above it …"""
 IGNORED = ("Exception ignored (in|on)",)
@@ -67,7 +69,6 @@ PROGRESS = (
     r"\bstep\b\W{0,3}\d+.*\bloss\b\W{0,4}\d",
     r"\biter(ation)?\b\W{0,3}\d+.*\bloss\b\W{0,4}\d",
     r"'loss': '?\d",
-    r"\b\d+/\d+ \[[\d:]+<[\d:]+, ",
 )
 """A step of training was made."""
 STEPS = 3
@@ -119,6 +120,7 @@ def last_words(text: Text, ended_by: int | None) -> Text:
     if ended_by is not None:
         begins = text.first(CRASHED)
         return text.pick(range(begins, min(begins + 1, len(text.lines))))
+    text = _without_launchers(text)
     heard = _without(ASIDE, text)
     if not heard.has(TRACEBACK):
         return without_noise(_without(IGNORED, text))
@@ -155,6 +157,13 @@ def _without(begins: tuple[str, ...], text: Text) -> Text:
             ended = False
             heard.append(number)
     return text.pick(heard)
+
+
+def _without_launchers(text: Text) -> Text:
+    """Without what a launcher raises of its processes; what it says of their ends stays."""
+    passed_on = set(text.numbers(PASSED_ON))
+    theirs = [number for number in text.numbers(TRACEBACK) if number + 1 in passed_on]
+    return text.without({*theirs, *(number + 1 for number in theirs)}) if theirs else text
 
 
 def _raised_at(text: Text) -> int:

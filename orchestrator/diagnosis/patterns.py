@@ -29,9 +29,13 @@ LARGEST = 1_000
 """Instructions of a user's pattern: what takes more would be slow for the engine as well."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
 _OUTER = re.compile(
-    r"\s*(?:\[(?:rank|default|Rank|RANK )\d+\]:? ?|\((?:\w+ )?pid=\d+(?:, ip=[\d.]+)?\) ?|\d+: )+"
+    r"\s*(?:\[(?:rank|default|Rank|RANK )\d+\]:? ?"  # PyTorch, torchrun
+    r"|\((?:[\w=]{1,40} ){0,3}pid=\d{1,9}(?:, ip=[\d.]{7,15})?\) ?"  # Ray, vLLM
+    r"|\d{1,6}: "  # srun --label
+    r"|\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?"  # Kubernetes
+    r"|(?:ERROR|CRITICAL) \d\d-\d\d [\d:]{8} \[?[\w./]{1,60}:\d{1,5}\] )+"  # vLLM
 )
-"""What torchrun, srun and Ray write before the line of a process."""
+"""What others write before the line of a process."""
 TOO_LARGE = (
     f"a pattern of at most {LARGEST:,} instructions",
     "write .* for a counted repetition such as .{0,200}, or make two patterns of it",
@@ -112,7 +116,8 @@ def _text(lines: tuple[str, ...], pieces: Sequence[bytes]) -> Text:
 
 def bounded(lines: Iterable[str]) -> tuple[str, ...]:
     """The last of them, each without colours and cut in its middle where it is long."""
-    kept, size = [], 0
+    kept: list[str] = []
+    size = 0
     for line in reversed(tuple(lines)):
         short = cut(line)
         size += len(short.encode(errors="replace")) + 1

@@ -28,7 +28,7 @@ from orchestrator.diagnosis.last_words import (
     without_frames,
     without_noise,
 )
-from orchestrator.diagnosis.patterns import Text
+from orchestrator.diagnosis.patterns import Text, cut
 
 OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 """A process does not end itself by these."""
@@ -43,6 +43,8 @@ BY_SHELL = 128
 PASSED_ON = frozenset({"SIGKILL", "SIGTERM", "SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
 MOST_KEPT = 20
 """Lines of a log that the journal has."""
+MOST_OF_A_LINE = 500
+"""Characters, but for the line that decided."""
 MOST_SAID = 4_000
 """Characters of an exception's words that the journal has."""
 
@@ -129,9 +131,11 @@ def kept_lines(lines: Sequence[str], reading: ExitReading) -> tuple[str, ...]:
     """The lines of a log that are kept: the last ones that are no frames of a stack, and the one
     that decided wherever it stood."""
     heard = without_frames(Text.of(lines)).lines
-    kept = heard[-MOST_KEPT:]
     line = reading.failure.line if reading.failure else ""
-    return (line, *kept[1 - MOST_KEPT :]) if line and line in heard and line not in kept else kept
+    kept = heard[-MOST_KEPT:]
+    if line and line in heard and line not in kept:
+        kept = (line, *kept[1 - MOST_KEPT :])
+    return tuple(one if one == line else cut(one, MOST_OF_A_LINE) for one in kept)
 
 
 def without_excess(error: RankError | None) -> RankError | None:
@@ -230,7 +234,7 @@ def _by_shell(exit_code: int | None) -> str | None:
 
 
 def _number(name: str | None) -> int | None:
-    return signal.Signals[name] if name in signal.Signals.__members__ else None
+    return signal.Signals.__members__.get(name) if name else None
 
 
 def _is_symptom(end: End, said: Text, found: Reading | None) -> bool:

@@ -48,7 +48,7 @@ RESET = "reset the GPU (nvidia-smi --gpu-reset), and boot the host again where t
 CLASSES: Mapping[int, _Class] = {
     79: _broken(
         "gpu-lost",
-        "the GPU no longer answers; have the host rebooted, and its seating, power and PCIe checked",
+        "the GPU no longer answers; boot the host again, and check seating, power and PCIe",
     ),
     48: _broken(
         "xid-48-double-bit-ecc", "reset the GPU; run dcgmi diag -r 3 before it is used again"
@@ -137,7 +137,7 @@ CLASSES: Mapping[int, _Class] = {
         name="xid-159-chi-error",
         scope="host",
         action="restart",
-        advice="an error between processor and GPU; look for the Xid before it, and update the driver",
+        advice="an error between processor and GPU; look for the Xid before it; update the driver",
     ),
     31: _Class(
         name="xid-31-mmu-fault",

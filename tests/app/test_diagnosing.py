@@ -28,6 +28,7 @@ from tests.agent.world import TurnedClock
 from tests.diagnosis.test_after import USUAL
 from tests.diagnosis.test_folder import ended_in
 from tests.jobs_on_disk import JOB, NoCluster, cluster, lead, submission
+from tests.read_events import as_read
 from tests.supervise.test_remedies import answered, believed, replanning, short
 
 __all__ = ["cluster"]
@@ -126,7 +127,7 @@ def test_of_ranks_that_ended_over_sizes_the_one_that_is_mute_is_named_by_the_jou
         " op.preamble.length <= op.nbytes. 16 vs 8. Received data size doesn't match expected size."
         " Is there a distributed collective mismatch in your code?"
     )
-    aborted = replace(exits(1), rank=2, host="host-1", signal=6, log_tail=(words,))
+    aborted = as_read(replace(exits(1), rank=2, host="host-1", signal=6, log_tail=(words,)))
     led(tmp_path, *attempt_fails(1, aborted))
     traces = RunDir(tmp_path / JOB).traces(1)
     traces.mkdir(parents=True)

@@ -86,9 +86,12 @@ from tests.dashboard.dashboard_story import (
     submitted,
     waited_in_vain,
 )
+from tests.read_events import as_read
 
-SAVE_FAILED = CheckpointFailed(
-    at=START, attempt=1, step=20, why="rank 3: No space left on device: /c (0.1 MiB free)"
+SAVE_FAILED = as_read(
+    CheckpointFailed(
+        at=START, attempt=1, step=20, why="rank 3: No space left on device: /c (0.1 MiB free)"
+    )
 )
 
 
@@ -172,7 +175,7 @@ def test_a_job_whose_checkpoints_cannot_be_written_says_what_is_at_risk_and_what
     later = replace(SAVE_FAILED, at=START + 22, step=90)
     (said,) = labelled("next", status_text(snapshot([*started(), saved, later]), UTC))
     assert "46 steps of work at risk" in said, "metrics lie on the same full disk"
-    unknown = replace(SAVE_FAILED, why="rank 3: the moon is full")
+    unknown = as_read(replace(SAVE_FAILED, why="rank 3: the moon is full"))
     (said,) = labelled("next", status_text(snapshot([*started(), unknown]), UTC))
     assert said.startswith("mend why: no checkpoint can be written in ")
 
@@ -302,7 +305,7 @@ def astray(**more: Any) -> list[Event]:
     return [
         *started(**more),
         CheckpointSaved(at=START + 25, attempt=1, step=20),
-        replace(raised(1, START + 30), exit_code=79, error=error),
+        as_read(replace(raised(1, START + 30), exit_code=79, error=error)),
         *(
             HostStopped(at=START + 31, attempt=1, host=host, finished=False)
             for host in ("host-0", "host-1")
@@ -329,7 +332,7 @@ def test_what_is_to_be_typed_after_memory_ran_out_is_the_cheapest_way_out() -> N
     events = [
         replace(job, plan=plan),
         *started()[1:],
-        replace(raised(1, START + 30), error=error),
+        as_read(replace(raised(1, START + 30), error=error)),
         *(
             HostStopped(at=START + 31, attempt=1, host=host, finished=False)
             for host in ("host-0", "host-1")

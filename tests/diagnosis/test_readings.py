@@ -227,6 +227,44 @@ def test_what_came_before_more_steps_did_not_end_the_rank() -> None:
     assert read_exit(replace(end, lines=(*steps, failed))).failure.name == "disk-full"  # type: ignore[union-attr]
 
 
+OWN = (
+    "Traceback (most recent call last):",
+    '  File "train.py", line 3, in <module>',
+    "    main()",
+)
+TORCHRUN = (
+    "Traceback (most recent call last):",
+    '  File "/opt/conda/bin/torchrun", line 33, in <module>',
+    "    sys.exit(main())",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    "train.py FAILED",
+)
+PREFIXES = (
+    "",
+    "[rank1]: ",
+    "[default1]:[rank1]: ",
+    "3: ",
+    "(RayTrainWorker pid=77, ip=10.0.0.7) ",
+    "\x1b[36m(TrainTrainable pid=77)\x1b[0m ",
+    "2024-05-01T12:00:00.000000000Z stderr F ",
+    "(VllmWorker rank=1 pid=77) ERROR 05-01 12:00:00 [multiproc_executor.py:522] ",
+)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_what_a_launcher_writes_before_a_line_and_after_the_end_hides_nothing(prefix: str) -> None:
+    for said, ends, name in (
+        ((*OWN, "torch.OutOfMemoryError: CUDA out of memory. Tried"), "1", "cuda-out-of-memory"),
+        ((*OWN, "RuntimeError: shapes"), "1", "python-exception"),
+        (("loading",), "-9 (pid: 7)", "sigkill-from-outside"),
+        (("loading",), "-11 (pid: 7)", "segfault"),
+    ):
+        lines = (*said, *TORCHRUN, f"  exitcode  : {ends}")
+        found = read_exit(End(exit_code=1, signal=None, lines=tuple(f"{prefix}{x}" for x in lines)))
+        assert found.failure is not None
+        assert found.failure.name == name
+
+
 def test_a_shells_code_tells_the_signal() -> None:
     for code, name in ((137, "sigkill-from-outside"), (139, "segfault"), (134, "abort")):
         found = read_exit(End(exit_code=code, signal=None)).failure

@@ -18,9 +18,10 @@ from orchestrator.contract.events import (
     RankExited,
 )
 from orchestrator.contract.failures import FailureRule
+from orchestrator.diagnosis.readings import signal_name
 from orchestrator.supervise.diagnose import Weight, diagnose, weigh
 from orchestrator.supervise.state import NOBODY, Culprit, Findings
-from orchestrator.supervise.verdict import Verdict, signal_name
+from orchestrator.supervise.verdict import Verdict
 from tests.read_events import as_read
 from tests.supervise.supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
 
@@ -41,7 +42,9 @@ def verdict(*exits: RankExited, **more: Any) -> Verdict:
 
 
 def findings(*exits: RankExited, own: tuple[FailureRule, ...] = (), **more: Any) -> Findings:
-    heard = {key: tuple(as_read(one, own) for one in more.pop(key, ())) for key in HEARD}
+    heard: dict[str, Any] = {
+        key: tuple(as_read(one, own) for one in more.pop(key, ())) for key in HEARD
+    }
     return Findings(
         opened_at=START, exits=tuple(as_read(one, own) for one in exits), **heard, **more
     )

@@ -1,0 +1,100 @@
+"""`ndctl classify`: what the end of a log means, as the supervisor judges it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from orchestrator.app.classification import classify_log, read_end, signal_number
+from orchestrator.cli import cli
+from orchestrator.contract.failures import FailureRule
+from orchestrator.diagnosis.patterns import MOST_BYTES
+
+FALLEN = "[51.0] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus."
+PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.1]:99"
+KEYS = {"class", "scope", "action", "excludes_host", "line", "pattern", "advice"}
+
+
+def run(*args: str, stdin: str | bytes = "") -> Result:
+    return CliRunner().invoke(cli, ["classify", *args], input=stdin)
+
+
+def test_the_end_of_a_log_has_a_class_with_what_decided(tmp_path: Path) -> None:
+    log = tmp_path / "rank-3.log"
+    log.write_text("step 3\nOSError: [Errno 28] No space left on device: '/c'\n")
+    said = run(str(log))
+    assert said.exit_code == 0
+    assert "class    disk-full" in said.output
+    assert "line     OSError: [Errno 28] No space left on device: '/c'" in said.output
+    assert "pattern  No space left on device|Errno 28" in said.output
+    assert "advice   make room" in said.output
+    body = json.loads(run("-", "--json", stdin=log.read_text()).output)
+    assert set(body) == KEYS
+    assert (body["class"], body["excludes_host"]) == ("disk-full", False)
+
+
+def test_a_kernel_that_knows_better_decides_and_its_host_is_left_out(tmp_path: Path) -> None:
+    log, kernel = tmp_path / "log", tmp_path / "dmesg"
+    log.write_text(f"{PEER}\n")
+    kernel.write_text(f"{FALLEN}\n")
+    alone = json.loads(run(str(log), "--json").output)
+    assert (alone["class"], alone["excludes_host"]) == ("gloo-connection", False)
+    for args in ((str(log), "--kernel", str(kernel)), ("--kernel", str(kernel))):
+        body = json.loads(run(*args, "--json").output)
+        assert (body["class"], body["line"], body["excludes_host"]) == ("gpu-lost", FALLEN, True)
+
+
+def test_a_signal_is_named_in_three_ways_and_a_code_may_stand_for_it() -> None:
+    classes = {json.loads(run("--signal", name, "--json").output)["class"] for name in ("SIGKILL",)}
+    for name in ("KILL", "kill", "9"):
+        classes.add(json.loads(run("--signal", name, "--json").output)["class"])
+    classes.add(json.loads(run("--exit-code", "137", "--json").output)["class"])
+    assert classes == {"sigkill-from-outside"}
+
+
+@pytest.mark.parametrize("name", ["SIGNOPE", "0", "99", ""])
+def test_what_is_no_signal_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="there is no signal"):
+        signal_number(name)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "Give FILE, --kernel, --exit-code or --signal"),
+        (("--signal", "9", "--exit-code", "1"), "give one of them"),
+        (("--signal", "SIGNOPE"), "there is no signal SIGNOPE"),
+        (("/nowhere/log",), "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_of_use(args: tuple[str, ...], words: str) -> None:
+    said = run(*args)
+    assert (said.exit_code, words in said.output) == (2, True)
+
+
+def test_of_a_log_of_any_size_the_end_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * (3 * MOST_BYTES) + b"\nRuntimeError: CUDA out of memory. Tried\n")
+    with log.open("rb") as file:
+        assert len(read_end(file)) <= MOST_BYTES
+    assert json.loads(run(str(log), "--json").output)["class"] == "cuda-out-of-memory"
+
+
+def test_what_is_shown_steers_no_terminal() -> None:
+    hostile = "\x1b]0;owned\x07OSError: [Errno 28] No space left on device: '/c'\x1b[2J\x00"
+    for stdin in (hostile, hostile.encode() + b"\xff\xfe"):
+        said = run("-", stdin=stdin)
+        assert "class    disk-full" in said.output
+        assert not set(said.output) & {"\x1b", "\x00", "\x07"}
+
+
+def test_what_nobody_knows_is_said_to_be_unknown() -> None:
+    found = classify_log("all is well\n", exit_code=3)
+    assert (found.class_, found.excludes_host, found.line) == ("unknown", False, None)
+
+
+def test_a_users_class_goes_first() -> None:
+    own = FailureRule(name="licence", scope="host", action="replace", patterns=("licence .*gone",))
+    found = classify_log("ERROR licence 7 is gone: Connection refused", own=(own,))
+    assert (found.class_, found.excludes_host, found.pattern) == ("licence", True, "licence .*gone")
