@@ -35,6 +35,7 @@ from tests.dashboard.dashboard_story import broken, finished, hung, journal
 from tests.jobs_on_disk import SPEC
 
 MARK = "MARKED"
+FAULT = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Categories of Unicode: controls, formats, surrogates, separators of lines and paragraphs."""
 SEQUENCES = (
@@ -168,7 +169,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         entries = journal(events)
         (run_dir / "journal.jsonl").write_bytes(b"".join(map(marked, entries)))
         for log in ("attempt-1/host-0/rank-0.log", "attempt-1/host-0/torchrun.log"):
-            (run_dir / "logs" / log).write_text(f"a line {MARK}\n{MARK}\n")
+            (run_dir / "logs" / log).write_text(f"a line {MARK}\n{FAULT} {MARK}\n")
         (run_dir / "logs" / "agent-host-0.log").write_text(f"2026-01-01 00:00:00 {MARK}\n")
         metric = {"attempt": 1, "step": 3, "loss": 3.5, "time": 1_700_000_010.0, "note": MARK}
         (run_dir / "metrics.jsonl").write_text(json.dumps(metric) + "\n" + MARK + "\n")
@@ -273,6 +274,9 @@ def commands(root: Path, text: str) -> Iterator[tuple[str, ...]]:
     yield ("hosts", "clear", f"node{argument}")
     yield ("hosts", "pin", "node3", "--never", "--reason", argument, "--cluster", "gpu")
     yield ("hosts", "unpin", f"pin{argument}")
+    log = str(root / "broken" / "logs" / "attempt-1" / "host-0" / "rank-0.log")
+    yield ("classify", log, "--kernel", log)
+    yield ("classify", log, "--exit-code", "1", "--json")
     yield ("diagnose", str(root / "dumps"))
     yield ("diagnose", str(root / "dumps"), "--json")
     for spec in ("key.yaml", "value.yaml", "broken.yaml", "escaped-key.yaml", "escaped-value.yaml"):
