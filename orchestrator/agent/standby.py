@@ -13,6 +13,7 @@ from orchestrator.agent.launcher import Begun, Ended, LaunchAnswer, LaunchOrder,
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.read_json import read_json
+from orchestrator.entry import command
 
 LINE_BYTES = 16 << 20
 """Of an answer, at most."""
@@ -127,7 +128,7 @@ class Standby:
     async def _start(self) -> Process:
         place = self.place
         return await asyncio.create_subprocess_exec(
-            *(place.python, "-m", "orchestrator.agent.launcher"),
+            *command(place.python, "orchestrator.agent.launcher"),
             *("--parent", str(place.parent), "--lock", str(place.lock), "--", *place.imports),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
