@@ -137,11 +137,17 @@ class Attempt:
                 )
             case RankEnded():
                 record.ended, record.stopped = datagram, self.stopping and not record.gone
-                if datagram.exit_code != 0:
+                record.step = max(record.step, datagram.step)
+                if not self.is_done(record):
                     return self.exited(datagram)
             case _:
                 pass
         return None
+
+    def is_done(self, record: RankRecord) -> bool:
+        """It returned 0, and not before the last step: a loop that ends early returns 0 as well."""
+        ended = record.ended
+        return ended is not None and ended.exit_code == 0 and record.step >= self.start.steps
 
     def _beat(self, record: RankRecord, beat: Beat, now: float) -> None:
         record.pace.beat(record.step, record.phase, beat, now)
@@ -285,10 +291,9 @@ class Attempt:
             for rank, record in sorted(self.ranks.items())
             if record.ended is None
         ]
-        ended = [record.ended for record in self.ranks.values() if record.ended is not None]
+        done = [record for record in self.ranks.values() if self.is_done(record)]
         # torchrun's own code does not count: it may fail after its ranks have done their work.
-        all_came = len(ended) == self.start.ranks_per_host
-        finished = all_came and all(end.exit_code == 0 for end in ended)
+        finished = len(done) == self.start.ranks_per_host
         why = ""
         if not (finished or self.stopping):  # what it says of being stopped explains nothing
             said = await self._torchrun_said()

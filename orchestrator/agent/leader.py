@@ -448,6 +448,7 @@ class Leader:
                     master_port=offer.port,
                     config=str(self.run_dir.trainer_config(current.number)),
                     drills=action.drills,
+                    steps=self.job.steps,
                     skip=action.skip,
                     pace=pace_of(self.supervisor.run),
                     classes=self.job.failure_classes,

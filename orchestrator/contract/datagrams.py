@@ -121,6 +121,8 @@ class RankEnded:
     exit_code: int | None
     """What it returned; None when a signal killed it."""
     signal: int | None
+    step: int = 0
+    """Steps that it had done, whatever became of its beats."""
 
 
 Datagram = (

@@ -221,7 +221,7 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
-    """A rank ended other than by returning 0."""
+    """A rank ended other than by returning 0 after the last step."""
 
     at: float
     """When it ended."""
@@ -350,7 +350,7 @@ class HostStopped:
     attempt: int
     host: str
     finished: bool
-    """All its ranks returned 0."""
+    """All its ranks returned 0 after the last step."""
     why: str = ""
     """What torchrun itself said, where it is to blame."""
     reading: Reading | None = None

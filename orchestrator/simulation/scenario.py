@@ -193,7 +193,7 @@ SCOPES: tuple[tuple[Scope, ...], ...] = (
     ("fabric", "storage"),
     ("host",),
 )
-SAME: tuple[Same, ...] = ("class", "host", "strike", "error", "start", "any")
+SAME: tuple[Same, ...] = ("class", "host", "strike", "error", "start", "checkpoint", "any")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ MOST_HOSTS = 16
 """Whose probes an incident shows."""
 MOST_CHARACTERS = 300
 """Of a watchdog's words."""
-WAITED = re.compile(r"(?:ran for|timeout\(ms\)=|timed out waiting) {0,4}(\d{1,12})", re.I)
+WAITED = re.compile(r"(?:ran for|timeout\(ms\)=|timed out waiting) {0,4}(\d{1,12})", re.IGNORECASE)
 """How long a collective did not return, as NCCL's watchdog and gloo tell it."""
 
 

@@ -9,6 +9,7 @@ from orchestrator.contract.events import RankExited
 from orchestrator.contract.failures import Reading, Scope
 from orchestrator.contract.phases import Phase
 from orchestrator.diagnosis.readings import (
+    EARLY,
     OUT_OF_MEMORY,
     is_broken_hardware,
     kind_of,
@@ -107,6 +108,8 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
     if kind == "refused":
         words = exited.error.message if exited.error else _last_line(exited)
         return f"the trainer refused its configuration: {words}", ""
+    if kind == EARLY:
+        return f"rank {exited.rank} ended with exit code 0 after step {exited.step}", ""
     if exited.error is not None:
         words = f"{exited.error.error}: {exited.error.message}"
         where = f"{words} at step {exited.error.step}"

@@ -44,13 +44,15 @@ def play(
     script: Script,
     ranks: int = 1,
     clock: Clock | None = None,
+    steps: int = 0,
     **environ: str,
 ) -> tuple[list[Exited], Outcome]:
     """Run an attempt and `script` beside it; what was reported meanwhile, and how it ended."""
 
     async def run() -> tuple[list[Exited], Outcome]:
         place = a_place(folder)
-        attempt = Attempt(a_start(place, program, ranks), place, clock or SystemClock())
+        start = replace(a_start(place, program, ranks), steps=steps)
+        attempt = Attempt(start, place, clock or SystemClock())
         standby = Standby(place, os.environ)
         reports: list[Exited] = []
         ears = await listen(place.socket, lambda d: reports.extend(filter(None, [attempt.hear(d)])))
@@ -78,6 +80,27 @@ def started(count: int) -> Script:
         await until(lambda: len(attempt.ranks) == count, f"{count} ranks")
 
     return script
+
+
+HAS_DONE = (
+    "import os, struct; os.write(int(os.environ['NDCTL_PROGRESS_FD']), struct.pack('<q', {}))"
+)
+
+
+@pytest.mark.process
+def test_a_rank_that_returns_0_before_the_last_step_has_not_done_its_work(tmp_path: Path) -> None:
+    program = HAS_DONE.format(7)
+    reports, (unseen, stopped) = play(tmp_path, program, nothing, steps=10)
+    (exited,) = reports
+    assert (exited.ended.exit_code, exited.step, exited.stopped) == (0, 7, False)
+    assert (unseen, stopped.finished) == ([], False)
+
+
+@pytest.mark.process
+def test_the_last_step_counts_though_no_heartbeat_came(tmp_path: Path) -> None:
+    program = HAS_DONE.format(10)
+    reports, (unseen, stopped) = play(tmp_path, program, nothing, ranks=2, steps=10)
+    assert (reports, unseen, stopped.finished) == ([], [], True)
 
 
 @pytest.mark.process

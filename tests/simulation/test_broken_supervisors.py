@@ -26,7 +26,7 @@ from orchestrator.contract.skipping import Window
 from orchestrator.diagnosis.classes import default_rules
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.supervise.loop import Decide
-from orchestrator.supervise.moves import recover, stop
+from orchestrator.supervise.moves import end, recover, stop
 from orchestrator.supervise.policy import is_strike
 from orchestrator.supervise.state import (
     IDLE,
@@ -318,6 +318,22 @@ def throws_all_away_for_want_of_a_checkpoint(run: Run, event: Event) -> Result:
     return after, actions
 
 
+def takes_any_zero_for_the_end(run: Run, event: Event) -> Result:
+    if isinstance(event, RankExited) and event.exit_code == 0 and run.stage is Stage.RUNNING:
+        return end(run, event.at, "SUCCEEDED", "a rank returned 0")
+    return step(run, event)
+
+
+def forgets_that_a_checkpoint_was_made(run: Run, event: Event) -> Result:
+    """What a class spent of its budget stays spent."""
+    after, actions = step(replace(run, advanced=0), event)
+    return replace(after, advanced=0), actions
+
+
+def spends_no_budget_of_a_class(run: Run, event: Event) -> Result:
+    return step(replace(run, advanced=len(run.incidents)), event)
+
+
 class RemembersBesideTheJournal:
     """Decides by what it saw, not by the state: a new leader does not know it."""
 
@@ -384,6 +400,9 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (starts_while_the_scheduler_asks, ("preemption", "dead-spare"), "asks for the hosts"),
         (goes_on_from_what_is_spoilt, ("nan",), "and went astray at step"),
         (throws_all_away_for_want_of_a_checkpoint, ("nan",), "all is thrown away"),
+        (takes_any_zero_for_the_end, ("error",), "steps are done"),
+        (forgets_that_a_checkpoint_was_made, ("rank",), "fits first"),
+        (spends_no_budget_of_a_class, ("rank",), "fits first"),
         (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2"),
     ],
 )
