@@ -85,5 +85,6 @@ def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> M
         env.TRACE_DIR: str(place.run_dir.traces(start.attempt)),
         env.DRILLS: json.dumps(encode(start.drills)),
         env.SKIP: to_text(start.skip),
+        env.RESUME: "newest" if start.resume else "none",
         env.PACE: json.dumps(encode(start.pace)),
     }

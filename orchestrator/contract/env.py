@@ -18,6 +18,8 @@ DRILLS = "NDCTL_DRILLS"
 """JSON list of the drills that are still to happen."""
 SKIP = "NDCTL_SKIP"
 """JSON list of the windows of data that the job leaves out on purpose."""
+RESUME = "NDCTL_RESUME"
+"""`none`: begin at step 0, whatever checkpoints there are; else from the newest."""
 HOST = "NDCTL_HOST"
 """Name of the host that the rank runs on."""
 PACE = "NDCTL_PACE"
@@ -64,6 +66,7 @@ class RankEnv:
     drills: str = "[]"
     skip: str = "[]"
     pace: str = "{}"
+    resume: bool = True
     progress_fd: int | None = None
     no_gpu: bool = False
     """GPUs that there may be are hidden from it on purpose."""
@@ -84,6 +87,7 @@ class RankEnv:
             drills=environ.get(DRILLS, "[]"),
             skip=environ.get(SKIP, "[]"),
             pace=environ.get(PACE, "{}"),
+            resume=environ.get(RESUME) != "none",
             progress_fd=int(environ[PROGRESS_FD]) if PROGRESS_FD in environ else None,
             no_gpu=hides_gpus(environ),
         )

@@ -449,6 +449,14 @@ class ReplanRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunDirLost:
+    """The run directory was moved or removed; of one that was moved the journal says so."""
+
+    at: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueRefused:
     """The scheduler does not take the job back, and it is in vain to ask it again."""
 
@@ -495,5 +503,6 @@ Event = (
     | Replanned
     | ReplanRefused
     | RequeueRefused
+    | RunDirLost
     | Tick
 )

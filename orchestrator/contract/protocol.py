@@ -245,6 +245,8 @@ class Start:
     config: str
     """The trainer's CONFIG."""
     drills: tuple[Drill, ...]
+    resume: bool = True
+    """From the newest checkpoint; or whatever lies there is of another run."""
     steps: int = 0
     """Of the job: a rank that returns 0 before the last one has not done its work."""
     skip: tuple[Window, ...] = ()

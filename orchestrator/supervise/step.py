@@ -44,6 +44,7 @@ from orchestrator.contract.events import (
     Replanned,
     ReplanRefused,
     RequeueRefused,
+    RunDirLost,
     StepReached,
     StragglerFound,
     StragglerGone,
@@ -190,6 +191,9 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return replan_refused(run, event)
         case RequeueRefused():
             return requeue_refused(run, event)
+        case RunDirLost(at=at, why=why):
+            # Agents leave with the end of the job, and with them their ranks.
+            return (run, ()) if run.stage is Stage.ENDED else end(run, at, "FAILED", why)
         case StragglerFound():
             return straggler_found(run, event), ()
         case StragglerGone():

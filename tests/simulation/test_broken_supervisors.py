@@ -252,9 +252,9 @@ def ends_at_the_first_failure(run: Run, event: Event) -> Result:
 
 
 def restarts_whatever_the_class_says(run: Run, event: Event) -> Result:
-    """On a broken GPU too, and where it will meet the same again."""
+    """On a broken GPU too."""
     if isinstance(event, JobSubmitted):
-        told = [rule for rule in default_rules() if rule.action in ("replace", "stop")]
+        told = [rule for rule in default_rules() if rule.action == "replace"]
         mild = tuple(replace(rule, action="restart") for rule in told)
         event = replace(event, failure_classes=(*event.failure_classes, *mild))
     return step(run, event)
