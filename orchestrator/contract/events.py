@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.contract.datagrams import Above
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.failures import ExitReading, FailureRule, Reading, Scope
 from orchestrator.contract.findings import Finding
@@ -230,7 +231,7 @@ class RankExited:
     host: str
     exit_code: int | None
     signal: int | None
-    """Both None when its keeper died with it and nobody could see how it ended."""
+    """Both None when its keeper died with it and it is not known of what."""
     step: int
     """The last step that it reported."""
     stopped: bool
@@ -243,6 +244,8 @@ class RankExited:
     """What it was doing, by its last word."""
     reading: ExitReading | None = None
     """What that means; None: nobody has read it, and its class is not known."""
+    above: Above | None = None
+    """The process above the rank that `signal` ended, and the rank with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

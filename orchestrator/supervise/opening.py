@@ -54,8 +54,8 @@ def unknown_run(run_dir: RunDir, left: str) -> JobError:
     return JobError(
         f"{run_dir.path} has {left} and no {run_dir.journal.name}: of which run they are is not"
         " known, and no job trains on from them",
-        fix=f"--new puts the folder in {ARCHIVE}/ and begins; if it was moved there, or a part of it"
-        " was removed, put the journal back and use --resume",
+        fix=f"--new puts the folder in {ARCHIVE}/ and begins; where only the journal was moved"
+        " away, put it back and use --resume",
     )
 
 

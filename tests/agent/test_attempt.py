@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.attempt import Attempt
+from orchestrator.agent.attempt import Attempt, keepers_killed
 from orchestrator.agent.sockets import listen
 from orchestrator.agent.standby import Standby
 from orchestrator.contract.datagrams import Beat, Raised, RankEnded, RankStarted
@@ -244,10 +244,31 @@ def test_a_torchrun_that_is_killed_leaves_nothing_and_its_ranks_are_told_as_unse
     reports, (unseen, stopped) = play(tmp_path, SLEEPS, murder, ranks=2)
     assert reports == []
     assert [exited.ended for exited in unseen] == [
-        RankEnded(attempt=1, rank=rank, exit_code=None, signal=None) for rank in range(2)
+        RankEnded(attempt=1, rank=rank, exit_code=None, signal=9, above="torchrun")
+        for rank in range(2)
     ]
     assert not any(exited.stopped for exited in unseen)
     assert stopped.why.startswith("torchrun ended with code -9")
+
+
+@pytest.mark.process
+def test_a_launcher_that_is_killed_is_told_with_its_signal(tmp_path: Path) -> None:
+    async def murder(attempt: Attempt) -> None:
+        await started(2)(attempt)
+        assert attempt.torchrun is not None
+        kill(attempt.torchrun.launcher.pid)
+
+    _, (unseen, _) = play(tmp_path, SLEEPS, murder, ranks=2)
+    assert [(one.ended.above, one.ended.signal) for one in unseen] == [("launcher", 9)] * 2
+
+
+def test_the_keeper_that_torchrun_saw_killed_is_known_by_its_signal(tmp_path: Path) -> None:
+    log = tmp_path / "torchrun.log"
+    log.write_text(
+        "E1123 09:21:07.001000 4711 torch/distributed/elastic/multiprocessing/api.py:743] failed"
+        " (exitcode: -9) local_rank: 1 (pid: 4713) of fn: run_script_path (start_method: fork)\n"
+    )
+    assert keepers_killed(log) == {1: ("keeper", 9)}
 
 
 @pytest.mark.process

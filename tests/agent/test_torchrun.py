@@ -53,6 +53,7 @@ def test_ranks_are_told_who_they_are_and_whom_to_report_to() -> None:
     assert json.loads(told.pop("NDCTL_PACE"))["exposure"]["failures"] == 0
     assert told == {
         "NDCTL_ATTEMPT": "2",
+        "NDCTL_RESUME": "newest",
         "NDCTL_HOST": "host-1",
         "NDCTL_HEARTBEAT_SOCKET": "/tmp/ndctl-0-ab/ranks.sock",
         "NDCTL_TRACE_DIR": "/runs/job/traces/attempt-2",
