@@ -253,7 +253,7 @@ def _step(event: StepReached) -> str:
 def _exited(event: RankExited) -> str:
     if event.error is not None:
         how = f"raised {words.shortened(f'{event.error.error}: {event.error.message}')}"
-    elif event.above is not None:
+    elif event.above is not None and event.signal is not None:
         how = f"went with its {event.above}, killed by {words.signal_name(event.signal)},"
     elif event.signal is not None:
         how = f"was killed by {words.signal_name(event.signal)}"

@@ -324,12 +324,6 @@ def takes_any_zero_for_the_end(run: Run, event: Event) -> Result:
     return step(run, event)
 
 
-def forgets_that_a_checkpoint_was_made(run: Run, event: Event) -> Result:
-    """What a class spent of its budget stays spent."""
-    after, actions = step(replace(run, advanced=0), event)
-    return replace(after, advanced=0), actions
-
-
 def spends_no_budget_of_a_class(run: Run, event: Event) -> Result:
     return step(replace(run, advanced=len(run.incidents)), event)
 
@@ -401,7 +395,6 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (goes_on_from_what_is_spoilt, ("nan",), "and went astray at step"),
         (throws_all_away_for_want_of_a_checkpoint, ("nan",), "all is thrown away"),
         (takes_any_zero_for_the_end, ("error",), "steps are done"),
-        (forgets_that_a_checkpoint_was_made, ("rank",), "fits first"),
         (spends_no_budget_of_a_class, ("rank",), "fits first"),
         (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2"),
     ],
