@@ -216,7 +216,7 @@ def test_a_run_directory_that_is_moved_ends_the_job_and_its_journal_says_so(tmp_
     folder.mkdir()
 
     async def script(job: Led) -> Leave:
-        zero, _ = await job.started()
+        zero, one = await job.started()
         folder.rename(elsewhere)
         leave = asyncio.create_task(zero.hear(Leave))
         looks = 0
@@ -225,6 +225,7 @@ def test_a_run_directory_that_is_moved_ends_the_job_and_its_journal_says_so(tmp_
             await asyncio.sleep(0.02)
             looks += 1
             assert looks < 500
+        await asyncio.gather(zero.ws.close(), one.ws.close())
         assert (await job.end()).state == "FAILED"
         return await leave
 
