@@ -21,7 +21,8 @@ def find_job(run_root: Path, name: str) -> RunDir:
         known = ", ".join(job.path.name for job in jobs(run_root)) or "none"
         raise JobError(
             f"no job {name!r} in {run_root.absolute()}; there are: {known}",
-            fix="name one of them, or give --run-root or NDCTL_RUN_ROOT",
+            fix="name one of them, or give --run-root or NDCTL_RUN_ROOT; a running job whose folder"
+            " was moved or removed ends itself within seconds, and its journal moves along",
         )
     return run_dir
 

@@ -12,6 +12,7 @@ import struct
 import traceback
 from dataclasses import replace
 
+from orchestrator.contract import progress
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.datagrams import (
     MAX_BYTES,
@@ -36,11 +37,13 @@ PATIENCE = struct.pack("ll", 1, 0)
 
 
 class Reporter:
-    """Speaks for one rank; `step` is the number of optimizer steps that are done."""
+    """Speaks for one rank."""
 
     def __init__(self, env: RankEnv) -> None:
         self.env = env
-        self.step = 0
+        fd = env.progress_fd
+        self._progress_fd = fd if fd is not None and progress.is_shared(fd) else None
+        self._step = 0
         self.phase: Phase = "init"
         """The last that was told."""
         self.profiled = False
@@ -49,6 +52,17 @@ class Reporter:
         self._hasty.setblocking(False)
         self._patient = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._patient.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, PATIENCE)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that are done."""
+        return self._step
+
+    @step.setter
+    def step(self, done: int) -> None:
+        self._step = done
+        if self._progress_fd is not None:
+            progress.write(self._progress_fd, done)
 
     def beat(
         self,

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import re
 import shlex
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from orchestrator.agent.bounded import within
 from orchestrator.agent.cgroups import Count, Kills, oom_kills
@@ -23,6 +25,7 @@ from orchestrator.agent.pace import Pace, still_in
 from orchestrator.agent.standby import Running, Standby
 from orchestrator.agent.torchrun import HostPlace, environment, render
 from orchestrator.contract.datagrams import (
+    Above,
     Beat,
     Datagram,
     Raised,
@@ -71,6 +74,17 @@ class RankRecord:
     """Its process was gone when that began, whether or not the news of it had come."""
 
 
+Ends = Mapping[int | None, tuple[Above, int]]
+"""Local rank, or None for all of them -> what was killed above it, and by which signal."""
+KEEPER_KILLED = re.compile(rb"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
+"""As torchrun says it of a process that it started itself."""
+
+
+def keepers_killed(log: Path) -> Ends:
+    found = KEEPER_KILLED.findall(log.read_bytes())
+    return {int(local): ("keeper", int(number)) for number, local in found}
+
+
 class Attempt:
     """Owns the processes; everything that it finds out is returned, nothing decided."""
 
@@ -87,6 +101,8 @@ class Attempt:
         self.torchrun: Running | None = None
         """None as well where it was stopped before its launcher had begun it."""
         self.stopping = False
+        self.killed = False
+        """This agent has killed torchrun itself."""
         self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
 
     async def launch(self, standby: Standby, environ: Mapping[str, str]) -> None:
@@ -137,11 +153,17 @@ class Attempt:
                 )
             case RankEnded():
                 record.ended, record.stopped = datagram, self.stopping and not record.gone
-                if datagram.exit_code != 0:
+                record.step = max(record.step, datagram.step)
+                if not self.is_done(record):
                     return self.exited(datagram)
             case _:
                 pass
         return None
+
+    def is_done(self, record: RankRecord) -> bool:
+        """It returned 0, and not before the last step: a loop that ends early returns 0 as well."""
+        ended = record.ended
+        return ended is not None and ended.exit_code == 0 and record.step >= self.start.steps
 
     def _beat(self, record: RankRecord, beat: Beat, now: float) -> None:
         record.pace.beat(record.step, record.phase, beat, now)
@@ -269,6 +291,7 @@ class Attempt:
         if self.launching is not None:
             self.launching.cancel()
         if self.torchrun is not None:
+            self.killed = self.killed or self.torchrun.ended is None
             self.torchrun.kill()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -280,15 +303,12 @@ class Attempt:
         """Return when no process is left: what had not been reported yet, and the end itself."""
         code = (await self.torchrun.wait()).code if self.torchrun is not None else None
         await self._until_gone()
-        unseen = [
-            RankEnded(attempt=self.start.attempt, rank=rank, exit_code=None, signal=None)
-            for rank, record in sorted(self.ranks.items())
-            if record.ended is None
-        ]
-        ended = [record.ended for record in self.ranks.values() if record.ended is not None]
+        mute = [rank for rank, record in sorted(self.ranks.items()) if record.ended is None]
+        above = await self._above() if mute else {}
+        unseen = [self._unseen(rank, above) for rank in mute]
+        done = [record for record in self.ranks.values() if self.is_done(record)]
         # torchrun's own code does not count: it may fail after its ranks have done their work.
-        all_came = len(ended) == self.start.ranks_per_host
-        finished = all_came and all(end.exit_code == 0 for end in ended)
+        finished = len(done) == self.start.ranks_per_host
         why = ""
         if not (finished or self.stopping):  # what it says of being stopped explains nothing
             said = await self._torchrun_said()
@@ -297,6 +317,33 @@ class Attempt:
             attempt=self.start.attempt, host=self.place.host, finished=finished, why=why
         )
         return [self.exited(end) for end in unseen], await with_reading(stopped, self.start.classes)
+
+    def _unseen(self, rank: int, above: Ends) -> RankEnded:
+        """The end of a rank that went with its keeper, which tells nothing any more."""
+        first = self.start.node_rank * self.start.ranks_per_host
+        name, number = above.get(rank - first) or above.get(None) or (None, None)
+        return RankEnded(
+            attempt=self.start.attempt,
+            rank=rank,
+            exit_code=None,
+            signal=number,
+            step=self.ranks[rank].step,
+            above=name,
+        )
+
+    async def _above(self) -> Ends:
+        """What somebody else killed above the ranks; of keepers torchrun tells in its log."""
+        torchrun = self.torchrun
+        if torchrun is None or torchrun.ended is None:
+            return {}
+        if torchrun.launcher_signal is not None and not self.killed:
+            return {None: ("launcher", torchrun.launcher_signal)}
+        if torchrun.ended.code < 0 and not self.killed:
+            return {None: ("torchrun", -torchrun.ended.code)}
+        try:
+            return await within(TAIL_S, keepers_killed, self.log_dir / "torchrun.log")
+        except (TimeoutError, OSError):
+            return {}
 
     async def _torchrun_said(self) -> str:
         path = self.log_dir / "torchrun.log"

@@ -94,8 +94,8 @@ class Attempts:
         """What the leader may not have heard, to be said again after a reconnection."""
         if (attempt := self.attempt) is None:
             return [] if self.ended is None else [self.ended]
-        ends = [record.ended for record in attempt.ranks.values() if record.ended is not None]
-        failed = [attempt.exited(end) for end in ends if end.exit_code != 0]
+        records = [one for one in attempt.ranks.values() if not attempt.is_done(one)]
+        failed = [attempt.exited(one.ended) for one in records if one.ended is not None]
         failed.sort(key=lambda exited: not exited.stopped)
         return list(await asyncio.gather(*(_read(attempt, exited) for exited in failed)))
 
@@ -246,5 +246,5 @@ async def _read(attempt: Attempt, exited: Exited) -> Exited:
 
 def how_it_went(stopped: Stopped) -> str:
     if stopped.finished:
-        return "all ranks returned 0"
+        return "all ranks returned 0 after the last step"
     return stopped.why.split("\n")[0] or "stopped before it was done"

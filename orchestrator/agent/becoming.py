@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import setproctitle
 
+from orchestrator.entry import FLAGS
 from orchestrator.locks import share
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -56,9 +57,9 @@ def become(
     afresh: bool = False,
 ) -> NoReturn:
     """Be `command`, which dies with `parent` and shares the lock on `lock`: within this process if
-    it is a module for this very interpreter; else, or `afresh`, or where some import has begun a
-    GPU's driver, by exec. Keeps no files open but standard input, output and error. Never comes
-    back, whatever the program does.
+    it is a module for this very interpreter, as `entry.command` says it; else, or `afresh`, or
+    where some import has begun a GPU's driver, by exec. Keeps no files open but standard input,
+    output and error. Never comes back, whatever the program does.
 
     Args:
         title: what `ps` shows; cut to the length of this process's own command line, behind which
@@ -70,13 +71,14 @@ def become(
         os.environ.clear()
         os.environ.update(environ)
         _handle_no_signal(environ)
-        program, *words = command
-        if afresh or (program, words[:1]) != (sys.executable, ["-m"]) or _has_a_driver():
+        words = command[1 + len(FLAGS) :]
+        is_ours = [*command[: -len(words)]] == [sys.executable, *FLAGS]
+        if afresh or not is_ours or _has_a_driver():
             _exec(command)
         _let_go()
         setproctitle.setproctitle(title)
-        sys.argv = words[1:]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        sys.argv = [*words]
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as exc:
         if isinstance(exc.code, str):

@@ -12,6 +12,7 @@ from orchestrator.contract import env
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.protocol import Checked, CheckFabric
 from orchestrator.contract.read_json import read_json
+from orchestrator.entry import command
 from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ TAIL = 300
 def render(order: CheckFabric, place: HostPlace, until: float) -> list[str]:
     """The child's command line; it gives up at `until` of the monotonic clock. Pure."""
     return [
-        *(place.python, "-m", "trainer.fabric"),
+        *command(place.python, "trainer.fabric"),
         f"--check={order.check}",
         f"--rank={order.rank}",
         f"--address={order.master_address}",

@@ -21,25 +21,27 @@ from typing import NoReturn
 import setproctitle
 
 from orchestrator.agent.becoming import become, die_with_parent, find_name
+from orchestrator.contract import progress
 from orchestrator.contract.datagrams import Datagram, RankEnded, RankStarted, to_bytes
-from orchestrator.contract.env import DUMP_SIGNAL, TORCHRUN_PID, RankEnv
+from orchestrator.contract.env import DUMP_SIGNAL, PROGRESS_FD, TORCHRUN_PID, RankEnv
 from orchestrator.locks import share
 
 
-def keep_rank(env: RankEnv, log: Path, command: Sequence[str], lock: Path) -> int:
-    """Run `command` with its output in `log`; the wait status of its end."""
+def keep_rank(env: RankEnv, log: Path, command: Sequence[str], lock: Path) -> tuple[int, int]:
+    """Run `command` with its output in `log`; the wait status of its end, and how many steps it had
+    done by then."""
     log.parent.mkdir(parents=True, exist_ok=True)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
-    keeper = os.getpid()
+    keeper, steps = os.getpid(), progress.shared()
     # torchrun signals this process, a scheduler all of them: the child takes SIGTERM as it likes,
     # the keeper must outlive it to tell how it ended. Blocked meanwhile, none is lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     child = os.fork()
     if child == 0:
-        _train(keeper, env, command, lock)
+        _train(keeper, env, command, lock, steps)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     tell(
@@ -50,17 +52,18 @@ def keep_rank(env: RankEnv, log: Path, command: Sequence[str], lock: Path) -> in
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _, status = os.waitpid(child, 0)
-    return status
+    return status, progress.read(steps)
 
 
-def _train(keeper: int, env: RankEnv, command: Sequence[str], lock: Path) -> NoReturn:
+def _train(keeper: int, env: RankEnv, command: Sequence[str], lock: Path, steps: int) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # To be asked to leave or for stacks must not kill a program that has yet to learn how.
     for number in (signal.SIGUSR1, signal.SIGUSR2, DUMP_SIGNAL):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     title = f"{shlex.join(command)} (rank {env.rank})"
-    become(command, dict(os.environ), title=title, parent=keeper, lock=lock)
+    environ = {**os.environ, PROGRESS_FD: str(steps)}
+    become(command, environ, title=title, parent=keeper, lock=lock)
 
 
 def tell(path: str, datagram: Datagram) -> None:
@@ -72,14 +75,14 @@ def tell(path: str, datagram: Datagram) -> None:
             sys.stderr.write(f"the agent could not be told: {exc}\n")
 
 
-def report_end(env: RankEnv, status: int) -> int:
+def report_end(env: RankEnv, status: int, step: int) -> int:
     """Tell the agent; the exit code to leave with."""
     killed = os.WIFSIGNALED(status)
     code = None if killed else os.WEXITSTATUS(status)
     number = os.WTERMSIG(status) if killed else None
     tell(
         env.heartbeat_socket,
-        RankEnded(attempt=env.attempt, rank=env.rank, exit_code=code, signal=number),
+        RankEnded(attempt=env.attempt, rank=env.rank, exit_code=code, signal=number, step=step),
     )
     return 128 + os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
 
@@ -96,8 +99,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     log = args.log_dir / f"rank-{env.rank}.log"
     find_name()
     setproctitle.setproctitle(f"orchestrator.agent.keeper of {log}")
-    status = keep_rank(env, log, args.command, args.lock)
-    return report_end(env, status)
+    status, step = keep_rank(env, log, args.command, args.lock)
+    return report_end(env, status, step)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from orchestrator.agent.lookout import Lookout
 from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.reception import Reception
 from orchestrator.agent.remembering import Remembering
+from orchestrator.agent.run_dir_watch import RunDirGone, RunDirWatch
 from orchestrator.agent.striking import new_strikes, record
 from orchestrator.agent.tidying import Tidying
 from orchestrator.agent.translate import (
@@ -52,6 +53,7 @@ from orchestrator.contract.events import (
     JobSubmitted,
     LeaderStarted,
     LeaveAsked,
+    RunDirLost,
     Tick,
 )
 from orchestrator.contract.fence import Fence, GivenUp, check_leader, read_fence, write_fence
@@ -84,6 +86,8 @@ FAREWELL_S = 5.0
 """For the agents to leave once the job is over."""
 DETECT_S = 0.25
 """Between two looks at the clock."""
+LAST_WORDS_S = 2.0
+"""For the journal of a run directory that was moved to say so."""
 FENCE_S = 1.0
 """Between two looks at the fence of a leader that has nothing to write."""
 STALL_S = 1.0
@@ -159,6 +163,7 @@ class Leader:
         self.granted = granted
         self.name = name
         """What the fence knows this leader by."""
+        self.watch = RunDirWatch(run_dir, clock)
         self.remembering = Remembering(
             supervisor, run_dir, partial(check_leader, run_dir.fence, name)
         )
@@ -214,9 +219,7 @@ class Leader:
             tasks.append(asyncio.create_task(self.errands.hear_notices()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            ending = deciding.result()
+            ending = _ending_of(deciding, done)
             await self._farewell(ending)
             return ending
         finally:
@@ -300,6 +303,7 @@ class Leader:
             if self.clock.monotonic() - looked >= FENCE_S:
                 looked = self.clock.monotonic()
                 await self._look_at_fence()
+                await self._look_at_run_dir()
             at = self.steady.now()
             self._lose(self.connections.forget_silent(), at)
             self._look(at)
@@ -316,6 +320,19 @@ class Leader:
             raise
         except OSError as exc:
             log.error("whether another leader has taken over is not known: %s", exc)
+
+    async def _look_at_run_dir(self) -> None:
+        """Raises RunDirGone; the journal says so before, wherever it is by now. That it cannot be
+        written ends the job all the same."""
+        try:
+            await asyncio.to_thread(self.watch.look)
+        except RunDirGone as exc:
+            log.critical("%s", exc)
+            self._happened(RunDirLost(at=self.steady.now(), why=str(exc)))
+            await asyncio.sleep(LAST_WORDS_S)
+            raise
+        except OSError as exc:
+            log.error("whether the run directory is still there is not known: %s", exc)
 
     def _lose(self, silences: Sequence[Silence], at: float) -> None:
         lost = [
@@ -448,6 +465,9 @@ class Leader:
                     master_port=offer.port,
                     config=str(self.run_dir.trainer_config(current.number)),
                     drills=action.drills,
+                    # What the journal of a first attempt does not know is of another run.
+                    resume=action.attempt > 1 or self.supervisor.run.saved > 0,
+                    steps=self.job.steps,
                     skip=action.skip,
                     pace=pace_of(self.supervisor.run),
                     classes=self.job.failure_classes,
@@ -465,7 +485,9 @@ class Leader:
         """
         if not _all_leave(ending):
             return
-        if isinstance(ending, EndJob):  # else the next start has agents of its own
+        # At a requeue the next start has agents of its own; and where the run directory was lost,
+        # another job may stand in its place by now.
+        if isinstance(ending, EndJob) and self.watch.lost is None:
             with contextlib.suppress(OSError):
                 announce_end(self.run_dir, self.granted.term)
         for host in list(self.connections.by_host):
@@ -477,6 +499,17 @@ class Leader:
     def _goodbye(self, ending: EndJob | Requeue) -> Leave:
         again = isinstance(ending, Requeue) and has_successors(self.supervisor.run)
         return Leave(reason=ending.reason, again=again)
+
+
+def _ending_of(
+    deciding: asyncio.Task[EndJob | Requeue], done: set[asyncio.Task[Any]]
+) -> EndJob | Requeue:
+    try:
+        for task in done:
+            task.result()
+    except RunDirGone as exc:
+        return EndJob(state="FAILED", reason=str(exc))
+    return deciding.result()
 
 
 def _all_leave(ending: EndJob | Requeue) -> bool:

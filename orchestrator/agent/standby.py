@@ -13,9 +13,12 @@ from orchestrator.agent.launcher import Begun, Ended, LaunchAnswer, LaunchOrder,
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.read_json import read_json
+from orchestrator.entry import command
 
 LINE_BYTES = 16 << 20
 """Of an answer, at most."""
+END_S = 1.0
+"""For a launcher that has closed its answers to have ended."""
 KILLED = Ended(code=-signal.SIGKILL, out="", err="the launcher was killed")
 
 Process = asyncio.subprocess.Process
@@ -28,6 +31,8 @@ class Running:
         self.launcher = launcher
         self.pid = pid
         self.ended: Ended | None = None
+        self.launcher_signal: int | None = None
+        """By which the launcher was killed, and with it what it ran."""
         self._standby = standby
         self._waiting = asyncio.create_task(self._wait())
 
@@ -43,6 +48,8 @@ class Running:
     async def _wait(self) -> Ended:
         answer = await _answer(self.launcher)
         assert isinstance(answer, Ended)
+        if answer is KILLED:
+            self.launcher_signal = await _killed_by(self.launcher)
         self.ended = answer
         await self._standby.take_back(self.launcher, is_well=answer is not KILLED)
         return answer
@@ -127,7 +134,7 @@ class Standby:
     async def _start(self) -> Process:
         place = self.place
         return await asyncio.create_subprocess_exec(
-            *(place.python, "-m", "orchestrator.agent.launcher"),
+            *command(place.python, "orchestrator.agent.launcher"),
             *("--parent", str(place.parent), "--lock", str(place.lock), "--", *place.imports),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -146,6 +153,15 @@ async def _answer(launcher: Process) -> LaunchAnswer:
     line = await launcher.stdout.readline()
     answer: LaunchAnswer = decode(LaunchAnswer, read_json(line)) if line else KILLED
     return answer
+
+
+async def _killed_by(process: Process) -> int | None:
+    """Of a process that has closed its answers, which it does as it ends."""
+    try:
+        code = await asyncio.wait_for(process.wait(), END_S)
+    except TimeoutError:
+        return None
+    return -code if code < 0 else None
 
 
 async def _end(process: Process) -> None:

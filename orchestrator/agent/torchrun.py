@@ -10,6 +10,7 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.skipping import to_text
+from orchestrator.entry import command
 
 KEEPER = Path(__file__).with_name("keeper.py")
 
@@ -38,9 +39,7 @@ def render(start: Start, place: HostPlace) -> list[str]:
     """torchrun with static rendezvous; attempts are ours, so it restarts nothing itself."""
     log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
     torchrun = [
-        place.python,
-        "-m",
-        "torch.distributed.run",
+        *command(place.python, "torch.distributed.run"),
         f"--nnodes={start.nodes}",
         f"--node-rank={start.node_rank}",
         f"--nproc-per-node={start.ranks_per_host}",
@@ -57,7 +56,7 @@ def render(start: Start, place: HostPlace) -> list[str]:
         "--run-path",
     ]
     keeper = [str(KEEPER), "--lock", str(place.lock), "--log-dir", str(log_dir), "--"]
-    return [*torchrun, *keeper, place.python, "-m", "trainer", start.config]
+    return [*torchrun, *keeper, *command(place.python, "trainer"), start.config]
 
 
 def with_defaults(environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -67,6 +66,8 @@ def with_defaults(environ: Mapping[str, str]) -> Mapping[str, str]:
         "OMP_NUM_THREADS": "1",
         # Whether there are GPUs is asked without CUDA's driver, which would not survive a fork.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # No program that a library starts by `python -m` looks into the working directory either.
+        "PYTHONSAFEPATH": "1",
         # A rank whose collective failed ends at once. Aborting communicators first (1, torchrun's
         # own) can hang on ranks that are gone, and then only the hang limit would end it.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
@@ -84,5 +85,6 @@ def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> M
         env.TRACE_DIR: str(place.run_dir.traces(start.attempt)),
         env.DRILLS: json.dumps(encode(start.drills)),
         env.SKIP: to_text(start.skip),
+        env.RESUME: "newest" if start.resume else "none",
         env.PACE: json.dumps(encode(start.pace)),
     }

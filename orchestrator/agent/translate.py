@@ -104,6 +104,7 @@ def _exited(report: Exited, at: float) -> RankExited:
         log_tail=report.log_tail,
         phase=report.phase,
         reading=report.reading,
+        above=report.ended.above,
     )
 
 

@@ -32,6 +32,7 @@ SAME = {
     "host": "of its class on one host",
     "strike": "that is a strike against one host, of whatever class,",
     "error": "with the same error at the same step",
+    "checkpoint": "of its class without a new checkpoint in between",
     "start": "in a row without a step in between",
     "any": "that the rule covers",
 }

@@ -22,7 +22,13 @@ from orchestrator.errors import BackendError, JobError, PlanError
 from orchestrator.seams import Backend, Clock, Copy, RemoteBackend
 from orchestrator.supervise import snapshot
 from orchestrator.supervise.log import Journal, has_writer
-from orchestrator.supervise.opening import ARCHIVE, archive, write_files
+from orchestrator.supervise.opening import (
+    ARCHIVE,
+    archive,
+    left_behind,
+    unknown_run,
+    write_files,
+)
 from orchestrator.supervise.state import Run
 
 log = logging.getLogger(__name__)
@@ -274,8 +280,7 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         )
     run = snapshot.known(run_dir)
     if run.job is None:
-        if submission.resume:
-            raise JobError(f"job {name} has no run to resume", fix="submit it without --resume")
+        _admit_without_a_journal(submission, clock)
         return
     if submission.new:
         clear(run, environ, clock)
@@ -295,6 +300,17 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
             fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
             f" run in {ARCHIVE}/",
         )
+
+
+def _admit_without_a_journal(submission: Submission, clock: Clock) -> None:
+    run_dir, name = submission.run_dir, submission.planned.spec.name
+    left = left_behind(run_dir)
+    if left and submission.new:
+        archive(run_dir, clock.now())
+    elif left:
+        raise unknown_run(run_dir, left)
+    elif submission.resume:
+        raise JobError(f"job {name} has no run to resume", fix="submit it without --resume")
 
 
 def _watch_or_end(submission: Submission, environ: Mapping[str, str], verb: str) -> str:

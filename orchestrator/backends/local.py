@@ -14,6 +14,7 @@ from orchestrator.cluster.local import visible_gpus
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.rundir import RunDir
+from orchestrator.entry import command
 from orchestrator.errors import BackendError
 from orchestrator.locks import is_free, is_held_alone
 from orchestrator.seams import Clock, HostNotice, Sighting
@@ -43,9 +44,7 @@ def render(launch: LaunchPlan, gpus: Sequence[str]) -> tuple[AgentProcess, ...]:
 def _agent(launch: LaunchPlan, node: int, host: str, gpus: Sequence[str]) -> AgentProcess:
     run_dir = RunDir(Path(launch.run_dir))
     argv = (
-        sys.executable,
-        "-m",
-        "orchestrator.agent",
+        *command(sys.executable, "orchestrator.agent"),
         f"--run-dir={launch.run_dir}",
         f"--host={host}",
         "--address=127.0.0.1",

@@ -7,6 +7,7 @@ socket.
 
 import json
 from dataclasses import dataclass
+from typing import Literal
 
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.codec import decode, encode_tagged
@@ -112,6 +113,10 @@ class DrillFired:
     step: int
 
 
+Above = Literal["keeper", "torchrun", "launcher"]
+"""What a rank dies with, by the kernel's hand."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnded:
     """The rank's process is gone; told by the process that waited for it."""
@@ -121,6 +126,10 @@ class RankEnded:
     exit_code: int | None
     """What it returned; None when a signal killed it."""
     signal: int | None
+    step: int = 0
+    """Steps that it had done, whatever became of its beats."""
+    above: Above | None = None
+    """The process above it that `signal` ended, where that is how it ended."""
 
 
 Datagram = (

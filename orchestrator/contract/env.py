@@ -18,10 +18,14 @@ DRILLS = "NDCTL_DRILLS"
 """JSON list of the drills that are still to happen."""
 SKIP = "NDCTL_SKIP"
 """JSON list of the windows of data that the job leaves out on purpose."""
+RESUME = "NDCTL_RESUME"
+"""`none`: begin at step 0, whatever checkpoints there are; else from the newest."""
 HOST = "NDCTL_HOST"
 """Name of the host that the rank runs on."""
 PACE = "NDCTL_PACE"
 """JSON of a `SavePace`: what is known of how often the job breaks and how often it saves."""
+PROGRESS_FD = "NDCTL_PROGRESS_FD"
+"""Descriptor of what a rank writes each step into, for its keeper (`contract/progress.py`)."""
 TORCHRUN_PID = "NDCTL_TORCHRUN_PID"
 """torchrun's process: a keeper with another parent is an orphan."""
 RUN_ROOT = "NDCTL_RUN_ROOT"
@@ -62,6 +66,8 @@ class RankEnv:
     drills: str = "[]"
     skip: str = "[]"
     pace: str = "{}"
+    resume: bool = True
+    progress_fd: int | None = None
     no_gpu: bool = False
     """GPUs that there may be are hidden from it on purpose."""
 
@@ -81,6 +87,8 @@ class RankEnv:
             drills=environ.get(DRILLS, "[]"),
             skip=environ.get(SKIP, "[]"),
             pace=environ.get(PACE, "{}"),
+            resume=environ.get(RESUME) != "none",
+            progress_fd=int(environ[PROGRESS_FD]) if PROGRESS_FD in environ else None,
             no_gpu=hides_gpus(environ),
         )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.contract.datagrams import Above
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.failures import ExitReading, FailureRule, Reading, Scope
 from orchestrator.contract.findings import Finding
@@ -221,7 +222,7 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
-    """A rank ended other than by returning 0."""
+    """A rank ended other than by returning 0 after the last step."""
 
     at: float
     """When it ended."""
@@ -230,7 +231,7 @@ class RankExited:
     host: str
     exit_code: int | None
     signal: int | None
-    """Both None when its keeper died with it and nobody could see how it ended."""
+    """Both None when its keeper died with it and it is not known of what."""
     step: int
     """The last step that it reported."""
     stopped: bool
@@ -243,6 +244,8 @@ class RankExited:
     """What it was doing, by its last word."""
     reading: ExitReading | None = None
     """What that means; None: nobody has read it, and its class is not known."""
+    above: Above | None = None
+    """The process above the rank that `signal` ended, and the rank with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +353,7 @@ class HostStopped:
     attempt: int
     host: str
     finished: bool
-    """All its ranks returned 0."""
+    """All its ranks returned 0 after the last step."""
     why: str = ""
     """What torchrun itself said, where it is to blame."""
     reading: Reading | None = None
@@ -449,6 +452,14 @@ class ReplanRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunDirLost:
+    """The run directory was moved or removed; of one that was moved the journal says so."""
+
+    at: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueRefused:
     """The scheduler does not take the job back, and it is in vain to ask it again."""
 
@@ -495,5 +506,6 @@ Event = (
     | Replanned
     | ReplanRefused
     | RequeueRefused
+    | RunDirLost
     | Tick
 )

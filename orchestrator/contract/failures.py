@@ -17,6 +17,7 @@ else the queue); `requeue`: give the hosts back; `replan`: with a plan that take
 
 KINDS = (
     "refused",
+    "ended-early",
     "exception",
     "rank-killed",
     "rank-stopped",

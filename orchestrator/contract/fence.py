@@ -71,7 +71,10 @@ def check_leader(path: Path, leader: str) -> None:
 
 def check_attempt(path: Path, attempt: int) -> None:
     """Raises GivenUp when a later attempt than `attempt` has begun, and another OSError when that
-    cannot be told."""
+    cannot be told: an attempt begins behind a fence, so where there is none the run directory was
+    moved or removed, and whose the one is that stands there now is not known."""
     now = read_fence(path)
+    if now is None and not path.exists():
+        raise FileNotFoundError(errno.ENOENT, "the run directory has lost its fence", str(path))
     if now is not None and now.attempt > attempt:
         raise GivenUp(f"attempt {attempt} was given up: attempt {now.attempt} has begun")

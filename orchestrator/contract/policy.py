@@ -10,11 +10,11 @@ from orchestrator.contract.limits import AtLeast, Matches
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.words import Count, Seconds
 
-Same = Literal["class", "host", "strike", "error", "start", "any"]
+Same = Literal["class", "host", "strike", "error", "start", "checkpoint", "any"]
 """Which of the incidents that a rule covers are counted together: those of one class; those of one
 class on one host, but for drills; those that are strikes against one host, of whatever class; those
-with the same exception, message and step; those in a row without one new step in between; or
-any."""
+with the same exception, message and step; those in a row without one new step in between;
+those of one class without a new checkpoint in between; or any."""
 
 CLASS = r"[a-z*?][-a-z0-9*?]*"
 

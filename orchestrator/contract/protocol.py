@@ -133,7 +133,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A rank ended other than by returning 0."""
+    """A rank ended other than by returning 0 after the last step."""
 
     host: str
     ended: RankEnded
@@ -187,6 +187,7 @@ class Stopped:
     attempt: int
     host: str
     finished: bool
+    """All its ranks returned 0 after the last step."""
     why: str = ""
     reading: Reading | None = None
     """The class of `why`, where a restart meets it again."""
@@ -244,6 +245,10 @@ class Start:
     config: str
     """The trainer's CONFIG."""
     drills: tuple[Drill, ...]
+    resume: bool = True
+    """From the newest checkpoint; or whatever lies there is of another run."""
+    steps: int = 0
+    """Of the job: a rank that returns 0 before the last one has not done its work."""
     skip: tuple[Window, ...] = ()
     """Data that is left out on purpose."""
     pace: SavePace = field(default_factory=SavePace)

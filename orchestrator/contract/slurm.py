@@ -94,5 +94,5 @@ class SlurmSpec:
     sbatch_args: tuple[SbatchFlag, ...] = ()
     srun_args: tuple[Flag, ...] = ()
     snapshot: bool = False
-    """Copy the working tree into the run directory and run from there, so that a later edit does
+    """Copy ndctl's own code into the run directory and run from there, so that a later upgrade does
     not change a job that is requeued."""

@@ -43,6 +43,7 @@ from orchestrator.contract.events import (
     Replanned,
     ReplanRefused,
     RequeueRefused,
+    RunDirLost,
     StepReached,
     StragglerFound,
     StragglerGone,
@@ -176,6 +177,8 @@ def event_words(event: Event) -> str:  # noqa: C901, PLR0915 - one line for each
             return f"the scheduler asks the job to leave: {cause or 'why is being asked'} ({said})"
         case HostFlagged(host=host, state=state, reason=reason):
             return f"{host} is {state}{f': {reason}' if reason else ''}"
+        case RunDirLost(why=why):
+            return why
         case HostOpened(host=host):
             return f"{host} is open again"
         case HostLeaving(host=host, why=why):
@@ -250,6 +253,8 @@ def _step(event: StepReached) -> str:
 def _exited(event: RankExited) -> str:
     if event.error is not None:
         how = f"raised {words.shortened(f'{event.error.error}: {event.error.message}')}"
+    elif event.above is not None and event.signal is not None:
+        how = f"went with its {event.above}, killed by {words.signal_name(event.signal)},"
     elif event.signal is not None:
         how = f"was killed by {words.signal_name(event.signal)}"
     elif event.exit_code is not None:

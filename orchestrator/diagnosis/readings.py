@@ -32,6 +32,8 @@ from orchestrator.diagnosis.patterns import Text, cut
 
 OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 """A process does not end itself by these."""
+EARLY = "ended-early"
+"""Kind and class of a rank that returned 0 before the last step."""
 OUT_OF_MEMORY = "host-out-of-memory"
 WATCHDOG = "nccl-watchdog-timeout"
 SERVICE = "service-unreachable"
@@ -166,6 +168,8 @@ def kind_of(exit_code: int | None, number: int | None, *, raised: bool) -> str:
     """What an incident of such an end is called."""
     if exit_code == exits.REFUSED:
         return "refused"
+    if exit_code == exits.OK:
+        return EARLY
     if raised:
         return "exception"
     if number is not None:
@@ -194,6 +198,8 @@ def _failure_of(end: End, said: Text, own: tuple[FailureRule, ...]) -> Classifie
     came at the second try: of a rank that was killed its lines tell only what kills, and of one
     that crashed only what it said of that.
     """
+    if end.exit_code == exits.OK:  # what it logged it outlived
+        return classify(Signs(kind=EARLY), own)
     by = ended_by(end)
     signs = Signs(
         exit_code=end.exit_code,

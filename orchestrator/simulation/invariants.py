@@ -160,11 +160,18 @@ class Witness:
                     hold(not held, f"{host} is kept off for good, and was only drained")
                 case EndJob():
                     hold(run.stage is Stage.ENDED, "the end of a job that has not ended")
+                    self._succeeds(action, run)
                 case _:
                     hold(before.ending is None, f"{type(action).__name__} after the end")
         self.rules.decided(event, before, run)
         self._sound(run)
         self.writers()
+
+    def _succeeds(self, end: EndJob, run: Run) -> None:
+        """What the ranks did is asked of them: the supervisor has it from their agents."""
+        if end.state == "SUCCEEDED":
+            steps, done = self.world.scenario.steps, self.world.trainings[run.attempt].step
+            hold(done >= steps, f"the job has succeeded, and {done} of {steps} steps are done")
 
     def _count(self, event: Event, before: Run, run: Run) -> None:
         if run.leaving and not before.leaving and before.stage in (*LIVE, Stage.STOPPING):

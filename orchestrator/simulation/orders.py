@@ -92,6 +92,7 @@ class Orders:
                 master_port=offer.port,
                 config=str(run.current.number),
                 drills=action.drills,
+                steps=run.job.steps if run.job else 0,
                 skip=action.skip,
                 pace=pace_of(run),
                 classes=run.job.failure_classes if run.job else (),

@@ -87,7 +87,9 @@ class HostRanks:
         self._ended(number, words)
         if words.code != 0:
             self._after(TORCHRUN_S, partial(self._end_rest, signal.SIGTERM))
-        elif not self.alive:
+        elif self.alive:
+            self.training.break_up(self)  # its neighbours wait for it, and torchrun for them
+        else:
             self._after(TORCHRUN_S, self._gone)
 
     def fails(self, words: Words) -> None:
@@ -144,11 +146,13 @@ class HostRanks:
         self._gone()
 
     def _ended(self, number: int, words: Words) -> None:
-        end = RankEnded(attempt=self.attempt, rank=number, exit_code=words.code, signal=words.by)
-        self.ended[number] = end
-        if words.code == 0:
-            return
         step, error = self.training.step, None
+        end = RankEnded(
+            attempt=self.attempt, rank=number, exit_code=words.code, signal=words.by, step=step
+        )
+        self.ended[number] = end
+        if self._is_done(end):
+            return
         if words.error:
             error = RankError(
                 error=words.error,
@@ -171,6 +175,9 @@ class HostRanks:
         self.reports.append(exited)
         self.agent.report(exited)
 
+    def _is_done(self, end: RankEnded) -> bool:
+        return end.exit_code == 0 and end.step >= self.start.steps
+
     def vanish(self) -> None:
         """The host went off: nobody is told of any end."""
         if not self.gone:
@@ -183,7 +190,7 @@ class HostRanks:
             return
         self.gone = True
         self.agent.host.ranks.remove(self)
-        clean = all(end.exit_code == 0 for end in self.ended.values()) and not self.alive
+        clean = all(map(self._is_done, self.ended.values())) and not self.alive
         if not clean:
             self.training.break_up(self)
         why = "" if clean or self.stopping else "torchrun ended with code 1"

@@ -48,6 +48,8 @@ class Rules:
         self.known: list[Incident] = []
         self.recovered: set[int] = set()
         """Numbers of those after which a step was made."""
+        self.advanced: set[int] = set()
+        """Numbers of those after which a checkpoint was made."""
         self.spent = 0
         """Of the budget: incidents since the last sign of progress."""
 
@@ -57,8 +59,10 @@ class Rules:
                 self.recovered |= {incident.id for incident in self.known}
             case CheckpointSaved() if run.saved > before.saved:
                 self.spent = 0
+                self.advanced |= {incident.id for incident in self.known}
             case TrainingResumed() if run.saved > before.saved:
                 self.spent = min(self.spent, 1)
+                self.advanced |= {incident.id for incident in self.known[:-1]}
             case _:
                 pass
         for incident in run.incidents[len(before.incidents) :]:
@@ -130,6 +134,8 @@ class Rules:
                 return True
             case "class":
                 return former.failure == one.failure
+            case "checkpoint":
+                return former.failure == one.failure and former.id not in self.advanced
             case "error":
                 return bool(one.signature) and former.signature == one.signature
             case "start":

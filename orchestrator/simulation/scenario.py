@@ -193,7 +193,7 @@ SCOPES: tuple[tuple[Scope, ...], ...] = (
     ("fabric", "storage"),
     ("host",),
 )
-SAME: tuple[Same, ...] = ("class", "host", "strike", "error", "start", "any")
+SAME: tuple[Same, ...] = ("class", "host", "strike", "error", "start", "checkpoint", "any")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,13 +241,16 @@ def _choices(random: Random, hosts: int) -> _Choices:
 
 
 def _rule(random: Random, number: int) -> PolicyRule:
+    same = random.choice(SAME)
+    # Of one class in the whole job, and yet no new checkpoint: seldom enough without more to fit.
+    rare = same == "checkpoint"
     return PolicyRule(
         name=f"own-{number}",
         action=random.choice(ACTIONS),
-        classes=random.choice(COVERED),
-        scopes=random.choice(SCOPES),
-        same=random.choice(SAME),
-        times=random.choice((1, 1, 2, 3)),
+        classes=() if rare else random.choice(COVERED),
+        scopes=() if rare else random.choice(SCOPES),
+        same=same,
+        times=2 if rare else random.choice((1, 1, 2, 3)),
         window=random.choice((None, None, 600.0)),
         backoff=random.choice((0.0, 0.0, 5.0, 20.0)),
         backoff_max=60.0,

@@ -48,6 +48,7 @@ _ERRORS = {
         " bit error (DBE) has been detected on GPU in the framebuffer at physAddr 0x7fdf0de80"
     ),
     "uncorrectable-ecc": Words("CUDA error: uncorrectable ECC error encountered", "RuntimeError"),
+    "ended-early": Words(code=exits.OK),
     "licence-server": Words("licence 7 is refused by the server", "RuntimeError"),
 }
 ERRORS = {name: replace(words, failure=name) for name, words in _ERRORS.items()}

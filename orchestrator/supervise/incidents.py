@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+from orchestrator.diagnosis.readings import EARLY
 from orchestrator.supervise.diagnose import diagnose
 from orchestrator.supervise.policy import Decision, trouble_of, ways_to_go_on
 from orchestrator.supervise.rehearsals import rehearsed
 from orchestrator.supervise.roster import addresses, switches_of
 from orchestrator.supervise.state import (
     IDLE,
+    NOBODY,
     PREFLIGHT,
     Culprit,
     Evidence,
@@ -18,12 +20,32 @@ from orchestrator.supervise.state import (
 )
 from orchestrator.supervise.verdict import Verdict
 
+MOST_NAMED = 8
+"""Ranks that an incident names."""
+
 
 def first_cause(run: Run, findings: Findings) -> Verdict:
     """With all that the job knows of its hosts, and of its drills."""
     own = run.job.failure_classes if run.job else ()
     verdict = diagnose(findings, own, addresses(run), switches_of(run))
+    if verdict.kind == EARLY:
+        verdict = _of_how_many(run, findings, verdict)
     return replace(verdict, drill=rehearsed(run, findings, verdict.culprit, verdict.phase))
+
+
+def _of_how_many(run: Run, findings: Findings, verdict: Verdict) -> Verdict:
+    """With the number of steps that there were to do, and who else ended like that: where several
+    did at once, who is the first is chance."""
+    assert run.job is not None
+    early = [exited for exited in findings.exits if exited.exit_code == 0 and not exited.stopped]
+    others = [f"rank {exited.rank} after step {exited.step}" for exited in early[:MOST_NAMED]]
+    note = f"exit code 0 before the last step, of {len(early)} ranks: {', '.join(others)}"
+    return replace(
+        verdict,
+        cause=f"{verdict.cause} of {run.job.steps}",
+        culprit=verdict.culprit if len(early) == 1 else NOBODY,
+        evidence=replace(verdict.evidence, notes=(note, *verdict.evidence.notes)),
+    )
 
 
 def decided(run: Run, incident: Incident, decision: Decision) -> Incident:

@@ -43,6 +43,22 @@ def archive(run_dir: RunDir, at: float) -> None:
     run_dir.path.rename(shelf / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
 
 
+def left_behind(run_dir: RunDir) -> str:
+    """What ranks wrote into a folder that has no journal; empty where they did not."""
+    if any(run_dir.checkpoints.glob("step-*")):
+        return "checkpoints"
+    return run_dir.metrics.name if run_dir.metrics.exists() else ""
+
+
+def unknown_run(run_dir: RunDir, left: str) -> JobError:
+    return JobError(
+        f"{run_dir.path} has {left} and no {run_dir.journal.name}: of which run they are is not"
+        " known, and no job trains on from them",
+        fix=f"--new puts the folder in {ARCHIVE}/ and begins; where only the journal was moved"
+        " away, put it back and use --resume",
+    )
+
+
 def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> Run:
     """See to it that the run directory has this launch; what is known of the run then.
 
@@ -57,7 +73,7 @@ def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> 
     if former == number:
         return run
     _admit(run_dir, handover, run, former)
-    if handover.new and former:
+    if handover.new and (former or left_behind(run_dir)):
         archive(run_dir, clock.now())
         run = Run()
     run_dir.make()
@@ -88,6 +104,8 @@ def _admit(run_dir: RunDir, handover: Handover, run: Run, former: int) -> None:
             " an old manifest was applied",
             fix=f"`ndctl submit --resume` makes launch {former + 1}",
         )
+    if former == 0 and not handover.new and (left := left_behind(run_dir)):
+        raise unknown_run(run_dir, left)
     if former == 0 and handover.job.resume:
         raise JobError(
             f"job {name} has no run to resume in {run_dir.path}",

@@ -14,6 +14,7 @@ from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.failures import FailureRule, Reading, Remedy, Scope
 from orchestrator.contract.policy import PolicyRule
 from orchestrator.diagnosis.classes import default_rules as known_classes
+from orchestrator.diagnosis.readings import EARLY
 from orchestrator.plan.placement.place import room_for
 from orchestrator.supervise.roster import coming, has_successors, switches_of, usable
 from orchestrator.supervise.state import Incident, Run
@@ -172,6 +173,9 @@ def _is_same(rule: PolicyRule, run: Run, incident: Incident, trouble: Trouble) -
             return True
         case "class":
             return incident.failure == trouble.name
+        case "checkpoint":
+            advanced = incident.id <= run.advanced
+            return incident.failure == trouble.name and not advanced
         case "error":
             return bool(verdict.signature) and incident.signature == verdict.signature
         case "start":
@@ -258,6 +262,8 @@ def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
     stopped = "the job was stopped"
     if rule.name == "refused":
         return f"{stopped}: a restart would meet the same refusal"
+    if verdict.kind == EARLY:
+        return f"{EARLY}: {verdict.cause}"
     if rule.same == "error" and times > 1:
         words = {2: "twice"}.get(times, f"{times} times")
         return f"{stopped}: the same error {words}, so it is the program's own"

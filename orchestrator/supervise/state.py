@@ -383,6 +383,8 @@ class Run:
     """Ranks of the present attempt that keep their peers waiting."""
     findings: Findings | None = None
     incidents: tuple[Incident, ...] = ()
+    advanced: int = 0
+    """Incidents before the last new checkpoint: the job got on in spite of them."""
     forgiven: int = 0
     """Incidents before a person last submitted the job: a fix may have come with that."""
 

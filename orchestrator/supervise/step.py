@@ -44,6 +44,7 @@ from orchestrator.contract.events import (
     Replanned,
     ReplanRefused,
     RequeueRefused,
+    RunDirLost,
     StepReached,
     StragglerFound,
     StragglerGone,
@@ -190,6 +191,9 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return replan_refused(run, event)
         case RequeueRefused():
             return requeue_refused(run, event)
+        case RunDirLost(at=at, why=why):
+            # Agents leave with the end of the job, and with them their ranks.
+            return (run, ()) if run.stage is Stage.ENDED else end(run, at, "FAILED", why)
         case StragglerFound():
             return straggler_found(run, event), ()
         case StragglerGone():
@@ -210,8 +214,10 @@ def _resumed(run: Run, event: TrainingResumed) -> Run:
     if event.step <= run.saved:
         return run
     saves = (*run.saves, event.step)[-MOST_SAVES:]
-    fruitless = min(run.fruitless, 1)
-    return replace(run, saved=event.step, saved_at=None, saves=saves, fruitless=fruitless)
+    # It was saved before the attempt in which that happened had ended.
+    advanced = max(run.advanced, len(run.incidents) - 1)
+    run = replace(run, saves=saves, fruitless=min(run.fruitless, 1), advanced=advanced)
+    return replace(run, saved=event.step, saved_at=None)
 
 
 def _step_reached(run: Run, event: StepReached) -> Result:
@@ -234,6 +240,7 @@ def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
     if event.step > run.saved:
         saves = (*run.saves, event.step)[-MOST_SAVES:]
         run = replace(run, saved=event.step, saved_at=event.at, saves=saves, fruitless=0)
+        run = replace(run, advanced=len(run.incidents))
     run = brought(run)
     wish = growing.wish(run, event.at)
     if wish is None:

@@ -9,6 +9,7 @@ from orchestrator.contract.events import RankExited
 from orchestrator.contract.failures import Reading, Scope
 from orchestrator.contract.phases import Phase
 from orchestrator.diagnosis.readings import (
+    EARLY,
     OUT_OF_MEMORY,
     is_broken_hardware,
     kind_of,
@@ -53,6 +54,8 @@ def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
         traceback=exited.error.traceback if exited.error else "",
         notes=(*seen, *class_notes(found)),
     )
+    if exited.above in ("torchrun", "launcher"):
+        who = Culprit(host=exited.host)  # which has one for all of its ranks
     kind, cause, signature = name_of(exited)
     if hardware is not None:
         # The program did not do it, so a second time would not be the program's own either.
@@ -107,6 +110,8 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
     if kind == "refused":
         words = exited.error.message if exited.error else _last_line(exited)
         return f"the trainer refused its configuration: {words}", ""
+    if kind == EARLY:
+        return f"rank {exited.rank} ended with exit code 0 after step {exited.step}", ""
     if exited.error is not None:
         words = f"{exited.error.error}: {exited.error.message}"
         where = f"{words} at step {exited.error.step}"
@@ -114,12 +119,15 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
             first = f"(rank {exited.rank} said so first)"
             return f"all ranks came to the same: {words} {first}", where
         return f"rank {exited.rank} raised {where}", where
+    if exited.above is not None:
+        what = f"the {exited.above} of rank {exited.rank}"
+        return f"{what} was killed by {signal_name(exited.signal)}", ""
     if kind == "rank-killed":
         return f"rank {exited.rank} was killed by {signal_name(exited.signal)}", ""
     if kind == "rank-stopped":
         return f"rank {exited.rank} was told by a signal from outside to checkpoint and leave", ""
     if kind == "rank-lost":
-        return f"rank {exited.rank} vanished together with its launcher", ""
+        return f"rank {exited.rank} vanished together with its keeper", ""
     if unstable:
         return f"all ranks left with exit code {exits.UNSTABLE} (rank {exited.rank} first)", ""
     return f"rank {exited.rank} left with exit code {exited.exit_code}", ""

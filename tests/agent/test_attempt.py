@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.attempt import Attempt
+from orchestrator.agent.attempt import Attempt, keepers_killed
 from orchestrator.agent.sockets import listen
 from orchestrator.agent.standby import Standby
 from orchestrator.contract.datagrams import Beat, Raised, RankEnded, RankStarted
@@ -44,13 +44,15 @@ def play(
     script: Script,
     ranks: int = 1,
     clock: Clock | None = None,
+    steps: int = 0,
     **environ: str,
 ) -> tuple[list[Exited], Outcome]:
     """Run an attempt and `script` beside it; what was reported meanwhile, and how it ended."""
 
     async def run() -> tuple[list[Exited], Outcome]:
         place = a_place(folder)
-        attempt = Attempt(a_start(place, program, ranks), place, clock or SystemClock())
+        start = replace(a_start(place, program, ranks), steps=steps)
+        attempt = Attempt(start, place, clock or SystemClock())
         standby = Standby(place, os.environ)
         reports: list[Exited] = []
         ears = await listen(place.socket, lambda d: reports.extend(filter(None, [attempt.hear(d)])))
@@ -78,6 +80,27 @@ def started(count: int) -> Script:
         await until(lambda: len(attempt.ranks) == count, f"{count} ranks")
 
     return script
+
+
+HAS_DONE = (
+    "import os, struct; os.write(int(os.environ['NDCTL_PROGRESS_FD']), struct.pack('<q', {}))"
+)
+
+
+@pytest.mark.process
+def test_a_rank_that_returns_0_before_the_last_step_has_not_done_its_work(tmp_path: Path) -> None:
+    program = HAS_DONE.format(7)
+    reports, (unseen, stopped) = play(tmp_path, program, nothing, steps=10)
+    (exited,) = reports
+    assert (exited.ended.exit_code, exited.step, exited.stopped) == (0, 7, False)
+    assert (unseen, stopped.finished) == ([], False)
+
+
+@pytest.mark.process
+def test_the_last_step_counts_though_no_heartbeat_came(tmp_path: Path) -> None:
+    program = HAS_DONE.format(10)
+    reports, (unseen, stopped) = play(tmp_path, program, nothing, ranks=2, steps=10)
+    assert (reports, unseen, stopped.finished) == ([], [], True)
 
 
 @pytest.mark.process
@@ -221,10 +244,31 @@ def test_a_torchrun_that_is_killed_leaves_nothing_and_its_ranks_are_told_as_unse
     reports, (unseen, stopped) = play(tmp_path, SLEEPS, murder, ranks=2)
     assert reports == []
     assert [exited.ended for exited in unseen] == [
-        RankEnded(attempt=1, rank=rank, exit_code=None, signal=None) for rank in range(2)
+        RankEnded(attempt=1, rank=rank, exit_code=None, signal=9, above="torchrun")
+        for rank in range(2)
     ]
     assert not any(exited.stopped for exited in unseen)
     assert stopped.why.startswith("torchrun ended with code -9")
+
+
+@pytest.mark.process
+def test_a_launcher_that_is_killed_is_told_with_its_signal(tmp_path: Path) -> None:
+    async def murder(attempt: Attempt) -> None:
+        await started(2)(attempt)
+        assert attempt.torchrun is not None
+        kill(attempt.torchrun.launcher.pid)
+
+    _, (unseen, _) = play(tmp_path, SLEEPS, murder, ranks=2)
+    assert [(one.ended.above, one.ended.signal) for one in unseen] == [("launcher", 9)] * 2
+
+
+def test_the_keeper_that_torchrun_saw_killed_is_known_by_its_signal(tmp_path: Path) -> None:
+    log = tmp_path / "torchrun.log"
+    log.write_text(
+        "E1123 09:21:07.001000 4711 torch/distributed/elastic/multiprocessing/api.py:743] failed"
+        " (exitcode: -9) local_rank: 1 (pid: 4713) of fn: run_script_path (start_method: fork)\n"
+    )
+    assert keepers_killed(log) == {1: ("keeper", 9)}
 
 
 @pytest.mark.process

@@ -63,10 +63,7 @@ def child_of(rank: int, port: int) -> int | None:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             title = (folder / "cmdline").read_text()
-            if (
-                f" -m trainer.fabric --check=7 --rank={rank} " in title
-                and f"--port={port} " in title
-            ):
+            if f" trainer.fabric --check=7 --rank={rank} " in title and f"--port={port} " in title:
                 return int(folder.name)
     return None
 

@@ -20,13 +20,14 @@ from orchestrator.agent.sockets import free_port
 from orchestrator.agent.torchrun import render
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.datagrams import RankEnded
+from orchestrator.entry import command
 from orchestrator.locks import is_free
 from tests.agent.kept import Host, listening
 from tests.agent.world import WAIT_S, a_place, a_start, is_gone, kill, wait_for
 
 pytestmark = pytest.mark.process
 
-LAUNCHER = [sys.executable, "-m", "orchestrator.agent.launcher"]
+LAUNCHER = command(sys.executable, "orchestrator.agent.launcher")
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_a_module_runs_in_the_process_that_has_imported_what_it_needs(
     program = "import os, sys\nprint('cmath' in sys.modules, sys.argv[1:], os.environ['RANK'])\n"
     (host.folder / "program.py").write_text(f"{program}print(sys.stdin.read())\nsys.exit(7)\n")
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
-    asked = run(host, sys.executable, "-m", "program", "--now")
+    asked = run(host, *command(sys.executable, "program"), "--now")
     assert order(host, asked, modules=("cmath",)) == [ended(7)]
     assert said(host) == "True ['--now'] 2\n\n"
 
@@ -172,7 +173,7 @@ def test_where_an_import_has_begun_a_gpus_driver_the_program_begins_afresh(
     )
     (host.folder / "program.py").write_text("import sys\nprint('cmath' in sys.modules)\n")
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
-    asked = run(host, sys.executable, "-m", "program")
+    asked = run(host, *command(sys.executable, "program"))
     assert order(host, asked, modules=("cmath",)) == [ended(0)]
     assert order(host, asked, modules=("cmath", "touching")) == [ended(0)]
     assert said(host) == "True\nFalse\n"
@@ -200,7 +201,7 @@ def test_files_that_an_import_opened_stay_open_and_ends_of_pipes_do_not(
         "print(*(os.readlink(f'/proc/self/fd/{fd}') for fd in (library.read, library.write)))\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
-    asked = run(host, sys.executable, "-m", "program")
+    asked = run(host, *command(sys.executable, "program"))
     assert order(host, asked, modules=("library",)) == [ended(0)]
     assert said(host) == "/dev/null /dev/null\n"
     assert log.read_text() == "still here"
@@ -226,9 +227,9 @@ def test_a_rank_that_the_real_torchrun_forked_is_a_program_of_its_own(
     imports = ("torch.distributed.launcher.api",)
     place = replace(a_place(host.folder), python=sys.executable, imports=imports)
     start = a_start(place, "")
-    *torchrun, _, _, _, _ = render(replace(start, master_port=free_port("127.0.0.1")), place)
-    command = (*torchrun, sys.executable, "-m", "program", "--now")
-    assert order(host, run(host, *command), modules=place.imports)[0].code == 1
+    *torchrun, _, _, _, _, _ = render(replace(start, master_port=free_port("127.0.0.1")), place)
+    program = (*torchrun, *command(sys.executable, "program"), "--now")
+    assert order(host, run(host, *program), modules=place.imports)[0].code == 1
     log = place.run_dir.attempt_logs(1, place.host) / "rank-0.log"
     assert last_lines(log) == (
         "True [<Signals.SIGINT: 2>] set()",
@@ -241,7 +242,7 @@ def test_a_rank_that_the_real_torchrun_forked_is_a_program_of_its_own(
 def test_what_a_module_raises_is_in_the_log(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     (host.folder / "program.py").write_text("raise ValueError('no port')\n")
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
-    assert order(host, run(host, sys.executable, "-m", "program")) == [ended(1)]
+    assert order(host, run(host, *command(sys.executable, "program"))) == [ended(1)]
     assert said(host).endswith("ValueError: no port\n")
 
 
@@ -254,8 +255,8 @@ def test_after_an_import_that_failed_the_program_begins_afresh(
         "import sys\nprint('cmath' in sys.modules, flush=True)\nimport library\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
-    command = (sys.executable, "-m", "program")
-    asked = (attempt(host, *command), run(host, *command))
+    program = command(sys.executable, "program")
+    asked = (attempt(host, *program), run(host, *program))
     tried, ran = order(host, *asked, modules=("cmath", "library"))
     assert (tried.code, tried.out) == (1, "True\n"), "of the first module no second was needed"
     assert tried.err.endswith("OSError: libcuda.so.1: no such file\n")

@@ -1,22 +1,25 @@
 """What a leader survives: lost agents and lines, a full disk, nonsense, its own standstill."""
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.contract.events import AgentLost, AgentRegistered
+from orchestrator.contract.events import AgentLost, AgentRegistered, RunDirLost
 from orchestrator.contract.protocol import (
     PULSE_S,
     Digest,
+    Leave,
     Pulse,
     Start,
     Stop,
 )
-from orchestrator.supervise.log import Decided, Journal
+from orchestrator.supervise.log import Decided, Journal, read
 from orchestrator.supervise.loop import Supervisor
 from tests.agent.leader_world import (
+    LOOKS,
     SILENT_S,
     Led,
     exited,
@@ -206,3 +209,29 @@ def test_a_defect_in_deciding_ends_the_leader_at_once(
             await job.end()
 
     play(tmp_path, script)
+
+
+def test_a_run_directory_that_is_moved_ends_the_job_and_its_journal_says_so(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "job", tmp_path / "elsewhere"
+    folder.mkdir()
+
+    async def script(job: Led) -> Leave:
+        zero, one = await job.started()
+        folder.rename(elsewhere)
+        leave = asyncio.create_task(zero.hear(Leave))
+        looks = 0
+        while not leave.done():
+            job.clock.put_forward(LOOKS)
+            await asyncio.sleep(0.02)
+            looks += 1
+            assert looks < 500
+        await asyncio.gather(zero.ws.close(), one.ws.close())
+        assert (await job.end()).state == "FAILED"
+        return await leave
+
+    leave = play(folder, script)
+    (*_, last) = read(elsewhere / "journal.jsonl")
+    assert isinstance(last.event, RunDirLost)
+    assert last.event.why == leave.reason
+    assert f"{folder}/journal.jsonl is gone since" in leave.reason
+    assert not folder.exists()

@@ -7,6 +7,7 @@ from orchestrator.contract.drills import Drill
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.skipping import Window
+from orchestrator.entry import command
 
 PLACE = HostPlace(
     python="/opt/bin/python",
@@ -31,7 +32,7 @@ START = Start(
 
 def test_each_rank_below_torchrun_has_a_keeper() -> None:
     assert render(START, PLACE) == [
-        *("/opt/bin/python", "-m", "torch.distributed.run"),
+        *command("/opt/bin/python", "torch.distributed.run"),
         *("--nnodes=4", "--node-rank=1", "--nproc-per-node=8"),
         *("--master-addr=10.0.0.1", "--master-port=20123", "--local-addr=10.0.0.2"),
         "--log-dir=/tmp/ndctl-0-ab",
@@ -39,7 +40,8 @@ def test_each_rank_below_torchrun_has_a_keeper() -> None:
         *("--start-method=fork", "--run-path", str(KEEPER)),
         *("--lock", "/runs/job/logs/ranks-host-1.lock"),
         *("--log-dir", "/runs/job/logs/attempt-2/host-1", "--"),
-        *("/opt/bin/python", "-m", "trainer", "/runs/job/trainer-1.json"),
+        *command("/opt/bin/python", "trainer"),
+        "/runs/job/trainer-1.json",
     ]
 
 
@@ -51,6 +53,7 @@ def test_ranks_are_told_who_they_are_and_whom_to_report_to() -> None:
     assert json.loads(told.pop("NDCTL_PACE"))["exposure"]["failures"] == 0
     assert told == {
         "NDCTL_ATTEMPT": "2",
+        "NDCTL_RESUME": "newest",
         "NDCTL_HOST": "host-1",
         "NDCTL_HEARTBEAT_SOCKET": "/tmp/ndctl-0-ab/ranks.sock",
         "NDCTL_TRACE_DIR": "/runs/job/traces/attempt-2",

@@ -280,9 +280,9 @@ class FakeBackend:
 
 PYTHON = """#!/bin/sh
 # Stands where python stands on torchrun's command line; CONFIG is the trainer itself.
-case "$2" in
-  torch.distributed.run) shift 2; exec {python} -S -E {torchrun} "$@" ;;
-  trainer) exec {python} -S -E "$3" ;;
+case "$3" in
+  torch.distributed.run) shift 3; exec {python} -S -E {torchrun} "$@" ;;
+  trainer) exec {python} -S -E "$4" ;;
   *) exec {python} "$@" ;;
 esac
 """

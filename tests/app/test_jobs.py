@@ -167,6 +167,21 @@ def test_new_ends_what_is_left_of_the_old_run_and_keeps_its_files(
     assert [job.path.name for job in jobs(tmp_path)] == [JOB]
 
 
+def test_checkpoints_that_no_journal_knows_are_not_trained_on(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    """Of a run whose folder was half removed, or of another program."""
+    run_dir = submit(tmp_path).run_dir
+    run_dir.journal.unlink()
+    (run_dir.checkpoints / "step-20").mkdir(parents=True)
+    for resume in (False, True):
+        with pytest.raises(JobError, match=r"has checkpoints and no journal\.jsonl") as refused:
+            submit(tmp_path, resume=resume)
+        assert "--new puts the folder in .archive/" in refused.value.fix
+    submit(tmp_path, new=True)
+    assert not run_dir.checkpoints.exists()
+
+
 def test_new_where_nothing_was_is_a_plain_submission(tmp_path: Path, cluster: NoCluster) -> None:
     submit(tmp_path, new=True)
     assert not (tmp_path / ".archive").exists()

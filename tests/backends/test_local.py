@@ -11,6 +11,7 @@ import pytest
 from orchestrator.backends import backend_named
 from orchestrator.backends.local import LocalBackend, render
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.entry import command
 from orchestrator.errors import BackendError
 from orchestrator.supervise.log import has_writer
 from orchestrator.system import SystemClock, run_command
@@ -43,7 +44,9 @@ def launch(run_dir: Path, hosts: int = 3, devices: int = 2) -> LaunchPlan:
 
 def argv(host: str, *more: str) -> tuple[str, ...]:
     return (
-        *(sys.executable, "-m", "orchestrator.agent", "--run-dir=/runs/job", f"--host={host}"),
+        *command(sys.executable, "orchestrator.agent"),
+        "--run-dir=/runs/job",
+        f"--host={host}",
         *("--address=127.0.0.1", "--bind=127.0.0.1", "--launch=4", "--devices=2"),
         *("--agent-timeout=10.0", *more),
     )

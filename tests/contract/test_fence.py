@@ -34,13 +34,21 @@ def test_only_the_newest_attempt_may_write(tmp_path: Path) -> None:
         check_attempt(path, 1)
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"leader": "a"}'])
-def test_nothing_is_held_against_anybody_where_nothing_is_known(
-    tmp_path: Path, text: str | None
+def test_ranks_write_nothing_where_the_fence_behind_which_they_began_is_gone(
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "fence.json"
-    if text is not None:
-        path.write_text(text)
+    write_fence(path, Fence(leader="a", attempt=2))
+    tmp_path.joinpath("fence.json").unlink()
+    check_leader(path, "a")
+    with pytest.raises(FileNotFoundError, match="has lost its fence"):
+        check_attempt(path, 2)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"leader": "a"}'])
+def test_nothing_is_held_against_anybody_where_nothing_is_known(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "fence.json"
+    path.write_text(text)
     assert read_fence(path) is None
     check_leader(path, "a")
     check_attempt(path, 1)

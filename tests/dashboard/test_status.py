@@ -48,6 +48,7 @@ from orchestrator.contract.events import (
     Replanned,
     ReplanRefused,
     RequeueRefused,
+    RunDirLost,
     StragglerFound,
     StragglerGone,
     Tick,
@@ -658,6 +659,7 @@ def scheduled() -> list[Event]:
         Replanned(at=START, plan=smaller, plan_number=2),
         ReplanRefused(at=START, hosts=1, why="the batch does not divide"),
         RequeueRefused(at=START, why="Slurm job 7 has ended"),
+        RunDirLost(at=START, why="the run directory was moved or removed"),
     ]
 
 

@@ -32,7 +32,7 @@ def agents(ndctl: Ndctl) -> set[int]:
     return {
         pid
         for pid, command in processes_of(ndctl.run_dir).items()
-        if "-m orchestrator.agent " in command and "--host=host-1 " in command
+        if " orchestrator.agent " in command and "--host=host-1 " in command
     }
 
 

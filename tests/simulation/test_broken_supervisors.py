@@ -26,7 +26,7 @@ from orchestrator.contract.skipping import Window
 from orchestrator.diagnosis.classes import default_rules
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.supervise.loop import Decide
-from orchestrator.supervise.moves import recover, stop
+from orchestrator.supervise.moves import end, recover, stop
 from orchestrator.supervise.policy import is_strike
 from orchestrator.supervise.state import (
     IDLE,
@@ -252,9 +252,9 @@ def ends_at_the_first_failure(run: Run, event: Event) -> Result:
 
 
 def restarts_whatever_the_class_says(run: Run, event: Event) -> Result:
-    """On a broken GPU too, and where it will meet the same again."""
+    """On a broken GPU too."""
     if isinstance(event, JobSubmitted):
-        told = [rule for rule in default_rules() if rule.action in ("replace", "stop")]
+        told = [rule for rule in default_rules() if rule.action == "replace"]
         mild = tuple(replace(rule, action="restart") for rule in told)
         event = replace(event, failure_classes=(*event.failure_classes, *mild))
     return step(run, event)
@@ -316,6 +316,16 @@ def throws_all_away_for_want_of_a_checkpoint(run: Run, event: Event) -> Result:
     if after.ending == "FAILED" and "no checkpoint from before" in after.reason:
         return step(replace(run, saved=0, saves=()), event)
     return after, actions
+
+
+def takes_any_zero_for_the_end(run: Run, event: Event) -> Result:
+    if isinstance(event, RankExited) and event.exit_code == 0 and run.stage is Stage.RUNNING:
+        return end(run, event.at, "SUCCEEDED", "a rank returned 0")
+    return step(run, event)
+
+
+def spends_no_budget_of_a_class(run: Run, event: Event) -> Result:
+    return step(replace(run, advanced=len(run.incidents)), event)
 
 
 class RemembersBesideTheJournal:
@@ -384,6 +394,8 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
         (starts_while_the_scheduler_asks, ("preemption", "dead-spare"), "asks for the hosts"),
         (goes_on_from_what_is_spoilt, ("nan",), "and went astray at step"),
         (throws_all_away_for_want_of_a_checkpoint, ("nan",), "all is thrown away"),
+        (takes_any_zero_for_the_end, ("error",), "steps are done"),
+        (spends_no_budget_of_a_class, ("rank",), "fits first"),
         (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2"),
     ],
 )

@@ -331,7 +331,7 @@ def test_ranks_that_vanish_with_their_launcher_are_told_from_their_peers() -> No
     gone = [exited(n, at=START + 51, signal=None, exit_code=None) for n in (2, 3)]
     said = verdict(*PEERS[:1], *gone)
     assert (said.kind, str(said.culprit)) == ("rank-lost", "rank 2 on host-1")
-    assert said.cause == "rank 2 vanished together with its launcher"
+    assert said.cause == "rank 2 vanished together with its keeper"
     assert verdict(*gone, KILLED).kind == "rank-killed"
 
 

@@ -133,3 +133,18 @@ def test_a_mounted_folder_is_read_without_what_kubernetes_keeps_in_it(tmp_path: 
     (tmp_path / "..data").mkdir()
     (tmp_path / "spec.yaml").write_text("name: job\n")
     assert read_folder(tmp_path) == {"spec.yaml": b"name: job\n"}
+
+
+@pytest.mark.parametrize("left", ["checkpoints/step-20", "metrics.jsonl"])
+def test_what_no_journal_knows_is_refused_or_put_aside(run_dir: RunDir, left: str) -> None:
+    (run_dir.path / left).mkdir(parents=True)
+    for resume in (False, True):
+        with pytest.raises(
+            JobError, match=r"no journal\.jsonl: of which run they are is not known"
+        ):
+            begin(run_dir, of(run_dir, resume=resume), CLOCK, token=True)
+    run = begin(run_dir, replace(of(run_dir), new=True), CLOCK, token=True)
+    assert run.job is not None
+    (old,) = (run_dir.path.parent / ARCHIVE).iterdir()
+    assert (old / left).exists()
+    assert not (run_dir.path / left).exists()

@@ -516,13 +516,22 @@ def test_four_failures_without_a_step_are_a_crash_loop() -> None:
     assert "python-exception, 4 times: four failures and not one step" in end.reason
 
 
-def test_six_of_a_class_within_the_hour_end_even_a_job_that_advances() -> None:
+def test_any_number_of_a_class_is_borne_as_long_as_checkpoints_are_made() -> None:
     job = Job().running()
-    for number in range(5):
+    for number in range(12):
         job.saves(number + 1)
-        fails(job, 2, f"no. {number}")
+        assert isinstance(fails(job, 2, f"no. {number}")[-1], StartAttempt)
         job.trains()
+
+
+def test_six_of_a_class_without_a_new_checkpoint_end_a_job() -> None:
+    job = Job(max_restarts=99).running()
+    fails(job, 2, "long ago")
+    job.trains()
     job.saves(10)
+    for number in range(5):
+        assert isinstance(fails(job, 2, f"no. {number}")[-1], StartAttempt)
+        job.trains()
     (end,) = fails(job, 2, "once more")
     assert isinstance(end, EndJob)
     assert decided(job)[2] == "class-budget"

@@ -11,7 +11,12 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
-from orchestrator.contract.checkpoints import PassedOver, newest_complete, read_marker
+from orchestrator.contract.checkpoints import (
+    PassedOver,
+    defect_of,
+    newest_complete,
+    read_marker,
+)
 from orchestrator.contract.skipping import Window, batch_of, read_already, together
 from orchestrator.errors import TrainingError
 from trainer.checkpoint.read import CheckpointReader, unreadable
@@ -70,6 +75,8 @@ def find_checkpoint(
         TrainingError: on every rank, when each has read some of it, and it does not begin with the
             first batch: to start over would throw away what was trained before.
     """
+    if not ranks.env.resume:
+        return Found(None, shared_from_first(partial(_of_another_run, checkpoints)), skip)
     refused: dict[str, str] = {}
     too_late: list[str] = []
     while True:
@@ -86,6 +93,11 @@ def find_checkpoint(
         if defect is None:
             return Found(folder, passed, skip)
         refused[folder.name] = defect
+
+
+def _of_another_run(checkpoints: Path) -> tuple[PassedOver, ...]:
+    names = [folder.name for folder in checkpoints.glob("step-*") if not defect_of(folder)]
+    return tuple(PassedOver(name, "the job's journal does not know it") for name in sorted(names))
 
 
 def _has_read(folder: Path, skip: Sequence[Window]) -> str | None:

@@ -48,6 +48,13 @@ class WatchedFiles(FileSystem):
         self.written: dict[str, Written] = {}
         self.error: OSError | None = None
 
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """A run directory that was moved or removed is not made again."""
+        folder = Path(path)
+        with self.remembering(folder):
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
+
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         with self.remembering(Path(path)), super().create_stream(path, mode) as raw:

@@ -245,7 +245,7 @@ class Mirror:
     def _ask(self, remote: Remote, pod: Object) -> bytes | None:
         """None where this pod cannot say: it may just have begun, or be about to end."""
         module = "orchestrator.backends.kubernetes.fetch"
-        argv = [remote.python, "-m", module, remote.run_dir, str(remote.journal)]
+        argv = [remote.python, "-P", "-m", module, remote.run_dir, str(remote.journal)]
         code, out, _ = self.api.exec(
             remote.namespace,
             name_of(pod),
@@ -352,7 +352,7 @@ class Mirror:
         remote = self.remote
         running = filter(fields.is_running, sorted(self.pods(remote), key=_usefulness))
         root = str(Path(remote.run_dir).parent)
-        argv = [remote.python, "-m", "orchestrator", "cancel", remote.job, "--no-wait"]
+        argv = [remote.python, "-P", "-m", "orchestrator", "cancel", remote.job, "--no-wait"]
         for pod in islice(running, MOST_ASKED):
             with contextlib.suppress(Unanswered):
                 code, out, err = self.api.exec(

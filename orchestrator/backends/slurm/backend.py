@@ -8,7 +8,6 @@ import logging
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from orchestrator.backends.slurm import advice, find, observe, render, snapshot
 from orchestrator.backends.slurm.checks import cut_short, problems
@@ -107,7 +106,7 @@ class SlurmBackend:
         folder = render.folder(launch)
         folder.mkdir(parents=True, exist_ok=True)
         if (launch.slurm or SlurmSpec()).snapshot:
-            snapshot.take(Path.cwd(), render.snapshot_path(launch), self.shell)
+            snapshot.take(render.snapshot_path(launch))
         self._pickle(launch)
         render.script_path(launch).write_text(self.describe(handover))
         argv = ["sbatch", "--parsable", str(render.script_path(launch))]

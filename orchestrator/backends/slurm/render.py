@@ -62,7 +62,7 @@ def _command(launch: LaunchPlan, python: str) -> str:
     """What submitit's executor would run, its runner, which loads the pickled task; and what is
     run where that did not end well."""
     container = _spec(launch).container
-    runner = [container.python if container else python, "-u", "-m", "submitit.core._submit"]
+    runner = [container.python if container else python, "-P", "-u", "-m", "submitit.core._submit"]
     after = shlex.join(_after_srun(launch, python))
     return f"{shlex.join([*runner, str(folder(launch))])} || {after} --code=$?"
 
@@ -74,7 +74,7 @@ def _after_srun(launch: LaunchPlan, python: str) -> list[str]:
         python = container.python
         place = ["--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none"]
         inside = ["srun", *container_args(container), *_spec(launch).srun_args, *place]
-    module = [python, "-m", "orchestrator.backends.slurm.after_srun"]
+    module = [python, "-P", "-m", "orchestrator.backends.slurm.after_srun"]
     return [*inside, *module, f"--run-dir={launch.run_dir}", f"--launch={launch.launch}"]
 
 
@@ -175,7 +175,7 @@ def replacement(launch: LaunchPlan, job_id: str, host: str, python: str) -> list
     place = [f"--jobid={job_id}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1"]
     out = str(folder(launch) / f"replaced-{host}.out")
     python = spec.container.python if spec.container else python
-    agent = [python, "-u", "-m", "orchestrator.backends.slurm.task"]
+    agent = [python, "-P", "-u", "-m", "orchestrator.backends.slurm.task"]
     return [
         *("srun", "--cpu-bind=none", "--open-mode=append"),
         *(*container_args(spec.container), *spec.srun_args),

@@ -80,6 +80,6 @@ def test_an_agent_is_started_again_on_its_own_node_beside_the_others() -> None:
     place = " --jobid=12 --overlap --nodelist=node3 --nodes=1 --ntasks=1 "
     assert "--mpi=none" in text.partition(place)[0], "of two options that clash, the last counts"
     assert text.endswith(
-        " python -u -m orchestrator.backends.slurm.task --run-dir=/runs/job --launch=1"
+        " python -P -u -m orchestrator.backends.slurm.task --run-dir=/runs/job --launch=1"
         " --devices=2 --agent-timeout=10.0"
     )

@@ -47,9 +47,9 @@ def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -
     ]
 
 
-def train_alone(config: dict[str, Any]) -> int:
+def train_alone(config: dict[str, Any], env: RankEnv | None = None) -> int:
     """Train as the only rank, in this process; returns the exit code."""
-    env = RankEnv()
+    env = env or RankEnv()
     full = complete(decode(TrainingConfig, config), env.world_size)
     try:
         with process_group(env), closing(Reporter(env)) as reporter:

@@ -20,6 +20,7 @@ from orchestrator.contract.datagrams import (
     Resumed,
     Saved,
 )
+from orchestrator.contract.env import RankEnv
 from orchestrator.errors import TrainingError
 from tests.trainer.checkpoint.checkpoint_launch import listening, train_alone
 from tests.trainer.trainer_launch import (
@@ -216,6 +217,19 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one_unless_told_not_to
     assert f"passed over checkpoint step-4: {why}" in caplog.text
     assert [line["step"] for line in metrics_of(tmp_path / "out")] == [1, 2, 3, 4, 3, 4]
     assert damage_of(shard.parent) is None, "the step was saved again"
+
+
+def test_a_first_attempt_begins_at_step_0_whatever_lies_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny(tmp_path / "out", steps=4, checkpoint={"every_steps": 2, "async": False})
+    assert train_alone(config) == exits.OK
+    with caplog.at_level("INFO"):
+        assert train_alone(config, RankEnv(resume=False)) == exits.OK
+    assert "starting at step 0" in caplog.text
+    why = "the job's journal does not know it"
+    assert f"passed over checkpoint step-4: {why}" in caplog.text
+    assert [line["step"] for line in metrics_of(tmp_path / "out")] == [1, 2, 3, 4, 1, 2, 3, 4]
 
 
 def damage_of(folder: Path) -> str | None:

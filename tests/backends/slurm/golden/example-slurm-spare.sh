@@ -22,4 +22,4 @@ export PYTHONSAFEPATH=1 PYTHONPATH=/runs/slurm-spare/snapshot"${PYTHONPATH:+:$PY
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /runs/slurm-spare/slurm/launch-1/%j_%t_log.out --error /runs/slurm-spare/slurm/launch-1/%j_%t_log.err --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none python -u -m submitit.core._submit /runs/slurm-spare/slurm/launch-1 || python -m orchestrator.backends.slurm.after_srun --run-dir=/runs/slurm-spare --launch=1 --code=$?
+srun --unbuffered --output /runs/slurm-spare/slurm/launch-1/%j_%t_log.out --error /runs/slurm-spare/slurm/launch-1/%j_%t_log.err --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none python -P -u -m submitit.core._submit /runs/slurm-spare/slurm/launch-1 || python -P -m orchestrator.backends.slurm.after_srun --run-dir=/runs/slurm-spare --launch=1 --code=$?

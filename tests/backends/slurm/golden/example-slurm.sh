@@ -22,4 +22,4 @@ export OMP_NUM_THREADS=1
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /runs/slurm-demo/slurm/launch-1/%j_%t_log.out --error /runs/slurm-demo/slurm/launch-1/%j_%t_log.err --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none python -u -m submitit.core._submit /runs/slurm-demo/slurm/launch-1 || python -m orchestrator.backends.slurm.after_srun --run-dir=/runs/slurm-demo --launch=1 --code=$?
+srun --unbuffered --output /runs/slurm-demo/slurm/launch-1/%j_%t_log.out --error /runs/slurm-demo/slurm/launch-1/%j_%t_log.err --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none python -P -u -m submitit.core._submit /runs/slurm-demo/slurm/launch-1 || python -P -m orchestrator.backends.slurm.after_srun --run-dir=/runs/slurm-demo --launch=1 --code=$?

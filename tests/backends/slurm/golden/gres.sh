@@ -19,4 +19,4 @@ ln -sf /runs/job/slurm/launch-1/task.pkl /runs/job/slurm/launch-1/"$SLURM_JOB_ID
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /runs/job/slurm/launch-1/%j_%t_log.out --error /runs/job/slurm/launch-1/%j_%t_log.err --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none /venv/bin/python -u -m submitit.core._submit /runs/job/slurm/launch-1 || /venv/bin/python -m orchestrator.backends.slurm.after_srun --run-dir=/runs/job --launch=1 --code=$?
+srun --unbuffered --output /runs/job/slurm/launch-1/%j_%t_log.out --error /runs/job/slurm/launch-1/%j_%t_log.err --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none /venv/bin/python -P -u -m submitit.core._submit /runs/job/slurm/launch-1 || /venv/bin/python -P -m orchestrator.backends.slurm.after_srun --run-dir=/runs/job --launch=1 --code=$?

@@ -1,0 +1,48 @@
+"""A job whose user works in a folder full of files named like our modules."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.job import Ndctl, submission
+
+pytestmark = pytest.mark.process
+
+NAMES = ("trainer", "torch", "yaml", "click", "aiohttp", "setproctitle", "numpy", "transformers")
+
+
+def a_hostile_folder(folder: Path) -> Path:
+    (folder / "orchestrator").mkdir(parents=True)
+    for path in (*(f"{name}.py" for name in NAMES), "orchestrator/__init__.py"):
+        (folder / path).write_text("raise SystemExit(f'HOSTILE: {__name__}')\n")
+    return folder
+
+
+def test_nothing_of_the_working_directory_is_imported(ndctl: Ndctl, tmp_path: Path) -> None:
+    words = submission("--follow", train__steps="5")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "orchestrator", *words],
+        env=ndctl.environ,
+        cwd=a_hostile_folder(tmp_path / "mine"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "steps       5 of 5" in done.stdout
+    said = [log.read_text() for log in ndctl.run_dir.rglob("*.log")]
+    assert said
+    assert not [text for text in said if "HOSTILE" in text]
+
+
+def test_python_m_orchestrator_imports_no_library_from_there(tmp_path: Path) -> None:
+    for name in ("yaml", "click", "rich"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('HOSTILE')\n")
+    argv = [sys.executable, "-m", "orchestrator", "schema"]
+    done = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
