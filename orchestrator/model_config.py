@@ -13,8 +13,9 @@ from orchestrator.errors import SpecError
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
     """Where huggingface_hub keeps what it fetched, by its own environment variables."""
-    if "HF_HUB_CACHE" in environ:
-        return Path(environ["HF_HUB_CACHE"])
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if name in environ:
+            return Path(environ[name])
     home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
     return Path(home).expanduser() / "hub"
 
@@ -53,8 +54,8 @@ def _find(path: str, hub: Path) -> Path:
             f"model.path: must be a folder with a config.json, {local} has none",
             fix="give the folder that save_pretrained wrote",
         )
-    repository = hub / f"models--{path.replace('/', '--')}"
-    cached = _snapshot(repository)
+    files = (folder / "config.json" for folder in cached_snapshots(path, hub))
+    cached = next((file for file in files if file.is_file()), None)
     if cached is None:
         raise SpecError(
             f"model.path: must be a folder or a hub id in the local cache, got {path!r};"
@@ -64,10 +65,13 @@ def _find(path: str, hub: Path) -> Path:
     return cached
 
 
-def _snapshot(repository: Path) -> Path | None:
-    """The config.json of the revision that `main` names, else of the last in name order."""
+def cached_snapshots(name: str, hub: Path, *, main_alone: bool = False) -> list[Path]:
+    """Folders of the hub cache that hold `name`: the revision that `main` names, and unless it
+    alone is asked for the others, the last in name order first."""
+    repository = hub / f"models--{name.replace('/', '--')}"
     main = repository / "refs" / "main"
     named = [main.read_text().strip()] if main.is_file() else []
-    others = sorted((one.name for one in (repository / "snapshots").glob("*")), reverse=True)
-    files = (repository / "snapshots" / name / "config.json" for name in [*named, *others])
-    return next((file for file in files if file.is_file()), None)
+    there = sorted((one.name for one in (repository / "snapshots").glob("*")), reverse=True)
+    others = [] if main_alone else there
+    folders = (repository / "snapshots" / revision for revision in [*named, *others])
+    return [folder for folder in folders if folder.is_dir()]

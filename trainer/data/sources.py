@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from orchestrator.contract.data_files import File, Found
 from orchestrator.errors import TrainingError
 from trainer.data.documents import Columns, Piece, reading, row_pieces
-from trainer.data.files import File, Found
 from trainer.data.tables import read_dataset, read_parquet
 
 PIECE_BYTES = 1 << 20
