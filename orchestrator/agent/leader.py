@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 from aiohttp import web
 
+from orchestrator.agent.accepting import Accepting
 from orchestrator.agent.connections import Connections, Silence, report_in
 from orchestrator.agent.deciding import JOURNAL_RETRY_S, Deciding
 from orchestrator.agent.errands import Errands, Planners
@@ -162,6 +163,8 @@ class Leader:
         self.remembering = Remembering(
             supervisor, run_dir, partial(check_leader, run_dir.fence, name)
         )
+        launch, guard = job.launch.launch, partial(check_leader, run_dir.fence, name)
+        self.accepting = Accepting(lambda: supervisor.run, run_dir, launch, guard)
         self.tidying = Tidying(lambda: supervisor.run, run_dir, job.keep_attempts)
         self.beside: set[asyncio.Task[None]] = set()
         self.errands = Errands(
@@ -357,6 +360,8 @@ class Leader:
                 self._beside(self.remembering.remember(self.supervisor.folded))
             if self.tidying.is_due():
                 self._beside(self.tidying.tidy())
+            if self.accepting.is_due():
+                self._beside(self.accepting.accept())
         return self.ending
 
     async def _act(self, action: Action) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.app.commands import commands_of
+from orchestrator.app.commands import commands_of, remember
 from orchestrator.app.planning import Planned
 from orchestrator.app.schedulers import backend_of, clear, standing
 from orchestrator.app.submission_lock import alone
@@ -212,6 +212,8 @@ def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> tupl
         job = submitted_event(submission, past, clock.now(), without)
         handover = handover_of(submission, job)
         write_files(run_dir, handover, job.plan_number)
+        if submission.planned.written is not None:
+            remember(run_dir, submission.planned.written)
         journal.append(job)
     return known, handover
 
@@ -248,6 +250,8 @@ def _submit_remotely(
     at, handover = clock.now(), handover_of(submission, job)
     backend.submit(handover)
     copy = backend.copy(replace(handover, job=replace(job, at=at)), submission.run_root)
+    if submission.planned.written is not None:
+        remember(copy.run_dir, submission.planned.written)
     return Submitted(run_dir=copy.run_dir, known=0, copy=copy, at=at)
 
 

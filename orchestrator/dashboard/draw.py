@@ -28,7 +28,7 @@ from orchestrator.dashboard.look import (
 from orchestrator.dashboard.status import checkpoint_words
 from orchestrator.dashboard.view import View
 from orchestrator.supervise.replacing import why_slow
-from orchestrator.supervise.state import ENDED, Incident
+from orchestrator.supervise.state import ENDED, NOBODY, Incident
 
 TWO_COLUMNS = (116, 22)
 """Width and height from which on there is room for two columns."""
@@ -257,7 +257,7 @@ def _incident(view: View, incident: Incident, width: int, zone: tzinfo | None) -
         f"{words.time_of_day(incident.at, zone)} ",
         (incident.kind, STRONG if recovered else style),
         (" drill" if incident.drill else "", QUIET),
-        f"  {incident.culprit}",
+        f"  {'no culprit' if incident.culprit == NOBODY else incident.culprit}",
     )
     place = _place(view, incident)
     if head.cell_len + len(place) <= width:

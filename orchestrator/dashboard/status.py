@@ -81,7 +81,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
     shown, standing = snapshot.view, snapshot.standing
     ago = words.duration(snapshot.now - standing.since)
     lines = [
-        f"{shown.name}: {standing.state}, {words.one_line(standing.reason)}",
+        *state_lines(shown.name, standing.state, standing.reason),
         row("since", f"{words.moment(standing.since, zone)} ({ago} ago)"),
         *scheduler(snapshot, zone),
         row("progress", _progress(shown)),
@@ -96,6 +96,12 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
         row("next", next_step(snapshot, zone)),
     ]
     return "\n".join(lines)
+
+
+def state_lines(name: str, state: State, reason: str) -> list[str]:
+    """The state and why, and on a line of its own what to do about it."""
+    why, fix = words.why_and_fix(reason)
+    return [f"{name}: {state}, {why}", *([row("fix:", fix)] if fix else [])]
 
 
 def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
@@ -181,8 +187,9 @@ def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
     rest = f" ({len(shown.incidents) - 1} earlier)" if len(shown.incidents) > 1 else ""
     drill = f" [drill {last.drill}]" if last.drill else ""
     at = words.time_of_day(last.at, zone)
-    cause = words.one_line(last.cause)
-    yield row("incident", f"{at} {last.kind}: {cause}; culprit {last.culprit}{drill}{rest}")
+    known = last.cause in shown.reason  # which stands above, as the state's reason
+    cause = last.kind if known else f"{last.kind}: {words.one_line(last.cause)}"
+    yield row("incident", f"{at} {cause}; {words.blamed(last.culprit)}{drill}{rest}")
     yield row("ndctl did", f"{did(last, shown.reason)}; {times(last, shown.state)}")
 
 

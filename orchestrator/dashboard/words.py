@@ -5,6 +5,9 @@ import signal as signals
 from collections.abc import Mapping, Sequence
 from datetime import datetime, tzinfo
 
+from orchestrator.supervise.policy import BEFORE_FIX
+from orchestrator.supervise.state import NOBODY, Culprit
+
 UNSEEN = "-"
 """Stands where a number is not known."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
@@ -65,6 +68,16 @@ def time_of_day(at: float, zone: tzinfo | None) -> str:
 
 def moment(at: float, zone: tzinfo | None) -> str:
     return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M:%S}"
+
+
+def blamed(culprit: Culprit) -> str:
+    return "no culprit" if culprit == NOBODY else f"culprit {culprit}"
+
+
+def why_and_fix(reason: str) -> tuple[str, str]:
+    """Why a job ended, and what to do first, empty where nothing is known."""
+    why, _, fix = reason.partition(BEFORE_FIX)
+    return one_line(why), one_line(fix)
 
 
 def count(number: int, noun: str) -> str:

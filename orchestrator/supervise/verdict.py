@@ -15,6 +15,8 @@ from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
 
 OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 """A process does not end itself by these."""
+FIX = "\n  fix: "
+"""Before the fix, in the words of an error of ours (`NdctlError`)."""
 OUT_OF_MEMORY = "host-out-of-memory"
 WATCHDOG = "nccl-watchdog-timeout"
 SHARED: tuple[Scope, ...] = ("fabric", "storage")
@@ -63,6 +65,8 @@ class Verdict:
     """Of what was weighed; None: it was seen."""
     drill: str | None = None
     """The drill that made it happen."""
+    fix: str = ""
+    """What to do about this very one, where that is known better than of its class."""
 
 
 def exited_verdict(
@@ -82,6 +86,10 @@ def exited_verdict(
     if hardware is not None:
         # The program did not do it, so a second time would not be the program's own either.
         cause, signature = f"{hardware.rule.name} on {exited.host}; {cause}", ""
+    elif exited.exit_code == exits.REFUSED:
+        # Every rank refuses the same configuration: which one is heard first is chance. Where in
+        # our code it was noticed, and the log that says it again, tell a person nothing.
+        who, evidence = NOBODY, replace(evidence, log_tail=(), traceback="", notes=())
     elif exited.exit_code == exits.UNSTABLE:
         who = NOBODY  # all ranks have the same totals: who is the first to leave is chance
     return Verdict(
@@ -95,7 +103,13 @@ def exited_verdict(
         final=exited.exit_code == exits.REFUSED,
         failure=found.rule if found else None,
         phase=exited.phase,
+        fix=_fix_of(exited) if exited.exit_code == exits.REFUSED else "",
     )
+
+
+def _fix_of(exited: RankExited) -> str:
+    """What the trainer says to do, which stands behind its message."""
+    return exited.error.message.partition(FIX)[2].strip() if exited.error else ""
 
 
 @lru_cache(maxsize=1024)  # asked again for each exit that comes after it
@@ -223,7 +237,7 @@ def class_notes(found: Classified | None) -> tuple[str, ...]:
 def name_of(exited: RankExited) -> tuple[str, str, str]:
     """Kind, cause and signature of one exit."""
     if exited.exit_code == exits.REFUSED:
-        words = exited.error.message if exited.error else _last_line(exited)
+        words = exited.error.message.partition(FIX)[0] if exited.error else _last_line(exited)
         return "refused", f"the trainer refused its configuration: {words}", ""
     if exited.error is not None:
         words = f"{exited.error.error}: {exited.error.message}"

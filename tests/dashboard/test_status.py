@@ -293,7 +293,7 @@ def test_a_stop_is_said_once_with_its_cause_and_where_to_look() -> None:
     (done,) = labelled("ndctl did", text)
     assert done.startswith("stopped the job (rule same-error-twice); ")
     assert labelled("see why", text) == ["ndctl logs quickstart --rank 1 --attempt 2"]
-    again = "once that is mended: ndctl submit /runs/quickstart/spec.yaml --resume"
+    again = "once that is fixed: ndctl submit /runs/quickstart/spec.yaml --resume"
     assert labelled("next", text) == [again]
 
 
