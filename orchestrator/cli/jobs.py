@@ -205,12 +205,18 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
 @place_options
 @json_option
 def events(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
-    """Print the journal: what happened, and what was decided."""
-    from orchestrator.dashboard.narrate import event_line
+    """Print what happened, and what was decided, in order of time; with --json the journal as it
+    stands."""
+    from orchestrator.dashboard.narrate import event_line, in_order_of_time
     from orchestrator.supervise.log import read, to_line
 
-    for entry in read(find(job, run_root, place).run_dir.journal):
-        click.echo(to_line(entry).decode().rstrip() if as_json else event_line(entry, None))
+    entries = read(find(job, run_root, place).run_dir.journal)
+    if as_json:  # the order in which it was decided on, by which a journal can be replayed
+        for entry in entries:
+            click.echo(to_line(entry).decode().rstrip())
+        return
+    for entry in in_order_of_time(entries):
+        click.echo(event_line(entry, None))
 
 
 @click.command(epilog="Example: ndctl dashboard quickstart   (q leaves it)")

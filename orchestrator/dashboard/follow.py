@@ -68,7 +68,7 @@ def tell(told: Told, entry: Entry, zone: tzinfo | None) -> tuple[Told, list[str]
     before = told.run
     after, _ = step(before, entry.event)
     news = list(_news(before, after, entry, zone))
-    at = words.time_of_day(entry.event.at, zone)
+    at = words.moment(entry.event.at, zone)
     fresh = after.attempt != before.attempt
     place = after.saved if fresh else told.told_step
     return replace(told, run=after, told_step=place), [f"{at}  {words.one_line(n)}" for n in news]
@@ -131,7 +131,7 @@ def tell_metric(told: Told, metric: Metric, zone: tzinfo | None) -> tuple[Told, 
     if not due:
         return told, []
     told = replace(told, told_step=metric.step, told_at=at)
-    return told, [f"{words.time_of_day(at, zone)}  {_progress_words(metric, steps, progress)}"]
+    return told, [f"{words.moment(at, zone)}  {_progress_words(metric, steps, progress)}"]
 
 
 def _progress_words(metric: Metric, steps: int, progress: Progress) -> str:
@@ -255,7 +255,7 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
 
 def _incident_rows(incident: Incident, shown: View, zone: tzinfo | None) -> Iterator[str]:
     drill = f" [drill {incident.drill}]" if incident.drill else ""
-    at = words.time_of_day(incident.at, zone)
+    at = words.moment(incident.at, zone)
     label = f"incident {incident.id}"
     known = incident.cause in shown.reason  # which is the first line
     cause = incident.kind if known else f"{incident.kind}: {words.one_line(incident.cause)}"

@@ -10,6 +10,7 @@ from orchestrator.dashboard import words
 from orchestrator.dashboard.advice import look_at, next_step
 from orchestrator.dashboard.moment import Snapshot, updated_at
 from orchestrator.dashboard.view import (
+    TROUBLE,
     CheckpointView,
     View,
     last_step,
@@ -166,7 +167,7 @@ def _trouble(shown: View) -> Iterator[str]:
     """Hosts on which something is wrong now."""
     if shown.state not in ("RUNNING", "STARTING", "RECOVERING"):
         return
-    bad = [host for host in shown.hosts if host.worst in ("dead", "silent", "slow")]
+    bad = [host for host in shown.hosts if host.worst in TROUBLE and host.worst != "straggler"]
     if bad:
         named = ", ".join(f"{host.name} {host.worst}" for host in bad[:4])
         yield named + (f" and {len(bad) - 4:,} more hosts" if len(bad) > 4 else "")
@@ -186,7 +187,7 @@ def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
     last = shown.incidents[-1]
     rest = f" ({len(shown.incidents) - 1} earlier)" if len(shown.incidents) > 1 else ""
     drill = f" [drill {last.drill}]" if last.drill else ""
-    at = words.time_of_day(last.at, zone)
+    at = words.moment(last.at, zone)
     known = last.cause in shown.reason  # which stands above, as the state's reason
     cause = last.kind if known else f"{last.kind}: {words.one_line(last.cause)}"
     yield row("incident", f"{at} {cause}; {words.blamed(last.culprit)}{drill}{rest}")

@@ -3,7 +3,7 @@
 import re
 import signal as signals
 from collections.abc import Mapping, Sequence
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 
 from orchestrator.supervise.policy import BEFORE_FIX
 from orchestrator.supervise.state import NOBODY, Culprit
@@ -61,13 +61,18 @@ def stopwatch(seconds: float | None) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-def time_of_day(at: float, zone: tzinfo | None) -> str:
-    """In `zone`; None is this machine's."""
-    return f"{datetime.fromtimestamp(at, zone):%H:%M:%S}"
-
-
 def moment(at: float, zone: tzinfo | None) -> str:
-    return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M:%S}"
+    """`2026-01-09 08:05:09 UTC`, in `zone`; None is this machine's."""
+    return f"{_in(at, zone):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def short_moment(at: float, zone: tzinfo | None) -> str:
+    """The same on a screen that has year and zone elsewhere."""
+    return f"{_in(at, zone):%m-%d %H:%M:%S}"
+
+
+def _in(at: float, zone: tzinfo | None) -> datetime:
+    return datetime.fromtimestamp(at, UTC).astimezone(zone)
 
 
 def blamed(culprit: Culprit) -> str:
