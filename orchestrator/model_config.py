@@ -1,6 +1,7 @@
 """The model's config.json, from wherever a spec says that it is."""
 
 import json
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.presets import PRESETS
 from orchestrator.errors import SpecError
+
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+"""What may be the name of a model on the Hugging Face hub."""
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
@@ -60,7 +64,9 @@ def _find(path: str, hub: Path) -> Path:
         raise SpecError(
             f"model.path: must be a folder or a hub id in the local cache, got {path!r};"
             f" there is no {local} and nothing of it under {hub}",
-            fix=f"fetch its config first: hf download {path} config.json",
+            fix=f"fetch its config first: hf download {path} config.json"
+            if HUB_ID.fullmatch(path)
+            else "there is no such folder: check the path",
         )
     return cached
 

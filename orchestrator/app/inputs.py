@@ -20,13 +20,12 @@ from orchestrator.contract.model import LoraSpec, ModelSpec
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.load import Written
-from orchestrator.model_config import cached_snapshots
+from orchestrator.model_config import HUB_ID, cached_snapshots
 
 MOST_FILES = 1000
 """Files of a glob that are looked at: whether there are any, and of one format, is what is asked
 here, and a shared file system with millions of them would take minutes."""
 BYTES = "bytes"
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 OF_A_TOKENIZER = re.compile(
     r"token|vocab|merges|spiece|sentencepiece|bpe|prophetnet|dict\.txt$|\.(model|spm)$"
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec import JobSpec
-from orchestrator.errors import BackendError, NdctlError, PlanError
+from orchestrator.errors import BackendError, NdctlError, PlanError, SpecError
 
 if TYPE_CHECKING:
     from orchestrator.app.inputs import Looked
@@ -83,7 +83,12 @@ def plan_and_look(
 def _planned(written: "Written", environ: Mapping[str, str], inventory: Path | None) -> Planned:
     from orchestrator.model_config import hub_cache, read_model_config
 
-    config = read_model_config(written.spec.model, hub_cache(environ))
+    try:
+        config = read_model_config(written.spec.model, hub_cache(environ))
+    except SpecError as exc:
+        place = written.document.place_of("model.path")
+        place = "--set " if place == "--set model.path" else f"{place}: "
+        raise SpecError(f"{place}{exc.message}", fix=exc.fix) from exc
     planned = _planned_for(written.spec, config, environ, inventory)
     return replace(planned, written=written)
 

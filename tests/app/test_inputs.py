@@ -240,6 +240,18 @@ def test_all_problems_come_at_once_with_their_places_and_the_plans(hub: Path) ->
     assert "parallel.tp=3: must divide" in told
 
 
+@pytest.mark.parametrize(
+    ("path", "fix"),
+    [("org/llama", "hf download org/llama config.json"), ("/nope/llama", "check the path")],
+)
+def test_a_model_that_is_not_there_is_told_with_its_place(path: str, fix: str, hub: Path) -> None:
+    edits = ["--set", "model.config=null", "--set", f"model.path={path}"]
+    done = CliRunner().invoke(cli, ["validate", str(SPEC), *edits])
+    assert isinstance(done.exception, SpecError)
+    assert done.exception.message.startswith("--set model.path: must be a folder or a hub id")
+    assert done.exception.fix.endswith(fix)
+
+
 def test_problems_as_json(hub: Path, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(SPEC.read_text().replace("{stdlib}/*.py", "/data/none"))
