@@ -160,11 +160,9 @@ class Leader:
         self.granted = granted
         self.name = name
         """What the fence knows this leader by."""
-        self.remembering = Remembering(
-            supervisor, run_dir, partial(check_leader, run_dir.fence, name)
-        )
-        launch, guard = job.launch.launch, partial(check_leader, run_dir.fence, name)
-        self.accepting = Accepting(lambda: supervisor.run, run_dir, launch, guard)
+        guard = partial(check_leader, run_dir.fence, name)
+        self.remembering = Remembering(supervisor, run_dir, guard)
+        self.accepting = Accepting(lambda: supervisor.run, run_dir, launch.launch, guard)
         self.tidying = Tidying(lambda: supervisor.run, run_dir, job.keep_attempts)
         self.beside: set[asyncio.Task[None]] = set()
         self.errands = Errands(

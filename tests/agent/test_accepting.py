@@ -9,7 +9,7 @@ from orchestrator.agent.accepting import Accepting
 from orchestrator.contract.events import StepReached
 from orchestrator.contract.fence import GivenUp
 from orchestrator.contract.rundir import RunDir
-from tests.agent.leader_world import LAUNCH, Led, play
+from tests.agent.leader_world import Led, play
 from tests.agent.world import until
 from tests.supervise.supervise_stage import Job
 
@@ -57,7 +57,7 @@ def test_a_launch_without_a_spec_of_its_own_is_none_the_worse(run_dir: RunDir) -
 def test_a_leader_accepts_beside_its_decisions(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         job.run_dir.spec.write_text("the good one")
-        job.run_dir.spec_of(LAUNCH).write_text("the new one")
+        job.run_dir.spec_of(job.leader.accepting.launch).write_text("the new one")
         await job.started()
         now = job.clock.now()
         step = StepReached(at=now, attempt=1, step=1, loss=1.0, tokens_per_second=1.0)
