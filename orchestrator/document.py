@@ -140,10 +140,15 @@ class Document:
         return self.places[above]
 
 
+MOST_DEPTH = 64
+"""Mappings and lists within each other."""
+
+
 def parse(text: str, source: str) -> Document:
     """The values of `text` and their lines."""
     document = Document(source)
     try:
+        _refuse_deep(text, source)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
@@ -156,6 +161,20 @@ def parse(text: str, source: str) -> Document:
     if node is not None:
         document.data = _Reader(document).read(node, "")
     return document
+
+
+def _refuse_deep(text: str, source: str) -> None:
+    """libyaml composes by recursion, and a text of ten thousand brackets ends the process."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH:
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise SpecError(
+                f"{source}:{line}: lists and mappings are nested more than {MOST_DEPTH} deep",
+                fix="close each bracket that is opened",
+            )
 
 
 def _syntax_error(text: str, place: str, line: int, exc: Exception) -> SpecError:

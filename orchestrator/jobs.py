@@ -1,5 +1,6 @@
 """Where jobs are, by name. Imports next to nothing: every verb begins here."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,13 +17,31 @@ def run_root_of(option: str | None, environ: Mapping[str, str], spec_root: str =
 def find_job(run_root: Path, name: str) -> RunDir:
     """Raises JobError, with the names there are, when there is no such job."""
     run_dir = RunDir((run_root / name).absolute())
-    if not run_dir.journal.exists():
+    if not has_run(run_root, name):
         known = ", ".join(job.path.name for job in jobs(run_root)) or "none"
         raise JobError(
             f"no job {name!r} in {run_root.absolute()}; there are: {known}",
             fix="name one of them, or give --run-root or NDCTL_RUN_ROOT",
         )
     return run_dir
+
+
+def has_run(run_root: Path, name: str) -> bool:
+    """Raises JobError where the run directory is another user's."""
+    path = run_root / name
+    try:
+        journal = path / "journal.jsonl"
+        if not journal.exists():
+            return False
+        if os.access(journal, os.R_OK, effective_ids=True):
+            return True
+        raise PermissionError
+    except PermissionError as exc:
+        owner = f"user {path.stat().st_uid}" if os.access(run_root, os.X_OK) else "another user"
+        raise JobError(
+            f"{path.absolute()} may not be read: it is the run directory of {owner}",
+            fix=f"its owner lets its group in with `chmod -R g+rX {path.absolute()}`",
+        ) from exc
 
 
 def jobs(run_root: Path) -> list[RunDir]:

@@ -13,6 +13,7 @@ import yaml
 
 from orchestrator.contract.codec import Problem, encode, join, key_of
 from orchestrator.contract.spec import JobSpec
+from orchestrator.diagnosis.patterns import problem_of
 from orchestrator.document import Document, Dumper, decode_document, parse, read_text, spec_error
 from orchestrator.errors import NdctlError, SpecError
 
@@ -72,7 +73,25 @@ def _load(text: str, source: str, overrides: Sequence[str]) -> tuple[JobSpec, Do
         )
         raise spec_error(source, [(f"{source}:1", problem)])
     _override(document, overrides)
+    _check_patterns(document)
     return decode_document(JobSpec, document), document
+
+
+def _check_patterns(document: Document) -> None:
+    """A class of the user's is looked for in any text that a job writes: its patterns are those of
+    an engine whose time grows with the text alone, which the contract, that also the trainer
+    imports, does not know."""
+    resilience = document.data.get("resilience")
+    classes = resilience.get("failure_classes") if isinstance(resilience, dict) else None
+    for number, rule in enumerate(classes if isinstance(classes, list) else ()):
+        for key in ("patterns", "unless"):
+            patterns = rule.get(key) if isinstance(rule, dict) else None
+            for place, pattern in enumerate(patterns if isinstance(patterns, list) else ()):
+                wrong = problem_of(pattern) if isinstance(pattern, str) else None
+                if wrong is not None:
+                    path = f"resilience.failure_classes[{number}].{key}[{place}]"
+                    limit, fix = wrong
+                    document.report(Problem(path=path, value=pattern, limit=limit, fix=fix))
 
 
 def dump_spec(spec: JobSpec) -> str:

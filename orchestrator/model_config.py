@@ -1,6 +1,5 @@
 """The model's config.json, from wherever a spec says that it is."""
 
-import json
 import re
 from collections.abc import Mapping
 from copy import deepcopy
@@ -9,6 +8,7 @@ from typing import Any
 
 from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.read_json import read_json
 from orchestrator.errors import SpecError
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -37,7 +37,7 @@ def read_model_config(model: ModelSpec, hub: Path) -> dict[str, Any]:
     assert model.path is not None
     file = _find(model.path, hub)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         message = f"model.path: {file} cannot be read as JSON ({exc})"
         raise SpecError(message, fix="fetch it again, or save the model's config anew") from exc

@@ -16,6 +16,7 @@ from typing import Any, Literal, Union
 
 from orchestrator.contract.codec import MISSING, encode, fields_of
 from orchestrator.contract.data import ValidationSpec
+from orchestrator.contract.kubernetes import EnvFrom, ValueFrom
 from orchestrator.contract.limits import Above, AtLeast, AtMost, Limit, Matches, OneOf
 from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.spec import JobSpec
@@ -34,6 +35,8 @@ TYPES: dict[Any, dict[str, Any]] = {
 ONE_OF: Mapping[type, tuple[str, ...]] = {
     ModelSpec: ("preset", "config", "path"),
     ValidationSpec: ("files", "fraction"),
+    ValueFrom: ("secret", "config_map"),
+    EnvFrom: ("secret", "config_map"),
 }
 """Keys of which exactly one is given."""
 

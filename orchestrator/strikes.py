@@ -16,6 +16,7 @@ appends shares the file's lock; who holds it alone puts a shorter file in its pl
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import logging
 import math
@@ -26,8 +27,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.contract.codec import Invalid, decode, encode
+from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.failures import Remedy, Scope
+from orchestrator.contract.read_json import read_json
+from orchestrator.contract.times import check_time
 from orchestrator.errors import JobError
 
 log = logging.getLogger(__name__)
@@ -47,6 +50,11 @@ LEAST = 0.01
 """Strikes that count less, which is after a week, are shown on demand alone."""
 MOST_EVIDENCE = 5
 """Lines that a strike keeps."""
+MOST_LINE = 64 << 10
+"""Bytes; ndctl writes at most a few thousand."""
+MOST_NAMED = 3
+"""Lines of a file that cannot be read and are named one by one."""
+MOST_REASON = 160
 HOST_KINDS = frozenset({"host-lost", "leader-lost", "hang", "preflight"})
 """Kinds of incidents whose culprit is the machine, where they name one."""
 HOST_SIGNALS = frozenset({"SIGKILL", "SIGBUS"})
@@ -231,22 +239,62 @@ def share(path: Path, run_root: Path, most: int) -> None:
 
 
 def recall(path: Path) -> tuple[Line, ...]:
-    """Every line that can be read; none where there is no file. Raises OSError."""
+    """Every line that can be read; none where there is no file. The log names the others: many
+    users write this file, and one of them must not stop the rest. Raises OSError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return ()
-    return tuple(line for text in data.split(b"\n")[:-1] for line in lines_in(text))
+    lines: list[Line] = []
+    skipped: list[tuple[int, str]] = []
+    for number, text in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            lines += said_in(text)
+        except ValueError as exc:
+            skipped.append((number, str(exc)))
+    for number, why in skipped[:MOST_NAMED]:
+        _warn_once(f"skipped line {number} of {path}: {why}")
+    if len(skipped) > MOST_NAMED:
+        _warn_once(f"skipped {len(skipped) - MOST_NAMED} more lines of {path}")
+    return tuple(lines)
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_once(said: str) -> None:
+    """A leader reads the file again and again."""
+    log.warning("%s", said)
 
 
 def lines_in(text: bytes) -> tuple[Line, ...]:
     """What a line of the file says; nothing where it cannot be read."""
     try:
-        found: OneLine = decode(OneLine, json.loads(text))
-    except (ValueError, Invalid):
+        return said_in(text)
+    except ValueError:
         return ()
-    said = (found.strike, found.cleared, found.pinned, found.unpinned)
-    return tuple(line for line in said if line is not None)
+
+
+def said_in(text: bytes) -> tuple[Line, ...]:
+    """What a line of the file says. Raises ValueError with a reason of one short line."""
+    try:
+        value = read_json(text, most=MOST_LINE)
+        _check_text(value)
+        found: OneLine = decode(OneLine, value)
+        said = (found.strike, found.cleared, found.pinned, found.unpinned)
+        lines = tuple(line for line in said if line is not None)
+        for line in lines:
+            check_time(line.at)
+            if isinstance(line, Strike) and line.submitted is not None:
+                check_time(line.submitted)
+    except ValueError as exc:
+        raise ValueError(str(exc).partition("\n")[0][:MOST_REASON]) from exc
+    return lines
+
+
+def _check_text(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        raise ValueError("it holds half of a surrogate pair, which is no character") from exc
 
 
 def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:

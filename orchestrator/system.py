@@ -1,10 +1,13 @@
 """The real Clock and Shell."""
 
+import logging
 import os
+import sys
 import time
 from collections.abc import Sequence
 
 from orchestrator.contract.env import without_habits
+from orchestrator.contract.visible import VisibleStream
 from orchestrator.seams import Completed
 
 
@@ -17,6 +20,15 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def log_to_stderr() -> None:
+    """The log of a process that runs on its own; what it quotes of others is made visible."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=VisibleStream(sys.stderr),
+    )
 
 
 def run_command(argv: Sequence[str], /, *, timeout: float) -> Completed:

@@ -1,9 +1,13 @@
+import contextlib
+import itertools
 import json
+import os
 import re
 import shlex
+import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -439,6 +443,7 @@ def test_help_imports_next_to_nothing() -> None:
         *(name for name in ours if name.startswith("orchestrator.cli")),
         "orchestrator.errors",
         *("orchestrator.contract", "orchestrator.contract.exits"),
+        "orchestrator.contract.visible",
     }
 
 
@@ -475,3 +480,68 @@ def test_an_inventory_with_a_mistake_is_a_bad_spec(tmp_path: Path) -> None:
     done = ndctl("inventory", "--inventory", str(path))
     assert done.exit_code == exits.BAD_SPEC
     assert "hosts.yaml:1: profile: must be one of h100-sxm-80gb" in done.stderr
+
+
+def test_a_plain_value_under_the_name_of_a_secret_is_warned_of() -> None:
+    root = Path(__file__).parent.parent
+    words = (str(root / "examples/kubernetes.yaml"), "--inventory")
+    hosts = str(root / "examples/inventories/h100.yaml")
+    setting = ("--set", "cluster.kubernetes.env.HF_TOKEN=abc")
+    for verb in ("validate", "plan"):
+        assert ndctl(verb, *words, hosts).stderr == ""
+        done = ndctl(verb, *words, hosts, *setting, "--json")
+        assert done.exit_code == 0
+        json.loads(done.stdout)
+        assert "cluster.kubernetes.env.HF_TOKEN looks like a secret" in done.stderr
+        assert "HF_TOKEN: {secret: kubernetes-demo-env, key: HF_TOKEN}" in done.stderr
+        assert "abc" not in done.stderr
+
+
+@contextlib.contextmanager
+def another_user(folder: Path) -> Iterator[None]:
+    """To whom the system refuses what it refuses other users."""
+    if os.geteuid() != 0:
+        mode = folder.stat().st_mode
+        folder.chmod(0)
+        yield
+        folder.chmod(mode)
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_a_run_directory_is_its_owners_alone(
+    cluster: NoCluster, run_root: Path, umask: int
+) -> None:
+    from orchestrator.app import submitting
+    from tests.jobs_on_disk import submission
+
+    before = os.umask(umask)
+    try:
+        run_dir = submitting.submit(submission(run_root), {}, TurnedClock()).run_dir
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(run_dir.path.stat().st_mode) == 0o700
+    for above in (run_root, *itertools.takewhile(lambda p: p != Path("/tmp"), run_root.parents)):
+        above.chmod(above.stat().st_mode | 0o755)
+    verbs = ("status", "logs", "describe", "events", "diagnose", "dashboard", "cancel")
+    for verb in verbs:  # the other user may not read our interpreter's modules either
+        assert ndctl(verb, "nothing").exit_code == exits.BAD_JOB_STATE
+    with another_user(run_dir.path):
+        for verb in verbs:
+            done = ndctl(verb, JOB)
+            assert done.exit_code == exits.BAD_JOB_STATE, (verb, done.output)
+            assert f"{run_dir.path} may not be read: it is the run directory of user" in done.stderr
+        assert ndctl("list").exit_code == 0
+    for path in (run_dir.path, *run_dir.path.rglob("*")):  # as its owner may
+        path.chmod(0o755)
+    with (
+        another_user(run_dir.path.parent / "nothing")
+        if os.geteuid() == 0
+        else (contextlib.nullcontext())
+    ):
+        assert ndctl("status", JOB).exit_code == 0

@@ -429,6 +429,23 @@ def test_a_dumped_spec_loads_as_an_equal_spec(spec: JobSpec) -> None:
     assert load_spec(dump_spec(spec), "dump") == spec
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: " + "[" * 30_000,
+        "name: " + "[" * 30_000 + "]" * 30_000,
+        "name: " + "{a: " * 30_000,
+        "- " * 30_000,
+        "\n".join(" " * depth + f"k{depth}:" for depth in range(500)),
+    ],
+    ids=["[", "[]", "{", "-", "indented"],
+)
+def test_what_is_nested_without_end_is_a_spec_error(text: str) -> None:
+    """libyaml ends the process on it."""
+    with pytest.raises(SpecError, match=r"x:\d+: lists and mappings are nested more than 64 deep"):
+        load_spec(text, "x")
+
+
 @settings(deadline=None)
 @given(st.text())
 def test_any_text_is_either_a_spec_or_a_spec_error(text: str) -> None:

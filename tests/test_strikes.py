@@ -31,9 +31,11 @@ from orchestrator.strikes import (
     counts,
     excluded,
     fold,
+    hosts_text,
     path_of,
     recall,
     record,
+    records,
 )
 from orchestrator.system import SystemClock
 
@@ -200,6 +202,58 @@ def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     assert recall(path) == (strike(),)
     record(path, strike(attempt=2))
     assert recall(path) == (strike(), strike(attempt=2))
+
+
+GOOD = {"at": NOW, "host": "node1", "job": "j", "attempt": 1, "kind": "hang", "cause": "c"}
+BAD = {
+    "deep": b"[" * 200_000,
+    "deep in a key": b'{"strike":' * 5_000 + b"1" + b"}" * 5_000,
+    "huge": b'"' + b"x" * 1_000_000 + b'"',
+    "zeros": b"\0" * 500,
+    "no UTF-8": b"\xff\xfe\xfd",
+    "digits": b"1" * 5_000,
+    "null": b"null",
+    "far off": json.dumps({"strike": GOOD | {"at": 1e300}}).encode(),
+    "no date": json.dumps({"strike": GOOD | {"at": 1e14}}).encode(),
+    "many digits": json.dumps({"strike": GOOD | {"at": 10**400}}).encode(),
+    "before 1970": json.dumps({"strike": GOOD | {"at": -1}}).encode(),
+    "submitted": json.dumps({"strike": GOOD | {"submitted": 1e15}}).encode(),
+    "no number": b'{"strike": {"at": NaN}}',
+    "surrogate": json.dumps(
+        {"pinned": {"at": NOW, "host": "\ud800", "use": "never", "by": "me", "reason": "r"}}
+    ).encode(),
+    "type": json.dumps({"strike": GOOD | {"host": 3}}).encode(),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_bad_line_is_skipped_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: bytes
+) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, strike())
+    path.write_bytes(path.read_bytes() + bad + b"\n")
+    record(path, strike(attempt=2))
+    for _ in range(2):  # a leader asks again and again
+        assert recall(path) == (strike(), strike(attempt=2))
+        assert list(excluded(path, NOW)) == ["node1"]
+        assert always(path, NOW) == ()
+        assert hosts_text(records(tmp_path, NOW))
+    (said,) = [entry.getMessage() for entry in caplog.records]
+    assert said.startswith(f"skipped line 2 of {path}: ")
+    assert len(said) < len(str(path)) + 250
+    assert "\n" not in said
+
+
+def test_of_many_bad_lines_the_first_are_named_and_the_rest_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, strike())
+    path.write_bytes(path.read_bytes() + b"no\n" * 1_000)
+    assert recall(path) == (strike(),)
+    assert len(caplog.records) == 4
+    assert caplog.messages[-1] == f"skipped 997 more lines of {path}"
 
 
 def _append(path: Path, job: str) -> None:

@@ -1,6 +1,5 @@
 """Reads the trainer's configuration, and refuses early what this trainer cannot do."""
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +8,7 @@ from typing import Any
 
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.pipeline import SPLITS_BACKWARD, demand
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
 from trainer.report import check_writers
@@ -22,7 +22,7 @@ def load_config(path: Path) -> TrainingConfig:
     """
     try:
         text = path.read_text()
-        data = json.loads(text) if path.suffix == ".json" else parse_yaml(text)
+        data = read_json(text) if path.suffix == ".json" else parse_yaml(text)
     except (OSError, ValueError) as exc:
         raise TrainingError(
             f"cannot read the configuration {path}: {exc}", fix="give a JSON or YAML file"

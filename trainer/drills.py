@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import json
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ from orchestrator.contract import exits
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.env import DRILLS, RankEnv
+from orchestrator.contract.read_json import read_json
 from orchestrator.errors import TrainingError
 from trainer.emit import Reporter
 
@@ -46,7 +46,7 @@ class Victim:
 
 def read_drills(text: str) -> tuple[Drill, ...]:
     try:
-        drills: tuple[Drill, ...] = decode(tuple[Drill, ...], json.loads(text), DRILLS)
+        drills: tuple[Drill, ...] = decode(tuple[Drill, ...], read_json(text), DRILLS)
     except (Invalid, ValueError) as exc:
         raise TrainingError(
             f"{DRILLS} cannot be read: {exc}", fix="unset it, or give a JSON list of drills"

@@ -1,6 +1,5 @@
 """One rank's training from beginning to end: this file is the trainer's table of contents."""
 
-import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from orchestrator.contract.env import RankEnv
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.training import TrainingConfig
 from trainer.building import build_model, choose_passes
@@ -178,7 +178,7 @@ def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
 
 def origin_of(config: TrainingConfig) -> Origin:
     return Origin(
-        config=json.loads(read_model_config(config.model).to_json_string(use_diff=False)),
+        config=read_json(read_model_config(config.model).to_json_string(use_diff=False)),
         tokenizer=wherever(config.data.tokenizer),
         lora=config.model.lora,
         base=wherever(config.model.weights) if config.model.weights else None,

@@ -30,7 +30,7 @@ from orchestrator.locks import is_free, try_lock
 from orchestrator.open_files import allow_files
 from orchestrator.preflight.host import Wanted, examine_host, sight
 from orchestrator.seams import Backend, Clock
-from orchestrator.system import SystemClock, run_command
+from orchestrator.system import SystemClock, log_to_stderr, run_command
 
 log = logging.getLogger("orchestrator.agent")
 
@@ -46,12 +46,11 @@ ORPHANS_S = 5.0
 
 def main(argv: list[str], environ: Mapping[str, str]) -> int:
     args = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     log.info("up to %s open files", allow_files())  # its launcher, torchrun and ranks inherit it
     clock = SystemClock()
     run_dir = RunDir(args.run_dir)
-    logs = partial(run_dir.logs.mkdir, parents=True, exist_ok=True)
-    once_it_serves(logs, "there is no room for logs", clock)
+    once_it_serves(run_dir.make, "there is no room for logs", clock)
     if not _hold_host(run_dir, args.host, clock):
         return exits.LEADER_LOST if args.patience else exits.NOT_ADMITTED
     scheduled = args.restarts is not None

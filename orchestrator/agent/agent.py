@@ -47,6 +47,7 @@ from orchestrator.contract.protocol import (
     Stop,
     Warned,
 )
+from orchestrator.contract.read_json import read_json
 from orchestrator.preflight.together import NAME_S, looked_up
 from orchestrator.seams import Clock
 
@@ -287,7 +288,7 @@ class Agent:
             if message.type is not aiohttp.WSMsgType.TEXT:
                 return
             self.last_heard = self.clock.monotonic()
-            order: Order = decode(Order, json.loads(message.data))
+            order: Order = decode(Order, read_json(message.data))
             self._perform(order)
 
     def _perform(self, order: Order) -> None:

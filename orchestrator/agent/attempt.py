@@ -5,7 +5,7 @@ import logging
 import shlex
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.agent.bounded import within
 from orchestrator.agent.cgroups import Count, Kills, oom_kills
@@ -30,8 +30,10 @@ from orchestrator.contract.datagrams import (
     RankStarted,
 )
 from orchestrator.contract.events import RankError, RankEvidence
+from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.protocol import Exited, RankDigest, Start, Stopped
+from orchestrator.diagnosis.readings import read_launcher
 from orchestrator.diagnosis.stacks import shortened
 from orchestrator.locks import is_free
 from orchestrator.seams import Clock
@@ -294,7 +296,7 @@ class Attempt:
         stopped = Stopped(
             attempt=self.start.attempt, host=self.place.host, finished=finished, why=why
         )
-        return [self.exited(end) for end in unseen], stopped
+        return [self.exited(end) for end in unseen], await with_reading(stopped, self.start.classes)
 
     async def _torchrun_said(self) -> str:
         path = self.log_dir / "torchrun.log"
@@ -318,3 +320,10 @@ class Attempt:
     def _reports_due(self, waited: float) -> bool:
         """Keepers have ended, but their last datagrams may still be on the way."""
         return waited < 2 * POLL_S and any(r.ended is None for r in self.ranks.values())
+
+
+async def with_reading(stopped: Stopped, own: tuple[FailureRule, ...]) -> Stopped:
+    """With the class of what torchrun said, where it is to blame; found in a thread."""
+    if not stopped.why:
+        return stopped
+    return replace(stopped, reading=await within(None, read_launcher, stopped.why, own))

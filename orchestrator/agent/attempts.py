@@ -8,8 +8,16 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from orchestrator.agent.attempt import Attempt
-from orchestrator.agent.gathering import gather, gather_last, keep, look_back, with_last_lines
+from orchestrator.agent.attempt import Attempt, with_reading
+from orchestrator.agent.bounded import within
+from orchestrator.agent.gathering import (
+    gather,
+    gather_last,
+    keep,
+    look_back,
+    read_stopped,
+    with_last_lines,
+)
 from orchestrator.agent.probes import Probe
 from orchestrator.agent.standby import Standby
 from orchestrator.contract.datagrams import (
@@ -32,6 +40,7 @@ from orchestrator.contract.protocol import (
     Stopped,
     Told,
 )
+from orchestrator.diagnosis.readings import read_words
 from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
@@ -87,9 +96,8 @@ class Attempts:
             return [] if self.ended is None else [self.ended]
         ends = [record.ended for record in attempt.ranks.values() if record.ended is not None]
         failed = [attempt.exited(end) for end in ends if end.exit_code != 0]
-        mute = [exited for exited in failed if exited.stopped]
-        told = [with_last_lines(attempt, exited) for exited in failed if not exited.stopped]
-        return [*mute, *await asyncio.gather(*told)]
+        failed.sort(key=lambda exited: not exited.stopped)
+        return list(await asyncio.gather(*(_read(attempt, exited) for exited in failed)))
 
     # What the leader orders
 
@@ -160,6 +168,7 @@ class Attempts:
                 finished=False,
                 why=f"torchrun could not be run: {exc}",
             )
+            stopped = await with_reading(stopped, attempt.start.classes)
         for exited in unseen:
             self._failed(exited, attempt)
         await asyncio.gather(*self.told)
@@ -187,7 +196,9 @@ class Attempts:
         match datagram:
             case Beat() if before is None and datagram.loss is not None:
                 self.hurry()  # the first step of the attempt: the leader waits for it
-            case Resumed() | Saved() | SaveFailed() | IntervalChanged():
+            case SaveFailed():
+                self.spawn(self._tell_of_save(datagram, attempt))
+            case Resumed() | Saved() | IntervalChanged():
                 self.report(Told(host=self.place.host, datagram=datagram))
             case DrillFired():
                 self.report(Told(host=self.place.host, datagram=datagram))
@@ -202,9 +213,11 @@ class Attempts:
             self.looking = self.spawn(self._look_back(attempt))
 
     async def _tell_of_end(self, exited: Exited, attempt: Attempt) -> None:
-        """What a rank wrote that was stopped explains nothing, and all of a large job would be
-        much to read and to journal; the traces have it."""
-        self.report(exited if exited.stopped else await with_last_lines(attempt, exited))
+        self.report(await _read(attempt, exited))
+
+    async def _tell_of_save(self, failed: SaveFailed, attempt: Attempt) -> None:
+        reading = await within(None, read_words, failed.why, attempt.start.classes)
+        self.report(Told(host=self.place.host, datagram=failed, reading=reading))
 
     async def _look_back(self, attempt: Attempt) -> None:
         """The leader is told of what tells something: a fabric that breaks ends ranks everywhere,
@@ -222,6 +235,13 @@ class Attempts:
             log.warning("drill %s: this agent and its ranks die now", drill)
             loop = asyncio.get_running_loop()
             loop.call_later(HOST_DRILL_S, os.kill, os.getpid(), signal.SIGKILL)
+
+
+async def _read(attempt: Attempt, exited: Exited) -> Exited:
+    """What a rank wrote that was stopped explains nothing; the traces have it."""
+    if exited.stopped:
+        return await read_stopped(attempt, exited)
+    return await with_last_lines(attempt, exited)
 
 
 def how_it_went(stopped: Stopped) -> str:

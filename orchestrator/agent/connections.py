@@ -10,6 +10,7 @@ from aiohttp import WSMessage, WSMsgType, web
 
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.protocol import PULSE_S, Order, Pulse, Register, Report, Start
+from orchestrator.contract.read_json import read_json
 from orchestrator.seams import Clock
 
 HEARD_S = 3 * PULSE_S
@@ -132,5 +133,5 @@ def report_in(message: WSMessage) -> Report:
     """Raises ValueError when the message is none."""
     if message.type is not WSMsgType.TEXT:
         raise ValueError(f"{message.type.name} instead of a text")
-    report: Report = decode(Report, json.loads(message.data))
+    report: Report = decode(Report, read_json(message.data))
     return report

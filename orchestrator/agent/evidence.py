@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from orchestrator.agent.bounded import Limit
+from orchestrator.diagnosis.last_words import without_frames
+from orchestrator.diagnosis.patterns import MOST_BYTES, MOST_LINES, Text
+from orchestrator.diagnosis.readings import signal_name
 from orchestrator.diagnosis.stacks import of_the_program, shortened
-from orchestrator.supervise.verdict import signal_name
 
 LOG_LINES = 20
-LOG_BYTES = 8_192
 STACK_LINES = 60
 STACK_POLL_S = 0.1
 READ_S = 3.0
@@ -80,11 +81,16 @@ def last_lines(path: Path, lines: int = LOG_LINES) -> tuple[str, ...]:
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - LOG_BYTES))
+            file.seek(max(0, file.tell() - MOST_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ()
     return tuple(text.splitlines()[-lines:])
+
+
+def last_words_of(path: Path) -> tuple[str, ...]:
+    """The last lines of a log that are no frames of a stack."""
+    return without_frames(Text.of(last_lines(path, MOST_LINES))).lines[-LOG_LINES:]
 
 
 async def gather_stacks(

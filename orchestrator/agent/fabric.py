@@ -1,7 +1,6 @@
 """This host's part in the small all-reduce of all hosts: a child that dies with the agent."""
 
 import asyncio
-import json
 import logging
 import shlex
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from orchestrator.agent.torchrun import HostPlace
 from orchestrator.contract import env
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.protocol import Checked, CheckFabric
+from orchestrator.contract.read_json import read_json
 from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def read_checked(tried: Ended) -> Checked | None:
     """The child's verdict, its last line; None when it gave none. Pure."""
     line = tried.out.strip().rpartition("\n")[2]
     try:
-        checked: Checked = decode(Checked, json.loads(line))
+        checked: Checked = decode(Checked, read_json(line))
     except (ValueError, Invalid):
         return None
     return checked

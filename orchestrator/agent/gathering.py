@@ -10,14 +10,17 @@ from dataclasses import dataclass, replace
 
 from orchestrator.agent.attempt import TAIL_S, Attempt
 from orchestrator.agent.bounded import within
-from orchestrator.agent.evidence import last_lines
+from orchestrator.agent.evidence import last_lines, last_words_of
 from orchestrator.agent.flights import Asking, Dumps, gather_dumps, last_dumps
 from orchestrator.agent.probes import KERNEL_LINES, HostProbe, Probe, probed, telling
 from orchestrator.contract.codec import encode
 from orchestrator.contract.events import RankEvidence
+from orchestrator.contract.failures import FailureRule, Reading
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.protocol import Evidence, Exited
 from orchestrator.contract.whole import write_whole
+from orchestrator.diagnosis.patterns import MOST_LINES
+from orchestrator.diagnosis.readings import End, kept_lines, read_exit, read_kernel, without_excess
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
         gather_dumps(pids, ended, asking, timeout_s),
         probed(probe, pids, timeout_s),
     )
-    kernel = await _kernel(attempt, found)
+    kernel, readings = await _kernel(attempt, found)
     evidence = Evidence(
         attempt=start.attempt,
         host=place.host,
@@ -59,16 +62,20 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
         missing=_missing(ranks, stackless, dumps, found),
         findings=_troubles(found),
         kernel=kernel,
+        readings=readings,
     )
     return Found(evidence=evidence, ended=ended, probe=found)
 
 
-async def _kernel(attempt: Attempt, found: HostProbe) -> tuple[str, ...]:
+async def _kernel(
+    attempt: Attempt, found: HostProbe
+) -> tuple[tuple[str, ...], tuple[Reading, ...]]:
     """What the kernel has told that may be why, by its log, and by what it counts where nobody may
-    read that."""
+    read that; and what it means."""
     since = max(attempt.begun, attempt.got_on() - NEAR_S)
     logged = await within(None, telling, found.kernel, since, attempt.start.classes)
-    return (*logged, *attempt.kills.after(since, attempt.clock.monotonic()))
+    lines = (*logged, *attempt.kills.after(since, attempt.clock.monotonic()))
+    return lines, await within(None, read_kernel, lines, attempt.start.classes)
 
 
 def _asking(attempt: Attempt) -> Asking:
@@ -97,7 +104,7 @@ async def gather_last(attempt: Attempt, timeout_s: float) -> Evidence:
 async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
     """What a host says of itself on which a rank has ended; the rank can say nothing any more."""
     found = await probed(probe, attempt.running(), timeout_s)
-    kernel = await _kernel(attempt, found)
+    kernel, readings = await _kernel(attempt, found)
     evidence = Evidence(
         attempt=attempt.start.attempt,
         host=attempt.place.host,
@@ -105,6 +112,7 @@ async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
         missing=dict(words.split(": ", 1) for words in found.missing),
         findings=_troubles(found),
         kernel=kernel,
+        readings=readings,
         unasked=True,
     )
     return Found(evidence=evidence, ended=attempt.ended(), probe=found)
@@ -121,18 +129,39 @@ async def keep(attempt: Attempt, found: Found, limit_s: float = KEEP_S) -> None:
         log.warning("the evidence of %s could not be kept: %s", host, exc)
 
 
+async def read_stopped(attempt: Attempt, exited: Exited) -> Exited:
+    """What a rank means that was stopped, by what it raised: its log would be much to read, and of
+    all of a large job much to journal."""
+    return await within(None, as_read, exited, (), attempt.start.classes)
+
+
 async def with_last_lines(attempt: Attempt, exited: Exited, limit_s: float = TAIL_S) -> Exited:
-    """What the rank wrote last. Storage that does not answer may be why it ended, and the agent is
-    to be heard meanwhile."""
+    """What the rank wrote last, and what it means. Storage that does not answer may be why it
+    ended, and the agent is to be heard meanwhile."""
     begun = attempt.clock.monotonic()
     path = attempt.log_dir / f"rank-{exited.ended.rank}.log"
     try:
-        tail = await within(limit_s, last_lines, path)
+        tail = await within(limit_s, last_lines, path, MOST_LINES)
     except TimeoutError:
         log.warning("the log of rank %s does not answer: told without it", exited.ended.rank)
         tail = (f"{path} did not answer within {limit_s:.1f} s",)
     age_s = exited.age_s + attempt.clock.monotonic() - begun
-    return replace(exited, age_s=age_s, log_tail=tail)
+    # In a thread and here, before the leader hears of it: no text, however long, keeps either loop.
+    return await within(None, as_read, replace(exited, age_s=age_s), tail, attempt.start.classes)
+
+
+def as_read(exited: Exited, lines: tuple[str, ...], own: tuple[FailureRule, ...]) -> Exited:
+    """With what its end means, whose log ends with `lines`, and the few of them that are kept."""
+    end = End(
+        exit_code=exited.ended.exit_code,
+        signal=exited.ended.signal,
+        error=exited.error,
+        lines=lines,
+        phase=exited.phase,
+    )
+    reading = read_exit(end, own)
+    kept = kept_lines(lines, reading)
+    return replace(exited, error=without_excess(exited.error), log_tail=kept, reading=reading)
 
 
 def _troubles(found: HostProbe) -> tuple[Finding, ...]:
@@ -156,7 +185,7 @@ def _write(attempt: Attempt, found: Found) -> None:
     """`host-<host>.jsonl`: all but stacks and dumps, which have files of their own."""
     evidence = found.evidence
     tails = {
-        str(rank): last_lines(attempt.log_dir / f"rank-{rank}.log")
+        str(rank): last_words_of(attempt.log_dir / f"rank-{rank}.log")
         for rank in sorted({*found.ended, *(one.rank for one in evidence.ranks)})
     }
     probe = replace(found.probe, kernel=found.probe.kernel[-KERNEL_LINES:])

@@ -113,8 +113,7 @@ def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
     silent = [host for host in hosts if host not in {part.host for part in parts}]
     lost = [*(f"all of {host}: its agent sent nothing in time" for host in silent), *lost]
     if run.findings is not None and run.findings.asked_after:
-        classes = run.job.failure_classes if run.job else ()
-        found = differing(scene, ended_over_it(run.findings, classes))
+        found = differing(scene, ended_over_it(run.findings))
         return judged_as(found, scene, at=0.0, attempt=attempt, missing=lost)
     return judgement(scene, at=0.0, attempt=attempt, missing=lost)
 

@@ -31,6 +31,7 @@ from orchestrator.agent.becoming import (
 )
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.env import TORCHRUN_PID
+from orchestrator.contract.read_json import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
             # Only now: the agent, which has heard of its end, sends it no signal any more.
             os.waitpid(child, 0)
         _bury()
-        order: LaunchOrder = decode(LaunchOrder, json.loads(line))
+        order: LaunchOrder = decode(LaunchOrder, read_json(line))
         if isinstance(order, Run):
             imports.rest()
         child = _carry_out(order, answers, args.lock, afresh=imports.failed)

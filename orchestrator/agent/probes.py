@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator.agent.bounded import within
 from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.findings import Finding
-from orchestrator.diagnosis.classes import Signs, classify
+from orchestrator.diagnosis.classes import Signs, classify, with_class
 from orchestrator.preflight.host import Sight, Wanted, examine_host
 from orchestrator.seams import Shell
 
@@ -97,8 +97,9 @@ def telling(
     many the first of each class go before the second, and broken hardware before all else."""
     seen: Counter[str] = Counter()
     found = []
-    for number, line in enumerate(kernel):
-        one = classify(Signs(lines=(line,)), own) if _is_new(line, since) else None
+    new = [line for line in kernel if _is_new(line, since)]
+    for number, line in enumerate(with_class(new, own)):
+        one = classify(Signs(lines=(line,)), own)
         if one is not None:
             found.append((seen[one.rule.name], one.rule.scope != "host", number, line))
             seen[one.rule.name] += 1

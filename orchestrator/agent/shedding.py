@@ -6,10 +6,10 @@ is one with all that counts.
 """
 
 import fcntl
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.whole import written_beside
 from orchestrator.strikes import (
     HALF_LIFE_S,
@@ -104,6 +104,6 @@ def _as_long(record: Record, young: Iterable[Strike], now: float) -> bool:
 def _is_object(text: bytes) -> bool:
     """Or else a torn line."""
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(read_json(text), dict)
     except ValueError:
         return False

@@ -12,6 +12,7 @@ from orchestrator.agent.evidence import process_state
 from orchestrator.agent.launcher import Begun, Ended, LaunchAnswer, LaunchOrder, Run, Try
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.contract.codec import decode, encode_tagged
+from orchestrator.contract.read_json import read_json
 
 LINE_BYTES = 16 << 20
 """Of an answer, at most."""
@@ -143,7 +144,7 @@ def _is_there(launcher: Process) -> bool:
 async def _answer(launcher: Process) -> LaunchAnswer:
     assert launcher.stdout is not None
     line = await launcher.stdout.readline()
-    answer: LaunchAnswer = decode(LaunchAnswer, json.loads(line)) if line else KILLED
+    answer: LaunchAnswer = decode(LaunchAnswer, read_json(line)) if line else KILLED
     return answer
 
 

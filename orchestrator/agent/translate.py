@@ -42,8 +42,10 @@ def event_of(report: Told | Exited | Evidence | Stopped, at: float) -> Event:
             return _exited(report, at)
         case Evidence():
             return gathered(report, at)
-        case Stopped(attempt=attempt, host=host, finished=finished, why=why):
-            return HostStopped(at=at, attempt=attempt, host=host, finished=finished, why=why)
+        case Stopped(attempt=attempt, host=host, finished=finished, why=why, reading=reading):
+            return HostStopped(
+                at=at, attempt=attempt, host=host, finished=finished, why=why, reading=reading
+            )
 
 
 def gathered(report: Evidence, at: float) -> EvidenceGathered:
@@ -59,6 +61,7 @@ def gathered(report: Evidence, at: float) -> EvidenceGathered:
         missing=report.missing,
         findings=report.findings,
         kernel=report.kernel,
+        readings=report.readings,
         unasked=report.unasked,
     )
 
@@ -75,7 +78,9 @@ def _told(told: Told, at: float) -> Event:
         case Saved(attempt=attempt, step=step):
             return CheckpointSaved(at=at, attempt=attempt, step=step)
         case SaveFailed(attempt=attempt, step=step, why=why):
-            return CheckpointFailed(at=at, attempt=attempt, step=step, why=why)
+            return CheckpointFailed(
+                at=at, attempt=attempt, step=step, why=why, reading=told.reading
+            )
         case IntervalChanged(attempt=attempt, step=step, old=old, new=new, why=why):
             return CheckpointIntervalChanged(
                 at=at, attempt=attempt, step=step, old=old, new=new, why=why
@@ -98,6 +103,7 @@ def _exited(report: Exited, at: float) -> RankExited:
         error=report.error,
         log_tail=report.log_tail,
         phase=report.phase,
+        reading=report.reading,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.whole import write_whole
 
@@ -36,7 +37,7 @@ def _write(run_dir: RunDir, body: Mapping[str, object]) -> None:
 def leader_of(run_dir: RunDir, term: Term) -> dict[str, Any]:
     """What the leader of `term` said: `address`, `port`, `name`, or `over`; empty before it has."""
     try:
-        leader = json.loads(run_dir.leader.read_text())
+        leader = read_json(run_dir.leader.read_text())
     except (OSError, ValueError):
         return {}
     ours = isinstance(leader, dict) and leader.items() >= asdict(term).items()

@@ -12,6 +12,7 @@ from orchestrator.app.schedulers import clear, standing
 from orchestrator.app.submission_lock import refuse_while_submitting
 from orchestrator.contract import env
 from orchestrator.contract.protocol import CANCEL_PATH
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError
 from orchestrator.seams import Clock, Copy
@@ -77,7 +78,7 @@ def _ask_to_cancel(run_dir: RunDir, launch: int, environ: Mapping[str, str]) -> 
     import urllib.request
 
     try:
-        leader = json.loads(run_dir.leader.read_text())
+        leader = read_json(run_dir.leader.read_text())
         if leader["launch"] != launch:
             return False  # of an earlier launch; another program may have its port by now
         token = environ.get(env.TOKEN) or run_dir.token.read_text().strip()
@@ -98,7 +99,7 @@ def _ask_to_cancel(run_dir: RunDir, launch: int, environ: Mapping[str, str]) -> 
             f"the leader refused to cancel: {exc.code} {exc.reason}",
             fix=f"use the token in {run_dir.token}",
         ) from exc
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

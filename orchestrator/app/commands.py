@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.app.remote import Found
 from orchestrator.contract import env
 from orchestrator.contract.codec import Invalid, decode, encode
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.whole import write_whole
 from orchestrator.dashboard.commands import Commands
@@ -87,7 +88,7 @@ def _commands(
 def _came(run_dir: RunDir) -> SubmittedFrom:
     """The run directory's copy stands in for a file that is gone, or of another machine."""
     try:
-        came: SubmittedFrom = decode(SubmittedFrom, json.loads(run_dir.submitted.read_text()))
+        came: SubmittedFrom = decode(SubmittedFrom, read_json(run_dir.submitted.read_text()))
     except (OSError, ValueError, Invalid):
         return SubmittedFrom(spec=str(run_dir.spec))
     return came if Path(came.spec).is_file() else SubmittedFrom(spec=str(run_dir.spec))

@@ -11,7 +11,7 @@ from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.holding import Ask
 from orchestrator.errors import BackendError, JobError
-from orchestrator.jobs import find_job, jobs
+from orchestrator.jobs import find_job, has_run, jobs
 from orchestrator.seams import Clock, Copy
 from orchestrator.supervise.log import read
 from orchestrator.supervise.opening import ARCHIVE
@@ -63,7 +63,7 @@ def find(
         from orchestrator.backends.kubernetes.mirror import seek_mirror
 
         return _of(seek_mirror(run_root, name, place.context, place.namespace, environ, clock))
-    if (run_root / name / "journal.jsonl").exists():
+    if has_run(run_root, name):
         return Found(find_job(run_root, name))
     known = known_mirrors(run_root, name)
     if len(known) == 1:

@@ -205,7 +205,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
 def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> tuple[int, Handover]:
     """Write the run directory: how many lines its journal had before, and what is handed over."""
     run_dir = submission.run_dir
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    run_dir.make()
     with Journal(run_dir.journal, clock) as journal:
         known = journal.seq
         past = snapshot.known(run_dir)

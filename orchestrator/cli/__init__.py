@@ -18,6 +18,8 @@ from orchestrator.cli import (
     policies,
     simulating,
 )
+from orchestrator.cli.options import say
+from orchestrator.contract.visible import VisibleStream
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state,"
@@ -52,6 +54,7 @@ for _command in (
     machines.doctor,
     machines.hosts,
     policies.policy,
+    policies.classify,
     simulating.simulate,
     forecasting.forecast,
     controlling.controller,
@@ -61,6 +64,8 @@ for _command in (
 
 def main() -> None:
     """Entry point: errors that ndctl raises on purpose become one message and their exit code."""
+    # What is not printed by `say`: click's own errors, warnings of loggers, tracebacks.
+    sys.stderr = VisibleStream(sys.stderr)
     try:
         cli(prog_name="ndctl")
     except Exception as exc:
@@ -68,5 +73,5 @@ def main() -> None:
 
         if not isinstance(exc, NdctlError):
             raise
-        click.echo(f"error: {exc}", err=True)
+        say(f"error: {exc}", err=True)
         sys.exit(exc.exit_code)

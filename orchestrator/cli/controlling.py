@@ -31,14 +31,13 @@ def controller(
 
     Jobs do without it. manifests/controller/ has it as a Deployment. Several may run: one acts.
     """
-    import logging
 
     from orchestrator.backends.kubernetes.api import Api
     from orchestrator.backends.kubernetes.controller.decide import Scope
     from orchestrator.backends.kubernetes.controller.loop import serve
-    from orchestrator.system import SystemClock
+    from orchestrator.system import SystemClock, log_to_stderr
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     api = Api(context, os.environ, SystemClock())
     home = namespace or api.namespace
     scope = Scope(home=home, namespace=None if all_namespaces else home, taint=taint)

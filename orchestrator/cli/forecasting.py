@@ -9,6 +9,7 @@ from orchestrator.cli.options import (
     inventory_option,
     json_option,
     print_json,
+    say,
     set_option,
     spec_argument,
 )
@@ -93,4 +94,4 @@ def forecast(  # noqa: PLR0913 - click hands over one argument for each option
     if as_json:
         print_json(forecast_json(told.found, told.basis, told.rates))
     else:
-        click.echo(describe_forecast(told.found, told.basis, told.rates))
+        say(describe_forecast(told.found, told.basis, told.rates))

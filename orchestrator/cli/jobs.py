@@ -14,11 +14,14 @@ from orchestrator.cli.options import (
     place_options,
     print_json,
     root_option,
+    say,
+    warn,
 )
 
 if TYPE_CHECKING:
     from orchestrator.app.remote import Found, Place
     from orchestrator.dashboard.holding import Ask
+    from orchestrator.dashboard.logs import LogLine
     from orchestrator.dashboard.moment import Snapshot
     from orchestrator.supervise.state import Run
 
@@ -69,14 +72,14 @@ def list_jobs(run_root: str | None, place: "Place | None", as_json: bool) -> Non
     root = run_root_of(run_root, os.environ)
     jobs = remote.every(root, place, os.environ, clock)
     for warning in remote.refresh_all(jobs):
-        click.echo(f"warning: {warning}", err=True)
+        warn(warning)
     seen = ((found, read_snapshot(found.run_dir, clock.now())) for found in jobs)
     rows = list_rows(_with_scheduler([(found, one) for found, one in seen if one is not None]))
     if as_json:
         print_json(rows)
     else:
         where = f"in {root.absolute()}" if place is None else "of ndctl in that namespace"
-        click.echo(list_text(rows, None) if rows else f"no jobs {where}")
+        say(list_text(rows, None) if rows else f"no jobs {where}")
 
 
 @click.command(epilog="Example: ndctl status quickstart --json")
@@ -92,7 +95,7 @@ def status(job: str, run_root: str | None, place: "Place | None", as_json: bool)
     if as_json:
         print_json(status_json(snapshot))
     else:
-        click.echo(status_text(snapshot, None))
+        say(status_text(snapshot, None))
 
 
 def _snapshot(job: str, run_root: str | None, place: "Place | None") -> "Snapshot":
@@ -127,7 +130,7 @@ def describe(job: str, run_root: str | None, place: "Place | None", as_json: boo
         print_json(status_json(snapshot))
     else:
         passed_over = newest_complete(snapshot.run_dir.checkpoints)[1]
-        click.echo(describe_text(snapshot, None, passed_over))
+        say(describe_text(snapshot, None, passed_over))
 
 
 @click.command(
@@ -152,7 +155,7 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
     if as_json:
         print_json(diagnosis_json(scene, verdict, chosen))
     else:
-        click.echo(diagnosis_text(verdict, scene, chosen))
+        say(diagnosis_text(verdict, scene, chosen))
 
 
 @click.command(epilog="Example: ndctl logs quickstart --rank 1 --attempt 1")
@@ -176,7 +179,6 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
 ) -> None:
     """Print the ranks' logs, merged, each line with its host and rank."""
     from orchestrator.app.remote import fetch_logs, kept_fresh, settled
-    from orchestrator.dashboard.logs import painted
     from orchestrator.dashboard.session import agent_lines, ending_of, log_lines
     from orchestrator.system import SystemClock
 
@@ -184,19 +186,25 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
         raise click.UsageError("--agents goes with --tail alone: an agent is of all attempts")
     found, clock = find(job, run_root, place), SystemClock()
     fetch_logs(found, rank, attempt)
-    shown = painted if sys.stdout.isatty() else str
     if agents:
         for line in agent_lines(found.run_dir, tail):
-            click.echo(shown(line))
+            _say_line(line)
         return
     ended = settled(found, ending_of(found.run_dir, clock, asker(found)), clock)
     lines = log_lines(found.run_dir, clock, ended, rank, attempt, tail, follow)
     try:
         with kept_fresh(found, logs=True) if follow else contextlib.nullcontext():
             for line in lines:
-                click.echo(shown(line))
+                _say_line(line)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _say_line(line: "LogLine") -> None:
+    from orchestrator.dashboard.logs import colour_of
+
+    colour = colour_of(line.file)
+    say(f" {line.text}", label=f"[{line.file.label}]", fg=colour, dim=colour is None)
 
 
 @click.command(epilog="Example: ndctl events quickstart")
@@ -208,15 +216,15 @@ def events(job: str, run_root: str | None, place: "Place | None", as_json: bool)
     """Print what happened, and what was decided, in order of time; with --json the journal as it
     stands."""
     from orchestrator.dashboard.narrate import event_line, in_order_of_time
-    from orchestrator.supervise.log import read, to_line
+    from orchestrator.supervise.log import read, to_json
 
     entries = read(find(job, run_root, place).run_dir.journal)
     if as_json:  # the order in which it was decided on, by which a journal can be replayed
         for entry in entries:
-            click.echo(to_line(entry).decode().rstrip())
+            print_json(to_json(entry), indent=None)
         return
     for entry in in_order_of_time(entries):
-        click.echo(event_line(entry, None))
+        say(event_line(entry, None))
 
 
 @click.command(epilog="Example: ndctl dashboard quickstart   (q leaves it)")
@@ -225,18 +233,17 @@ def events(job: str, run_root: str | None, place: "Place | None", as_json: bool)
 @place_options
 def dashboard(job: str, run_root: str | None, place: "Place | None") -> None:
     """Watch a job: health of every rank, incidents, loss, checkpoints."""
-    from rich.console import Console
-
     from orchestrator.app.commands import commands_for
     from orchestrator.app.remote import await_begin, kept_fresh
+    from orchestrator.dashboard.console import VisibleConsole
     from orchestrator.dashboard.live import run_dashboard, terminal_keys
     from orchestrator.system import SystemClock
 
-    clock, console = SystemClock(), Console()
+    clock, console = SystemClock(), VisibleConsole()
     found = find(job, run_root, place)
     ask = asker(found)
     if console.is_terminal:
-        await_begin(found, ask, clock, click.echo)
+        await_begin(found, ask, clock, say)
     with terminal_keys(clock) as keys, kept_fresh(found):
         run_dashboard(
             found.run_dir,
@@ -260,7 +267,7 @@ def cancel(job: str, run_root: str | None, place: "Place | None", no_wait: bool)
     from orchestrator.system import SystemClock
 
     found, clock = find(job, run_root, place), SystemClock()
-    click.echo(cancelling.cancel(found.run_dir, os.environ, clock, found))
+    say(cancelling.cancel(found.run_dir, os.environ, clock, found))
     if not no_wait:
         with kept_fresh(found):
-            click.echo(cancelling.wait_until_ended(found.run_dir, os.environ, clock, found))
+            say(cancelling.wait_until_ended(found.run_dir, os.environ, clock, found))

@@ -13,6 +13,7 @@ from orchestrator.cli.options import (
     kind_option,
     plan_for,
     root_option,
+    say,
     set_option,
     spec_argument,
 )
@@ -97,17 +98,17 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
         new=new,
     )
     if dry_run:
-        click.echo(submitting.dry_run(submission, os.environ, SystemClock()))
+        say(submitting.dry_run(submission, os.environ, SystemClock()))
         return
     submitted = submitting.submit(submission, os.environ, SystemClock())
     if planned.looked is not None and planned.looked.unchecked:
-        click.echo(f"note: {planned.looked.unchecked}", err=True)
-    click.echo(
+        say(f"note: {planned.looked.unchecked}", err=True)
+    say(
         f"submitted {planned.spec.name} to {planned.spec.cluster.backend}: {submitted.run_dir.path}"
     )
     if follow:
         sys.exit(_followed(submitted))
-    click.echo(f"watch it with `{_commands(submitted).of('dashboard')}`")
+    say(f"watch it with `{_commands(submitted).of('dashboard')}`")
 
 
 @click.command(
@@ -139,9 +140,9 @@ def render(  # noqa: PLR0913 - click hands over one argument for each option
         raise click.UsageError("--with-token needs --backend kubernetes: others keep it in a file")
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
     submission = submitting.Submission(planned=planned, run_root=root)
-    click.echo(submitting.render(submission, os.environ))
+    say(submitting.render(submission, os.environ))
     if with_token:
-        click.echo(f"---\n{submitting.render_token(submission)}")
+        say(f"---\n{submitting.render_token(submission)}")
 
 
 def _commands(submitted: "Submitted") -> "Commands":
@@ -161,14 +162,14 @@ def _followed(submitted: "Submitted") -> int:
     found, clock = Found(submitted.run_dir, submitted.copy), SystemClock()
     name, ask, commands = submitted.run_dir.path.name, asker(found), _commands(submitted)
     try:
-        if not await_begin(found, ask, clock, click.echo):
+        if not await_begin(found, ask, clock, say):
             return exits.FAILED
         elsewhere = found.copy is not None
         known = lines_before(found, submitted.at) if elsewhere else submitted.known
         with kept_fresh(found):
             return follow_job(submitted.run_dir, known, clock, ask, commands)
     except KeyboardInterrupt:
-        click.echo(
+        say(
             f"\n{name} runs on; see it with `{commands.of('dashboard')}`,"
             f" end it with `{commands.of('cancel')}`",
             err=True,

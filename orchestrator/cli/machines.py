@@ -12,7 +12,9 @@ from orchestrator.cli.options import (
     plan_for,
     print_json,
     root_option,
+    say,
     set_option,
+    warn_of_secrets,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +29,11 @@ def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
 
     from orchestrator.load import read_spec
 
-    return read_spec(Path(spec), overrides) if spec else None
+    if spec is None:
+        return None
+    wish = read_spec(Path(spec), overrides)
+    warn_of_secrets(wish)
+    return wish
 
 
 def _input_findings(spec: str, overrides: tuple[str, ...]) -> "tuple[Finding, ...]":
@@ -103,7 +109,7 @@ def doctor(
     if as_json:
         print_json(encode(findings))
     else:
-        click.echo(describe_findings(findings))
+        say(describe_findings(findings))
     sys.exit(1 if any(finding.verdict == "stops" for finding in findings) else 0)
 
 
@@ -130,7 +136,7 @@ def hosts(ctx: click.Context, run_root: str | None, as_json: bool, with_faded: b
     if as_json:
         print_json(hosts_json(found))
     else:
-        click.echo(hosts_text(found) or f"no strikes in {root.absolute()}")
+        say(hosts_text(found) or f"no strikes in {root.absolute()}")
 
 
 @hosts.command("clear", epilog="Example: ndctl hosts clear node7")
@@ -142,7 +148,7 @@ def clear_host(root: "Path", host: str, cluster: str | None) -> None:
     from orchestrator.app import hosts
     from orchestrator.system import SystemClock
 
-    click.echo(hosts.clear_host(root, host, cluster, SystemClock()))
+    say(hosts.clear_host(root, host, cluster, SystemClock()))
 
 
 @hosts.command("pin", epilog='Example: ndctl hosts pin node7 --never --reason "burnt connector"')
@@ -160,7 +166,7 @@ def pin_host(root: "Path", host: str, never: bool, reason: str, cluster: str | N
     clock = SystemClock()
     of = hosts.cluster_to_pin(root, host, cluster, clock)
     said = hosts.pin_host(root, host, of, use, reason, clock)
-    click.echo(said + hosts.doubt(host, of, os.environ, clock))
+    say(said + hosts.doubt(host, of, os.environ, clock))
 
 
 @hosts.command("unpin", epilog="Example: ndctl hosts unpin node7")
@@ -172,4 +178,4 @@ def unpin_host(root: "Path", host: str, cluster: str | None) -> None:
     from orchestrator.app import hosts
     from orchestrator.system import SystemClock
 
-    click.echo(hosts.unpin_host(root, host, cluster, SystemClock()))
+    say(hosts.unpin_host(root, host, cluster, SystemClock()))

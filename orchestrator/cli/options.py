@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from orchestrator.contract.visible import visible
+
 if TYPE_CHECKING:
     from orchestrator.app.planning import Planned
     from orchestrator.app.remote import Found, Place
+    from orchestrator.contract.spec import JobSpec
 
 
 class FiniteRange(click.FloatRange):
@@ -41,6 +44,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 inventory_option = click.option(
     "--inventory", metavar="FILE", help="The hosts to plan for. [the backend's]"
 )
+KEPT = "\n\t"
 BACKENDS = click.Choice(["local", "slurm", "kubernetes"])
 
 
@@ -104,18 +108,33 @@ def find(name: str, run_root: str | None, place: "Place | None") -> "Found":
     """A job, as it is now."""
     from orchestrator.app import remote
     from orchestrator.jobs import run_root_of
+    from orchestrator.supervise.log import lost_end
     from orchestrator.system import SystemClock
 
     found = remote.find(run_root_of(run_root, os.environ), name, place, os.environ, SystemClock())
     if warning := remote.refresh(found):
-        click.echo(f"warning: {warning}", err=True)
+        warn(warning)
+    if lost := lost_end(found.run_dir.journal):
+        warn(lost)
     return found
 
 
-def print_json(body: Any) -> None:
+def say(text: str, *, label: str = "", err: bool = False, **style: Any) -> None:
+    """The one way in which a verb prints. Names, messages and logs in `text` are of others, so it
+    passes `visible`; only `label`, in its `style`, has colours, and those on a terminal alone."""
+    prefix = click.style(visible(label), **style) if label else ""
+    click.echo(f"{prefix}{visible(text, keep=KEPT)}", err=err)
+
+
+def warn(text: str) -> None:
+    say(f"warning: {text}", err=True)
+
+
+def print_json(body: Any, indent: int | None = 2) -> None:
     import json
 
-    click.echo(json.dumps(body, indent=2))
+    # JSON leaves DEL as it is, and is ASCII else: `visible` would write it as no JSON has it.
+    say(json.dumps(body, indent=indent).replace("\x7f", "\\u007f"))
 
 
 def print_as(
@@ -124,7 +143,7 @@ def print_as(
     if as_json:
         print_json(body(value))
     else:
-        click.echo(text(value))
+        say(text(value))
 
 
 def plan_for(
@@ -137,4 +156,22 @@ def plan_for(
 
     hosts = None if inventory is None else Path(inventory)
     plan = planning.plan_and_look if look else planning.plan_spec
-    return plan(Path(spec), overrides, os.environ, hosts)
+    planned = plan(Path(spec), overrides, os.environ, hosts)
+    warn_of_secrets(planned.spec)
+    return planned
+
+
+def warn_of_secrets(spec: "JobSpec") -> None:
+    """Of those that a spec holds in plain text."""
+    from orchestrator.contract.kubernetes import plain_secrets
+
+    kubernetes, job = spec.cluster.kubernetes, spec.name
+    for key in plain_secrets(kubernetes) if spec.cluster.backend == "kubernetes" else ():
+        name = key.rpartition(".")[2]
+        of = f"-n {kubernetes.namespace} " if kubernetes.namespace else ""
+        warn(
+            f"cluster.kubernetes.{key} looks like a secret, and is plain text in the spec, in the"
+            f" run directory and in ConfigMap {job}-launch\n"
+            f"  fix: `kubectl {of}create secret generic {job}-env --from-literal={name}=…`, and"
+            f" cluster.kubernetes.env: {{{name}: {{secret: {job}-env, key: {name}}}}}"
+        )

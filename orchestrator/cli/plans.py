@@ -13,6 +13,7 @@ from orchestrator.cli.options import (
     plan_for,
     print_as,
     print_json,
+    say,
     set_option,
     spec_argument,
 )
@@ -49,9 +50,9 @@ def validate(spec: str, overrides: tuple[str, ...], as_json: bool, inventory: st
         body = {"valid": True, "name": planned.spec.name, "mesh": str(planned.plan.mesh)}
         print_json(body | {"unchecked": unchecked})
         return
-    click.echo(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.mesh}")
+    say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.mesh}")
     if unchecked:
-        click.echo(f"note: {unchecked}")
+        say(f"note: {unchecked}")
 
 
 def _problems_json(placed: "Iterable[tuple[str, Problem]]") -> list[dict[str, object]]:
@@ -137,7 +138,7 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
         table = planning.zero_of(Path(spec), overrides, os.environ, hosts)
         print_as(as_json, table, zero_json, describe_zero)
     else:
-        planned = planning.plan_spec(Path(spec), overrides, os.environ, hosts)
+        planned = plan_for(spec, overrides, inventory)
         print_as(as_json, planned.plan, explain.plan_json, explain.describe_plan)
 
 
@@ -171,4 +172,4 @@ def inventory(
     if as_json:
         print_json(inventory_json(seen.inventory) | {"notes": list(seen.notes)})
     else:
-        click.echo("\n".join([describe_inventory(seen.inventory), *seen.notes]))
+        say("\n".join([describe_inventory(seen.inventory), *seen.notes]))

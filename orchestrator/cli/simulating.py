@@ -5,7 +5,10 @@ import sys
 
 import click
 
-from orchestrator.cli.options import json_option
+from orchestrator.cli.options import (
+    json_option,
+    say,
+)
 
 MANY = 1000
 
@@ -36,15 +39,15 @@ def simulate(
         raise click.UsageError("--trace shows the history of one seed: give --seed as well")
     if trace and seed is not None:
         outcome = simulate_one(seed, kinds, kept=True)
-        click.echo("\n".join(outcome.history))
-        click.echo(outcome.broken or outcome.ending)
+        say("\n".join(outcome.history))
+        say(outcome.broken or outcome.ending)
         sys.exit(1 if outcome.broken else 0)
     clock = SystemClock()
     begun = clock.monotonic()
     processes = min(len(os.sched_getaffinity(0)), 1 + len(chosen) // many.CHUNK)
     total = many.tally(many.outcomes(chosen, kinds, processes))
     tell = many.as_json if as_json else many.text
-    click.echo(tell(total, kinds, clock.monotonic() - begun))
+    say(tell(total, kinds, clock.monotonic() - begun))
     sys.exit(1 if total.broken else 0)
 
 

@@ -12,12 +12,14 @@ from orchestrator.cluster.inventory import Host, Inventory, State
 from orchestrator.cluster.profile import Profile
 from orchestrator.cluster.profiles import PROFILE_NAMES, load_profile
 from orchestrator.contract.codec import Invalid, Problem, nearest
-from orchestrator.contract.limits import AtLeast
+from orchestrator.contract.limits import AtLeast, AtMost
+from orchestrator.contract.words import MOST_HOSTS, Count, Devices, Hosts
 from orchestrator.document import Document, decode_document, parse, read_text, spec_error
 from orchestrator.errors import SpecError
 
-Count = Annotated[int, AtLeast(1)]
 RANGE = re.compile(r"\[(\d+)-(\d+)\]")
+LONGEST = 18
+"""Digits of a number in a range."""
 EXAMPLE = "{profile: h100-sxm-80gb, hosts: 16, devices_per_host: 8, hosts_per_leaf: 8}"
 
 
@@ -36,8 +38,8 @@ class AlikeHosts:
     """The short form."""
 
     profile: str
-    hosts: Count
-    devices_per_host: Count
+    hosts: Hosts
+    devices_per_host: Devices
     hosts_per_nvlink_block: Count | None = None
     hosts_per_leaf: Count | None = None
     hosts_per_spine: Count | None = None
@@ -56,7 +58,7 @@ class AlikeHosts:
 class HostEntry:
     name: str
     """Or of several hosts that are alike: `node-[001-016]`."""
-    devices: Annotated[int, AtLeast(0)] | None = None
+    devices: Annotated[int, AtLeast(0), AtMost(1_024)] | None = None
     profile: str | None = None
     state: State = "free"
     switches: tuple[str, ...] = ()
@@ -64,6 +66,13 @@ class HostEntry:
 
     def __post_init__(self) -> None:
         check_profile(self.profile)
+        found = RANGE.search(self.name)
+        # The digits first, because Python refuses to read a number of thousands of them.
+        if found and (
+            max(map(len, found.groups())) > LONGEST or int(found[2]) - int(found[1]) >= MOST_HOSTS
+        ):
+            limit, fix = f"at most {MOST_HOSTS} names", "name as many hosts as there are"
+            raise Invalid([Problem(path="name", value=self.name, limit=limit, fix=fix)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +80,7 @@ class ListedHosts:
     hosts: tuple[HostEntry, ...]
     profile: str | None = None
     """Of the hosts that do not say."""
-    devices_per_host: Count | None = None
+    devices_per_host: Devices | None = None
     """Of the hosts that do not say."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Numbers of `profile` that are different here."""

@@ -6,7 +6,6 @@ its files still are what was written is told by their checksums, which takes rea
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from orchestrator.contract.codec import decode
 from orchestrator.contract.model import LoraSpec
+from orchestrator.contract.read_json import read_json
 
 MARKER = "COMPLETE"
 """JSON: `step`, `attempt`, `world_size`, `files`, name to size in bytes, `sha256`, name to checksum
@@ -75,7 +75,7 @@ def defect_of(folder: Path) -> str | None:
 
 def read_marker(folder: Path) -> dict[str, Any]:
     """Raises OSError or ValueError when there is none that can be read."""
-    marker: dict[str, Any] = json.loads((folder / MARKER).read_text())
+    marker: dict[str, Any] = read_json((folder / MARKER).read_text())
     return marker
 
 

@@ -192,6 +192,9 @@ def _read_union(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Pro
     kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
     if tagged := _tagged(kinds):
         return _read_tagged(tagged, data, path, problems)
+    objects = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    if isinstance(data, Mapping) and len(objects) == 1:
+        return _read(objects[0], data, path, problems)  # so each mistake in it has its place
     found: list[Problem] = []
     for kind in kinds:
         tried: list[Problem] = []
@@ -325,13 +328,20 @@ def _read_scalar(kind: Any, data: Any, path: str, problems: list[Problem]) -> An
     if kind in (Any, object):
         return data
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        data = _as_float(data)
     fits = isinstance(data, kind) and (kind is bool or not isinstance(data, bool))
     if fits and not (kind is float and not math.isfinite(data)):
         return data
     fix = _scalar_fix(kind, data, path)
     problems.append(Problem(path=path, value=data, limit=SCALARS[kind], fix=fix))
     return None
+
+
+def _as_float(data: int) -> float:
+    try:
+        return float(data)
+    except OverflowError:  # of more than 308 digits
+        return math.inf
 
 
 def _scalar_fix(kind: Any, data: Any, path: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.phases import Phase
+from orchestrator.contract.read_json import read_json
 
 MAX_BYTES = 60_000
 """A larger text is cut before it is sent."""
@@ -141,5 +142,5 @@ def to_bytes(datagram: Datagram) -> bytes:
 
 def from_bytes(data: bytes) -> Datagram:
     """Raises ValueError when the bytes are not a datagram of this version."""
-    datagram: Datagram = decode(Datagram, json.loads(data))
+    datagram: Datagram = decode(Datagram, read_json(data))
     return datagram

@@ -10,7 +10,7 @@ from typing import Literal
 
 from orchestrator.contract.checkpoints import PassedOver
 from orchestrator.contract.drills import Drill
-from orchestrator.contract.failures import FailureRule, Scope
+from orchestrator.contract.failures import ExitReading, FailureRule, Reading, Scope
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.phases import Phase
@@ -138,6 +138,8 @@ class CheckpointFailed:
     attempt: int
     step: int
     why: str
+    reading: Reading | None = None
+    """The class of `why`; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +238,11 @@ class RankExited:
     detected_after_s: float
     error: RankError | None
     log_tail: tuple[str, ...]
+    """A few lines; those that it was read by were more."""
     phase: Phase | None = None
     """What it was doing, by its last word."""
+    reading: ExitReading | None = None
+    """What that means; None: nobody has read it, and its class is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +307,8 @@ class EvidenceGathered:
     kernel: tuple[str, ...] = ()
     """What its kernel said that has a class, of the attempt, and since shortly before its ranks got
     on for the last time."""
+    readings: tuple[Reading, ...] = ()
+    """What these lines mean, the first of each class."""
     unasked: bool = False
     """Of a host on which a rank has ended: it speaks for itself, and no other is asked."""
 
@@ -346,6 +353,8 @@ class HostStopped:
     """All its ranks returned 0."""
     why: str = ""
     """What torchrun itself said, where it is to blame."""
+    reading: Reading | None = None
+    """The class of that, where a restart meets it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """What kinds of failure there are: rules as data, ndctl's own and those that a user adds."""
 
-import re
 import signal
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -47,7 +46,10 @@ class FailureRule:
     advice: str = ""
     """What a person should do."""
     patterns: tuple[str, ...] = ()
-    """Regular expressions, searched in each line without regard to case; one is enough."""
+    """Regular expressions in RE2's syntax, searched in each line without regard to case; one is
+    enough."""
+    unless: tuple[str, ...] = ()
+    """Regular expressions too: a line in which one of them is found does not count."""
     signals: tuple[str, ...] = ()
     """Names, as SIGKILL, of what ended the process."""
     exit_codes: tuple[int, ...] = ()
@@ -61,11 +63,6 @@ class FailureRule:
 
     def __post_init__(self) -> None:
         problems = [
-            Problem(path="patterns", value=pattern, limit="a regular expression", fix="mend it")
-            for pattern in self.patterns
-            if not _compiles(pattern)
-        ]
-        problems += [
             Problem(path="signals", value=name, limit="a signal's name", fix="write SIGKILL")
             for name in self.signals
             if name not in signal.Signals.__members__
@@ -78,18 +75,44 @@ class FailureRule:
         if not (self.patterns or self.signals or self.exit_codes or self.kinds):
             fix = "add patterns, signals, exit_codes or kinds"
             problems.append(Problem(path="patterns", limit="given, or a code", fix=fix))
+        if self.unless and not self.patterns:
+            fix = "add patterns; unless only leaves out lines that these find"
+            problems.append(Problem(path="unless", limit="given with patterns", fix=fix))
         if problems:
             raise Invalid(problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The class of what a process, a launcher or a kernel said. It is decided once, where that was
+    said, and kept: a class that is decided again with another table may be another one."""
+
+    name: str
+    scope: Scope
+    action: Remedy
+    advice: str = ""
+    symptom: bool = False
+    """A rank also says so when a peer of it went away."""
+    own: bool = False
+    """It is a class of the user's, who knows better than ndctl's own words for it."""
+    line: str = ""
+    """The line that decided; empty where it was a signal, an exit code or a kind."""
+    pattern: str = ""
+    """The one that was found in the line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitReading:
+    """What the end of one rank means, as far as the rank itself tells."""
+
+    failure: Reading | None = None
+    """None: nothing of it is known."""
+    symptom: bool = False
+    """It is what losing a peer looks like."""
+    timed_out: bool = False
+    """A collective did not return in time: a hang, seen by the rank itself."""
 
 
 def _near(kind: str) -> str:
     near = nearest(kind, KINDS)
     return f"did you mean {near}?" if near else "take one of these"
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except re.error:
-        return False
-    return True

@@ -10,6 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.whole import write_whole
 
 STALE_TRIES = 3
@@ -37,9 +38,9 @@ def read_fence(path: Path) -> Fence | None:
         OSError: it cannot be read at present, so nobody knows who may write.
     """
     try:
-        body = json.loads(_text(path))
+        body = read_json(_text(path))
         return Fence(leader=str(body["leader"]), attempt=int(body["attempt"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.read_json import read_json
 
 SUBMISSION = "submission.json"
 SPEC = "spec.yaml"
@@ -82,11 +83,11 @@ def handover_from(files: Mapping[str, bytes]) -> Handover:
         ).decode()
         for name, body in files.items()
     }
-    submission: _Submission = decode(_Submission, json.loads(texts[SUBMISSION]))
+    submission: _Submission = decode(_Submission, read_json(texts[SUBMISSION]))
     return Handover(
         job=submission.job,
         spec=texts[SPEC],
-        plan=json.loads(texts[PLAN]),
-        trainer=json.loads(texts[TRAINER]),
+        plan=read_json(texts[PLAN]),
+        trainer=read_json(texts[TRAINER]),
         new=submission.new,
     )

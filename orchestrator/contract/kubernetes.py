@@ -1,6 +1,7 @@
 """What a site's Kubernetes needs to be told of a job, in Kubernetes' own words."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -30,6 +31,14 @@ Label = Annotated[
         r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
         "the key of a label: a name of 1 to 63 signs, with or without a domain and / before it",
         "topology.kubernetes.io/rack",
+    ),
+]
+Key = Annotated[
+    str,
+    Matches(
+        r"[-._a-zA-Z0-9]{1,253}",
+        "a key of a Secret or ConfigMap: letters, digits, -, _ and .",
+        "token",
     ),
 ]
 Path = Annotated[str, Matches(r"/.*", "an absolute path", "/data")]
@@ -94,6 +103,40 @@ class MountedVolume:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValueFrom:
+    """The value of a variable, which the kubelet reads from a Secret or ConfigMap of the namespace
+    as the pod starts. ndctl neither reads nor stores it."""
+
+    key: Key
+    secret: Name | None = None
+    config_map: Name | None = None
+
+    def __post_init__(self) -> None:
+        _check_one_source(self.secret, self.config_map)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvFrom:
+    """A Secret or ConfigMap of the namespace, each key of which becomes a variable. A variable of
+    `env` comes before one of the same name here."""
+
+    secret: Name | None = None
+    config_map: Name | None = None
+    prefix: str = ""
+    """Put before the name of each."""
+
+    def __post_init__(self) -> None:
+        _check_one_source(self.secret, self.config_map)
+
+
+def _check_one_source(secret: str | None, config_map: str | None) -> None:
+    if (secret is None) == (config_map is None):
+        given = "neither" if secret is None else f"{secret} and {config_map}"
+        limit, fix = "of one source: secret or config_map", "give one of them"
+        raise Invalid([Problem(path="", value=given, limit=limit, fix=fix)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Toleration:
     key: str = ""
     """Empty: every taint."""
@@ -154,6 +197,9 @@ class TopologyRequest:
             raise Invalid(problems)
 
 
+_SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|SECRET)$|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesSpec:
     kind: Kind = "pytorchjob"
@@ -169,8 +215,9 @@ class KubernetesSpec:
     image_pull_secrets: tuple[Name, ...] = ()
     python: str = "python3"
     """The interpreter inside the image, which has ndctl installed."""
-    service_account: Name = "ndctl-job"
-    """manifests/base makes it, with the least rights that a leader needs."""
+    service_account: Name | None = None
+    """Of the pods; None: one of the job's own, with the rights that its leader needs, on objects of
+    this job."""
     priority_class: Name | None = None
     runs: RunVolume = field(default_factory=RunVolume)
     run_root: Path = "/ndctl/runs"
@@ -190,7 +237,10 @@ class KubernetesSpec:
     host_network: bool = False
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str | ValueFrom] = field(default_factory=dict)
+    """Variables of the ranks: a text, which stands in plain view in the spec and in a ConfigMap, or
+    `{secret: NAME, key: KEY}` for what nobody else shall read."""
+    env_from: tuple[EnvFrom, ...] = ()
     volumes: tuple[MountedVolume, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -231,3 +281,25 @@ class KubernetesSpec:
     """Merged into each pod template, for what has no key here: mappings key by key, null removes a
     key, lists of named things (containers, env, volumes) by name and volumeMounts by mountPath;
     other lists replace what was there."""
+
+
+def plain_secrets(spec: KubernetesSpec) -> tuple[str, ...]:
+    """Keys of the spec that give a variable named like a secret as plain text. A path is none."""
+    pod = spec.pod_template.get("spec")
+    containers = pod.get("containers") if isinstance(pod, Mapping) else None
+    given = [("env", name, value) for name, value in spec.env.items()]
+    for at, one in enumerate(containers if isinstance(containers, list) else []):
+        variables = one.get("env") if isinstance(one, Mapping) else None
+        place = f"pod_template.spec.containers[{at}].env"
+        given += [(place, *named) for named in _named_values(variables)]
+    return tuple(
+        f"{place}.{name}"
+        for place, name, value in given
+        if isinstance(value, str) and value and value[0] != "/" and _SECRET_NAME.search(name)
+    )
+
+
+def _named_values(variables: Any) -> Iterator[tuple[str, Any]]:
+    for one in variables if isinstance(variables, list) else []:
+        if isinstance(one, Mapping):
+            yield str(one.get("name")), one.get("value")

@@ -19,7 +19,7 @@ from orchestrator.contract.datagrams import (
 )
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import RankError, RankEvidence
-from orchestrator.contract.failures import FailureRule
+from orchestrator.contract.failures import ExitReading, FailureRule, Reading
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.reliability import SavePace
@@ -127,6 +127,8 @@ class Told:
 
     host: str
     datagram: Resumed | Saved | SaveFailed | IntervalChanged | DrillFired
+    reading: Reading | None = None
+    """The class of why a checkpoint could not be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,8 @@ class Exited:
     log_tail: tuple[str, ...]
     phase: Phase | None = None
     """The last that it reported."""
+    reading: ExitReading | None = None
+    """What all of that means, by more lines of its log than are told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,8 @@ class Evidence:
     kernel: tuple[str, ...] = ()
     """What its kernel said that has a class, of the attempt, and since shortly before its ranks got
     on for the last time."""
+    readings: tuple[Reading, ...] = ()
+    """What these lines mean, the first of each class."""
     unasked: bool = False
     """Of a host on which a rank has ended: it speaks for itself, and no other is asked."""
 
@@ -182,6 +188,8 @@ class Stopped:
     host: str
     finished: bool
     why: str = ""
+    reading: Reading | None = None
+    """The class of `why`, where a restart meets it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

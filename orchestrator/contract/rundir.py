@@ -1,6 +1,6 @@
 """The run directory: where each file of a job lies.
 
-<run root>/<job name>/
+<run root>/<job name>/      mode 0700
   spec.yaml               the spec of the newest launch that came to train, resolved
   spec-<l>.yaml           that of launch <l>: one that the ranks refuse leaves spec.yaml as it is
   submitted.json          the user's own file, and what was said beside it
@@ -25,6 +25,7 @@
   checkpoints/step-<s>/   complete only with its marker
 """
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,14 @@ gloo count an operation that failed as one that is over."""
 @dataclass(frozen=True, slots=True)
 class RunDir:
     path: Path
+
+    def make(self) -> None:
+        """With its folder of logs. Samples, specs and logs are its owner's: whoever else shall read
+        them is let in by `chmod`, which stays. Folders above are as the umask has them."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        self.logs.mkdir(exist_ok=True)
 
     @property
     def spec(self) -> Path:

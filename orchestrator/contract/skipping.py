@@ -11,6 +11,7 @@ from typing import Annotated
 
 from orchestrator.contract.codec import Invalid, Problem, decode, encode
 from orchestrator.contract.limits import AtLeast
+from orchestrator.contract.read_json import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -65,5 +66,5 @@ def to_text(windows: Sequence[Window]) -> str:
 
 def from_text(text: str, path: str) -> tuple[Window, ...]:
     """Raises ValueError, or Invalid, which names `path`."""
-    windows: tuple[Window, ...] = decode(tuple[Window, ...], json.loads(text), path)
+    windows: tuple[Window, ...] = decode(tuple[Window, ...], read_json(text), path)
     return windows

@@ -11,23 +11,23 @@ from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.data import DataSpec
 from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.kubernetes import KubernetesSpec
-from orchestrator.contract.limits import AtLeast, Matches
+from orchestrator.contract.limits import AtLeast, AtMost, Matches
 from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.parallel import ParallelSpec
 from orchestrator.contract.policy import PolicyRule
 from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.contract.train import TrainSpec
-from orchestrator.contract.words import Auto, Count, Seconds
+from orchestrator.contract.words import MOST_HOSTS, Auto, Count, Devices, Hosts, Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     backend: Literal["local", "slurm", "kubernetes"] = "local"
     """Where the job runs; `local` plays the hosts as processes of this machine."""
-    hosts: Count = 1
-    gpus_per_host: Count = 1
+    hosts: Hosts = 1
+    gpus_per_host: Devices = 1
     """Ranks per host, one for each device; on a machine without GPUs each is a CPU process."""
-    spare_hosts: Annotated[int, AtLeast(0)] = 0
+    spare_hosts: Annotated[int, AtLeast(0), AtMost(MOST_HOSTS)] = 0
     """Hosts that register and wait, to take the place of one that breaks."""
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
     """For `backend: slurm`."""

@@ -6,7 +6,6 @@ from orchestrator.dashboard import words
 from orchestrator.dashboard.commands import Commands
 from orchestrator.dashboard.moment import Snapshot
 from orchestrator.dashboard.view import FailedSave
-from orchestrator.diagnosis.classes import Signs, classify
 from orchestrator.supervise.policy import BUDGET
 from orchestrator.supervise.roster import gives_back_at, is_short, usable
 from orchestrator.supervise.state import PREFLIGHT, Incident, Run
@@ -52,9 +51,8 @@ def _wait(snapshot: Snapshot, zone: tzinfo | None) -> str:
 
 def _at_risk(snapshot: Snapshot, failed: FailedSave, zone: tzinfo | None) -> str:
     """Of a job that trains, and whose checkpoints cannot be written."""
-    job, saved = snapshot.seen.run.job, snapshot.seen.checkpoint
-    found = classify(Signs(lines=(failed.why,)), job.failure_classes if job else ())
-    advice = found.rule.advice if found is not None else ""
+    saved = snapshot.seen.checkpoint
+    advice = failed.advice
     done = max(snapshot.view.step, failed.step)  # metrics may lie on the same full disk
     lost = words.count(max(0, done - saved.step), "step")
     kept = f"{saved.name} is the last that is complete" if saved.step else "none is complete yet"

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from datetime import tzinfo
 
 from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.contract.visible import visible
 from orchestrator.dashboard import words
 from orchestrator.dashboard.advice import log_of
 from orchestrator.dashboard.moment import Snapshot
@@ -194,7 +195,7 @@ def _evidence(incident: Incident) -> Iterator[str]:
 def _quoted(title: str, lines: Iterable[str]) -> Iterator[str]:
     yield f"    {title}:"
     for line in lines:
-        yield f"      | {words.clean(line).rstrip()}"
+        yield f"      | {visible(line).rstrip()}"
 
 
 def _files(snapshot: Snapshot) -> Iterator[str]:

@@ -25,6 +25,7 @@ from orchestrator.contract.events import (
     StragglerGone,
     TrainingResumed,
 )
+from orchestrator.contract.visible import visible
 from orchestrator.dashboard import words
 from orchestrator.dashboard.advice import look_at, next_step
 from orchestrator.dashboard.metrics import NOTHING, Metric, Progress, fold_metrics
@@ -244,7 +245,7 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     for incident in run.incidents:
         lines += _incident_rows(incident, shown, zone)
     if shown.state == "FAILED" and run.incidents and run.incidents[-1].evidence.traceback:
-        lines += ["", words.clean(run.incidents[-1].evidence.traceback.rstrip()), ""]
+        lines += ["", visible(run.incidents[-1].evidence.traceback.rstrip()), ""]
     if shown.state != "SUCCEEDED":
         if (command := look_at(snapshot)) is not None:
             lines.append(row("see why", command))

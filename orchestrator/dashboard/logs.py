@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.contract.rundir import RunDir
-from orchestrator.dashboard import words
 from orchestrator.seams import Clock
 
 POLL_S = 0.25
@@ -27,8 +26,8 @@ STAMP = re.compile(
     r"\W?(?:\d{4}-(?P<iso>\d\d-\d\d)[T ](?P<iso_time>\d\d:\d\d:\d\d(?:[.,]\d+)?)"
     r"|[IWEFDC](?P<glog>\d{4}) (?P<glog_time>\d\d:\d\d:\d\d(?:\.\d+)?))"
 )
-COLOURS = (36, 33, 35, 32, 34, 31)
-"""ANSI; a rank keeps its own."""
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
+"""A rank keeps its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +54,9 @@ class LogLine:
         return f"[{self.file.label}] {self.text}"
 
 
-def painted(line: LogLine) -> str:
-    """For a terminal: the prefix in its rank's colour."""
-    colour = 2 if line.file.rank is None else COLOURS[line.file.rank % len(COLOURS)]
-    return f"\x1b[{colour}m[{line.file.label}]\x1b[0m {words.clean(line.text)}"
+def colour_of(file: LogFile) -> str | None:
+    """Of a rank's lines on a terminal; None for those of torchrun or an agent."""
+    return None if file.rank is None else COLOURS[file.rank % len(COLOURS)]
 
 
 def attempts(run_dir: RunDir) -> list[int]:

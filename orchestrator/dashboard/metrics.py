@@ -6,13 +6,15 @@ and no decision depends on them.
 """
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from orchestrator.contract.read_json import read_json
+from orchestrator.contract.times import check_time
 
 MOST_POINTS = 512
 """Points that a series keeps, however long the job."""
@@ -64,17 +66,25 @@ NOTHING = Progress()
 def parse_metric(line: bytes) -> Metric | None:
     """None when the line is not a metric."""
     try:
-        body = json.loads(line)
+        body = read_json(line)
         return Metric(
             attempt=int(body["attempt"]),
             step=int(body["step"]),
+            time=_time(body.get("time")),
             **{name: _number(body.get(name)) for name in _OPTIONAL},
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 
-_OPTIONAL = ("loss", "grad_norm", "lr", "tokens_per_second", "step_s", "time")
+_OPTIONAL = ("loss", "grad_norm", "lr", "tokens_per_second", "step_s")
+
+
+def _time(value: Any) -> float | None:
+    at = _number(value)
+    if at is not None:
+        check_time(at)
+    return at
 
 
 def _number(value: Any) -> float | None:

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterator
 
-from rich.console import Console
-
 from orchestrator.contract import exits
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.commands import Commands
+from orchestrator.dashboard.console import VisibleConsole
 from orchestrator.dashboard.follow import Follower, summary_text
 from orchestrator.dashboard.holding import Ask, Holding
 from orchestrator.dashboard.logs import (
@@ -47,7 +46,7 @@ def follow_job(
     if entries.lines > known:  # of a leader that wrote what is yet to be told
         run, entries = Run(), Tail(run_dir.journal)
     old, metrics = known - entries.lines, MetricTail(run_dir.metrics)
-    console = Console(highlight=False)
+    console = VisibleConsole(highlight=False)
     has_ended = ending_of(run_dir, clock, ask)
     with Follower(console, None, run) as follower:
         first = entries.more()

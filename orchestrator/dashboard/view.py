@@ -61,6 +61,8 @@ class FailedSave:
     since: float
     """When the first of them failed."""
     times: int = 1
+    advice: str = ""
+    """Of the class of `why`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +173,16 @@ def _checkpoint(
     match event:
         case CheckpointSaved(step=step, at=at):
             return CheckpointView(step=step, at=at)
-        case CheckpointFailed(step=step, at=at, why=why):
+        case CheckpointFailed(step=step, at=at, why=why, reading=reading):
             since, times = (known.failed.since, known.failed.times) if known.failed else (at, 0)
-            failed = FailedSave(step=step, at=at, why=why, since=since, times=times + 1)
+            failed = FailedSave(
+                step=step,
+                at=at,
+                why=why,
+                since=since,
+                times=times + 1,
+                advice=reading.advice if reading else "",
+            )
             return replace(known, failed=failed)
         case TrainingResumed(step=step, passed_over=passed):
             complete_at = known.at if known.step == step else None

@@ -1,26 +1,19 @@
 """Numbers, times and names as a person reads them; the same words on every screen."""
 
-import re
 import signal as signals
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 
+from orchestrator.contract.visible import visible
 from orchestrator.supervise.policy import BEFORE_FIX
 from orchestrator.supervise.state import NOBODY, Culprit
 
 UNSEEN = "-"
 """Stands where a number is not known."""
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def clean(text: str) -> str:
-    """`text` without what would steer a terminal: a rank's log may hold anything."""
-    return _CONTROLS.sub("", _ESCAPES.sub("", text)).replace("\t", "    ")
 
 
 def one_line(text: str) -> str:
-    return " ".join(clean(text).split())
+    return " ".join(visible(text).split())
 
 
 def shortened(text: str, most: int = 120) -> str:

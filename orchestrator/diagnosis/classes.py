@@ -1,15 +1,19 @@
 """The class of a failure, by ordered rules: the first that fits wins, a user's before ours."""
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from orchestrator.contract.failures import FailureRule
+from orchestrator.contract.failures import FailureRule, Reading
 from orchestrator.contract.phases import Phase
+from orchestrator.diagnosis.patterns import Text, compiled, which
+from orchestrator.diagnosis.xids import xid_rules
 
 TABLE = Path(__file__).with_name("classes.yaml")
+PIECE = 50
+"""Lines that are read together, of a log that is read whole: fewer than a `Text` would leave out,
+however long they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,8 @@ class Signs:
     """What one process, or the kernel of its host, left behind."""
 
     lines: tuple[str, ...] = ()
+    said: Text | None = None
+    """The same, where that is made already."""
     exit_code: int | None = None
     signal: str | None = None
     kind: str | None = None
@@ -24,12 +30,18 @@ class Signs:
     phase: Phase | None = None
     """None: not known, which fits every rule."""
 
+    @property
+    def text(self) -> Text:
+        return Text.of(self.lines) if self.said is None else self.said
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classified:
     rule: FailureRule
     line: str
     """The line that gave it away; empty where it was a signal or an exit code."""
+    pattern: str = ""
+    """The one that was found in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +53,26 @@ def classify(
     signs: Signs, own: Sequence[FailureRule] = (), rules: Sequence[FailureRule] | None = None
 ) -> Classified | None:
     """The first rule that fits; None: this is not known. `rules`: after `own`, instead of ours."""
+    text = signs.text
     for rule in (*own, *(default_rules() if rules is None else rules)):
-        found = fit(rule, signs)
+        found = _fit(rule, signs, text)
         if found is not None:
             return found
     return None
 
 
+def all_that_fit(signs: Signs, rules: Sequence[FailureRule]) -> tuple[Classified, ...]:
+    """In the order of the rules."""
+    text = signs.text
+    found = (_fit(rule, signs, text) for rule in rules)
+    return tuple(one for one in found if one is not None)
+
+
 def fit(rule: FailureRule, signs: Signs) -> Classified | None:
+    return _fit(rule, signs, signs.text)
+
+
+def _fit(rule: FailureRule, signs: Signs, text: Text) -> Classified | None:
     if rule.phases and signs.phase is not None and signs.phase not in rule.phases:
         return None
     if rule.signals and signs.signal not in rule.signals:
@@ -59,18 +83,38 @@ def fit(rule: FailureRule, signs: Signs) -> Classified | None:
         return None
     if not rule.patterns:
         return Classified(rule=rule, line="")
-    line = _first_line(rule.patterns, signs.lines)
-    return None if line is None else Classified(rule=rule, line=line)
+    for number in text.numbers(rule.patterns):
+        line = text.line(number)
+        if not (rule.unless and compiled(rule.unless).search(line)):
+            pattern = which(rule.patterns, line)
+            return Classified(rule=rule, line=text.lines[number], pattern=pattern)
+    return None
 
 
-def _first_line(patterns: tuple[str, ...], lines: Iterable[str]) -> str | None:
-    search = _compiled(patterns).search
-    return next((line for line in lines if search(line)), None)
+def with_class(lines: Sequence[str], own: Sequence[FailureRule] = ()) -> Iterator[str]:
+    """Those that may have a class, of however many: all rules look through many lines at once."""
+    rules = [rule for rule in (*own, *default_rules()) if rule.patterns]
+    for begin in range(0, len(lines), PIECE):
+        text = Text.of(lines[begin : begin + PIECE])
+        numbers = {number for rule in rules for number in text.numbers(rule.patterns)}
+        yield from (text.lines[number] for number in sorted(numbers))
 
 
-@cache
-def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
+def reading_of(found: Classified | None, own: Sequence[FailureRule] = ()) -> Reading | None:
+    """As it is kept."""
+    if found is None:
+        return None
+    rule = found.rule
+    return Reading(
+        name=rule.name,
+        scope=rule.scope,
+        action=rule.action,
+        advice=rule.advice,
+        symptom=rule.symptom,
+        own=rule in own,
+        line=found.line,
+        pattern=found.pattern,
+    )
 
 
 @cache
@@ -79,4 +123,5 @@ def default_rules() -> tuple[FailureRule, ...]:
     from orchestrator.document import decode_document, parse, read_text
 
     document = parse(read_text(TABLE, "it comes with ndctl"), str(TABLE))
-    return decode_document(_Table, document).classes
+    first, *rest = decode_document(_Table, document).classes
+    return (first, *xid_rules(), *rest)  # what a driver says by number stands before all words

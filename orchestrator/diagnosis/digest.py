@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.contract.read_json import read_json
 from orchestrator.diagnosis.dumps import Called, GroupId, Op, RankDump, Seat, Talk, Unreadable
 
 
@@ -47,7 +48,7 @@ def to_text(dump: RankDump) -> str:
 def from_text(text: str) -> RankDump:
     """Raises Unreadable: it is not what `to_text` writes."""
     try:
-        return _dump(json.loads(text))
+        return _dump(read_json(text))
     except (KeyError, TypeError, ValueError, IndexError) as exc:
         raise Unreadable(f"not a reduced dump: {exc!r}") from exc
 

@@ -7,7 +7,6 @@ not say whose it is: its file's name does.
 
 import ast
 import io
-import json
 import pickle
 import re
 from bisect import bisect_left
@@ -15,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from orchestrator.contract.read_json import read_json
 
 KEPT = 64
 """Pending operations of one group that are kept; the oldest matter."""
@@ -131,7 +132,7 @@ def parse(data: bytes) -> Mapping[str, Any]:
         Unreadable: it is neither, or no dump.
     """
     try:
-        dump = json.loads(data) if data[:1] == b"{" else _Plain(_at_once(data)).load()
+        dump = read_json(data) if data[:1] == b"{" else _Plain(_at_once(data)).load()
     except Unreadable:
         raise
     except Exception as exc:

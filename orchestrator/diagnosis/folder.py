@@ -10,7 +10,6 @@ A file that cannot be read is named in the scene, and hinders nothing.
 """
 
 import gc
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import LAST_FILES
 from orchestrator.contract.whole import UNFINISHED
 from orchestrator.diagnosis.classes import Signs, classify
@@ -124,7 +124,7 @@ def ended_by_class(folder: Path, name: str) -> frozenset[int]:
 def _log_tails(path: Path) -> Mapping[str, list[Any]]:
     """Nothing hangs on them: none where they cannot be read."""
     try:
-        tails = json.loads(path.read_text(errors="replace"))["log_tails"].items()
+        tails = read_json(path.read_text(errors="replace"))["log_tails"].items()
         return {
             rank: lines for rank, lines in tails if rank.isdecimal() and isinstance(lines, list)
         }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from orchestrator.backends.kubernetes.api import Listed
-from orchestrator.backends.kubernetes.checks import base_for
+from orchestrator.backends.kubernetes.checks import lacking, references, to_create
 from orchestrator.backends.kubernetes.inventory import KUEUE, kueue_levels
 from orchestrator.backends.kubernetes.refusals import Forbidden, Missing
 from orchestrator.backends.kubernetes.resources import (
@@ -18,6 +18,8 @@ from orchestrator.backends.kubernetes.resources import (
     NODES,
     PODS,
     PRIORITIES,
+    ROLE_BINDINGS,
+    ROLES,
     RUNTIMES,
     SECRETS,
     Object,
@@ -183,13 +185,21 @@ def _security(
 def needed(spec: KubernetesSpec) -> tuple[Right, ...]:
     """What somebody who submits, watches and cancels jobs has to be allowed in the namespace."""
     made = [SECRETS, CONFIG_MAPS, *([RUNTIMES] if spec.kind == "trainjob" else [])]
+    given: tuple[Right, ...] = ()
+    if spec.service_account is None:
+        made += [ACCOUNTS, ROLES, ROLE_BINDINGS]
+        # Only who has a right may give it to the job's pods.
+        given = (Right("delete", PODS), Right("list", EVENTS))
+        if spec.kind != "pytorchjob":
+            given = (*given, Right("patch", PODS, "status"))
     return (
+        *given,
         *(Right(verb, JOB_KINDS[spec.kind].resource) for verb in RUN),
         *(Right(verb, resource) for resource in made for verb in MAKE),
         *(Right(verb, PODS) for verb in GONE),
         Right("get", PODS, "log", "warns"),
         Right("create", PODS, "exec", "warns"),
-        Right("list", EVENTS, "", "warns"),
+        *(() if given else (Right("list", EVENTS, "", "warns"),)),
     )
 
 
@@ -258,10 +268,11 @@ def _rules(rights: Sequence[Right]) -> str:
 
 def _named(api: Asks, spec: KubernetesSpec, namespace: str, hosts: int | None) -> Iterator[Finding]:
     """What the spec names has to be there."""
-    yield _there(
-        api, ACCOUNTS, namespace, spec.service_account, "service account",
-        f"{base_for(namespace)}\n  or set cluster.kubernetes.service_account",
-    )  # fmt: skip
+    if spec.service_account is not None:
+        yield _there(
+            api, ACCOUNTS, namespace, spec.service_account, "service account",
+            "leave cluster.kubernetes.service_account out: then the job gets one of its own",
+        )  # fmt: skip
     if hosts is None:
         return
     if spec.image is None:
@@ -277,6 +288,10 @@ def _named(api: Asks, spec: KubernetesSpec, namespace: str, hosts: int | None) -
             api, PRIORITIES, None, spec.priority_class, "priority class",
             "`kubectl get priorityclass` lists those that there are",
         )  # fmt: skip
+    for path, resource, name, key in references(spec):
+        if lack := lacking(api, namespace, resource, name, key):
+            fix = to_create(namespace, resource, name, key)
+            yield Finding(what="environment", verdict="stops", found=f"{path}: {lack}", fix=fix)
     yield _runs(api, spec, namespace, hosts)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from orchestrator.agent.gathering import as_read
 from orchestrator.contract import exits
 from orchestrator.contract.datagrams import RankEnded
 from orchestrator.contract.events import RankError, RankEvidence
@@ -163,9 +164,10 @@ class HostRanks:
             step=step,
             stopped=self.stopping,
             error=error,
-            log_tail=(words.line,) if words.line else (),
+            log_tail=(),
             phase=self.training.phase,
         )
+        exited = as_read(exited, (words.line,) if words.line else (), self.start.classes)
         self.reports.append(exited)
         self.agent.report(exited)
 

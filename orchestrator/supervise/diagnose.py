@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import IntEnum
 
-from orchestrator.contract import exits
 from orchestrator.contract.events import AgentLost, RankExited
-from orchestrator.contract.failures import FailureRule
-from orchestrator.diagnosis.classes import Classified, Signs, classify
+from orchestrator.contract.failures import FailureRule, Reading
+from orchestrator.diagnosis.classes import Signs, classify, reading_of
+from orchestrator.diagnosis.readings import SERVICE
 from orchestrator.supervise.hang_verdict import hang_verdict
 from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
 from orchestrator.supervise.unfit import is_unfit, with_who_differed
@@ -22,27 +22,9 @@ from orchestrator.supervise.verdict import (
     Verdict,
     class_notes,
     exited_verdict,
-    failure_of,
     kernel_words,
-    last_words,
     told_by_kernel,
 )
-
-SYMPTOMS = re.compile(
-    r"connection closed by (remote )?peer|connection reset by peer|connection refused|broken pipe"
-    r"|gloo/transport|gloo::|connectfullmesh|enforce fail(?! at (alloc_cpu|inline_container))"
-    r"|recvvalue failed|sendbytes failed"
-    r"|no route to host|socket\w*connect\b.*(timed out|unreachable|connection abort)"
-    r"|ibv_\w+ failed.*timed out"
-    r"|application timeout caused pair closure|store timed out|socket timeout|wait timeout"
-    r"|socket has timed out|timed out waiting|failed to connect|failed to recv"
-    r"|nccl.*(remote|peer|watchdog|was aborted)|ncclremoteerror|watchdog caught collective",
-    re.IGNORECASE,
-)
-"""What a rank says when a peer went away (PyTorch's gloo, NCCL and TCPStore)."""
-
-SERVICE = "service-unreachable"
-"""Says the same words of what is no peer."""
 
 MOST_UNREACHED = 8
 """Addresses that an incident names …"""
@@ -51,14 +33,7 @@ MOST_NAMED = 8
 TOGETHER_S = 3.0
 """Between what happens at once, as agents tell of it once a second."""
 
-TIMEOUTS = re.compile(
-    r"watchdog caught collective|collective operation timeout|timed out waiting"
-    r"|application timeout caused pair closure|wait timeout|timeout at .*watchdog",
-    re.IGNORECASE,
-)
-"""What a rank says whose collective did not return in time: a hang, seen by the rank itself."""
-
-
+# None of these three can backtrack over more than a word of a line.
 NO_WAY = re.compile(r"no route to host|timed out|unreachable", re.IGNORECASE)
 UNREACHED = re.compile(r"connect to (?:([^\s<]+)<\d+>|([\d.]+):\d+)", re.IGNORECASE)
 """Names the address that NCCL could not connect to …"""
@@ -79,9 +54,9 @@ def diagnose(
         addresses: address -> host.
         switches: host -> those above it, the outermost first.
     """
-    signs = sorted(_signs(findings, own), key=lambda sign: sign[:2])
+    signs = sorted(_signs(findings), key=lambda sign: sign[:2])
     if not signs:
-        return _classed(_launch_failed(findings, own), own)
+        return _classed(_launch_failed(findings), own)
     weight, _, verdict = signs[0]
     together = _together(verdict, [sign[2] for sign in signs if sign[0] is weight], findings)
     if together:
@@ -95,12 +70,11 @@ def _classed(verdict: Verdict, own: tuple[FailureRule, ...]) -> Verdict:
     """With its class: of what no log line tells, by how it was seen."""
     if verdict.failure is not None:
         return verdict
-    found = classify(Signs(kind=verdict.kind, phase=verdict.phase), own)
-    if found is None:
-        return verdict
+    signs = Signs(kind=verdict.kind, phase=verdict.phase)
+    found = reading_of(classify(signs, own), own)
     notes = (*verdict.evidence.notes, *class_notes(found))
     evidence = replace(verdict.evidence, notes=notes)
-    return replace(verdict, failure=found.rule, evidence=evidence)
+    return replace(verdict, failure=found, evidence=evidence)
 
 
 class Weight(IntEnum):
@@ -119,63 +93,45 @@ Sign = tuple[Weight, float, Verdict]
 """How much it weighs, when it happened, and what it would mean."""
 
 
-def _signs(findings: Findings, own: tuple[FailureRule, ...]) -> Iterator[Sign]:
+def _signs(findings: Findings) -> Iterator[Sign]:
     for lost in findings.lost:
         yield Weight.CAUSE, lost.at - lost.silent_s, _host_lost(lost)
     for stuck in findings.stuck:
         yield Weight.WEAK, stuck.at, _host_lost(stuck)
-    kernels = kernel_words(findings, own)
+    kernels = kernel_words(findings)
     for exited in findings.exits:
         if not exited.stopped:
-            said = told_by_kernel(kernels.get(exited.host, ()), exited, own)
-            weight = Weight.CAUSE if said is not None else weigh(exited, own)
-            verdict = exited_verdict(exited, own, said)
-            if said is None and is_unfit(exited, own):
+            said = told_by_kernel(kernels.get(exited.host, ()), exited)
+            weight = Weight.CAUSE if said is not None else weigh(exited)
+            verdict = exited_verdict(exited, said)
+            if said is None and is_unfit(exited):
                 verdict = with_who_differed(verdict, exited, findings)
             yield weight, exited.at, verdict
     if findings.hang is not None or findings.judge_by is not None:
-        hang = hang_verdict(findings, own)
+        hang = hang_verdict(findings)
         yield Weight.HANG, hang.at, hang
     if findings.leader_lost is not None:
         verdict = _leader_lost(findings.leader_lost, findings)
         yield Weight.LEADER, findings.leader_lost, verdict
 
 
-def weigh(exited: RankExited, own: tuple[FailureRule, ...] = ()) -> Weight:
+def weigh(exited: RankExited) -> Weight:
     if exited.exit_code is None and exited.signal is None and exited.error is None:
         return Weight.WEAK  # its keeper went with it: its launcher broke, or was told to stop
-    return Weight.SYMPTOM if _is_symptom(exited, own) else Weight.CAUSE
+    return Weight.SYMPTOM if _is_symptom(exited) else Weight.CAUSE
 
 
-def _is_symptom(exited: RankExited, own: tuple[FailureRule, ...]) -> bool:
+def _is_symptom(exited: RankExited) -> bool:
     """Whether the exit is what losing a peer looks like."""
-    if exited.exit_code == exits.REFUSED:
-        return False
-    found = failure_of(exited, own)
-    if found is not None and (found.rule.symptom or found.rule in own):
-        return found.rule.symptom  # the user knows better than the words below
-    if found is not None and found.rule.name == SERVICE:
-        return False
-    if found is not None and found.line and found.rule.scope == "user":
-        return False  # gloo ends a rank with the words of a connection over sizes that differ
-    if exited.error is not None:
-        return SYMPTOMS.search(f"{exited.error.error}: {exited.error.message}") is not None
-    aborted = exited.signal == signal.SIGABRT
-    passed_on = exited.signal == signal.SIGTERM  # torchrun ends a failed rank's neighbours so
-    return passed_on or (aborted and _any_symptom(last_words(exited)))
+    if exited.reading is not None:
+        return exited.reading.symptom
+    # Of an older journal: torchrun ends a failed rank's neighbours by SIGTERM.
+    return exited.error is None and exited.signal == signal.SIGTERM
 
 
 def timed_out(exited: RankExited) -> bool:
     """Whether a rank ended because a collective took too long."""
-    if weigh(exited) is not Weight.SYMPTOM:
-        return False
-    if exited.error is not None:
-        return TIMEOUTS.search(f"{exited.error.error}: {exited.error.message}") is not None
-    return any(TIMEOUTS.search(line) for line in exited.log_tail)
-
-
-def _any_symptom(lines: tuple[str, ...]) -> bool:
-    return any(SYMPTOMS.search(line) for line in lines)
+    return exited.reading is not None and exited.reading.timed_out
 
 
 def _host_lost(lost: AgentLost) -> Verdict:
@@ -286,16 +242,17 @@ def _only_symptoms(first: Verdict, notes: tuple[str, ...] = ()) -> Verdict:
     )
 
 
-def _tells_of_a_peer(rule: FailureRule) -> bool:
-    return rule.symptom or rule.scope in ("scheduler", "fabric")
+def _tells_of_a_peer(told: Reading) -> bool:
+    return told.symptom or told.scope in ("scheduler", "fabric")
 
 
-def _launch_failed(findings: Findings, own: tuple[FailureRule, ...]) -> Verdict:
+def _launch_failed(findings: Findings) -> Verdict:
     failed = [stop for stop in findings.stopped if not stop.finished]
     host = failed[0].host if failed else None
-    why = next((stop.why for stop in failed if stop.why), "it ended without saying why")
+    first = next((stop for stop in failed if stop.why), None)
+    why = first.why if first else "it ended without saying why"
     words = [line.strip() for line in why.splitlines() if line.strip()]
-    found = _of_torchrun(tuple(words), own)
+    found = first.reading if first else None
     return Verdict(
         kind="launch-failed",
         cause=f"torchrun failed on {host or 'an unknown host'}: {': '.join(_ends(words))}",
@@ -303,18 +260,10 @@ def _launch_failed(findings: Findings, own: tuple[FailureRule, ...]) -> Verdict:
         at=findings.opened_at,
         detected_after_s=0.0,
         evidence=Evidence(log_tail=tuple(why.splitlines()[-20:]), notes=class_notes(found)),
-        failure=found.rule if found is not None else None,
+        failure=found,
     )
 
 
 def _ends(words: list[str]) -> list[str]:
     """That it ended, and the last that it said: of a traceback, what was raised."""
     return words[:1] + words[1:][-1:]
-
-
-def _of_torchrun(words: tuple[str, ...], own: tuple[FailureRule, ...]) -> Classified | None:
-    """A class that a restart meets again. Else it is a launch that failed: torchrun's words are of
-    programs that end, and of peers, whatever the cause."""
-    found = classify(Signs(lines=words, kind="launch-failed"), own)
-    again = found is not None and (found.rule in own or found.rule.action != "restart")
-    return found if again else None

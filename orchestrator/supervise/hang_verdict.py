@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from orchestrator.contract.events import HangDetected, HangJudged, RankExited
-from orchestrator.contract.failures import FailureRule
+from orchestrator.contract.failures import Reading
 from orchestrator.diagnosis.case import SURE
-from orchestrator.diagnosis.classes import Classified
 from orchestrator.diagnosis.words import ranks_words
 from orchestrator.supervise.judgement import judged_from
 from orchestrator.supervise.state import Culprit, Evidence, Findings
@@ -17,11 +16,11 @@ MOST_HOSTS = 16
 """Whose probes an incident shows."""
 MOST_CHARACTERS = 300
 """Of a watchdog's words."""
-WAITED = re.compile(r"(?:ran for|timeout\(ms\)=|timed out waiting) *(\d+)", re.IGNORECASE)
+WAITED = re.compile(r"(?:ran for|timeout\(ms\)=|timed out waiting) {0,4}(\d{1,12})", re.I)
 """How long a collective did not return, as NCCL's watchdog and gloo tell it."""
 
 
-def hang_verdict(findings: Findings, own: tuple[FailureRule, ...]) -> Verdict:
+def hang_verdict(findings: Findings) -> Verdict:
     """Only a verdict that is sure blames a host, and where the program is to blame, none.
 
     Where it is not, the one host whose kernel tells of broken hardware is blamed, and where a
@@ -34,14 +33,14 @@ def hang_verdict(findings: Findings, own: tuple[FailureRule, ...]) -> Verdict:
     sure = bool(judged.hosts) or (judged.scope == "user" and judged.confidence >= SURE)
     rank = judged.ranks[0] if sure and judged.ranks else None
     culprit = Culprit(host=judged.hosts[0] if judged.hosts else None, rank=rank)
-    broken = broken_hosts(findings, own)
-    found, doubt = None if findings.hang else failure_of(findings.exits[0], own), ""
+    broken = broken_hosts(findings)
+    found, doubt = None if findings.hang else failure_of(findings.exits[0]), ""
     if sure:
-        told = found if found and found.rule in own else None  # the user's own class stays
+        told = found if found and found.own else None  # the user's own class stays
         found = broken.get(culprit.host or "", told)
     elif alone := _broken_alone(broken):
         culprit, found = Culprit(host=alone), broken[alone]
-        doubt = f", but {alone} has broken hardware ({found.rule.name})"
+        doubt = f", but {alone} has broken hardware ({found.name})"
     elif judged.ranks:
         doubt = ", but that is not sure enough to blame it"
     notes = (
@@ -63,13 +62,13 @@ def hang_verdict(findings: Findings, own: tuple[FailureRule, ...]) -> Verdict:
         evidence=Evidence(stacks=judged.stacks, notes=notes),
         signature=_desync(seen.by.step, judged) if sure and judged.scope == "user" else "",
         confidence=judged.confidence,
-        failure=found.rule if found else None,
+        failure=found,
     )
 
 
-def _broken_alone(broken: dict[str, Classified]) -> str | None:
+def _broken_alone(broken: dict[str, Reading]) -> str | None:
     """The one host that cannot be used as it is."""
-    hosts = [host for host, one in broken.items() if one.rule.action == "replace"]
+    hosts = [host for host, one in broken.items() if one.action == "replace"]
     return hosts[0] if len(hosts) == 1 else None
 
 

@@ -38,7 +38,7 @@ def watchdog_spoke(run: Run, event: RankExited) -> bool:
         run.stage in (Stage.STARTING, Stage.RUNNING)
         and not event.stopped
         and timed_out(event)
-        and all(weigh(exited) is Weight.SYMPTOM for exited in known)
+        and all(_follows(exited) for exited in known)
         and not (run.findings and run.findings.lost)
     )
 
@@ -56,8 +56,14 @@ def goes_on_diagnosing(run: Run, event: RankExited) -> bool:
         run.stage is Stage.DIAGNOSING
         and run.findings is not None
         and run.findings.hang is None
-        and weigh(event) is Weight.SYMPTOM
+        and _follows(event)
     )
+
+
+def _follows(exited: RankExited) -> bool:
+    """Whether the end may follow from the hang. A watchdog's words do also where the user has a
+    class for them that is no symptom."""
+    return weigh(exited) is Weight.SYMPTOM or timed_out(exited)
 
 
 def _diagnosing(run: Run, at: float, reason: str, findings: Findings) -> Result:

@@ -12,6 +12,7 @@ from pathlib import Path
 from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.whole import write_whole
 from orchestrator.supervise.log import Tail
@@ -32,7 +33,7 @@ def note(run_dir: RunDir, job: JobSubmitted) -> None:
 def counting(run_dir: RunDir) -> Launched | None:
     """None before there is any. Raises OSError."""
     try:
-        noted: Launched = decode(Launched, json.loads(run_dir.launch.read_text()))
+        noted: Launched = decode(Launched, read_json(run_dir.launch.read_text()))
     except (FileNotFoundError, ValueError, Invalid):  # of an ndctl that wrote none, or damaged
         return _journalled(run_dir)
     return noted

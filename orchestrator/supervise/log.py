@@ -13,19 +13,25 @@ from there on all is dropped. Nobody had acted on what is dropped, as that write
 import contextlib
 import errno
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from orchestrator.contract.actions import Action
 from orchestrator.contract.codec import Invalid, decode, encode_tagged
 from orchestrator.contract.events import Event
+from orchestrator.contract.read_json import read_json
+from orchestrator.contract.times import check_time
 from orchestrator.errors import InUse, JobError
 from orchestrator.locks import is_held_alone, try_lock
 from orchestrator.seams import Clock
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 MOST_LINES = 256
@@ -59,23 +65,28 @@ Decided = Sequence[tuple[Event, tuple[Action, ...]]]
 """Events in their order, each with what `step` decided on it."""
 
 
-def to_line(entry: Entry) -> bytes:
-    body = {
+def to_json(entry: Entry) -> dict[str, Any]:
+    return {
         "v": VERSION,
         "seq": entry.seq,
         "event": encode_tagged(entry.event),
         "actions": [encode_tagged(action) for action in entry.actions],
     }
-    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+
+
+def to_line(entry: Entry) -> bytes:
+    return json.dumps(to_json(entry), separators=(",", ":")).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Entry:
     """Raises ValueError when the line is not one of this version's."""
-    body = json.loads(line)
+    body = read_json(line)
     if body["v"] != VERSION:
         raise ValueError(f"journal version {body['v']}, this ndctl reads {VERSION}")
     actions: tuple[Action, ...] = tuple(decode(Action, action) for action in body["actions"])
-    return Entry(seq=body["seq"], event=decode(Event, body["event"]), actions=actions)
+    event: Event = decode(Event, body["event"])
+    check_time(event.at)
+    return Entry(seq=body["seq"], event=event, actions=actions)
 
 
 def parse(data: bytes, before: int = 0) -> Iterator[Entry]:
@@ -171,6 +182,33 @@ def having(
                     yield entry
 
 
+def lost_end(path: Path) -> str | None:
+    """What a journal lacks at its end, in a sentence; None where that is at most a torn line, as
+    it is while a leader writes. Raises OSError."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return _lost(path, file.fileno())
+
+
+def _lost(path: Path, fd: int) -> str | None:
+    size = os.fstat(fd).st_size
+    end, last = _end_of(fd, size)
+    pieces = (os.pread(fd, LEAST_READ, at) for at in range(end, size, LEAST_READ))
+    if not any(b"\0" in piece for piece in pieces):
+        return None
+    since = "from its start"
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # whoever reads that line says so
+        entry = from_line(last)
+        at = datetime.fromtimestamp(entry.event.at, UTC)
+        since = f"after line {entry.seq:,}, of {at:%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        f"{path} cannot be read {since}: the last {size - end:,} of its {size:,} bytes are zeros,"
+        " or come after zeros, as when a machine dies while it writes; what happened from then on"
+        " is not known"
+    )
+
+
 def has_writer(path: Path) -> bool:
     """Whether some process, a leader, holds the journal for writing."""
     return is_held_alone(path)
@@ -257,6 +295,8 @@ class Journal:
         try:
             self.size, last = _end_of(self.fd, os.fstat(self.fd).st_size)
             self.seq = _entry(last, None).seq if last else 0
+            if lost := _lost(path, self.fd):
+                log.warning("%s; these bytes are removed", lost)
         except JobError:
             os.close(self.fd)
             raise

@@ -339,7 +339,7 @@ def conclude(run: Run, at: float) -> Result:
     if run.leaving is not None and run.leaving.cause is None:
         return run, ()  # why is still to be told: a cancelled job must not be queued again
     if run.findings is not None:
-        if asks_who_differed(run.findings, run.job.failure_classes if run.job else ()):
+        if asks_who_differed(run.findings):
             return ask_who_differed(run, run.findings, at)
         judge_by = None if run.findings.judged else run.findings.judge_by
         if judge_by is not None and at < judge_by:

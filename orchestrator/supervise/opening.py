@@ -24,7 +24,7 @@ PATIENCE_S = 120.0
 
 def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool = True) -> None:
     """All but the journal. `number` is the plan's; `token`: agents find it here."""
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    run_dir.make()
     note(run_dir, handover.job)
     run_dir.spec_of(handover.launch.launch).write_text(handover.spec)
     if not run_dir.spec.exists():  # else it is of a launch that trained, as this one has yet to
@@ -62,7 +62,7 @@ def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> 
     if handover.new and former:
         archive(run_dir, clock.now())
         run = Run()
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    run_dir.make()
     with Journal(run_dir.journal, clock, PATIENCE_S) as journal:
         plans = run.current.number + 1 if run.job else handover.job.plan_number
         write_files(run_dir, handover, plans, token=token)

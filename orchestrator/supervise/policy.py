@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator import strikes
 from orchestrator.contract.events import JobSubmitted
-from orchestrator.contract.failures import Remedy, Scope
+from orchestrator.contract.failures import FailureRule, Reading, Remedy, Scope
 from orchestrator.contract.policy import PolicyRule
 from orchestrator.diagnosis.classes import default_rules as known_classes
 from orchestrator.plan.placement.place import room_for
@@ -113,6 +113,15 @@ def _first(run: Run, trouble: Trouble) -> tuple[PolicyRule, int]:
             times = count(rule, run, trouble)
             if times >= rule.times:
                 return rule, times
+    raise AssertionError("the last rule covers everything")
+
+
+def usual_remedy(rule: FailureRule | Reading) -> Remedy:
+    """What ndctl's own rules do the first time that something of this class happens."""
+    for one in default_rules():
+        first = one.times == 1 and (not one.says or rule.action in one.says)
+        if first and one.covers(rule.name, rule.scope, None):
+            return rule.action if one.action == "class" else one.action
     raise AssertionError("the last rule covers everything")
 
 

@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from orchestrator.contract.codec import Invalid, decode, encode
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.whole import written_beside
 from orchestrator.supervise.log import Place, Tail
@@ -95,14 +96,14 @@ def from_bytes(data: bytes, maker: str, read_before: ReadBefore) -> Folded:
     if not run.endswith(b"\n") or sha256(run[:-1]).hexdigest() != head.run:
         raise Unfit("it is not whole")
     try:
-        return Folded(run=decode(Run, json.loads(run)), place=head.place)
+        return Folded(run=decode(Run, read_json(run)), place=head.place)
     except (ValueError, Invalid) as exc:
         raise Unfit(f"it makes no sense: {exc!r}") from exc
 
 
 def _head(line: bytes, maker: str, read_before: ReadBefore) -> Head:
     try:
-        head: Head = decode(Head, json.loads(line))
+        head: Head = decode(Head, read_json(line))
     except (ValueError, Invalid) as exc:
         raise Unfit(f"another ndctl wrote it, or it is damaged: {exc!r}") from exc
     if (head.v, head.made_by) != (VERSION, maker):

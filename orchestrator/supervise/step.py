@@ -50,7 +50,6 @@ from orchestrator.contract.events import (
     Tick,
     TrainingResumed,
 )
-from orchestrator.contract.failures import FailureRule
 from orchestrator.supervise import growing
 from orchestrator.supervise.cancelling import cancelled, did_not_hang
 from orchestrator.supervise.diagnose import Weight, weigh
@@ -259,9 +258,8 @@ def _rank_exited(run: Run, event: RankExited) -> Result:
     if any(exited.rank == event.rank for exited in found.exits):
         return run, ()  # said again after a reconnection
     watchdog = watchdog_spoke(run, event) and not run.cancelled_by
-    own = run.job.failure_classes if run.job else ()
-    if not (run.cancelled_by and (event.stopped or _was_told_to(event, own))):
-        kept = _keep(found.exits, event, own)
+    if not (run.cancelled_by and (event.stopped or _was_told_to(event))):
+        kept = _keep(found.exits, event)
         if kept is not found.exits:  # at 16,384 ranks nearly all that are stopped change nothing
             run = replace(run, findings=replace(found, exits=kept))
     if run.stage is Stage.STOPPING or goes_on_diagnosing(run, event):
@@ -279,32 +277,29 @@ def _fails_on_its_way_out(run: Run, event: RankExited) -> bool:
     """
     if run.leaving is None or not run.leaving.by_choice:
         return False
-    own = run.job.failure_classes if run.job else ()
     if event.stopped:
-        return breaks_its_host(event, own)
-    return not _was_told_to(event, own) and weigh(event, own) is Weight.CAUSE
+        return breaks_its_host(event)
+    return not _was_told_to(event) and weigh(event) is Weight.CAUSE
 
 
-def _was_told_to(event: RankExited, own: tuple[FailureRule, ...]) -> bool:
+def _was_told_to(event: RankExited) -> bool:
     """By its own words, though its agent knew of no stop yet."""
-    found = failure_of(event, own)
-    return found is not None and found.rule.scope == "scheduler"
+    found = failure_of(event)
+    return found is not None and found.scope == "scheduler"
 
 
-def _keep(
-    exits: tuple[RankExited, ...], new: RankExited, own: tuple[FailureRule, ...]
-) -> tuple[RankExited, ...]:
+def _keep(exits: tuple[RankExited, ...], new: RankExited) -> tuple[RankExited, ...]:
     """The first exits; one that may be the cause is kept however many symptoms came before it."""
     if len(exits) < MOST_EXITS:
         return (*exits, new)
-    spare = next((exited for exited in reversed(exits) if _is_consequence(exited, own)), None)
-    if spare is None or _is_consequence(new, own):
+    spare = next((exited for exited in reversed(exits) if _is_consequence(exited)), None)
+    if spare is None or _is_consequence(new):
         return exits
     return (*(exited for exited in exits if exited is not spare), new)
 
 
-def _is_consequence(exited: RankExited, own: tuple[FailureRule, ...]) -> bool:
-    return exited.stopped or weigh(exited, own) is not Weight.CAUSE
+def _is_consequence(exited: RankExited) -> bool:
+    return exited.stopped or weigh(exited) is not Weight.CAUSE
 
 
 def _host_stopped(run: Run, event: HostStopped) -> Result:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from orchestrator.contract.actions import Action, GatherEvidence, JudgeHang
 from orchestrator.contract.events import RankExited
-from orchestrator.contract.failures import FailureRule
 from orchestrator.diagnosis.after import CLASS
 from orchestrator.diagnosis.case import SURE
 from orchestrator.diagnosis.words import ranks_words
@@ -24,19 +23,19 @@ JUDGE_S = 30.0
 UNKNOWN = "whose it was that did not fit is not known"
 
 
-def is_unfit(exited: RankExited, own: tuple[FailureRule, ...]) -> bool:
+def is_unfit(exited: RankExited) -> bool:
     """Whether a rank ended because what ranks called did not fit."""
-    found = failure_of(exited, own)
-    return not exited.stopped and found is not None and found.rule.name == CLASS
+    found = failure_of(exited)
+    return not exited.stopped and found is not None and found.name == CLASS
 
 
-def ended_over_it(findings: Findings, own: tuple[FailureRule, ...]) -> frozenset[int]:
-    return frozenset(exited.rank for exited in findings.exits if is_unfit(exited, own))
+def ended_over_it(findings: Findings) -> frozenset[int]:
+    return frozenset(exited.rank for exited in findings.exits if is_unfit(exited))
 
 
-def asks_who_differed(findings: Findings, own: tuple[FailureRule, ...]) -> bool:
+def asks_who_differed(findings: Findings) -> bool:
     asked = findings.judged or findings.judge_by is not None or findings.asked_after
-    return not asked and bool(ended_over_it(findings, own))
+    return not asked and bool(ended_over_it(findings))
 
 
 def ask_who_differed(run: Run, findings: Findings, at: float) -> tuple[Run, tuple[Action, ...]]:

@@ -237,3 +237,8 @@ def test_an_enum_that_is_a_number_is_one_where_a_number_is_asked_for() -> None:
     said = json.loads(json.dumps(encode(Ended(code=signal.SIGKILL))))
     assert said == {"code": 9}
     assert decode(Ended, said) == Ended(code=9)
+
+
+def test_a_number_of_more_digits_than_a_float_has_is_not_finite() -> None:
+    with pytest.raises(Invalid, match="must be a finite number"):
+        decode(float, 10**400)

@@ -9,7 +9,6 @@ from orchestrator.dashboard.logs import (
     attempts,
     follow_logs,
     log_files,
-    painted,
     read_logs,
     start_of_tail,
 )
@@ -106,14 +105,6 @@ def test_a_tail_is_taken_of_each_file(run_dir: RunDir) -> None:
     write(run_dir, 0, "a\nb\nc\n")
     write(run_dir, 1, "d\ne\n")
     assert merged(run_dir, tail=1) == ["[host-0 rank 0] c", "[host-0 rank 1] e"]
-
-
-def test_a_terminal_gets_colours_and_nothing_that_steers_it(run_dir: RunDir) -> None:
-    write(run_dir, 0, "\x1b[2Jhello\n")
-    (line,) = read_logs(log_files(run_dir, 1))
-    assert painted(line) == "\x1b[36m[host-0 rank 0]\x1b[0m hello"
-    write(run_dir, None, "hello\n")
-    assert painted(list(read_logs(log_files(run_dir, 1)))[1]).startswith("\x1b[2m")
 
 
 class Script:

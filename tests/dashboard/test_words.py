@@ -62,10 +62,6 @@ def test_a_size_has_its_unit() -> None:
     assert (words.size(3 << 20), words.size(3 << 30)) == ("3.0 MiB", "3.0 GiB")
 
 
-def test_what_would_steer_a_terminal_is_taken_out() -> None:
-    assert words.clean("a\x1b[31mb\x1b[0m\x07\tc\r") == "ab    c"
-
-
 def test_what_is_seen_within_a_millisecond_is_seen_at_once() -> None:
     assert words.detected(1e-5) == "detected at once"
     assert words.detected(2.0) == "detected after 2.0 s"

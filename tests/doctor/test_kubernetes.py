@@ -44,7 +44,7 @@ def claim(*modes: str, phase: str = "Bound") -> dict[str, Any]:
 def sound(**more: Any) -> SaidBefore:
     objects = {
         "namespaces": [{"metadata": {"name": "team-a"}, "status": {"phase": "Active"}}],
-        "serviceaccounts": [{"metadata": {"name": "ndctl-job"}}],
+        "serviceaccounts": [{"metadata": {"name": "site"}}],
         "persistentvolumeclaims": [claim("ReadWriteMany")],
         "nodes": [node("n0"), node("n1", unschedulable=True)],
     }
@@ -66,7 +66,6 @@ def test_a_sound_cluster_stops_nothing() -> None:
         "trainjob": "note",
         "namespace": "ok",
         "rights": "ok",
-        "service account": "ok",
         "run volume": "ok",
         "nodes": "ok",
     }
@@ -135,6 +134,12 @@ def test_rights_that_are_missing_are_said_as_a_role_takes_them() -> None:
         ' {apiGroups: [""], resources: [pods/exec], verbs: [create]}]'
     )
     assert look("rights", sound(refused=frozenset({"create pods/exec"}))).verdict == "warns"
+    refused = frozenset({"create roles", "patch pods/status"})
+    found = look("rights", sound(refused=refused))
+    assert found.found == "you may not create roles.rbac.authorization.k8s.io in team-a"
+    assert (
+        look("rights", sound(refused=refused), replace(SPEC, service_account="a")).verdict == "ok"
+    )
     wide = look("cluster rights", sound(refused=frozenset({"list pods *", "list nodes *"})))
     assert wide.found == "you may not list nodes or list pods of the whole cluster"
 
@@ -149,7 +154,7 @@ def test_rights_that_are_missing_are_said_as_a_role_takes_them() -> None:
             "stops",
             "team-a is Terminating",
         ),
-        ("service account", {"serviceaccounts": []}, "stops", "there is no ndctl-job in team-a"),
+        ("service account", {"serviceaccounts": []}, "stops", "there is no site in team-a"),
         ("run volume", {"persistentvolumeclaims": []}, "stops", "there is no runs in team-a"),
         (
             "run volume",
@@ -181,7 +186,7 @@ def test_rights_that_are_missing_are_said_as_a_role_takes_them() -> None:
 def test_what_a_job_needs_has_to_be_there(
     what: str, objects: dict[str, Any], verdict: str, words: str
 ) -> None:
-    found = look(what, sound(objects=objects))
+    found = look(what, sound(objects=objects), replace(SPEC, service_account="site"))
     assert (found.verdict, found.found) == (verdict, words)
     assert found.fix or verdict != "stops"
 
@@ -195,7 +200,8 @@ def test_what_may_not_be_asked_is_a_note() -> None:
     refused = {"get namespaces *", "get serviceaccounts", "get persistentvolumeclaims"}
     api = sound(refused=frozenset(refused | {"list nodes *"}))
     for what in ("namespace", "service account", "run volume", "nodes"):
-        assert look(what, api).verdict == "note", what
+        spec = replace(SPEC, service_account="site")
+        assert look(what, api, spec).verdict == "note", what
 
 
 def test_another_resource_is_named_where_no_node_has_ours() -> None:

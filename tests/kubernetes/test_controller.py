@@ -29,9 +29,15 @@ COMMAND = [sys.executable, "-m", "orchestrator", "controller", "--lease-duration
 HOSTS = 3
 MAY = (
     *("patch pytorchjobs.kubeflow.org", "create pods", "delete pods", "watch nodes"),
-    "deletecollection secrets",
+    "delete secrets",
 )
-MAY_NOT = ("list secrets", "get secrets", "patch nodes", "delete jobsets")
+MAY_NOT = (
+    "deletecollection secrets",
+    "list secrets",
+    "get secrets",
+    "patch nodes",
+    "delete jobsets",
+)
 Object = dict[str, Any]
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 import yaml
 
 from orchestrator.backends.kubernetes.checks import base_for
-from tests.backends.kubernetes.rendered import CASES
+from orchestrator.backends.kubernetes.render import objects, text
+from orchestrator.backends.kubernetes.resources import JOB_KINDS
+from orchestrator.contract.kubernetes import Kind
+from tests.backends.handed import handed
+from tests.backends.kubernetes.rendered import CASES, PLAIN, a_launch
 from tests.kubernetes.testbed import KubeTestbed
 from tests.manifests.examples import EXAMPLES, FOLDER, ROOT
 
@@ -22,7 +27,6 @@ RENDERED = [
     *(FOLDER / f"{name}.yaml" for name in EXAMPLES),
 ]
 NAMESPACES = ("plain", "training", "ndctl")
-JOB = "system:serviceaccount:ndctl:ndctl-job"
 
 
 @pytest.fixture
@@ -151,24 +155,62 @@ def test_kustomize_makes_of_each_folder_objects_of_the_namespace(kube: KubeTestb
     assert levels == {"base": ["baseline"], "overlays/kueue": [], "overlays/rdma": ["privileged"]}
 
 
-MAY = (
-    "patch pods --subresource=status",
-    *("delete pods", "deletecollection pods", "list events", "list nodes"),
-    *("patch pytorchjobs.kubeflow.org", "patch jobsets.jobset.x-k8s.io"),
-    "patch trainjobs.trainer.kubeflow.org",
-)
-MAY_NOT = (
-    *("create pods", "create pods --subresource=exec", "patch nodes"),
-    *("get secrets", "list secrets", "patch secrets"),
-    "delete pytorchjobs.kubeflow.org",
-)
+PERSON = ("--as=ada", "--as-group=ndctl-users", "--as-group=system:authenticated")
+MISSING = 'Error from server (NotFound): pods "theirs-master-0" not found'
 
 
-def test_the_account_of_a_job_may_do_what_a_leader_does_and_no_more(kube: KubeTestbed) -> None:
+def submitted(kube: KubeTestbed, kind: Kind, job: str) -> dict[str, str]:
+    """Its objects, as somebody of `ndctl-users` makes them; kind -> name."""
+    launch = a_launch(replace(PLAIN, kind=kind, namespace="ndctl"), job=job)
+    made = objects(handed(launch, backend="kubernetes", stop_grace=30.0))
+    file = kube.folder / "job.yaml"
+    file.write_text(text(made))
+    done = kube(["kubectl", *PERSON, "apply", "-f", str(file)])
+    assert done.code == 0, done.err
+    return {one["kind"]: one["metadata"]["name"] for one in made}
+
+
+@pytest.mark.parametrize("kind", JOB_KINDS)
+def test_the_pods_of_a_job_change_that_job_and_no_other(still: KubeTestbed, kind: Kind) -> None:
+    """What a training program can do with the token that its pod has, tried on the API server."""
+    kube = still
     kube.kubectl("apply", "-k", str(MANIFESTS / "base"))
-    for words in (*MAY, *MAY_NOT):
-        argv = ["kubectl", "auth", "can-i", *words.split(), "-n", "ndctl", f"--as={JOB}"]
-        assert kube(argv).out.strip() == ("yes" if words in MAY else "no"), words
+    mine, theirs = submitted(kube, kind, "mine"), submitted(kube, kind, "theirs")
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "other-teams"}}
+    kube.apply({**secret, "stringData": {"key": "TOPSECRET"}}, namespace="ndctl")
+    resource = JOB_KINDS[kind].resource.word
+    account = ("-n", "ndctl", "--as=system:serviceaccount:ndctl:mine-pods")
+    groups = ("--as-group=system:serviceaccounts:ndctl", "--as-group=system:serviceaccounts")
+
+    def tried(*words: str) -> str:
+        done = kube(["kubectl", *words, *account, *groups])
+        said = done.err.strip()
+        return "done" if done.code == 0 else "no" if "orbidden" in said else said
+
+    note = ("--type=merge", "-p", '{"metadata": {"annotations": {"ndctl.dev/excluded": "n"}}}')
+    assert tried("patch", resource, "mine", *note) == "done"
+    assert tried("patch", "configmap", mine["ConfigMap"], *note) == "done"
+    # Its owner is written by the pod where kubectl applied the job.
+    for one in ("serviceaccount", "role", "rolebinding"):
+        assert tried("patch", one, "mine-pods", *note) == "done"
+    assert tried("get", "pods", "-l", "ndctl.dev/job=mine") == "done"
+    assert tried("get", "nodes") == "done"
+    for what, name in ((resource, "theirs"), ("configmap", theirs["ConfigMap"])):
+        assert tried("patch", what, name, *note) == "no"
+        assert tried("delete", what, name) == "no"
+    assert tried("get", "secret", "other-teams") == "no"
+    assert tried("get", "secrets") == "no"
+    assert tried("delete", "pod", "theirs-master-0") == ("no" if kind == "pytorchjob" else MISSING)
+    run = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "thief"}}
+    file = kube.folder / "thief.yaml"
+    containers = [{"name": "a", "image": "a"}]
+    file.write_text(yaml.safe_dump({**run, "spec": {"containers": containers}}))
+    assert tried("create", "-f", str(file)) == "no"
+    everything = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+    more = ("--type=merge", "-p", json.dumps({"rules": everything}))
+    assert tried("patch", "role", "mine-pods", *more) == "no", "nobody gives himself rights"
+    for job in ("mine", "theirs"):
+        kube.kubectl("-n", "ndctl", "delete", resource, job, "--wait=false")
 
 
 def test_two_namespaces_have_the_base_each_with_its_rights(kube: KubeTestbed) -> None:
@@ -178,7 +220,7 @@ def test_two_namespaces_have_the_base_each_with_its_rights(kube: KubeTestbed) ->
         done = kube(["bash", "-c", f"cd {ROOT} && {base_for(name)}"])
         assert done.code == 0, done.err
     for name in ("ndctl", "team-a"):
-        account = f"--as=system:serviceaccount:{name}:ndctl-job"
-        for words in ("delete pods", "list nodes"):
-            argv = ["kubectl", "auth", "can-i", *words.split(), "-n", name, account]
-            assert kube(argv).out.strip() == "yes", (name, words)
+        argv = ["kubectl", "auth", "can-i", "list", "nodes", "--as=anybody"]
+        group = f"--as-group=system:serviceaccounts:{name}"
+        assert kube([*argv, group]).out.strip() == "yes"
+        assert kube([*argv, f"{group}-2"]).out.strip() == "no"

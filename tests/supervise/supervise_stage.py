@@ -31,6 +31,7 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import step
+from tests.read_events import as_read
 
 START = 1_700_000_000.0
 GLOO_CLOSED = (
@@ -99,7 +100,7 @@ def exited(rank: int, attempt: int = 1, *, at: float = START + 50, **more: Any) 
         "error": None,
         "log_tail": (),
     }
-    return RankExited(**values | more)
+    return as_read(RankExited(**values | more))
 
 
 def error(message: str, kind: str = "RuntimeError", at_step: int = 10) -> RankError:
@@ -141,6 +142,7 @@ class Job:
         self.tell(submitted(hosts, each, spares, **more))
 
     def tell(self, event: Event) -> tuple[Action, ...]:
+        event = as_read(event, self.run.job.failure_classes if self.run.job else ())
         self.run, actions = step(self.run, event)
         self.all.append((event, actions))
         return actions

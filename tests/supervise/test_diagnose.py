@@ -21,6 +21,7 @@ from orchestrator.contract.failures import FailureRule
 from orchestrator.supervise.diagnose import Weight, diagnose, weigh
 from orchestrator.supervise.state import NOBODY, Culprit, Findings
 from orchestrator.supervise.verdict import Verdict, signal_name
+from tests.read_events import as_read
 from tests.supervise.supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
 
 RESET = (
@@ -28,6 +29,7 @@ RESET = (
     " [127.0.0.1]:20878: Connection reset by peer. This is typically caused by a remote worker"
     " hanging or bugs in the application."
 )
+HEARD = ("evidence", "stopped")
 ABORTED = (
     "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
     "  what():  [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84]",
@@ -38,8 +40,11 @@ def verdict(*exits: RankExited, **more: Any) -> Verdict:
     return diagnose(findings(*exits, **more))
 
 
-def findings(*exits: RankExited, **more: Any) -> Findings:
-    return Findings(opened_at=START, exits=exits, **more)
+def findings(*exits: RankExited, own: tuple[FailureRule, ...] = (), **more: Any) -> Findings:
+    heard = {key: tuple(as_read(one, own) for one in more.pop(key, ())) for key in HEARD}
+    return Findings(
+        opened_at=START, exits=tuple(as_read(one, own) for one in exits), **heard, **more
+    )
 
 
 def lost(name: str, at: float = START + 52, silent_s: float = 2.0) -> AgentLost:
@@ -551,8 +556,10 @@ def test_a_watchdogs_hang_whose_cause_is_known_is_of_the_class_of_hangs() -> Non
 def test_a_users_own_class_of_a_watchdogs_words_stays() -> None:
     own = FailureRule(name="ours", scope="fabric", action="requeue", patterns=("Watchdog caught",))
     watchdog = exited(1, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
-    said = diagnose(findings(watchdog, judge_by=START + 90, judged=judged()), (own,))
-    assert said.failure == own
+    told = findings(watchdog, own=(own,), judge_by=START + 90, judged=judged())
+    said = diagnose(told, (own,))
+    assert said.failure is not None
+    assert (said.failure.name, said.failure.own) == ("ours", True)
 
 
 def test_a_hang_keeps_the_stacks_also_those_that_did_not_come() -> None:
@@ -798,7 +805,7 @@ def test_a_class_of_the_users_tells_of_a_kill_where_it_names_the_signal() -> Non
 
 
 def failure_name(ended: RankExited, own: FailureRule) -> str:
-    said = diagnose(Findings(opened_at=START, exits=(ended,)), (own,))
+    said = diagnose(findings(ended, own=(own,)), (own,))
     assert said.failure is not None
     return said.failure.name
 
@@ -898,9 +905,7 @@ def test_what_the_kernels_of_several_hosts_tell_of_the_fabric_is_none_of_theirs(
 
 
 def test_a_hang_is_not_the_want_of_memory_that_a_kernel_tells_of() -> None:
-    said = diagnose(
-        Findings(opened_at=START, hang=hang(), judged=judged(), evidence=(kernel("host-1", OOM),))
-    )
+    said = diagnose(findings(hang=hang(), judged=judged(), evidence=(kernel("host-1", OOM),)))
     assert said.failure is not None
     assert said.failure.name == "hang"
 
@@ -926,7 +931,7 @@ def test_a_program_that_fails_by_itself_is_not_excused_by_what_did_no_harm() -> 
 def test_a_hang_that_nobody_stands_out_in_is_that_of_the_one_broken_host(
     told: tuple[EvidenceGathered, ...], blamed: Culprit
 ) -> None:
-    said = diagnose(Findings(opened_at=START, hang=hang(), evidence=told))
+    said = diagnose(findings(hang=hang(), evidence=told))
     assert said.culprit == blamed
     assert ("broken hardware" in said.cause) == (blamed is not NOBODY)
     assert all(

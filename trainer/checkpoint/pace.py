@@ -5,7 +5,6 @@ still, and what the steps made meanwhile took longer than others. The ranks agre
 step.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from statistics import median
 
 from orchestrator.contract.codec import decode
 from orchestrator.contract.env import RankEnv
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.reliability import SavePace, interval_of
 
 LEAST_CHANGE = 0.1
@@ -27,7 +27,7 @@ class Proposal:
 
 class Pace:
     def __init__(self, env: RankEnv) -> None:
-        given: SavePace = decode(SavePace, json.loads(env.pace))
+        given: SavePace = decode(SavePace, read_json(env.pace))
         self.every = given.every_steps
         """What an earlier attempt had come to."""
         self._exposure = given.exposure

@@ -16,6 +16,7 @@ from torch import nn
 
 from orchestrator.contract.codec import decode
 from orchestrator.contract.model import LoraSpec
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.skipping import Window
 from trainer.guard import Skips, Spikes
 from trainer.model.decoder import Decoder
@@ -71,7 +72,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, text: str) -> "Progress":
-        progress: Progress = decode(cls, json.loads(text))
+        progress: Progress = decode(cls, read_json(text))
         return progress
 
 

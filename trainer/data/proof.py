@@ -7,11 +7,11 @@ that were skipped on purpose move the positions of the steps after them, all by 
 start says which, and every step that stands must agree with it: so what no step read is in them.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from orchestrator.contract.codec import decode
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.skipping import Window, batch_of
 from trainer.data.ledger import Line, Start, expected_hashes
 
@@ -89,7 +89,7 @@ def first_mistake(standing: Standing, saved: int = 0) -> Mistake | None:
 
 def parse(line: str) -> Start | Line | None:
     try:
-        values = json.loads(line)
+        values = read_json(line)
         entry: Start | Line = decode(Line if "step" in values else Start, values)
     except (ValueError, TypeError):
         return None

@@ -1,11 +1,11 @@
 """Documents out of files, in the files' order."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.data_files import File, Found
+from orchestrator.contract.read_json import read_json
 from orchestrator.errors import TrainingError
 from trainer.data.documents import Columns, Piece, reading, row_pieces
 from trainer.data.tables import read_dataset, read_parquet
@@ -84,7 +84,7 @@ def read_jsonl(file: File, columns: Columns) -> Iterator[Piece]:
 def parse_line(line: bytes, path: str, number: int) -> dict[str, Any]:
     check_utf8(line, path, number)
     try:
-        row = json.loads(line)
+        row = read_json(line)
     except ValueError as exc:
         raise TrainingError(
             f"{path}:{number}: not JSON: {exc}", fix="each line must be one JSON object"

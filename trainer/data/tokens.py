@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.limits import AtLeast
+from orchestrator.contract.read_json import read_json
 from orchestrator.errors import TrainingError
 from trainer.data.tokenizer import Kind, Tokens, Vocabulary
 
@@ -144,7 +145,7 @@ def parse_header(text: bytes, path: str) -> Header:
     try:
         if not text.startswith(MAGIC):
             raise ValueError(f"it does not begin with {MAGIC.strip().decode()!r}")
-        header: Header = decode(Header, json.loads(text.removeprefix(MAGIC)))
+        header: Header = decode(Header, read_json(text.removeprefix(MAGIC)))
     except ValueError as exc:
         raise TrainingError(
             f"{path} is no token file: {exc}",

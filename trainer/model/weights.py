@@ -4,7 +4,6 @@ Each rank reads the slices that it holds, so none ever has the whole model. What
 compared with the model by rank 0, before anything long is done.
 """
 
-import json
 import logging
 import re
 from collections import defaultdict
@@ -20,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig
 
 from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.read_json import read_json
 from orchestrator.errors import TrainingError
 from trainer.listing import listed
 from trainer.model.build import build_stages, read_model_config
@@ -200,7 +200,7 @@ def _files_of(folder: Path) -> list[str]:
             fix="give a folder of safetensors; transformers' save_pretrained writes them",
         )
     try:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return sorted(set(read_json(index.read_text())["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError) as exc:
         raise TrainingError(
             f"{index} cannot be read ({exc})", fix="download or copy the folder again"

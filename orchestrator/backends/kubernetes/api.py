@@ -15,6 +15,7 @@ from orchestrator.backends.kubernetes.executing import execute
 from orchestrator.backends.kubernetes.refusals import Asked, Missing, refusal
 from orchestrator.backends.kubernetes.requests import APPLY, READ_S, Requests
 from orchestrator.backends.kubernetes.resources import Object, Resource, resource_of
+from orchestrator.contract.read_json import read_json
 from orchestrator.seams import Clock
 
 MANAGER = "ndctl"
@@ -164,7 +165,7 @@ class Api:
         }
         asked = Asked(verb="watch", path=resource.path(namespace))
         for line in self.sending.lines(asked, query, timeout_s + READ_S):
-            event = json.loads(line)
+            event = read_json(line)
             if event["type"] == "ERROR":
                 code = int(event["object"].get("code", 500))
                 raise refusal(asked, code, json.dumps(event["object"]).encode())

@@ -76,7 +76,10 @@ class KubernetesBackend:
     def describe(self, handover: Handover) -> str:
         from orchestrator.backends.kubernetes.render import objects, text
 
-        return text(objects(handover))
+        spec = spec_of(handover.launch)
+        if spec.namespace is not None or spec.service_account is not None:
+            return text(objects(handover))
+        return text(objects(handover, self.namespace(spec)))
 
     def check(self, handover: Handover) -> str:
         spec = spec_of(handover.launch)
@@ -96,7 +99,7 @@ class KubernetesBackend:
             if runs and annotations_of(job).get(names.RUNS_ANNOTATION) != runs:
                 noted = {"metadata": {"annotations": {names.RUNS_ANNOTATION: runs}}}
                 api.merge(kind.resource, namespace, launch.job, noted)
-            submitting.own(api, namespace, kind, job, submitting.rendered_beside(kind, launch.job))
+            submitting.own(api, namespace, kind, job, submitting.rendered_beside(spec, launch.job))
 
     def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
         seen, spec = self._seen([launch])[0], spec_of(launch)
@@ -286,7 +289,10 @@ class KubernetesBackend:
             return
         self._exclude(launch, exclude, counted=whole)
         if whole:
-            api.delete_all(PODS, namespace, labels=f"{LABEL}={launch.job}")
+            # One by one, by their names, and ours at last: the account may delete no others.
+            mine = self.environ.get(POD_NAME)
+            for pod in sorted(self._pods(launch), key=lambda one: name_of(one) == mine):
+                api.delete(PODS, namespace, name_of(pod))
         elif (own := self.environ.get(POD_NAME)) is not None:
             api.delete(PODS, namespace, own)
 

@@ -2,16 +2,19 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Protocol
 
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.render import objects
 from orchestrator.backends.kubernetes.resources import (
     ACCOUNTS,
     CLAIMS,
+    CONFIG_MAPS,
     JOB_KINDS,
     NAMESPACES,
     PRIORITIES,
     QUOTAS,
+    SECRETS,
     Object,
     Resource,
     lookup,
@@ -21,7 +24,7 @@ from orchestrator.backends.kubernetes.standards import level_of, privileges, to_
 from orchestrator.cluster.kubernetes.quantities import quantity
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.contract.kubernetes import EnvFrom, KubernetesSpec, MountedVolume, ValueFrom
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError, Unanswered
 
@@ -35,7 +38,7 @@ def check(api: Api, namespace: str, handover: Handover) -> str:
 
     Raises BackendError with everything that stands in the way.
     """
-    made = objects(handover)
+    made = objects(handover, namespace)
     launch = handover.launch
     spec = launch.kubernetes or KubernetesSpec()
     said: list[str] = [str(one) for one in _of_other_kinds(api, namespace, launch)]
@@ -98,13 +101,14 @@ def _missing(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem
                 limit=f"a PersistentVolumeClaim of namespace {namespace}",
                 fix=f"name one that `kubectl -n {namespace} get pvc` shows, or make it",
             )
-    if _is_absent(api, ACCOUNTS, namespace, spec.service_account):
+    if spec.service_account and _is_absent(api, ACCOUNTS, namespace, spec.service_account):
         yield Problem(
             path=f"{AT}.service_account",
             value=spec.service_account,
             limit=f"a ServiceAccount of namespace {namespace}",
-            fix=f"`{base_for(namespace)}` makes it, with its rights",
+            fix="leave it out: then the job gets one of its own, with the rights that it needs",
         )
+    yield from _references(api, namespace, spec)
     if spec.priority_class and _is_absent(api, PRIORITIES, None, spec.priority_class):
         yield Problem(
             path=f"{AT}.priority_class",
@@ -114,11 +118,65 @@ def _missing(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem
         )
 
 
+def references(spec: KubernetesSpec) -> Iterator[tuple[str, Resource, str, str | None]]:
+    """The Secrets and ConfigMaps that a pod does not start without: the key of the spec that names
+    one, which it is, and the key that it has to have."""
+    for name, value in spec.env.items():
+        if isinstance(value, ValueFrom):
+            yield f"{AT}.env.{name}", *_source(value), value.key
+    for at, one in enumerate(spec.env_from):
+        yield f"{AT}.env_from[{at}]", *_source(one), None
+    for at, volume in enumerate(spec.volumes):
+        if volume.secret is not None or volume.config_map is not None:
+            yield f"{AT}.volumes[{at}]", *_source(volume), None
+
+
+def _source(one: ValueFrom | EnvFrom | MountedVolume) -> tuple[Resource, str]:
+    return (SECRETS, one.secret) if one.secret is not None else (CONFIG_MAPS, str(one.config_map))
+
+
+def _references(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem]:
+    for path, resource, name, key in references(spec):
+        lack = lacking(api, namespace, resource, name, key)
+        if lack is not None:
+            limit = f"of a {resource.kind} of namespace {namespace} that has what is named here"
+            fix = f"{lack}: {to_create(namespace, resource, name, key)}"
+            yield Problem(path=path, value=name, limit=limit, fix=fix)
+
+
+class Gets(Protocol):
+    def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None: ...
+
+
+def lacking(
+    api: Gets, namespace: str, resource: Resource, name: str, key: str | None
+) -> str | None:
+    """What of a Secret or ConfigMap is not there; None where all is, or may not be asked."""
+    try:
+        item = api.get(resource, namespace, name)
+    except Unanswered:
+        raise
+    except BackendError:
+        return None
+    if item is None:
+        return f"there is no {resource.kind} {name}"
+    keys = {*lookup(item, ("data",), {}), *lookup(item, ("binaryData",), {})}
+    if key is not None and key not in keys:
+        return f"{resource.kind} {name} has no key {key}, only {', '.join(sorted(keys)) or 'none'}"
+    return None
+
+
+def to_create(namespace: str, resource: Resource, name: str, key: str | None) -> str:
+    word = "secret generic" if resource == SECRETS else "configmap"
+    of = f" --from-file={key}=FILE" if key is not None else " --from-env-file=FILE"
+    return f"`kubectl -n {namespace} create {word} {name}{of}`"
+
+
 def base_for(namespace: str) -> str:
     """What is typed to have manifests/base in another namespace than its own."""
     if namespace == BASE:
         return "kubectl apply -k manifests/base"
-    change = rf"s/\(namespace[:-] *\){BASE}$/\1{namespace}/"
+    change = rf"s/\(namespace[:-] *\|serviceaccounts:\){BASE}$/\1{namespace}/"
     return f"kubectl kustomize manifests/base | sed '{change}' | kubectl apply -f -"
 
 

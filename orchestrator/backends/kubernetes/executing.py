@@ -1,12 +1,12 @@
 """Commands in pods, as `kubectl exec` runs them."""
 
-import json
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from orchestrator.backends.kubernetes.refusals import Asked, refusal
 from orchestrator.backends.kubernetes.requests import Requests, unanswered
+from orchestrator.contract.read_json import read_json
 from orchestrator.errors import Unanswered
 
 
@@ -55,7 +55,7 @@ def execute(
 def _exit_code(status: bytes) -> int:
     """Of what the kubelet says at the end of a command."""
     try:
-        said = json.loads(status)
+        said = read_json(status)
         if said["status"] == "Success":
             return 0
         causes = said["details"]["causes"]

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.supervise import snapshot
 from orchestrator.supervise.log import has_writer, mark, whole_lines
@@ -77,7 +78,7 @@ def newest_launch(run_dir: RunDir, head: snapshot.Head | None) -> int:
         if at >= 0:
             line = data[data.rfind(b"\n", 0, at) + 1 :].partition(b"\n")[0]
             with contextlib.suppress(ValueError):
-                return int(json.loads(line)["event"]["launch"]["launch"])
+                return int(read_json(line)["event"]["launch"]["launch"])
     return head.launch if head else 0
 
 
@@ -101,7 +102,7 @@ def main(argv: Sequence[str], out: BinaryIO) -> None:
 def read_news(answer: bytes) -> tuple[News, bytes, bytes, bytes]:
     """What `main` wrote: the news, the bytes of journal, snapshot, metrics. Raises ValueError."""
     head, _, body = answer.partition(b"\n")
-    told: News = decode(News, json.loads(head))
+    told: News = decode(News, read_json(head))
     if len(body) != told.journal + told.state + told.metrics:
         raise ValueError("the answer was cut short")
     state = told.journal + told.state

@@ -27,7 +27,7 @@ from orchestrator.supervise.opening import begin, is_of, read_folder
 from orchestrator.supervise.snapshot import known, recall
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import step
-from orchestrator.system import SystemClock
+from orchestrator.system import SystemClock, log_to_stderr
 
 log = logging.getLogger("orchestrator.kubernetes")
 
@@ -78,7 +78,7 @@ class Pod:
 def run(environ: Mapping[str, str]) -> int:
     """The exit code of the pod. Final are those alone that are meant: to the operator one of them,
     of one pod, is the end of the job."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     try:
         return _run(environ)
     except (OSError, JobError) as exc:

@@ -42,6 +42,7 @@ from orchestrator.backends.kubernetes.resources import (
 from orchestrator.contract.handover import Handover, handover_from
 from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.whole import write_whole
 from orchestrator.errors import BackendError, JobError, Unanswered
@@ -75,7 +76,7 @@ class Remote:
 
 def open_mirror(path: Path, environ: Mapping[str, str], clock: Clock) -> "Mirror":
     """One that was made before."""
-    context = json.loads((path / REMOTE).read_text())["context"]
+    context = read_json((path / REMOTE).read_text())["context"]
     api = Api(None if context == IN_CLUSTER else context, environ, clock)
     return Mirror(path, api)
 
@@ -141,10 +142,10 @@ class Mirror:
 
     @property
     def remote(self) -> Remote:
-        return Remote(**json.loads((self.run_dir.path / REMOTE).read_text()))
+        return Remote(**read_json((self.run_dir.path / REMOTE).read_text()))
 
     def write(self, remote: Remote) -> None:
-        self.run_dir.path.mkdir(parents=True, exist_ok=True)
+        self.run_dir.make()
         write_whole(self.run_dir.path / REMOTE, json.dumps(asdict(remote), indent=2).encode())
 
     def expect(self, handover: Handover, namespace: str) -> None:
@@ -401,7 +402,7 @@ def behind_line(path: Path, number: int) -> int | None:
 def _first_seq(journal: bytes) -> int:
     """0 where it does not begin with a line: the file is another one than it was."""
     try:
-        return int(json.loads(journal.partition(b"\n")[0])["seq"])
+        return int(read_json(journal.partition(b"\n")[0])["seq"])
     except (ValueError, KeyError, TypeError):
         return 0
 

@@ -1,12 +1,12 @@
 """What the API server says instead of an answer, as errors that say what to type. Pure."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
+from orchestrator.contract.read_json import read_json
 from orchestrator.errors import BackendError, Unanswered
 
 FORBIDDEN = re.compile(
@@ -81,7 +81,7 @@ def refusal(asked: Asked, status: int, body: bytes) -> BackendError:
 
 def _status(body: bytes) -> Mapping[str, Any]:
     try:
-        said = json.loads(body)
+        said = read_json(body)
     except ValueError:
         return {}
     return said if isinstance(said, Mapping) else {}

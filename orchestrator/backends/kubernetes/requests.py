@@ -2,13 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from json import dumps, loads
+from json import dumps
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from orchestrator.backends.kubernetes.access import Access
 from orchestrator.backends.kubernetes.refusals import AGAIN, Asked, refusal
 from orchestrator.backends.kubernetes.resources import Object
+from orchestrator.contract.read_json import read_json
 from orchestrator.errors import Unanswered
 from orchestrator.seams import Clock
 
@@ -47,7 +48,7 @@ class Requests:
                 continue
             said = answer.read()
             if 200 <= answer.status < 300:
-                return loads(said)
+                return read_json(said)
             if answer.status not in AGAIN or wait_s is None:
                 raise refusal(asked, answer.status, said)
             self.clock.sleep(_retry_after(answer.getheader("Retry-After"), wait_s))

@@ -50,13 +50,26 @@ ACCESS_REVIEWS = Resource(
     "SelfSubjectAccessReview",
     namespaced=False,
 )
+ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
+ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 TRAINJOBS = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
 RUNTIMES = Resource("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime")
 CORE = (PODS, EVENTS, NODES, NAMESPACES, SECRETS, CONFIG_MAPS, CLAIMS, SERVICES, ACCOUNTS, QUOTAS)
-OWN = (*CORE, PRIORITIES, ACCESS_REVIEWS, LEASES, PYTORCHJOBS, JOBSETS, TRAINJOBS, RUNTIMES)
+OWN = (
+    *CORE,
+    PRIORITIES,
+    ACCESS_REVIEWS,
+    LEASES,
+    ROLES,
+    ROLE_BINDINGS,
+    PYTORCHJOBS,
+    JOBSETS,
+    TRAINJOBS,
+    RUNTIMES,
+)
 
 
 def resource_of(item: Object) -> Resource:

@@ -12,9 +12,12 @@ from orchestrator.backends.kubernetes.fields import LABEL
 from orchestrator.backends.kubernetes.refusals import Conflict, Missing
 from orchestrator.backends.kubernetes.render import names, objects, token_secret
 from orchestrator.backends.kubernetes.resources import (
+    ACCOUNTS,
     CONFIG_MAPS,
     JOB_KINDS,
     PODS,
+    ROLE_BINDINGS,
+    ROLES,
     RUNTIMES,
     SECRETS,
     JobKind,
@@ -40,14 +43,17 @@ class Helper:
     name: str
 
 
-def helpers_of(kind: JobKind, job: str) -> list[Helper]:
-    return [Helper(SECRETS, names.secret_of(job)), *rendered_beside(kind, job)]
+def helpers_of(spec: KubernetesSpec, job: str) -> list[Helper]:
+    return [Helper(SECRETS, names.secret_of(job)), *rendered_beside(spec, job)]
 
 
-def rendered_beside(kind: JobKind, job: str) -> list[Helper]:
+def rendered_beside(spec: KubernetesSpec, job: str) -> list[Helper]:
     """Those that are in the rendered text."""
     found = [Helper(CONFIG_MAPS, names.config_map_of(job))]
-    if kind is JOB_KINDS["trainjob"]:
+    if spec.service_account is None:
+        account = names.account_of(job)
+        found += [Helper(one, account) for one in (ACCOUNTS, ROLES, ROLE_BINDINGS)]
+    if spec.kind == "trainjob":
         found.append(Helper(RUNTIMES, job))
     return found
 
@@ -55,17 +61,18 @@ def rendered_beside(kind: JobKind, job: str) -> list[Helper]:
 def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
     """Apply everything, the job last; then it owns the rest."""
     launch = handover.launch
-    kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
+    spec = launch.kubernetes or KubernetesSpec()
+    kind = JOB_KINDS[spec.kind]
     former = api.get(kind.resource, namespace, launch.job)
     if former is not None and fields.launch_of(former) != launch.launch:
-        take_away(api, clock, namespace, kind, former)
-    made = objects(handover)
+        take_away(api, clock, namespace, spec, former)
+    made = objects(handover, namespace)
     with contextlib.suppress(Conflict):  # an earlier call has made it, and pods may have read it
         api.create(token_secret(launch, secrets.token_urlsafe(32)), namespace)
     for item in made[:-1]:
         api.apply(item, namespace)
     job = api.apply(made[-1], namespace)
-    own(api, namespace, kind, job, helpers_of(kind, launch.job))
+    own(api, namespace, kind, job, helpers_of(spec, launch.job))
 
 
 def own(api: Api, namespace: str, kind: JobKind, job: Object, helpers: Sequence[Helper]) -> None:
@@ -85,12 +92,12 @@ def owner_reference(kind: JobKind, job: Object) -> dict[str, Any]:
     }
 
 
-def take_away(api: Api, clock: Clock, namespace: str, kind: JobKind, job: Object) -> None:
+def take_away(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: Object) -> None:
     """An object of a launch that is over makes room for the next; returns when it and its pods
     are gone, for the garbage collector takes what still belongs to it."""
-    name = name_of(job)
+    name, kind = name_of(job), JOB_KINDS[spec.kind]
     api.delete(kind.resource, namespace, name, uid=job["metadata"]["uid"])
-    for helper in helpers_of(kind, name):
+    for helper in helpers_of(spec, name):
         api.delete(helper.resource, namespace, helper.name)
     api.delete_all(PODS, namespace, labels=f"{LABEL}={name}")
     deadline = clock.monotonic() + GONE_S

@@ -24,7 +24,7 @@ from orchestrator.backends.slurm.task import log_to
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
 from orchestrator.seams import Clock, Shell
-from orchestrator.system import SystemClock, run_command
+from orchestrator.system import SystemClock, log_to_stderr, run_command
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], clock: Clock, shell: S
     args = _parser().parse_args(argv)
     run_dir = RunDir(args.run_dir)
     log_to(run_dir.agent_log(environ.get("SLURMD_NODENAME") or socket.gethostname()))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     await_agents(Slurm(shell, clock), environ, args.code)
     named = partial(backend_named, environ=environ, clock=clock, shell=shell)
     term = Term(args.launch, int(environ.get("SLURM_RESTART_COUNT", "0")))

@@ -15,6 +15,7 @@ from orchestrator.backends.slurm import advice, observe, render
 from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm, refusal
 from orchestrator.backends.slurm.observe import SlurmJob
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.whole import write_whole, written_beside
 from orchestrator.errors import BackendError
 from orchestrator.seams import Sighting
@@ -140,7 +141,7 @@ def name_of(launch: LaunchPlan) -> str | None:
 
 def recorded(launch: LaunchPlan) -> str | None:
     with contextlib.suppress(OSError, ValueError, KeyError):
-        return str(json.loads(_record_path(launch).read_text())["job_id"])
+        return str(read_json(_record_path(launch).read_text())["job_id"])
     return None
 
 

@@ -5,12 +5,14 @@ from typing import Any
 
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import (
+    EnvFrom,
     Kind,
     KubernetesSpec,
     MountedVolume,
     RunVolume,
     Toleration,
     TopologyRequest,
+    ValueFrom,
 )
 from orchestrator.contract.launch import LaunchPlan
 from tests.backends.handed import handed
@@ -43,7 +45,13 @@ FULL = replace(
         Toleration(key="dedicated", operator="Equal", value="ml", effect="NoSchedule"),
         Toleration(key="node.kubernetes.io/unreachable", effect="NoExecute", toleration_seconds=0),
     ),
-    env={"NCCL_IB_HCA": "mlx5", "GREETING": "it's: {a} #1"},
+    env={
+        "NCCL_IB_HCA": "mlx5",
+        "GREETING": "it's: {a} #1",
+        "HF_TOKEN": ValueFrom(secret="hub-token", key="token"),
+        "NCCL_ALGO": ValueFrom(config_map="nccl", key="algo"),
+    },
+    env_from=(EnvFrom(secret="wandb"), EnvFrom(config_map="proxies", prefix="PROXY_")),
     volumes=(
         MountedVolume(name="data", mount_path="/data", claim="corpus"),
         MountedVolume(name="tools", mount_path="/opt/tools", host_path="/opt/tools"),

@@ -39,7 +39,8 @@ class Person(Ndctl):
         each dot. Ranks are on CPUs, and nothing is left in the run directory."""
         volume = {"runs__host_path": str(self.kube.runs), "run_root": str(self.kube.runs)}
         cheap = {"image": "ndctl:1", "gpu_resource": "null", "shm": "null", "cpu": "100m"}
-        found = {**volume, **cheap, "namespace": self.namespace, **options}
+        site = {"namespace": self.namespace, "service_account": "ndctl-job"}
+        found = {**volume, **cheap, **site, **options}
         found = {key: value for key, value in found.items() if value}
         sets = [f"--set={_path(key)}={value}" for key, value in found.items()]
         return [str(SPEC), "--backend=kubernetes", *sets]

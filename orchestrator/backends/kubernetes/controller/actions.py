@@ -72,18 +72,4 @@ class Delete:
         return f"delete {self.what}" + (" by force" if self.grace_s == 0 else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """Delete all that has these labels, without a look at it: Secrets are nobody's to read."""
-
-    what: Ref
-    """What it was about; of the resource alone the kind counts."""
-    labels: str
-    reason: str
-
-    @property
-    def does(self) -> str:
-        return f"delete every {self.what.resource.kind} of {self.what.namespace} with {self.labels}"
-
-
-Action = Patch | Create | Delete | Sweep
+Action = Patch | Create | Delete

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.backends.kubernetes import fields, observe
-from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Ref, Sweep
+from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Ref
 from orchestrator.backends.kubernetes.controller.placeholders import placeholders
 from orchestrator.backends.kubernetes.controller.taints import taints
 from orchestrator.backends.kubernetes.controller.wish import (
@@ -318,6 +318,7 @@ def _orphans(
         if timers.over(f"orphan {item['metadata']['uid']}", ORPHAN_S):
             what = Ref.of(CONFIG_MAPS, item)
             why = f"nobody owns it, and there has been no job {job} for {ORPHAN_S:g} s"
-            secret = Ref(resource=SECRETS, namespace=namespace, name=job, uid="", version="")
-            labels = f"{names.MANAGED_LABEL}=ndctl,{names.JOB_LABEL}={job}"
-            yield Delete(what=what, reason=why), Sweep(what=secret, labels=labels, reason=why)
+            # By its name: Secrets are not the controller's to read.
+            called = names.secret_of(job)
+            secret = Ref(resource=SECRETS, namespace=namespace, name=called, uid="", version="")
+            yield Delete(what=what, reason=why), Delete(what=secret, reason=why)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.backends.kubernetes.api import Api
-from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Patch
+from orchestrator.backends.kubernetes.controller.actions import Action, Create, Patch
 from orchestrator.backends.kubernetes.controller.decide import Decision, Scope, Seen, decide
 from orchestrator.backends.kubernetes.controller.election import Election, Standing
 from orchestrator.backends.kubernetes.controller.informer import Informer
@@ -189,12 +189,10 @@ def perform(api: Api, action: Action) -> None:
         api.merge(what.resource, what.namespace or None, what.name, change)
     elif isinstance(action, Create):
         api.create(action.item, what.namespace)
-    elif isinstance(action, Delete):
+    else:
         if action.status is not None:
             api.merge(what.resource, what.namespace, what.name, action.status, "status")
         api.delete(what.resource, what.namespace, what.name, grace_s=action.grace_s, uid=what.uid)
-    else:
-        api.delete_all(what.resource, what.namespace, labels=action.labels)
 
 
 def serve(api: Api, clock: Clock, scope: Scope, *, duration_s: float, once: bool) -> None:

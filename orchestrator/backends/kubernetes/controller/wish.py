@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import Object, lookup
+from orchestrator.contract.read_json import read_json
 
 SOMEBODY = "somebody"
 
@@ -31,7 +32,7 @@ def wish_of(job: Object) -> GangRestart | None:
     if said is None:
         return None
     try:
-        found = json.loads(said)
+        found = read_json(said)
     except ValueError:
         return GangRestart()
     if not isinstance(found, Mapping):

@@ -12,9 +12,11 @@ import yaml
 from orchestrator.backends.kubernetes.render import kinds, names
 from orchestrator.backends.kubernetes.render.checks import refuse
 from orchestrator.backends.kubernetes.render.pods import spec_of
+from orchestrator.backends.kubernetes.render.rights import account_objects
 from orchestrator.backends.kubernetes.render.submission import config_map, token_secret
 from orchestrator.contract.handover import Handover, files_of
 from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.visible import visible
 from orchestrator.document import Dumper
 
 __all__ = ["objects", "text", "token_secret"]
@@ -26,8 +28,10 @@ KINDS: Mapping[Kind, Callable[[Handover, dict[str, Any]], list[dict[str, Any]]]]
 }
 
 
-def objects(handover: Handover) -> list[dict[str, Any]]:
+def objects(handover: Handover, namespace: str = "default") -> list[dict[str, Any]]:
     """In the order in which they are applied; the last is the job, which owns the others.
+
+    `namespace`: where they are applied if the spec does not say.
 
     Raises:
         SpecError: with everything in `cluster.kubernetes` that cannot be.
@@ -49,7 +53,11 @@ def objects(handover: Handover) -> list[dict[str, Any]]:
         },
     }
     shared = {"name": names.config_map_of(launch.job), **own, "labels": labels}
-    return [config_map(handover, shared), *KINDS[spec.kind](handover, metadata)]
+    return [
+        config_map(handover, shared),
+        *account_objects(launch, {**own, "labels": labels}, spec.namespace or namespace),
+        *KINDS[spec.kind](handover, metadata),
+    ]
 
 
 def spec_hash(handover: Handover) -> str:
@@ -78,8 +86,15 @@ _Dumper.add_representer(list, _list)
 
 def text(made: Sequence[Mapping[str, Any]]) -> str:
     """As kubectl takes it: YAML documents, keys in the order in which they were made."""
-    documents = (
-        yaml.dump(dict(one), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-        for one in made
+    documents = "---\n".join(_document(one, allow_unicode=True) for one in made)
+    if visible(documents, keep="\n\t") != documents:
+        # What is printed must be what is applied, so YAML itself writes these characters out.
+        documents = "---\n".join(_document(one, allow_unicode=False) for one in made)
+    return documents.removesuffix("\n")
+
+
+def _document(made: Mapping[str, Any], allow_unicode: bool) -> str:
+    text: str = yaml.dump(
+        dict(made), Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode, width=100
     )
-    return "---\n".join(documents).removesuffix("\n")
+    return text

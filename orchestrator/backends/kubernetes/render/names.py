@@ -53,6 +53,15 @@ def secret_of(job: str) -> str:
     return f"{job}-token"
 
 
+def account_of(job: str) -> str:
+    """The name of the pods' account, of its Role, and of the binding of both."""
+    return f"{job}-pods"
+
+
+def pytorchjob_pods(job: str, pods: int) -> list[str]:
+    return [f"{job}-master-0", *(f"{job}-worker-{number}" for number in range(pods - 1))]
+
+
 def placeholder_of(job: str, host: str) -> str:
     """One for each node that a job leaves out."""
     return f"{job}-not-on-{hashlib.sha256(host.encode()).hexdigest()[:8]}"

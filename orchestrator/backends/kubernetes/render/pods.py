@@ -10,7 +10,13 @@ from orchestrator.backends.kubernetes.render.topology import affinity, queue_ann
 from orchestrator.cluster.kubernetes.taints import tolerations_of
 from orchestrator.contract import env
 from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import KubernetesSpec, MountedVolume, Toleration
+from orchestrator.contract.kubernetes import (
+    EnvFrom,
+    KubernetesSpec,
+    MountedVolume,
+    Toleration,
+    ValueFrom,
+)
 from orchestrator.contract.launch import LaunchPlan
 
 HANDOVER_DIR = "/etc/ndctl/submission"
@@ -55,7 +61,7 @@ def pod_template(handover: Handover, environ: Mapping[str, str] | None = None) -
             },
         },
         "spec": {
-            "serviceAccountName": spec.service_account,
+            "serviceAccountName": spec.service_account or names.account_of(launch.job),
             **_given("priorityClassName", spec.priority_class),
             **_given("imagePullSecrets", [{"name": name} for name in spec.image_pull_secrets]),
             **_network(spec),
@@ -129,6 +135,7 @@ def _container(
         **_given("image", spec.image),
         **_given("imagePullPolicy", spec.image_pull_policy),
         "command": [spec.python, "-u", "-m", TASK],
+        **_given("envFrom", [_env_from(one) for one in spec.env_from]),
         "env": _environ(launch, spec, environ),
         **_given("resources", _resources(launch, spec)),
         "securityContext": _container_security(spec),
@@ -142,7 +149,7 @@ def _environ(
     launch: LaunchPlan, spec: KubernetesSpec, environ: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     token = {"name": names.secret_of(launch.job), "key": names.TOKEN_KEY, "optional": True}
-    said = {
+    said: dict[str, str | ValueFrom] = {
         **environ,
         names.KIND_VARIABLE: spec.kind,
         env.SUBMISSION: HANDOVER_DIR,
@@ -155,8 +162,25 @@ def _environ(
             for name, path in DOWNWARD.items()
         ),
         {"name": env.TOKEN, "valueFrom": {"secretKeyRef": token}},
-        *({"name": name, "value": value} for name, value in said.items()),
+        *(_variable(name, value) for name, value in said.items()),
     ]
+
+
+def _variable(name: str, value: str | ValueFrom) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"name": name, "value": value}
+    if value.secret is not None:
+        source = {"secretKeyRef": {"name": value.secret, "key": value.key}}
+    else:
+        source = {"configMapKeyRef": {"name": str(value.config_map), "key": value.key}}
+    return {"name": name, "valueFrom": source}
+
+
+def _env_from(one: EnvFrom) -> dict[str, Any]:
+    prefix = _given("prefix", one.prefix)
+    if one.secret is not None:
+        return {**prefix, "secretRef": {"name": one.secret}}
+    return {**prefix, "configMapRef": {"name": one.config_map}}
 
 
 def _resources(launch: LaunchPlan, spec: KubernetesSpec) -> dict[str, Any]:

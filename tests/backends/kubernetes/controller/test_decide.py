@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Patch, Sweep
+from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Patch
 from orchestrator.backends.kubernetes.controller.decide import (
     FORCE_S,
     LATE_S,
@@ -194,12 +194,13 @@ def test_what_is_in_order_or_anothers_stays(what: Seen) -> None:
     assert (decide(what, SCOPE, first.since, 1e6).chains, first.busy) == ((), False)
 
 
-def test_the_secret_of_an_orphan_is_deleted_by_its_labels_after_it() -> None:
+def test_the_secret_of_an_orphan_is_deleted_by_its_name_after_it() -> None:
     what = seen(config_maps=(config_map(),))
     (chain,) = decide(what, SCOPE, decide(what, SCOPE, {}, 0.0).since, 1e6).chains
-    assert [type(action) for action in chain] == [Delete, Sweep]
-    assert isinstance(chain[1], Sweep)
-    assert chain[1].labels == "app.kubernetes.io/managed-by=ndctl,ndctl.dev/job=job"
+    assert [action.does for action in chain] == [
+        "delete ConfigMap training/job-launch",
+        "delete Secret training/job-token",
+    ]
 
 
 def test_a_node_is_tainted_for_as_long_as_a_job_that_left_it_out() -> None:

@@ -1,0 +1,153 @@
+"""What one end of a log means, by the supervisor's own judgement: `ndctl classify`.
+
+A rank that ended with these words is diagnosed as the supervisor would, in an attempt in which
+nothing else happened, so there is no second way to a class.
+"""
+
+import signal as signals
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from orchestrator.contract.codec import encode
+from orchestrator.contract.events import EvidenceGathered, RankExited
+from orchestrator.contract.failures import FailureRule, Remedy, Scope
+from orchestrator.dashboard.words import one_line
+from orchestrator.diagnosis.patterns import MOST_BYTES
+from orchestrator.diagnosis.readings import End, read_exit, read_kernel
+from orchestrator.supervise.diagnose import diagnose
+from orchestrator.supervise.policy import usual_remedy
+from orchestrator.supervise.state import Findings
+
+HOST = "host"
+FAILED = 1
+"""The exit code of a rank of which no other is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classification:
+    """None where nothing is known."""
+
+    class_: str | None
+    scope: Scope | None
+    action: Remedy | None
+    excludes_host: bool
+    """Whether the default policy takes the host out of the job the first time."""
+    line: str | None
+    """The line that decided; None where a signal or an exit code did."""
+    pattern: str | None
+    advice: str | None
+
+
+UNKNOWN = Classification(
+    class_=None,
+    scope=None,
+    action=None,
+    excludes_host=False,
+    line=None,
+    pattern=None,
+    advice=None,
+)
+
+
+def classify_log(
+    text: str,
+    *,
+    kernel: str = "",
+    exit_code: int | None = None,
+    signal: str | None = None,
+    own: tuple[FailureRule, ...] = (),
+) -> Classification:
+    """The class of a rank whose log ends with `text`.
+
+    Args:
+        kernel: lines of the kernel's log of its host.
+        signal: its name or number; without it and without a code the rank left with code 1.
+        own: the user's classes.
+    """
+    number = signal_number(signal) if signal else None
+    code = exit_code if exit_code is not None or number is not None else FAILED
+    end = End(exit_code=code, signal=number, lines=tuple(text.splitlines()))
+    reading = read_exit(end, own)
+    exited = RankExited(
+        at=0.0,
+        attempt=1,
+        rank=0,
+        host=HOST,
+        exit_code=code,
+        signal=number,
+        step=0,
+        stopped=False,
+        detected_after_s=0.0,
+        error=None,
+        log_tail=(),
+        reading=reading,
+    )
+    lines = tuple(kernel.splitlines())
+    said = read_kernel(lines, own)
+    told = EvidenceGathered(
+        at=0.0, attempt=1, host=HOST, ranks=(), kernel=lines, readings=said, unasked=True
+    )
+    verdict = diagnose(Findings(opened_at=0.0, exits=(exited,), evidence=(told,)), own)
+    found, blamed = verdict.failure, verdict.culprit.host is not None
+    if said and not text and exit_code is None and signal is None and found not in said:
+        found = said[0]  # of a kernel's lines alone, also what explains no end of a rank
+    if found is None:
+        return UNKNOWN
+    return Classification(
+        class_=found.name,
+        scope=found.scope,
+        action=found.action,
+        excludes_host=blamed and usual_remedy(found) == "replace",
+        line=found.line or None,
+        pattern=found.pattern or None,
+        advice=found.advice or None,
+    )
+
+
+def read_end(file: BinaryIO) -> str:
+    """The end of a log of any size; of a pipe, which has to be read to its end, as well."""
+    end = b""
+    while piece := file.read(MOST_BYTES):
+        end = (end + piece)[-MOST_BYTES:]
+    return end.decode(errors="replace")
+
+
+def signal_number(said: str) -> int:
+    """Of SIGKILL, KILL or 9. Raises ValueError."""
+    name = said.upper()
+    if name.isdecimal():
+        known = int(name) in set(signals.Signals)
+        number = int(name) if known else 0
+    else:
+        full = name if name.startswith("SIG") else f"SIG{name}"
+        found = signals.Signals.__members__.get(full)
+        number = int(found) if found else 0
+    if not number:
+        raise ValueError(f"there is no signal {said}: give a name as SIGKILL, or a number")
+    return number
+
+
+def as_json(found: Classification) -> dict[str, Any]:
+    body: dict[str, Any] = encode(found)
+    return body
+
+
+def as_text(found: Classification) -> str:
+    return "\n".join(_lines(found))
+
+
+def _lines(found: Classification) -> Iterator[str]:
+    if found.class_ is None:
+        yield "class    unknown: no line, signal or exit code has a class"
+        return
+    yield f"class    {found.class_}"
+    yield f"scope    {found.scope}"
+    without = "; the host is taken out of the job" if found.excludes_host else ""
+    yield f"action   {found.action}{without}"
+    if found.line:
+        yield f"line     {one_line(found.line)}"
+    if found.pattern:
+        yield f"pattern  {found.pattern}"
+    if found.advice:
+        yield f"advice   {found.advice}"

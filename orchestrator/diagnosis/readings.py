@@ -1,0 +1,281 @@
+"""What the words of a rank, of a launcher or of a kernel mean: the class, decided once. Pure.
+
+An agent reads what came to an end on its host, in a thread, before it tells the leader; so neither
+the leader's loop nor a fold of the journal ever looks for a pattern in what others wrote.
+"""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from orchestrator.contract import exits
+from orchestrator.contract.events import RankError
+from orchestrator.contract.failures import ExitReading, FailureRule, Reading
+from orchestrator.contract.phases import Phase
+from orchestrator.diagnosis.classes import (
+    Classified,
+    Signs,
+    all_that_fit,
+    classify,
+    default_rules,
+    reading_of,
+)
+from orchestrator.diagnosis.last_words import (
+    before_steps_dropped,
+    frames_that_tell,
+    last_words,
+    without_frames,
+    without_noise,
+)
+from orchestrator.diagnosis.patterns import Text
+
+OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
+"""A process does not end itself by these."""
+OUT_OF_MEMORY = "host-out-of-memory"
+WATCHDOG = "nccl-watchdog-timeout"
+SERVICE = "service-unreachable"
+"""Says the same words as a lost peer of what is no peer."""
+ENDINGS = frozenset({"abort", "segfault", "python-exception", "unknown"})
+"""Classes by how a process ended, where it said nothing else that is known."""
+BY_SHELL = 128
+"""A shell leaves with this and the number of the signal that ended what it ran."""
+PASSED_ON = frozenset({"SIGKILL", "SIGTERM", "SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
+MOST_KEPT = 20
+"""Lines of a log that the journal has."""
+MOST_SAID = 4_000
+"""Characters of an exception's words that the journal has."""
+
+SYMPTOMS = (
+    r"connection closed by (remote )?peer|connection reset by peer|connection refused|broken pipe",
+    r"gloo/transport|gloo::|connectfullmesh",
+    r"enforce fail",
+    r"recvvalue failed|sendbytes failed",
+    r"no route to host|socket\w*connect\b.*(timed out|unreachable|connection abort)",
+    r"ibv_\w+ failed.*timed out",
+    r"application timeout caused pair closure|store timed out|socket timeout|wait timeout",
+    r"socket has timed out|timed out waiting|failed to connect|failed to recv",
+    r"nccl.*(remote|peer|watchdog|was aborted)|ncclremoteerror|watchdog caught collective",
+)
+"""What a rank says when a peer went away (PyTorch's gloo, NCCL and TCPStore) …"""
+NO_SYMPTOMS = (r"enforce fail at (alloc_cpu|inline_container)",)
+"""… and what begins as that does, and is of its own memory or file."""
+TIMEOUTS = (
+    r"watchdog caught collective|collective operation timeout|timed out waiting",
+    r"application timeout caused pair closure|wait timeout|timeout at .*watchdog",
+)
+"""What a rank says whose collective did not return in time: a hang, seen by the rank itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a rank ended, and what it said."""
+
+    exit_code: int | None
+    signal: int | None
+    """Both None when its keeper died with it and nobody could see how it ended."""
+    error: RankError | None = None
+    lines: tuple[str, ...] = ()
+    """The end of its log."""
+    phase: Phase | None = None
+
+
+@lru_cache(maxsize=256)  # the same ends come again and again in the simulation
+def read_exit(end: End, own: tuple[FailureRule, ...] = ()) -> ExitReading:
+    """The class of what ended a rank, and whether a peer's death may look like it."""
+    said = _said(end)
+    found = _failure_of(end, said, own)
+    symptom = _is_symptom(end, said, reading_of(found, own))
+    by_ours = _failure_of(end, said, ()) if found and found.rule in own else found
+    # A watchdog's words are a hang also where the user has a class of her own for them.
+    waited = _is_symptom(end, said, reading_of(by_ours))
+    return ExitReading(
+        failure=reading_of(found, own),
+        symptom=symptom,
+        timed_out=waited and (_raised(end) or said).has(TIMEOUTS),
+    )
+
+
+def read_kernel(lines: Sequence[str], own: tuple[FailureRule, ...] = ()) -> tuple[Reading, ...]:
+    """What a kernel said, the first of each class, in the order of the rules."""
+    first: dict[str, Reading] = {}
+    for one in all_that_fit(Signs(lines=tuple(lines)), _of_kernels(own)):
+        reading = reading_of(one, own)
+        assert reading is not None
+        first.setdefault(reading.name, reading)
+    return tuple(first.values())
+
+
+@lru_cache(maxsize=64)
+def _of_kernels(own: tuple[FailureRule, ...]) -> tuple[FailureRule, ...]:
+    return tuple(rule for rule in (*own, *default_rules()) if rule.patterns)
+
+
+def read_launcher(said: str, own: tuple[FailureRule, ...] = ()) -> Reading | None:
+    """The class of torchrun's last words, where a restart meets it again; else it is a launch that
+    failed, as torchrun's words are of programs that end, and of peers, whatever the cause."""
+    lines = tuple(line.strip() for line in said.splitlines() if line.strip())
+    heard = without_noise(without_frames(Text.of(lines)))
+    found = reading_of(classify(Signs(said=heard, kind="launch-failed"), own), own)
+    return found if found is not None and (found.own or found.action != "restart") else None
+
+
+def read_words(said: str, own: tuple[FailureRule, ...] = ()) -> Reading | None:
+    """The class of what a rank tells that goes on, as why a checkpoint could not be written."""
+    return reading_of(classify(Signs(lines=tuple(said.splitlines())), own), own)
+
+
+def kept_lines(lines: Sequence[str], reading: ExitReading) -> tuple[str, ...]:
+    """The lines of a log that are kept: the last ones that are no frames of a stack, and the one
+    that decided wherever it stood."""
+    heard = without_frames(Text.of(lines)).lines
+    kept = heard[-MOST_KEPT:]
+    line = reading.failure.line if reading.failure else ""
+    return (line, *kept[1 - MOST_KEPT :]) if line and line in heard and line not in kept else kept
+
+
+def without_excess(error: RankError | None) -> RankError | None:
+    """An exception whose words would be most of the journal, cut in their middle."""
+    if error is None or len(error.message) <= MOST_SAID:
+        return error
+    half = MOST_SAID // 2
+    message = f"{error.message[:half]} … {error.message[-half:]}"
+    return RankError(
+        error=error.error,
+        message=message,
+        step=error.step,
+        traceback=error.traceback,
+        since=error.since,
+    )
+
+
+def signal_name(number: int | None) -> str | None:
+    if number is None:
+        return None
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def kind_of(exit_code: int | None, number: int | None, *, raised: bool) -> str:
+    """What an incident of such an end is called."""
+    if exit_code == exits.REFUSED:
+        return "refused"
+    if raised:
+        return "exception"
+    if number is not None:
+        return "rank-killed"
+    if exit_code == exits.CHECKPOINTED:
+        return "rank-stopped"
+    return "rank-lost" if exit_code is None else "rank-exited"
+
+
+def _said(end: End) -> Text:
+    """The end of its log without what tells nothing: frames of stacks, and what it outlived."""
+    return before_steps_dropped(without_frames(Text.of(end.lines)))
+
+
+def _raised(end: End) -> Text | None:
+    if end.error is None:
+        return None
+    told = frames_that_tell(Text.of(end.error.traceback.splitlines())).lines
+    return Text.of((*told, *f"{end.error.error}: {end.error.message}".splitlines()))
+
+
+def _failure_of(end: End, said: Text, own: tuple[FailureRule, ...]) -> Classified | None:
+    """The class of what ended a rank, by what it raised, else by its log and how it ended.
+
+    A log also tells of what did no harm, as a save that failed an hour ago or a connection that
+    came at the second try: of a rank that was killed its lines tell only what kills, and of one
+    that crashed only what it said of that.
+    """
+    by = ended_by(end)
+    signs = Signs(
+        exit_code=end.exit_code,
+        signal=signal_name(end.signal) or _by_shell(end.exit_code),
+        kind=kind_of(end.exit_code, end.signal, raised=end.error is not None),
+        phase=end.phase,
+    )
+    if end.error is not None:
+        return classify(replace(signs, said=_raised(end)), own)
+    if by in OUTSIDE:
+        named = tuple(rule for rule in own if _names(rule, by))
+        kills = [rule for rule in default_rules() if _kills(rule, by)]
+        return classify(replace(signs, said=said), named, kills)
+    found = classify(replace(signs, said=last_words(said, _number(signs.signal))), own)
+    if found is not None and (found.rule in own or not _is_ending(found.rule)):
+        return found
+    anywhere = [rule for rule in default_rules() if _stands(rule)]
+    return classify(replace(signs, said=without_noise(said)), own if by else (), anywhere) or found
+
+
+def _is_ending(rule: FailureRule) -> bool:
+    """Whether it says how a rank ended, or whom it lost, and not why."""
+    return rule.name in ENDINGS or rule.symptom
+
+
+def ended_by(end: End) -> str | None:
+    """The signal, also of a rank that left because of one, and of one that nobody saw end."""
+    if end.exit_code == exits.CHECKPOINTED:
+        return "SIGTERM"
+    if end.exit_code is None and end.signal is None:
+        return "SIGKILL"
+    return signal_name(end.signal) or _by_shell(end.exit_code)
+
+
+def _by_shell(exit_code: int | None) -> str | None:
+    name = signal_name(exit_code - BY_SHELL) if exit_code and exit_code > BY_SHELL else None
+    return name if name in PASSED_ON else None
+
+
+def _number(name: str | None) -> int | None:
+    return signal.Signals[name] if name in signal.Signals.__members__ else None
+
+
+def _is_symptom(end: End, said: Text, found: Reading | None) -> bool:
+    """Whether the end is what losing a peer looks like."""
+    if end.exit_code == exits.REFUSED:
+        return False
+    if found is not None and (found.symptom or found.own):
+        return found.symptom  # the user knows better than the words below
+    if found is not None and found.name == SERVICE:
+        return False
+    if found is not None and found.line and (found.scope == "user" or is_broken_hardware(found)):
+        # gloo ends a rank with the words of a connection over sizes that differ, and NCCL's
+        # watchdog with its own over whatever the GPU says.
+        return False
+    raised = _raised(end)
+    if raised is not None:
+        return _any_symptom(raised)
+    by = ended_by(end)
+    passed_on = by == "SIGTERM"  # torchrun ends a failed rank's neighbours so
+    aborted = by == "SIGABRT" and _any_symptom(last_words(said, signal.SIGABRT))
+    return (passed_on and end.exit_code != exits.CHECKPOINTED) or aborted
+
+
+def _any_symptom(text: Text) -> bool:
+    own_trouble = set(text.numbers(NO_SYMPTOMS))
+    return any(number not in own_trouble for number in text.numbers(SYMPTOMS))
+
+
+def _kills(rule: FailureRule, by: str) -> bool:
+    """Whether a line that fits the rule can be why a rank was ended from outside."""
+    killed_for_memory = by == "SIGKILL" and rule.name == OUT_OF_MEMORY
+    return _names(rule, by) or rule.scope == "scheduler" or killed_for_memory
+
+
+def _stands(rule: FailureRule) -> bool:
+    """Whether a line that fits the rule is why a rank crashed, wherever in its log it stands: no
+    rank outlives broken hardware, the scheduler's end of the job or NCCL's watchdog, after which
+    it may well crash in another way. A warning may be old."""
+    ends_it = rule.scope == "scheduler" or rule.name == WATCHDOG or is_broken_hardware(rule)
+    return bool(rule.patterns) and ends_it
+
+
+def is_broken_hardware(rule: FailureRule | Reading) -> bool:
+    return rule.scope == "host" and rule.action == "replace"
+
+
+def _names(rule: FailureRule, by: str) -> bool:
+    return not rule.patterns or by in rule.signals

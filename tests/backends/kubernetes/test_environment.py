@@ -1,0 +1,176 @@
+"""Variables whose values are in Secrets and ConfigMaps, and those that should be."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.backends.kubernetes.checks import lacking, references
+from orchestrator.backends.kubernetes.refusals import Forbidden
+from orchestrator.backends.kubernetes.render import objects
+from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, SECRETS
+from orchestrator.contract.kubernetes import (
+    EnvFrom,
+    KubernetesSpec,
+    MountedVolume,
+    ValueFrom,
+    plain_secrets,
+)
+from orchestrator.doctor.kubernetes import examine_kubernetes
+from orchestrator.errors import SpecError
+from orchestrator.load import dump_spec, load_spec
+from tests.backends.kubernetes.rendered import CASES
+from tests.backends.kubernetes.said_before import SaidBefore
+
+SPEC = """
+name: job
+model: {preset: llama-tiny}
+data: {files: "*.txt", tokenizer: bytes, sequence_length: 128}
+train: {steps: 10, global_batch_size: 8}
+cluster:
+  backend: kubernetes
+  hosts: 2
+  gpus_per_host: 2
+  kubernetes:
+    env:
+      OMP_NUM_THREADS: "1"
+      HF_TOKEN: {secret: hub, key: token}
+      PROXY: {config_map: site, key: proxy}
+    env_from: [{secret: wandb}, {config_map: site, prefix: SITE_}]
+"""
+
+
+def test_a_spec_says_where_a_value_is_and_its_dump_says_the_same() -> None:
+    spec = load_spec(SPEC, "x")
+    assert spec.cluster.kubernetes.env == {
+        "OMP_NUM_THREADS": "1",
+        "HF_TOKEN": ValueFrom(secret="hub", key="token"),
+        "PROXY": ValueFrom(config_map="site", key="proxy"),
+    }
+    assert spec.cluster.kubernetes.env_from == (
+        EnvFrom(secret="wandb"),
+        EnvFrom(config_map="site", prefix="SITE_"),
+    )
+    assert load_spec(dump_spec(spec), "dump") == spec
+
+
+@pytest.mark.parametrize(
+    ("was", "instead", "said"),
+    [
+        ("{secret: hub, key: token}", "{secret: hub}", "HF_TOKEN.key: must be given"),
+        ("{secret: hub, key: token}", "{key: token}", "must be of one source"),
+        ("{secret: hub, key: token}", "{secret: a, config_map: b, key: c}", "must be of one"),
+        ("{secret: hub, key: token}", "{secretKeyRef: hub}", "HF_TOKEN.secretKeyRef: must be one"),
+        ("{secret: hub, key: token}", "7", "HF_TOKEN: must be a string or key: value pairs"),
+        ("{secret: wandb}", "{}", "env_from[0]: must be of one source"),
+    ],
+)
+def test_what_is_wrong_with_a_source_has_its_place(was: str, instead: str, said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        load_spec(SPEC.replace(was, instead), "x")
+    assert said in str(refused.value)
+
+
+def test_a_pod_names_the_source_and_nothing_rendered_has_a_value() -> None:
+    made = objects(CASES["pytorchjob-full"])
+    pod = made[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    (container,) = pod["containers"]
+    env = {one["name"]: one for one in container["env"]}
+    assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub-token", "key": "token"}}
+    assert env["NCCL_ALGO"]["valueFrom"] == {"configMapKeyRef": {"name": "nccl", "key": "algo"}}
+    assert container["envFrom"] == [
+        {"secretRef": {"name": "wandb"}},
+        {"prefix": "PROXY_", "configMapRef": {"name": "proxies"}},
+    ]
+    assert "envFrom" not in json.dumps(objects(CASES["pytorchjob"]))
+
+
+THERE = SaidBefore(
+    objects={
+        "secrets": [{"metadata": {"name": "hub"}, "data": {"token": "eA=="}}],
+        "configmaps": [{"metadata": {"name": "site"}, "binaryData": {"proxy": "eA=="}}],
+    }
+)
+
+
+def test_a_source_that_is_not_there_is_known_before_pods_wait_for_it() -> None:
+    assert lacking(THERE, "ns", SECRETS, "hub", "token") is None
+    assert lacking(THERE, "ns", SECRETS, "hub", None) is None
+    assert lacking(THERE, "ns", CONFIG_MAPS, "site", "proxy") is None
+    assert lacking(THERE, "ns", SECRETS, "wandb", "token") == "there is no Secret wandb"
+    said = lacking(THERE, "ns", SECRETS, "hub", "tokken")
+    assert said == "Secret hub has no key tokken, only token"
+    hidden = SaidBefore(refused=frozenset({"get secrets"}))
+    assert lacking(hidden, "ns", SECRETS, "wandb", "token") is None
+    with pytest.raises(Forbidden):
+        hidden.get(SECRETS, "ns", "wandb")
+
+
+def test_each_source_that_pods_need_is_looked_at() -> None:
+    spec = KubernetesSpec(
+        env={"A": ValueFrom(secret="s", key="k"), "B": "text"},
+        env_from=(EnvFrom(config_map="c"),),
+        volumes=(MountedVolume(name="v", mount_path="/v", secret="mounted"),),
+    )
+    assert list(references(spec)) == [
+        ("cluster.kubernetes.env.A", SECRETS, "s", "k"),
+        ("cluster.kubernetes.env_from[0]", CONFIG_MAPS, "c", None),
+        ("cluster.kubernetes.volumes[0]", SECRETS, "mounted", None),
+    ]
+
+
+def test_doctor_names_a_source_that_is_not_there() -> None:
+    api = SaidBefore(paths={"/version": {"gitVersion": "v1.30.0"}}, objects=THERE.objects)
+    spec = KubernetesSpec(
+        env={"A": ValueFrom(secret="hub", key="tokken"), "B": ValueFrom(secret="hub", key="token")}
+    )
+    found = [one for one in examine_kubernetes(api, spec, 2) if one.what == "environment"]
+    (one,) = found
+    assert one.verdict == "stops"
+    assert one.found == "cluster.kubernetes.env.A: Secret hub has no key tokken, only token"
+    assert "kubectl -n team-a create secret generic hub --from-file=tokken=FILE" in one.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_told"),
+    [
+        ("HF_TOKEN", "hf_abc", True),
+        ("WANDB_API_KEY", "abc", True),
+        ("aws_secret_access_key", "abc", True),
+        ("DB_PASSWORD", "abc", True),
+        ("CREDENTIALS_JSON", "{}", True),
+        ("SECRET", "abc", True),
+        ("HF_TOKEN", "", False),
+        ("HF_TOKEN", ValueFrom(secret="hub", key="token"), False),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/secrets/gcp/key.json", False),
+        ("HF_TOKEN_PATH", "/secrets/token", False),
+        ("TOKENIZERS_PARALLELISM", "false", False),
+        ("NCCL_DEBUG", "INFO", False),
+        ("MONKEY", "see", False),
+    ],
+)
+def test_a_plain_value_under_the_name_of_a_secret_is_told(
+    name: str, value: Any, is_told: bool
+) -> None:
+    assert plain_secrets(KubernetesSpec(env={name: value})) == ((f"env.{name}",) if is_told else ())
+    if isinstance(value, str):
+        variables = [{"name": name, "value": value}]
+        template = {"spec": {"containers": [{"name": "pytorch", "env": variables}]}}
+        place = f"pod_template.spec.containers[0].env.{name}"
+        assert plain_secrets(KubernetesSpec(pod_template=template)) == ((place,) if is_told else ())
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.text(max_size=3),
+        lambda inside: (
+            st.lists(inside, max_size=3)
+            | st.dictionaries(st.sampled_from(["spec", "containers", "env", "name"]), inside)
+        ),
+    )
+)
+def test_any_template_is_looked_through(template: Any) -> None:
+    if isinstance(template, dict):
+        plain_secrets(KubernetesSpec(pod_template=template))

@@ -1,0 +1,29 @@
+"""Events with what their words mean, as the agents of their hosts find it out."""
+
+from dataclasses import replace
+from typing import TypeVar
+
+from orchestrator.contract.events import EvidenceGathered, HostStopped, RankExited
+from orchestrator.contract.failures import FailureRule
+from orchestrator.diagnosis.readings import End, read_exit, read_kernel, read_launcher
+
+E = TypeVar("E")
+
+
+def as_read(event: E, own: tuple[FailureRule, ...] = ()) -> E:
+    match event:
+        case RankExited():
+            end = End(
+                exit_code=event.exit_code,
+                signal=event.signal,
+                error=event.error,
+                lines=event.log_tail,
+                phase=event.phase,
+            )
+            return replace(event, reading=read_exit(end, own))
+        case EvidenceGathered():
+            return replace(event, readings=read_kernel(event.kernel, own))
+        case HostStopped():
+            return replace(event, reading=read_launcher(event.why, own) if event.why else None)
+        case _:
+            return event

@@ -1,0 +1,91 @@
+"""The two lists of tested versions: of everything, and of what an image needs."""
+
+import re
+import tomllib
+from importlib.metadata import distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+OPTIONAL = "data,lora,quantize,tensorboard,wandb"
+OF_CUDA = re.compile(r"nvidia-|cuda-|triton$")
+"""What a CUDA build of torch needs besides; the lists are of both builds."""
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def pins(name: str) -> dict[str, str]:
+    """Package -> its line."""
+    lines = [line for line in (ROOT / name).read_text().splitlines() if line[:1] not in ("", "#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    return {canonicalize_name(line.partition("==")[0]): line for line in lines}
+
+
+def needed_by(*wanted: str) -> set[str]:
+    """Every package that these need on this platform, as their own metadata have it."""
+    seen: set[tuple[str, frozenset[str]]] = set()
+    left = [Requirement(one) for one in wanted]
+    while left:
+        one = left.pop()
+        key = (canonicalize_name(one.name), frozenset(one.extras))
+        if key in seen:
+            continue
+        seen.add(key)
+        extras = {*one.extras, ""}
+        for text in distribution(one.name).requires or ():
+            more = Requirement(text)
+            if more.marker is None or any(more.marker.evaluate({"extra": x}) for x in extras):
+                left.append(more)
+    return {name for name, _ in seen}
+
+
+def test_the_runtime_list_is_what_ndctl_needs_and_no_more() -> None:
+    assert set(PROJECT["project"]["optional-dependencies"]) == {*OPTIONAL.split(","), "dev"}
+    builders = PROJECT["build-system"]["requires"]
+    needed = needed_by(f"ndctl[{OPTIONAL}]", *builders) - {"ndctl"}
+    assert needed - {name for name in needed if OF_CUDA.match(name)} == (
+        pins("requirements-runtime.lock").keys()
+    )
+
+
+def test_both_lists_have_the_same_versions() -> None:
+    everything, runtime = pins("requirements.lock"), pins("requirements-runtime.lock")
+    assert runtime.items() <= everything.items()
+
+
+def test_no_tool_of_the_tests_is_in_an_image() -> None:
+    tools = [Requirement(one) for one in PROJECT["project"]["optional-dependencies"]["dev"]]
+    names = {canonicalize_name(one.name) for one in tools} - {"ndctl"}
+    assert {"pytest", "mypy", "ruff", "hypothesis"} <= names
+    assert not names & pins("requirements-runtime.lock").keys()
+
+
+def test_what_is_declared_admits_the_tested_versions() -> None:
+    project, tested = PROJECT["project"], pins("requirements.lock")
+    declared = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
+    for extra in project["optional-dependencies"].values():
+        declared += extra
+    for one in map(Requirement, declared):
+        if one.name != "ndctl":
+            version = tested[canonicalize_name(one.name)].partition("==")[2]
+            assert Version(version) in one.specifier, one
+
+
+def test_the_image_has_the_runtime_list_alone_on_a_base_named_by_its_digest() -> None:
+    steps = (ROOT / "manifests/image/Containerfile").read_text()
+    (base,) = re.findall(r"^FROM (\S+)", steps, re.MULTILINE)
+    assert re.fullmatch(
+        r"docker\.io/library/python:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", base
+    )
+    copied = {
+        name
+        for line in re.findall(r"^COPY (.+)", steps, re.MULTILINE)
+        for name in line.split()[:-1]
+    }
+    assert "requirements-runtime.lock" in copied
+    assert "requirements.lock" not in copied
+    let_in = re.findall(r"^!(.+)", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    assert set(let_in) == copied
+    assert all((ROOT / name).exists() for name in copied)
