@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 
 from orchestrator.contract.codec import Invalid, Problem, decode, join
-from orchestrator.errors import SpecError
+from orchestrator.errors import NdctlError, SpecError
 
 T = TypeVar("T")
 
@@ -243,11 +243,16 @@ class _Reader:
             return None
 
 
-def spec_error(source: str, problems: Sequence[tuple[str, Problem]]) -> SpecError:
+def spec_error(
+    source: str, problems: Sequence[tuple[str, Problem]], also: NdctlError | None = None
+) -> SpecError:
+    """All problems in one, each with its place; `also` is one without any."""
     lines = [_line(place, problem) for place, problem in problems]
+    if also is not None:
+        lines.append(str(also))
     if len(lines) > 1:
         lines = [f"{source} has {len(lines)} problems", *lines]
-    error = SpecError("\n".join(lines))
+    error = SpecError("\n".join(lines), placed=problems)
     error.__cause__ = Invalid(problem for _, problem in problems)
     return error
 

@@ -15,9 +15,11 @@ A message holds the offending value and the limit; `fix` says what to type or to
 The codes are listed in `contract/exits.py`, the one place that documents them.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from orchestrator.contract import exits
+from orchestrator.contract.codec import Problem
 
 
 class NdctlError(Exception):
@@ -36,6 +38,13 @@ class NdctlError(Exception):
 
 class SpecError(NdctlError):
     exit_code = exits.BAD_SPEC
+
+    def __init__(
+        self, message: str, *, fix: str = "", placed: Sequence[tuple[str, Problem]] = ()
+    ) -> None:
+        """`placed`: the problems that the message tells, each with its place, for programs."""
+        super().__init__(message, fix=fix)
+        self.placed = tuple(placed)
 
 
 class PlanError(NdctlError):

@@ -4,8 +4,8 @@ What the values mean is left to the contract's codec, not to pydantic: its impor
 of the time that `ndctl plan` may (benchmarks/cli.py).
 """
 
-from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,23 @@ from orchestrator.contract.codec import Problem, encode, join, key_of
 from orchestrator.contract.spec import JobSpec
 from orchestrator.diagnosis.patterns import problem_of
 from orchestrator.document import Document, Dumper, decode_document, parse, read_text, spec_error
-from orchestrator.errors import SpecError
+from orchestrator.errors import NdctlError, SpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A spec, and where each value of it was written."""
+
+    spec: JobSpec
+    path: Path
+    """Absolute."""
+    overrides: tuple[str, ...]
+    document: Document
+
+    def refused(self, problems: Iterable[Problem], also: NdctlError | None = None) -> SpecError:
+        """Each problem with its place, and what `also` stands in the way."""
+        placed = [(self.document.place_of(problem.path), problem) for problem in problems]
+        return spec_error(self.document.source, placed, also)
 
 
 def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -24,8 +40,14 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     Raises:
         SpecError: the file cannot be read, or `load_spec` refuses it.
     """
+    return read_written(path, overrides).spec
+
+
+def read_written(path: Path, overrides: Sequence[str] = ()) -> Written:
+    """The same, with the places of its values."""
     text = read_text(path, "examples/ has specs")
-    return load_spec(text, str(path), overrides)
+    spec, document = _load(text, str(path), overrides)
+    return Written(spec=spec, path=path.absolute(), overrides=tuple(overrides), document=document)
 
 
 def load_spec(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
@@ -35,6 +57,10 @@ def load_spec(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
         SpecError: with all problems, each with its place, value, limit and fix. The cause of it
             is an `Invalid` with the same problems as values.
     """
+    return _load(text, source, overrides)[0]
+
+
+def _load(text: str, source: str, overrides: Sequence[str]) -> tuple[JobSpec, Document]:
     document = parse(text, source)
     if not isinstance(document.data, dict):
         empty = document.data is None
@@ -48,7 +74,7 @@ def load_spec(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
         raise spec_error(source, [(f"{source}:1", problem)])
     _override(document, overrides)
     _check_patterns(document)
-    return decode_document(JobSpec, document)
+    return decode_document(JobSpec, document), document
 
 
 def _check_patterns(document: Document) -> None:

@@ -1,5 +1,6 @@
 """The model's config.json, from wherever a spec says that it is."""
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -10,11 +11,15 @@ from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import SpecError
 
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+"""What may be the name of a model on the Hugging Face hub."""
+
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
     """Where huggingface_hub keeps what it fetched, by its own environment variables."""
-    if "HF_HUB_CACHE" in environ:
-        return Path(environ["HF_HUB_CACHE"])
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if name in environ:
+            return Path(environ[name])
     home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
     return Path(home).expanduser() / "hub"
 
@@ -53,21 +58,26 @@ def _find(path: str, hub: Path) -> Path:
             f"model.path: must be a folder with a config.json, {local} has none",
             fix="give the folder that save_pretrained wrote",
         )
-    repository = hub / f"models--{path.replace('/', '--')}"
-    cached = _snapshot(repository)
+    files = (folder / "config.json" for folder in cached_snapshots(path, hub))
+    cached = next((file for file in files if file.is_file()), None)
     if cached is None:
         raise SpecError(
             f"model.path: must be a folder or a hub id in the local cache, got {path!r};"
             f" there is no {local} and nothing of it under {hub}",
-            fix=f"fetch its config first: hf download {path} config.json",
+            fix=f"fetch its config first: hf download {path} config.json"
+            if HUB_ID.fullmatch(path)
+            else "there is no such folder: check the path",
         )
     return cached
 
 
-def _snapshot(repository: Path) -> Path | None:
-    """The config.json of the revision that `main` names, else of the last in name order."""
+def cached_snapshots(name: str, hub: Path, *, main_alone: bool = False) -> list[Path]:
+    """Folders of the hub cache that hold `name`: the revision that `main` names, and unless it
+    alone is asked for the others, the last in name order first."""
+    repository = hub / f"models--{name.replace('/', '--')}"
     main = repository / "refs" / "main"
     named = [main.read_text().strip()] if main.is_file() else []
-    others = sorted((one.name for one in (repository / "snapshots").glob("*")), reverse=True)
-    files = (repository / "snapshots" / name / "config.json" for name in [*named, *others])
-    return next((file for file in files if file.is_file()), None)
+    there = sorted((one.name for one in (repository / "snapshots").glob("*")), reverse=True)
+    others = [] if main_alone else there
+    folders = (repository / "snapshots" / revision for revision in [*named, *others])
+    return [folder for folder in folders if folder.is_dir()]

@@ -156,6 +156,8 @@ class Former:
     over: bool
     """Nothing of it runs, nor will."""
     words: str
+    copy: RunDir | None = None
+    """What is known here of that submission's run directory, as it was last seen."""
 
 
 class Copy(Protocol):

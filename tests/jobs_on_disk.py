@@ -1,6 +1,6 @@
 """Jobs as the command line finds them: submitted for real, with a backend that starts nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class NoCluster:
     held: str | None = None
     """What a scheduler still has of the job."""
     obstacle: str | None = None
+    on_clear: Callable[[], None] = lambda: None
+    """What the processes that end did hold."""
     asked: int = 0
     """How often somebody looked."""
 
@@ -65,6 +67,7 @@ class NoCluster:
 
     def clear(self, launch: LaunchPlan) -> None:
         self.cleared.append(launch)
+        self.on_clear()
 
 
 @pytest.fixture

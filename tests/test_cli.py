@@ -352,7 +352,8 @@ def test_doctor_says_with_its_code_whether_a_job_could_run(
     findings = [Finding(what="disk", verdict="ok", found="enough")]
     monkeypatch.setattr("orchestrator.doctor.machine.examine", lambda *_: tuple(findings))
     done = ndctl("doctor", str(SPEC))
-    assert (done.exit_code, done.output) == (0, "   ok  disk           enough\n")
+    there = "   ok  inputs         what the spec names is there\n"
+    assert (done.exit_code, done.output) == (0, f"   ok  disk           enough\n{there}")
     findings.append(Finding(what="ports", verdict="stops", found="none", fix="open one"))
     done = ndctl("doctor", "--json")
     assert done.exit_code == 1

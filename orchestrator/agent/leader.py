@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 from aiohttp import web
 
+from orchestrator.agent.accepting import Accepting
 from orchestrator.agent.connections import Connections, Silence, report_in
 from orchestrator.agent.deciding import JOURNAL_RETRY_S, Deciding
 from orchestrator.agent.errands import Errands, Planners
@@ -164,9 +165,9 @@ class Leader:
         self.name = name
         """What the fence knows this leader by."""
         self.watch = RunDirWatch(run_dir, clock)
-        self.remembering = Remembering(
-            supervisor, run_dir, partial(check_leader, run_dir.fence, name)
-        )
+        guard = partial(check_leader, run_dir.fence, name)
+        self.remembering = Remembering(supervisor, run_dir, guard)
+        self.accepting = Accepting(lambda: supervisor.run, run_dir, launch.launch, guard)
         self.tidying = Tidying(lambda: supervisor.run, run_dir, job.keep_attempts)
         self.beside: set[asyncio.Task[None]] = set()
         self.errands = Errands(
@@ -374,6 +375,8 @@ class Leader:
                 self._beside(self.remembering.remember(self.supervisor.folded))
             if self.tidying.is_due():
                 self._beside(self.tidying.tidy())
+            if self.accepting.is_due():
+                self._beside(self.accepting.accept())
         return self.ending
 
     async def _act(self, action: Action) -> None:

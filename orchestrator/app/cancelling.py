@@ -18,7 +18,7 @@ from orchestrator.errors import BackendError, JobError
 from orchestrator.seams import Clock, Copy
 from orchestrator.supervise.log import Journal, has_writer
 from orchestrator.supervise.snapshot import known
-from orchestrator.supervise.state import Run
+from orchestrator.supervise.state import Run, Stage
 
 CANCEL_TIMEOUT_S = 10.0
 ENDING_POLL_S = 0.1
@@ -46,13 +46,19 @@ def cancel(
         raise JobError(f"job {name} was never submitted to its end", fix="submit it again")
     if found is not None and found.copy is not None:
         return _cancel_there(found.here(run), found.copy, environ, clock)
-    if has_writer(run_dir.journal) and _ask_to_cancel(run_dir, run.job.launch.launch, environ):
+    led = has_writer(run_dir.journal)
+    if led and _ask_to_cancel(run_dir, run.job.launch.launch, environ):
         return f"{name} is being cancelled: its ranks write a checkpoint and leave"
     refuse_while_submitting(run_dir)
     clear(run, environ, clock)
     if known(run_dir).ending is not None:
         return f"{name} was ended by its scheduler: its leader could not be asked from here"
-    return _record_cancel(run_dir, clock)
+    waiting = _record_cancel(run_dir, clock)
+    if waiting:
+        return f"{name} was cancelled before it began: its leader had not started yet"
+    if led:
+        return f"{name} was cancelled: its leader could not be asked, so its processes were ended"
+    return f"{name} had no leader any more; what was left of it has been ended"
 
 
 def _cancel_there(run: Run, copy: Copy, environ: Mapping[str, str], clock: Clock) -> str:
@@ -152,18 +158,20 @@ def _may_end(found: Found, environ: Mapping[str, str], clock: Clock) -> Callable
     return may_end
 
 
-def _record_cancel(run_dir: RunDir, clock: Clock) -> str:
-    """The journal of a job without a leader gets its end from here."""
+def _record_cancel(run_dir: RunDir, clock: Clock) -> bool:
+    """The journal of a job without a leader gets its end from here. Whether its launch had yet to
+    begin: a job that was submitted a second ago has no leader, and nothing is wrong with it."""
     from orchestrator.contract.events import CancelRequested, LeaderStarted
     from orchestrator.supervise.loop import Supervisor
 
     with Journal(run_dir.journal, clock) as journal:
         supervisor = Supervisor(journal)
         assert supervisor.run.job is not None
+        waiting = supervisor.run.stage is Stage.SUBMITTED
         host = supervisor.run.job.launch.leader
         supervisor.feed(LeaderStarted(at=clock.now(), host=host, pid=os.getpid()))
         supervisor.feed(CancelRequested(at=clock.now(), by=user()))
-    return f"{run_dir.path.name} had no leader any more; what was left of it has been ended"
+    return waiting
 
 
 def user() -> str:

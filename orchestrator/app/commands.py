@@ -1,13 +1,53 @@
 """What finds a job again from where ndctl was asked: its name alone does not where its run root is
 another than that of a command that names none."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.app.remote import Found
+from orchestrator.contract import env
+from orchestrator.contract.codec import Invalid, decode, encode
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.whole import write_whole
 from orchestrator.dashboard.commands import Commands
 from orchestrator.jobs import run_root_of
+
+if TYPE_CHECKING:
+    from orchestrator.load import Written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedFrom:
+    """`submitted.json`: what was typed, for who resumes the job. The run directory's own spec is a
+    copy, and a mistake is to be fixed in the user's file."""
+
+    spec: str
+    """Absolute path of the user's file, on the machine that submitted it."""
+    overrides: tuple[str, ...] = ()
+    folder: str = ""
+    """Where it was typed, if the spec's paths depend on it."""
+
+
+def remember(run_dir: RunDir, written: "Written") -> None:
+    """Raises OSError."""
+    folder = str(Path.cwd()) if _depends_on_folder(written) else ""
+    came = SubmittedFrom(spec=str(written.path), overrides=written.overrides, folder=folder)
+    write_whole(run_dir.submitted, json.dumps(encode(came), indent=2).encode())
+
+
+def _depends_on_folder(written: "Written") -> bool:
+    spec = written.spec
+    if spec.cluster.backend == "slurm":
+        return True  # Slurm starts the agents where the job was submitted
+    held_out = spec.data.validation.files if spec.data.validation else None
+    globs = [files for files in (spec.data.files, held_out) if files is not None]
+    folders = [spec.data.tokenizer, spec.model.weights, spec.model.path]
+    here = [one for one in folders if one and not one.startswith("/") and Path(one).exists()]
+    return bool(here) or any(not files.startswith(("/", "{stdlib}")) for files in globs)
 
 
 def commands_for(found: Found, environ: Mapping[str, str]) -> Commands:
@@ -17,23 +57,38 @@ def commands_for(found: Found, environ: Mapping[str, str]) -> Commands:
     from orchestrator.backends.kubernetes.places import options_of, run_root_above
 
     run_root = run_root_above(found.run_dir.path)
-    return Commands(
-        job=found.run_dir.path.name,
-        spec=str(found.run_dir.spec),
-        root=_root(run_root, environ),
-        place=options_of(run_root, found.run_dir.path),
-    )
+    place = options_of(run_root, found.run_dir.path)
+    return _commands(found.run_dir, run_root, environ, place)
 
 
 def commands_of(run_dir: RunDir, environ: Mapping[str, str]) -> Commands:
     """Those about a job of the run root above `run_dir`."""
-    path = run_dir.path.absolute()
-    root = _root(path.parent, environ)
-    return Commands(job=path.name, spec=str(run_dir.spec), root=root)
+    return _commands(run_dir, run_dir.path.absolute().parent, environ)
 
 
-def _root(run_root: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """As verbs see it that know no spec, which could name another."""
-    if run_root_of(None, environ).absolute() == run_root:
-        return ()
-    return ("--run-root", str(run_root))
+def _commands(
+    run_dir: RunDir, run_root: Path, environ: Mapping[str, str], place: tuple[str, ...] = ()
+) -> Commands:
+    came = _came(run_dir)
+    said = ("--run-root", str(run_root))
+    # As verbs see it that know no spec, which could name another.
+    here = run_root_of(None, environ).absolute() == run_root
+    anywhere = Path(environ.get(env.RUN_ROOT) or ".") == run_root
+    return Commands(
+        job=run_dir.path.absolute().name,
+        spec=came.spec,
+        overrides=came.overrides,
+        folder=came.folder,
+        root=() if here else said,
+        submit_root=() if anywhere else said,
+        place=place,
+    )
+
+
+def _came(run_dir: RunDir) -> SubmittedFrom:
+    """The run directory's copy stands in for a file that is gone, or of another machine."""
+    try:
+        came: SubmittedFrom = decode(SubmittedFrom, read_json(run_dir.submitted.read_text()))
+    except (OSError, ValueError, Invalid):
+        return SubmittedFrom(spec=str(run_dir.spec))
+    return came if Path(came.spec).is_file() else SubmittedFrom(spec=str(run_dir.spec))

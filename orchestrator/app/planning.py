@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec import JobSpec
-from orchestrator.errors import PlanError
+from orchestrator.errors import BackendError, NdctlError, PlanError, SpecError
 
 if TYPE_CHECKING:
+    from orchestrator.app.inputs import Looked
     from orchestrator.backends.kubernetes.api import Api
     from orchestrator.backends.kubernetes.inventory import HostsFor as KubernetesHosts
     from orchestrator.backends.slurm.commands import Slurm
     from orchestrator.backends.slurm.inventory import HostsFor
     from orchestrator.cluster.inventory import Inventory
+    from orchestrator.load import Written
     from orchestrator.plan.show.compare import Compared
     from orchestrator.plan.show.zero import ZeroTable
 
@@ -26,6 +28,10 @@ class Planned:
     spec: JobSpec
     plan: Plan
     model_config: Mapping[str, Any]
+    written: "Written | None" = None
+    """Where the spec's values were written; None of one that came in no file."""
+    looked: "Looked | None" = None
+    """What came of looking for all that the spec names; None: nobody has looked yet."""
 
 
 def plan_spec(
@@ -40,12 +46,61 @@ def plan_spec(
     Raises SpecError or PlanError with everything that is wrong, BackendError where the cluster does
     not answer.
     """
-    from orchestrator.load import read_spec
+    from orchestrator.load import read_written
+
+    return _planned(read_written(path, overrides), environ, inventory)
+
+
+def plan_and_look(
+    path: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    inventory: Path | None = None,
+) -> Planned:
+    """The same of a job that is to run: data, tokenizer and weights have to be there as well.
+
+    Raises as `plan_spec`; a SpecError has everything that is missing, and a refusal of the plan.
+    """
+    from orchestrator.app.inputs import look
+    from orchestrator.load import read_written
+    from orchestrator.model_config import hub_cache
+
+    written = read_written(path, overrides)
+    looked = look(written.spec, hub_cache(environ), hosts_of_a_file=inventory is not None)
+    also: NdctlError | None = None
+    try:
+        planned = _planned(written, environ, inventory)
+    except NdctlError as exc:
+        if not looked.problems:
+            raise
+        # What is missing is known although the cluster did not answer, which is news for later.
+        also = None if isinstance(exc, BackendError) else exc
+    if looked.problems:
+        raise written.refused(looked.problems, also)
+    return replace(planned, looked=looked)
+
+
+def _planned(written: "Written", environ: Mapping[str, str], inventory: Path | None) -> Planned:
     from orchestrator.model_config import hub_cache, read_model_config
+
+    try:
+        config = read_model_config(written.spec.model, hub_cache(environ))
+    except SpecError as exc:
+        place = written.document.place_of("model.path")
+        place = "--set " if place == "--set model.path" else f"{place}: "
+        raise SpecError(f"{place}{exc.message}", fix=exc.fix) from exc
+    planned = _planned_for(written.spec, config, environ, inventory)
+    return replace(planned, written=written)
+
+
+def _planned_for(
+    spec: JobSpec,
+    config: Mapping[str, Any],
+    environ: Mapping[str, str],
+    inventory: Path | None,
+) -> Planned:
     from orchestrator.plan.planner import plan
 
-    spec = read_spec(path, overrides)
-    config = read_model_config(spec.model, hub_cache(environ))
     if inventory is None and spec.cluster.backend == "slurm":
         return _planned_on_slurm(spec, config, environ)
     if inventory is None and spec.cluster.backend == "kubernetes":

@@ -21,6 +21,7 @@ from orchestrator.plan.search.alternatives import apply, show_edits
 from orchestrator.plan.show.explain import plan_json
 from orchestrator.plan.sparing import ways_within
 from orchestrator.plan.training import trainer_config
+from orchestrator.supervise.launched import counting_spec
 from orchestrator.supervise.state import JobPlan, Refit, Shortage
 
 
@@ -42,7 +43,7 @@ def replan(
     Raises:
         PlanError: not even `resilience.min_hosts` hosts can do it; says why the largest cannot.
     """
-    spec = read_spec(run_dir.spec)
+    spec = read_spec(counting_spec(run_dir))
     config = read_model_config(spec.model, hub_cache(environ))
     first: PlanError | None = None
     inventory = _inventory(former, hosts, switches, former.memory.device_bytes)
@@ -71,7 +72,7 @@ def refit(
     Raises:
         PlanError: there can be no plan for other reasons than memory.
     """
-    spec = read_spec(run_dir.spec)
+    spec = read_spec(counting_spec(run_dir))
     config = read_model_config(spec.model, hub_cache(environ))
     if len(former.hosts) != spec.cluster.hosts:
         spec = _for_hosts(spec, len(former.hosts))

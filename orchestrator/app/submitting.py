@@ -7,18 +7,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.app.commands import commands_of
+from orchestrator.app.commands import commands_of, remember
 from orchestrator.app.planning import Planned
 from orchestrator.app.schedulers import backend_of, clear, standing
 from orchestrator.app.submission_lock import alone
-from orchestrator.contract.codec import encode
+from orchestrator.contract.codec import Problem, encode
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.spec import JobSpec
-from orchestrator.errors import BackendError, JobError, PlanError
+from orchestrator.errors import BackendError, JobError, PlanError, SpecError
 from orchestrator.seams import Backend, Clock, Copy, RemoteBackend
 from orchestrator.supervise import snapshot
 from orchestrator.supervise.log import Journal, has_writer
@@ -119,7 +119,13 @@ def render_token(submission: Submission) -> str:
 
 
 def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) -> str:
-    """What `submit` would write and start, and what a scheduler that can be asked says to it."""
+    """What `submit` would write and start, and what a scheduler that can be asked says to it.
+
+    Raises as `submit` does where the spec names what is not there, or nothing is left to do.
+    """
+    _check_inputs(submission, environ)
+    if submission.resume:
+        _check_resume(submission, snapshot.known(submission.run_dir))
     backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
     handover = _first(submission, backend, clock)
     config = json.dumps(handover.trainer, indent=2)
@@ -171,13 +177,16 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     """Write the run directory, start the agents, and return while they work.
 
     Raises:
+        SpecError: data, tokenizer or weights are not there, or the checkpoint to resume from is of
+            another model.
         PlanError: the bundled trainer cannot train the model, which can be planned all the same.
         JobError: the job runs already, or is being submitted, or ended and neither `resume` nor
-            `new` is said.
+            `new` is said, or has nothing left to do.
         BackendError: the agents could not be started; nothing is left running.
     """
     run_dir = submission.run_dir
     backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
+    _check_inputs(submission, environ)
     _check_trainable(submission)
     _check_drills(submission)
     without = struck(submission.run_root, backend, clock)
@@ -209,6 +218,8 @@ def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> tupl
         job = submitted_event(submission, past, clock.now(), without)
         handover = handover_of(submission, job)
         write_files(run_dir, handover, job.plan_number)
+        if submission.planned.written is not None:
+            remember(run_dir, submission.planned.written)
         journal.append(job)
     return known, handover
 
@@ -235,6 +246,8 @@ def _submit_remotely(
             fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
             f" run in {ARCHIVE}/",
         )
+    if former is not None and former.copy is not None and submission.resume:
+        _check_steps_left(submission, snapshot.known(former.copy))
     number = 1
     if again:
         # Where nothing tells which launch was the last one, the time is later than all of them.
@@ -243,7 +256,51 @@ def _submit_remotely(
     at, handover = clock.now(), handover_of(submission, job)
     backend.submit(handover)
     copy = backend.copy(replace(handover, job=replace(job, at=at)), submission.run_root)
+    if submission.planned.written is not None:
+        remember(copy.run_dir, submission.planned.written)
     return Submitted(run_dir=copy.run_dir, known=0, copy=copy, at=at)
+
+
+def _check_inputs(submission: Submission, environ: Mapping[str, str]) -> None:
+    """Raises SpecError where something is missing that the spec names."""
+    from orchestrator.app.inputs import look
+    from orchestrator.model_config import hub_cache
+
+    planned = submission.planned
+    looked = planned.looked or look(planned.spec, hub_cache(environ))
+    if looked.problems:
+        raise _refused(planned, looked.problems)
+
+
+def _check_resume(submission: Submission, run: Run) -> None:
+    """Raises JobError where no step is left, SpecError where the checkpoint is of another model."""
+    from orchestrator.app.inputs import look_back
+
+    _check_steps_left(submission, run)
+    planned, checkpoints = submission.planned, submission.run_dir.checkpoints
+    if problems := look_back(planned.spec, planned.model_config, checkpoints):
+        raise _refused(planned, problems)
+
+
+def _check_steps_left(submission: Submission, run: Run) -> None:
+    """A launch that finds all steps done would hold every host for nothing."""
+    name, steps = submission.planned.spec.name, submission.planned.spec.train.steps
+    done = run.saved
+    if run.job is not None and run.state == "SUCCEEDED":
+        done = max(done, run.job.steps)  # also where no checkpoint was written at the end
+    if done >= steps:
+        raise JobError(
+            f"job {name} has nothing left to do: {done:,} of {steps:,} steps are done",
+            fix=f"raise train.steps, for example --set train.steps={2 * done}; --new starts over",
+        )
+
+
+def _refused(planned: Planned, problems: Sequence[Problem]) -> SpecError:
+    if planned.written is not None:
+        return planned.written.refused(problems)
+    from orchestrator.document import spec_error
+
+    return spec_error("the spec", [("the spec", problem) for problem in problems])
 
 
 def _check_trainable(submission: Submission) -> None:
@@ -292,7 +349,9 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
             f"job {name} is in the scheduler's hands: {left}",
             fix=_watch_or_end(submission, environ, "status"),
         )
-    if not submission.resume:
+    if submission.resume:
+        _check_resume(submission, run)
+    else:
         state = run.state
         ended = f"ended {state}" if state in ("SUCCEEDED", "FAILED", "CANCELLED") else "was cut off"
         raise JobError(

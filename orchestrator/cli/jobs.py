@@ -213,15 +213,18 @@ def _say_line(line: "LogLine") -> None:
 @place_options
 @json_option
 def events(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
-    """Print the journal: what happened, and what was decided."""
-    from orchestrator.dashboard.narrate import event_line
+    """Print what happened, and what was decided, in order of time; with --json the journal as it
+    stands."""
+    from orchestrator.dashboard.narrate import event_line, in_order_of_time
     from orchestrator.supervise.log import read, to_json
 
-    for entry in read(find(job, run_root, place).run_dir.journal):
-        if as_json:
+    entries = read(find(job, run_root, place).run_dir.journal)
+    if as_json:  # the order in which it was decided on, by which a journal can be replayed
+        for entry in entries:
             print_json(to_json(entry), indent=None)
-        else:
-            say(event_line(entry, None))
+        return
+    for entry in in_order_of_time(entries):
+        say(event_line(entry, None))
 
 
 @click.command(epilog="Example: ndctl dashboard quickstart   (q leaves it)")

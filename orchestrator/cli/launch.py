@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from orchestrator.dashboard.commands import Commands
 
 
-def _launchable(spec: str, overrides: tuple[str, ...], inventory: str | None) -> "Planned":
+def _launchable(
+    spec: str, overrides: tuple[str, ...], inventory: str | None, *, look: bool
+) -> "Planned":
     """This machine is what it is: only of a cluster a file may say what there is."""
-    planned = plan_for(spec, overrides, inventory)
+    planned = plan_for(spec, overrides, inventory, look=look)
     if inventory is not None and planned.spec.cluster.backend == "local":
         raise click.UsageError("--inventory needs a backend with hosts of its own: --backend slurm")
     return planned
@@ -87,7 +89,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
 
     if resume and new:
         raise click.UsageError("--resume and --new exclude each other")
-    planned = _launchable(spec, (*overrides, *on_backend), inventory)
+    planned = _launchable(spec, (*overrides, *on_backend), inventory, look=True)
     submission = submitting.Submission(
         planned=planned,
         run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
@@ -99,6 +101,8 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
         say(submitting.dry_run(submission, os.environ, SystemClock()))
         return
     submitted = submitting.submit(submission, os.environ, SystemClock())
+    if planned.looked is not None and planned.looked.unchecked:
+        say(f"note: {planned.looked.unchecked}", err=True)
     say(
         f"submitted {planned.spec.name} to {planned.spec.cluster.backend}: {submitted.run_dir.path}"
     )
@@ -131,7 +135,7 @@ def render(  # noqa: PLR0913 - click hands over one argument for each option
     from orchestrator.app import submitting
     from orchestrator.jobs import run_root_of
 
-    planned = _launchable(spec, (*overrides, *on_backend, *of_kind), inventory)
+    planned = _launchable(spec, (*overrides, *on_backend, *of_kind), inventory, look=False)
     if with_token and planned.spec.cluster.backend != "kubernetes":
         raise click.UsageError("--with-token needs --backend kubernetes: others keep it in a file")
     root = run_root_of(run_root, os.environ, planned.spec.run_root)

@@ -36,6 +36,18 @@ def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
     return wish
 
 
+def _input_findings(spec: str, overrides: tuple[str, ...]) -> "tuple[Finding, ...]":
+    """What the job reads: data, tokenizer, weights."""
+    from pathlib import Path
+
+    from orchestrator.app.inputs import findings_of, look
+    from orchestrator.load import read_written
+    from orchestrator.model_config import hub_cache
+
+    written = read_written(Path(spec), overrides)
+    return findings_of(look(written.spec, hub_cache(os.environ)), written)
+
+
 def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...]":
     from orchestrator.backends.slurm.commands import Slurm
     from orchestrator.contract.slurm import SlurmSpec
@@ -84,10 +96,12 @@ def doctor(
     if backend is None:
         backend = wish.cluster.backend if wish else "local"
     # Ranks that run elsewhere take nothing of this machine.
-    here = plan_for(spec, overrides).plan if spec and backend == "local" else None
+    here = plan_for(spec, overrides, look=False).plan if spec and backend == "local" else None
     hosts = wish.cluster.hosts + wish.cluster.spare_hosts if wish else 1
     files = files_needed(hosts, hosts * wish.cluster.gpus_per_host if wish else 1)
     findings = examine(root, here, os.environ, run_command, SystemClock(), files)
+    if spec is not None:
+        findings += _input_findings(spec, (*overrides, f"cluster.backend={backend}"))
     if backend == "slurm":
         findings += _slurm_findings(root, wish)
     if backend == "kubernetes":

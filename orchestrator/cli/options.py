@@ -146,13 +146,17 @@ def print_as(
         say(text(value))
 
 
-def plan_for(spec: str, overrides: tuple[str, ...], inventory: str | None = None) -> "Planned":
+def plan_for(
+    spec: str, overrides: tuple[str, ...], inventory: str | None = None, *, look: bool = True
+) -> "Planned":
+    """`look`: the job is to run, so that what it reads has to be there."""
     from pathlib import Path
 
     from orchestrator.app import planning
 
     hosts = None if inventory is None else Path(inventory)
-    planned = planning.plan_spec(Path(spec), overrides, os.environ, hosts)
+    plan = planning.plan_and_look if look else planning.plan_spec
+    planned = plan(Path(spec), overrides, os.environ, hosts)
     warn_of_secrets(planned.spec)
     return planned
 

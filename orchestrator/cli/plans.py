@@ -1,6 +1,7 @@
 """Before anything runs: `validate`, `schema`, `plan`, `inventory`."""
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +19,9 @@ from orchestrator.cli.options import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Iterable
+
+    from orchestrator.contract.codec import Problem
 
 
 @click.command(epilog="Example: ndctl validate examples/quickstart.yaml --set train.steps=100")
@@ -27,18 +30,44 @@ if TYPE_CHECKING:
 @json_option
 @inventory_option
 def validate(spec: str, overrides: tuple[str, ...], as_json: bool, inventory: str | None) -> None:
-    """Check a job spec, and that a plan fits it; all errors at once."""
-    from orchestrator.errors import BackendError
+    """Check a job spec, that a plan fits it, and that data, tokenizer and weights are there; all
+    errors at once."""
+    from orchestrator.errors import BackendError, NdctlError, SpecError
 
     try:
         planned = plan_for(spec, overrides, inventory)
     except BackendError as exc:
         message = f"{spec} can be read, but not whether a plan fits it: {exc.message}"
         raise BackendError(message, fix=exc.fix) from exc
+    except NdctlError as exc:
+        if not as_json:
+            raise
+        placed = exc.placed if isinstance(exc, SpecError) else ()
+        print_json({"valid": False, "problems": _problems_json(placed), "message": str(exc)})
+        sys.exit(exc.exit_code)
+    unchecked = planned.looked.unchecked if planned.looked else ""
     if as_json:
-        print_json({"valid": True, "name": planned.spec.name, "mesh": str(planned.plan.mesh)})
+        body = {"valid": True, "name": planned.spec.name, "mesh": str(planned.plan.mesh)}
+        print_json(body | {"unchecked": unchecked})
         return
     say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.mesh}")
+    if unchecked:
+        say(f"note: {unchecked}")
+
+
+def _problems_json(placed: "Iterable[tuple[str, Problem]]") -> list[dict[str, object]]:
+    from orchestrator.contract.codec import ABSENT, encode
+
+    return [
+        {
+            "place": place,
+            "key": problem.path,
+            "value": None if problem.value is ABSENT else encode(problem.value),
+            "limit": problem.limit,
+            "fix": problem.fix,
+        }
+        for place, problem in placed
+    ]
 
 
 @click.command(epilog="Example: ndctl schema > job.schema.json")

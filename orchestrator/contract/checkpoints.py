@@ -13,11 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from orchestrator.contract.codec import decode
+from orchestrator.contract.model import LoraSpec
 from orchestrator.contract.read_json import read_json
 
 MARKER = "COMPLETE"
-"""JSON: `step`, `attempt`, `world_size`, `files`, name to size in bytes, and `sha256`, name to
-checksum in hexadecimal digits."""
+"""JSON: `step`, `attempt`, `world_size`, `files`, name to size in bytes, `sha256`, name to checksum
+in hexadecimal digits, and `trained`, a `Trained`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,20 @@ class PassedOver:
 
     name: str
     why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What a job must not change that resumes from the checkpoint, as far as its spec says it: so
+    that a job that would be refused is not queued."""
+
+    config: Mapping[str, Any]
+    """Of the transformers model."""
+    lora: LoraSpec | None = None
+    """Of the adapters, where only they are trained."""
+    seed: int
+    global_batch_size: int
+    sequence_length: int
 
 
 def final_name(step: int) -> str:
@@ -61,6 +77,15 @@ def read_marker(folder: Path) -> dict[str, Any]:
     """Raises OSError or ValueError when there is none that can be read."""
     marker: dict[str, Any] = read_json((folder / MARKER).read_text())
     return marker
+
+
+def trained(folder: Path) -> Trained | None:
+    """What the checkpoint was made by; None where its marker does not say."""
+    try:
+        found: Trained = decode(Trained, read_marker(folder)["trained"])
+    except (OSError, ValueError, KeyError):  # an older one, or it vanished meanwhile
+        return None
+    return found
 
 
 def checksum(path: Path) -> str:

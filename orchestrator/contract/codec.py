@@ -38,9 +38,14 @@ class Problem:
     """What the value must be, as the end of "must be …"."""
     fix: str
 
-    def __str__(self) -> str:
+    @property
+    def said(self) -> str:
+        """What is wrong, without the key and the fix."""
         got = "" if self.value is ABSENT else f", got {_show(self.value)}"
-        return f"{self.path or '(top)'}: must be {self.limit}{got}\n    fix: {self.fix}"
+        return f"must be {self.limit}{got}"
+
+    def __str__(self) -> str:
+        return f"{self.path or '(top)'}: {self.said}\n    fix: {self.fix}"
 
 
 class Invalid(ValueError):

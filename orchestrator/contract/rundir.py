@@ -1,7 +1,9 @@
 """The run directory: where each file of a job lies.
 
 <run root>/<job name>/      mode 0700
-  spec.yaml               the spec as submitted, resolved
+  spec.yaml               the spec of the newest launch that came to train, resolved
+  spec-<l>.yaml           that of launch <l>: one that the ranks refuse leaves spec.yaml as it is
+  submitted.json          the user's own file, and what was said beside it
   plan-<n>.json           mesh, batch, memory, placement; trainer-<n>.json is its trainer config
   journal.jsonl           append-only, one writer; the state of the job is its fold
   state.json              what the journal came to at some place of it; a leader may do without
@@ -50,6 +52,13 @@ class RunDir:
     @property
     def spec(self) -> Path:
         return self.path / "spec.yaml"
+
+    def spec_of(self, launch: int) -> Path:
+        return self.path / f"spec-{launch}.yaml"
+
+    @property
+    def submitted(self) -> Path:
+        return self.path / "submitted.json"
 
     @property
     def journal(self) -> Path:

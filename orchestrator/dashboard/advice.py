@@ -72,7 +72,11 @@ def _go_on(run: Run, commands: Commands) -> str:
     if last.edits:
         return commands.submit(last.edits[0])
     stopped = last.remedy == "stop" and last.rule != BUDGET
-    return f"{'once that is mended: ' if stopped else ''}{commands.submit()}"
+    if not stopped:
+        return commands.submit()
+    # What was set beside the file may be the very mistake.
+    where = " in the file or the --set" if commands.overrides else ""
+    return f"once that is fixed{where}: {commands.submit()}"
 
 
 def _short(run: Run, commands: Commands, now: float, zone: tzinfo | None) -> str:

@@ -11,7 +11,7 @@ from orchestrator.dashboard.moment import Snapshot
 from orchestrator.dashboard.status import checkpoint_words, did, row, status_text, times
 from orchestrator.diagnosis.stacks import main_thread, shortened
 from orchestrator.supervise.replacing import why_slow
-from orchestrator.supervise.state import Incident, Run
+from orchestrator.supervise.state import NOBODY, Incident, Run
 
 MOST_STACK_LINES = 12
 MOST_STACKS = 16
@@ -144,7 +144,7 @@ def _incident(incident: Incident, snapshot: Snapshot, zone: tzinfo | None) -> It
     at = words.moment(incident.at, zone)
     yield f"  #{incident.id} {incident.kind} at {at}{drill}"
     yield row("  cause", words.one_line(incident.cause))
-    yield row("  culprit", str(incident.culprit))
+    yield row("  culprit", "none" if incident.culprit == NOBODY else str(incident.culprit))
     if incident.confidence is not None:
         yield row("  sure", f"{incident.confidence:.0%}")
     yield row("  when", f"attempt {incident.attempt}, after step {incident.step}")

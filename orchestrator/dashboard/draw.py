@@ -28,7 +28,7 @@ from orchestrator.dashboard.look import (
 from orchestrator.dashboard.status import checkpoint_words
 from orchestrator.dashboard.view import View
 from orchestrator.supervise.replacing import why_slow
-from orchestrator.supervise.state import ENDED, Incident
+from orchestrator.supervise.state import ENDED, NOBODY, Incident
 
 TWO_COLUMNS = (116, 22)
 """Width and height from which on there is room for two columns."""
@@ -70,7 +70,7 @@ def _header(view: View, width: int, zone: tzinfo | None) -> list[Text]:
     name = Text(view.name, style=STRONG)
     name.truncate(max(8, width // 2 - 4), overflow="ellipsis")
     left = Text.assemble(" ", name, "  ", badge(view.state), ("   " + doing, QUIET))
-    right = Text(f"{words.time_of_day(view.now, zone)} ", style=QUIET)
+    right = Text(f"{words.moment(view.now, zone)} ", style=QUIET)
     return [
         ends(left, right, width),
         _progress(view, width),
@@ -254,16 +254,21 @@ def _incident(view: View, incident: Incident, width: int, zone: tzinfo | None) -
     sign, style = GLYPHS["done" if recovered else "dead"]
     head = Text.assemble(
         (f"  {sign} ", style),
-        f"{words.time_of_day(incident.at, zone)} ",
+        f"{words.short_moment(incident.at, zone)} ",
         (incident.kind, STRONG if recovered else style),
         (" drill" if incident.drill else "", QUIET),
-        f"  {incident.culprit}",
     )
+    who = "no culprit" if incident.culprit == NOBODY else str(incident.culprit)
     place = _place(view, incident)
-    if head.cell_len + len(place) <= width:
-        head.append(place, style=QUIET)
+    heads = [head]
+    if head.cell_len + 2 + len(who) <= width:
+        head.append(f"  {who}")
+    else:
+        heads.append(Text(f"    {who}"))
+    if heads[-1].cell_len + len(place) <= width:
+        heads[-1].append(place, style=QUIET)
     told = [words.one_line(incident.cause), words.one_line(incident.action), _cost(incident, view)]
-    return [head, *(line for text in told for line in _wrapped(text, width))]
+    return [*heads, *(line for text in told for line in _wrapped(text, width))]
 
 
 def _place(view: View, incident: Incident) -> str:

@@ -31,7 +31,7 @@ from orchestrator.dashboard.advice import look_at, next_step
 from orchestrator.dashboard.metrics import NOTHING, Metric, Progress, fold_metrics
 from orchestrator.dashboard.moment import Snapshot
 from orchestrator.dashboard.narrate import event_words
-from orchestrator.dashboard.status import did, row, times
+from orchestrator.dashboard.status import did, row, state_lines, times
 from orchestrator.dashboard.view import View
 from orchestrator.supervise.log import Entry
 from orchestrator.supervise.roster import gives_back_at, is_short, usable
@@ -69,7 +69,7 @@ def tell(told: Told, entry: Entry, zone: tzinfo | None) -> tuple[Told, list[str]
     before = told.run
     after, _ = step(before, entry.event)
     news = list(_news(before, after, entry, zone))
-    at = words.time_of_day(entry.event.at, zone)
+    at = words.moment(entry.event.at, zone)
     fresh = after.attempt != before.attempt
     place = after.saved if fresh else told.told_step
     return replace(told, run=after, told_step=place), [f"{at}  {words.one_line(n)}" for n in news]
@@ -91,7 +91,7 @@ def _news(before: Run, after: Run, entry: Entry, zone: tzinfo | None) -> Iterato
     if after.attempt != before.attempt:
         yield f"starting {after.reason}"
     if after.stage is Stage.ENDED and before.stage is not Stage.ENDED:
-        yield f"{after.state}: {after.reason}"
+        yield f"{after.state}: {words.why_and_fix(after.reason)[0]}"
 
 
 def _short(run: Run, zone: tzinfo | None) -> str:
@@ -104,10 +104,14 @@ def _short(run: Run, zone: tzinfo | None) -> str:
 
 def incident_news(incident: Incident) -> Iterator[str]:
     drill = f" (drill {incident.drill})" if incident.drill else ""
-    yield f"incident {incident.id}, {incident.kind}{drill}: {incident.cause}"
     found = words.detected(incident.detected_after_s)
     rule = f" (rule {incident.rule})" if incident.rule else ""
-    yield f"  culprit {incident.culprit}, {found}; {incident.action}{rule}"
+    who = words.blamed(incident.culprit)
+    if incident.action == incident.cause:  # the job ends by it, and says so in its own line
+        yield f"incident {incident.id}, {incident.kind}{drill}: {who}, {found}; stops the job{rule}"
+        return
+    yield f"incident {incident.id}, {incident.kind}{drill}: {incident.cause}"
+    yield f"  {who}, {found}; {incident.action}{rule}"
 
 
 def tell_metric(told: Told, metric: Metric, zone: tzinfo | None) -> tuple[Told, list[str]]:
@@ -128,7 +132,7 @@ def tell_metric(told: Told, metric: Metric, zone: tzinfo | None) -> tuple[Told, 
     if not due:
         return told, []
     told = replace(told, told_step=metric.step, told_at=at)
-    return told, [f"{words.time_of_day(at, zone)}  {_progress_words(metric, steps, progress)}"]
+    return told, [f"{words.moment(at, zone)}  {_progress_words(metric, steps, progress)}"]
 
 
 def _progress_words(metric: Metric, steps: int, progress: Progress) -> str:
@@ -228,7 +232,7 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     """The end of `submit --follow`: what came of the job."""
     run, shown = snapshot.seen.run, snapshot.view
     first, last = snapshot.progress.first, snapshot.progress.last
-    lines = [f"{shown.name}: {shown.state}, {words.one_line(shown.reason)}"]
+    lines = state_lines(shown.name, shown.state, shown.reason)
     lines.append(row("steps", f"{shown.step:,} of {shown.steps:,}"))
     if first is not None and last is not None:
         lines.append(row("loss", f"{words.loss(first.loss)} -> {words.loss(last.loss)}"))
@@ -252,11 +256,13 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
 
 def _incident_rows(incident: Incident, shown: View, zone: tzinfo | None) -> Iterator[str]:
     drill = f" [drill {incident.drill}]" if incident.drill else ""
-    at = words.time_of_day(incident.at, zone)
+    at = words.moment(incident.at, zone)
     label = f"incident {incident.id}"
-    yield row(label, f"{at} {incident.kind}: {words.one_line(incident.cause)}{drill}")
+    known = incident.cause in shown.reason  # which is the first line
+    cause = incident.kind if known else f"{incident.kind}: {words.one_line(incident.cause)}"
+    yield row(label, f"{at} {cause}{drill}")
     yield row(
         "",
-        f"culprit {incident.culprit}; {times(incident, shown.state)};"
+        f"{words.blamed(incident.culprit)}; {times(incident, shown.state)};"
         f" {did(incident, shown.reason)}",
     )

@@ -16,11 +16,12 @@ MOST_NAME = 28
 
 
 def grid_info(view: View) -> Text:
-    """`4 on 2 hosts   ● 3 ok  ✗ 1 dead`."""
+    """`4 on 2 hosts   ✗ 1 dead   ● 3 ok`: it is the legend too. Trouble comes first, for the end is
+    cut off where there is no room."""
     counts = Counter(health for host in view.hosts for health in host.ranks)
     hosts = words.count(len(view.hosts), "host")
     info = Text.assemble((f"{counts.total():,} on {hosts}", QUIET))
-    for health in reversed(WORST_FIRST):
+    for health in WORST_FIRST:
         if counts[health]:
             sign, style = GLYPHS[health]
             info.append(f"   {sign} {counts[health]:,} {health}", style=style)

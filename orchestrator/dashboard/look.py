@@ -12,6 +12,8 @@ from orchestrator.supervise.state import State
 
 GLYPHS: Mapping[Health, tuple[str, str]] = {
     "ok": ("●", "green"),
+    "straggler": ("▲", "bold yellow"),
+    "culprit": ("◆", "bold red"),
     "slow": ("◐", "yellow"),
     "silent": ("○", "magenta"),
     "dead": ("✗", "bold red"),

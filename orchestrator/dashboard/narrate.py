@@ -1,6 +1,6 @@
 """The journal as a person reads it: one line for each event, with what was decided and why."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import tzinfo
 from typing import assert_never
 
@@ -55,11 +55,24 @@ from orchestrator.supervise.log import Entry
 from orchestrator.supervise.replacing import why_slow
 
 
+def in_order_of_time(entries: Iterable[Entry]) -> list[Entry]:
+    """What happened at one moment stays as the journal has it: the cause before what it led to."""
+    return sorted(entries, key=lambda entry: _when(entry.event))
+
+
+def _when(event: Event) -> float:
+    """A rank that was told to stop was last heard before that, perhaps long before: it ended when
+    it was seen to be gone."""
+    if isinstance(event, RankExited) and event.stopped:
+        return event.at + event.detected_after_s
+    return event.at
+
+
 def event_line(entry: Entry, zone: tzinfo | None) -> str:
-    """`14:03:22  rank 1 on host-0 was killed by SIGKILL at step 24 -> stop attempt 1 (…)`."""
+    """`2026-01-09 14:03:22 UTC  rank 1 on host-0 was killed by SIGKILL -> stop attempt 1 (…)`."""
     decided = "".join(f" -> {action_words(action)}" for action in entry.actions)
     line = f"{event_words(entry.event)}{decided}"
-    return f"{words.time_of_day(entry.event.at, zone)}  {words.one_line(line)}"
+    return f"{words.moment(_when(entry.event), zone)}  {words.one_line(line)}"
 
 
 def action_words(action: Action) -> str:  # noqa: C901 - a case a kind
@@ -260,11 +273,13 @@ def _exited(event: RankExited) -> str:
     elif event.exit_code is not None:
         how = f"left with exit code {event.exit_code}"
     else:
-        how = "vanished"
-    told = "while it was being stopped, " if event.stopped else ""
-    after = words.duration(event.detected_after_s)
+        how = "was ended" if event.stopped else "vanished"
     who = f"rank {event.rank} on {event.host}"
-    return f"{who} {how} after step {event.step} ({told}seen after {after})"
+    if event.stopped:  # by ndctl, so there is nothing to have seen sooner
+        return f"{who} {how} after step {event.step} as its attempt was stopped"
+    return (
+        f"{who} {how} after step {event.step} (seen after {words.duration(event.detected_after_s)})"
+    )
 
 
 def _hang(event: HangDetected) -> str:

@@ -10,6 +10,7 @@ from orchestrator.dashboard import words
 from orchestrator.dashboard.advice import look_at, next_step
 from orchestrator.dashboard.moment import Snapshot, updated_at
 from orchestrator.dashboard.view import (
+    TROUBLE,
     CheckpointView,
     View,
     last_step,
@@ -81,7 +82,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
     shown, standing = snapshot.view, snapshot.standing
     ago = words.duration(snapshot.now - standing.since)
     lines = [
-        f"{shown.name}: {standing.state}, {words.one_line(standing.reason)}",
+        *state_lines(shown.name, standing.state, standing.reason),
         row("since", f"{words.moment(standing.since, zone)} ({ago} ago)"),
         *scheduler(snapshot, zone),
         row("progress", _progress(shown)),
@@ -96,6 +97,12 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
         row("next", next_step(snapshot, zone)),
     ]
     return "\n".join(lines)
+
+
+def state_lines(name: str, state: State, reason: str) -> list[str]:
+    """The state and why, and on a line of its own what to do about it."""
+    why, fix = words.why_and_fix(reason)
+    return [f"{name}: {state}, {why}", *([row("fix:", fix)] if fix else [])]
 
 
 def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
@@ -160,7 +167,7 @@ def _trouble(shown: View) -> Iterator[str]:
     """Hosts on which something is wrong now."""
     if shown.state not in ("RUNNING", "STARTING", "RECOVERING"):
         return
-    bad = [host for host in shown.hosts if host.worst in ("dead", "silent", "slow")]
+    bad = [host for host in shown.hosts if host.worst in TROUBLE and host.worst != "straggler"]
     if bad:
         named = ", ".join(f"{host.name} {host.worst}" for host in bad[:4])
         yield named + (f" and {len(bad) - 4:,} more hosts" if len(bad) > 4 else "")
@@ -180,9 +187,10 @@ def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
     last = shown.incidents[-1]
     rest = f" ({len(shown.incidents) - 1} earlier)" if len(shown.incidents) > 1 else ""
     drill = f" [drill {last.drill}]" if last.drill else ""
-    at = words.time_of_day(last.at, zone)
-    cause = words.one_line(last.cause)
-    yield row("incident", f"{at} {last.kind}: {cause}; culprit {last.culprit}{drill}{rest}")
+    at = words.moment(last.at, zone)
+    known = last.cause in shown.reason  # which stands above, as the state's reason
+    cause = last.kind if known else f"{last.kind}: {words.one_line(last.cause)}"
+    yield row("incident", f"{at} {cause}; {words.blamed(last.culprit)}{drill}{rest}")
     yield row("ndctl did", f"{did(last, shown.reason)}; {times(last, shown.state)}")
 
 

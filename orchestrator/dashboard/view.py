@@ -30,17 +30,23 @@ from orchestrator.supervise.roster import gives_back_at, is_short
 from orchestrator.supervise.state import ENDED, IDLE, Incident, Run, Stage, State
 from orchestrator.supervise.step import step
 
-Health = Literal["dead", "silent", "slow", "starting", "stopped", "done", "ok"]
+Health = Literal[
+    "culprit", "dead", "silent", "straggler", "slow", "starting", "stopped", "done", "ok"
+]
+"""`slow` is a late heartbeat; a `straggler` does its own work slowly; the `culprit` is what the
+verdict blames for the present trouble."""
 WORST_FIRST: tuple[Health, ...] = (
+    "culprit",
     "dead",
     "silent",
+    "straggler",
     "slow",
     "starting",
     "stopped",
     "done",
     "ok",
 )
-TROUBLE: tuple[Health, ...] = ("dead", "silent", "slow")
+TROUBLE: tuple[Health, ...] = ("culprit", "dead", "silent", "straggler", "slow")
 LEADER_START_S = 30.0
 """What a leader may take to open the journal before it counts as gone."""
 
@@ -357,17 +363,43 @@ def _eta(state: State, left: int, progress: Progress, now: float) -> float | Non
 
 
 def _rows(seen: Seen, state: State) -> Iterable[HostRow]:
-    each = seen.run.plan.ranks_per_host
-    for node, host in enumerate(seen.run.placement or seen.run.plan.hosts):
+    run, each = seen.run, seen.run.plan.ranks_per_host
+    slow = set() if state in ENDED else {found.rank for found in run.stragglers.values()}
+    blamed = set() if state == "SUCCEEDED" else set(_blamed(run))
+    for node, host in enumerate(run.placement or run.plan.hosts):
         rest = _rest(seen, state, host)
+        told: Mapping[int, Health] = seen.health
         if state == "SUCCEEDED" or host in seen.lost:
-            ranks: tuple[Health, ...] = (rest,) * each
-        else:
-            ranks = tuple(
-                _health(seen.health.get(rank, rest), rest)
-                for rank in range(node * each, (node + 1) * each)
-            )
-        yield HostRow(name=host, first_rank=node * each, ranks=ranks)
+            told = {}
+        numbers = range(node * each, (node + 1) * each)
+        ranks = [_health(told.get(rank, rest), rest) for rank in numbers]
+        # Of a host that is lost all ranks are dead, and nothing else has to be told of them.
+        if (slow or blamed) and host not in seen.lost:
+            marked = zip(numbers, ranks, strict=True)
+            ranks = [_marked(health, rank in slow, rank in blamed) for rank, health in marked]
+        yield HostRow(name=host, first_rank=node * each, ranks=tuple(ranks))
+
+
+def _blamed(run: Run) -> Iterable[int]:
+    """Ranks of the present attempt that the verdict on it names; of a host, all that it has."""
+    if run.findings is not None and run.findings.judged is not None:
+        return run.findings.judged.ranks
+    last = run.incidents[-1] if run.incidents else None
+    if last is None or last.attempt != run.attempt or last.recovered_after_s is not None:
+        return ()
+    if last.culprit.rank is not None:
+        return (last.culprit.rank,)
+    if last.culprit.host not in run.placement:
+        return ()
+    first = run.placement.index(last.culprit.host) * run.plan.ranks_per_host
+    return range(first, first + run.plan.ranks_per_host)
+
+
+def _marked(health: Health, slow: bool, blamed: bool) -> Health:
+    """A straggler is heard in time; what is worse than that is shown instead."""
+    if blamed:
+        return "culprit"
+    return "straggler" if slow and health in ("ok", "slow") else health
 
 
 def _health(told: Health, rest: Health) -> Health:

@@ -2,9 +2,11 @@
 
 import signal as signals
 from collections.abc import Mapping, Sequence
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 
 from orchestrator.contract.visible import visible
+from orchestrator.supervise.policy import BEFORE_FIX
+from orchestrator.supervise.state import NOBODY, Culprit
 
 UNSEEN = "-"
 """Stands where a number is not known."""
@@ -52,13 +54,28 @@ def stopwatch(seconds: float | None) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-def time_of_day(at: float, zone: tzinfo | None) -> str:
-    """In `zone`; None is this machine's."""
-    return f"{datetime.fromtimestamp(at, zone):%H:%M:%S}"
-
-
 def moment(at: float, zone: tzinfo | None) -> str:
-    return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M:%S}"
+    """`2026-01-09 08:05:09 UTC`, in `zone`; None is this machine's."""
+    return f"{_in(at, zone):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def short_moment(at: float, zone: tzinfo | None) -> str:
+    """The same on a screen that has year and zone elsewhere."""
+    return f"{_in(at, zone):%m-%d %H:%M:%S}"
+
+
+def _in(at: float, zone: tzinfo | None) -> datetime:
+    return datetime.fromtimestamp(at, UTC).astimezone(zone)
+
+
+def blamed(culprit: Culprit) -> str:
+    return "no culprit" if culprit == NOBODY else f"culprit {culprit}"
+
+
+def why_and_fix(reason: str) -> tuple[str, str]:
+    """Why a job ended, and what to do first, empty where nothing is known."""
+    why, _, fix = reason.partition(BEFORE_FIX)
+    return one_line(why), one_line(fix)
 
 
 def count(number: int, noun: str) -> str:

@@ -82,7 +82,7 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         failure=trouble.name,
         scope=trouble.scope,
         phase=verdict.phase,
-        advice=verdict.failure.advice if verdict.failure else "",
+        advice=verdict.fix or (verdict.failure.advice if verdict.failure else ""),
     )
 
 

@@ -7,6 +7,7 @@ anyway, goes by that alone.
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.events import JobSubmitted
@@ -36,6 +37,13 @@ def counting(run_dir: RunDir) -> Launched | None:
     except (FileNotFoundError, ValueError, Invalid):  # of an ndctl that wrote none, or damaged
         return _journalled(run_dir)
     return noted
+
+
+def counting_spec(run_dir: RunDir) -> Path:
+    """The spec of the launch that counts, whether or not it has come to train."""
+    launched = counting(run_dir)
+    own = run_dir.spec if launched is None else run_dir.spec_of(launched.launch.launch)
+    return own if own.exists() else run_dir.spec
 
 
 def _journalled(run_dir: RunDir) -> Launched | None:

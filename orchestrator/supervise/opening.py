@@ -26,7 +26,9 @@ def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool
     """All but the journal. `number` is the plan's; `token`: agents find it here."""
     run_dir.make()
     note(run_dir, handover.job)
-    run_dir.spec.write_text(handover.spec)
+    run_dir.spec_of(handover.launch.launch).write_text(handover.spec)
+    if not run_dir.spec.exists():  # else it is of a launch that trained, as this one has yet to
+        run_dir.spec.write_text(handover.spec)
     run_dir.plan(number).write_text(json.dumps(handover.plan, indent=2))
     run_dir.trainer_config(number).write_text(json.dumps(handover.trainer, indent=2))
     if token and not run_dir.token.exists():
@@ -91,7 +93,7 @@ def is_of(run_dir: RunDir, handover: Handover, run: Run) -> bool:
     assert job is not None
     asked = replace(handover.job, at=job.at, plan_number=job.plan_number, resume=job.resume)
     try:
-        return asked == job and run_dir.spec.read_text() == handover.spec
+        return asked == job and run_dir.spec_of(job.launch.launch).read_text() == handover.spec
     except FileNotFoundError:  # somebody tidied up
         return asked == job
 

@@ -28,6 +28,8 @@ ROLLBACK = "--set resilience.on_nan=rollback"
 
 ON_PROCESSORS = "cpu"
 """The profile of a machine whose devices are its processors."""
+BEFORE_FIX = "; fix: "
+"""Between why a job ended and what to do, in the reason of its end."""
 OF_PROCESSORS = "on-oom-of-processors"
 """The rule of `resilience.on_oom` that such a machine has besides."""
 
@@ -45,10 +47,13 @@ class Decision:
     """Whether it is taken from the budget by progress."""
     without: str | None = None
     """The host that is left out."""
+    fix: str = ""
+    """What a person has to do first, where the job ends for a mistake of its configuration."""
 
     @property
     def words(self) -> str:
-        return f"{self.reason} (rule {self.rule})"
+        """With the fix last, so that a screen can put it on a line of its own."""
+        return f"{self.reason} (rule {self.rule}){BEFORE_FIX + self.fix if self.fix else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +84,8 @@ def decide(run: Run, verdict: Verdict) -> Decision:
     action = trouble.remedy if rule.action == "class" else rule.action
     counts = run.leaving is None  # what befalls a job that a scheduler takes down is not its fault
     if action == "stop":
-        return Decision(action="stop", rule=rule.name, reason=_why_stop(rule, verdict, times))
+        reason = _why_stop(rule, verdict, times)
+        return Decision(action="stop", rule=rule.name, reason=reason, fix=verdict.fix)
     if counts and run.fruitless >= job.max_restarts:
         budget = f"{run.fruitless} of max_restarts {job.max_restarts}"
         reason = f"no new checkpoint in {budget} restarts; last cause: {verdict.cause}"
@@ -258,10 +264,11 @@ def _without(run: Run, host: str, at: float) -> str | None:
 
 
 def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
-    """Without the cause: the incident has it."""
+    """Without the cause: the incident has it. But for a refused configuration, of which there is
+    nothing else to tell: no rank and no host is at fault."""
     stopped = "the job was stopped"
     if rule.name == "refused":
-        return f"{stopped}: a restart would meet the same refusal"
+        return verdict.cause
     if verdict.kind == EARLY:
         return f"{EARLY}: {verdict.cause}"
     if rule.same == "error" and times > 1:

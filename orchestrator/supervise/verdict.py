@@ -2,7 +2,7 @@
 
 import signal
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.contract import exits
 from orchestrator.contract.events import RankExited
@@ -17,6 +17,8 @@ from orchestrator.diagnosis.readings import (
 )
 from orchestrator.supervise.state import NOBODY, Culprit, Evidence, Findings
 
+FIX = "\n  fix: "
+"""Before the fix, in the words of an error of ours (`NdctlError`)."""
 SHARED: tuple[Scope, ...] = ("fabric", "storage")
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 """What neither a network nor a file system ends a process by; by SIGBUS that it had mapped."""
@@ -41,6 +43,8 @@ class Verdict:
     """Of what was weighed; None: it was seen."""
     drill: str | None = None
     """The drill that made it happen."""
+    fix: str = ""
+    """What to do about this very one, where that is known better than of its class."""
 
 
 def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
@@ -60,6 +64,10 @@ def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
     if hardware is not None:
         # The program did not do it, so a second time would not be the program's own either.
         cause, signature = f"{hardware.name} on {exited.host}; {cause}", ""
+    elif exited.exit_code == exits.REFUSED:
+        # Every rank refuses the same configuration: which one is heard first is chance. Where in
+        # our code it was noticed, and the log that says it again, tell a person nothing.
+        who, evidence = NOBODY, replace(evidence, log_tail=(), traceback="", notes=())
     elif exited.exit_code == exits.UNSTABLE:
         who = NOBODY  # all ranks have the same totals: who is the first to leave is chance
     return Verdict(
@@ -73,7 +81,13 @@ def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
         final=exited.exit_code == exits.REFUSED,
         failure=found,
         phase=exited.phase,
+        fix=_fix_of(exited) if exited.exit_code == exits.REFUSED else "",
     )
+
+
+def _fix_of(exited: RankExited) -> str:
+    """What the trainer says to do, which stands behind its message."""
+    return exited.error.message.partition(FIX)[2].strip() if exited.error else ""
 
 
 def failure_of(exited: RankExited) -> Reading | None:
@@ -108,7 +122,7 @@ def name_of(exited: RankExited) -> tuple[str, str, str]:
 def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
     unstable = exited.exit_code == exits.UNSTABLE
     if kind == "refused":
-        words = exited.error.message if exited.error else _last_line(exited)
+        words = exited.error.message.partition(FIX)[0] if exited.error else _last_line(exited)
         return f"the trainer refused its configuration: {words}", ""
     if kind == EARLY:
         return f"rank {exited.rank} ended with exit code 0 after step {exited.step}", ""

@@ -2,17 +2,21 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from orchestrator.app import planning, submitting
 from orchestrator.app.commands import commands_for, commands_of
 from orchestrator.app.remote import Found
 from orchestrator.backends.kubernetes.places import folder_of
 from orchestrator.contract.rundir import RunDir
 from orchestrator.load import read_spec
+from tests.agent.world import TurnedClock
 from tests.app.test_remote import ACopy, submitted, write
-from tests.jobs_on_disk import NoCluster, cluster, submission
+from tests.jobs_on_disk import SPEC, NoCluster, cluster, submission
 
 __all__ = ["cluster"]
 
@@ -70,8 +74,53 @@ def test_one_here_of_the_same_name_counts_as_well(tmp_path: Path) -> None:
 
 def test_the_spec_of_a_run_knows_its_run_root(cluster: NoCluster, tmp_path: Path) -> None:
     """So it is submitted again wherever one stands."""
-    from orchestrator.app import submitting
-    from tests.agent.world import TurnedClock
-
     run_dir = submitting.submit(submission(tmp_path), {}, TurnedClock()).run_dir
     assert read_spec(run_dir.spec).run_root == str(tmp_path)
+
+
+def typed(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """In a shell of another folder, as a person does; starts nothing."""
+    environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(folder)}
+    return subprocess.run(
+        ["/bin/sh", "-c", f"{command} --dry-run"],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.process
+def test_what_resumes_a_job_names_the_users_own_file_and_works_in_any_folder(
+    cluster: NoCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = tmp_path / "my jobs", tmp_path / "other"
+    (mine / "corpus").mkdir(parents=True)
+    other.mkdir()
+    (mine / "corpus" / "a.txt").write_text("text")
+    (mine / "job.yaml").write_text(SPEC.read_text().replace("{stdlib}/*.py", "corpus/*.txt"))
+    monkeypatch.chdir(mine)
+    planned = planning.plan_spec(Path("job.yaml"), ("train.steps=48",), {})
+    sent = submitting.Submission(planned=planned, run_root=Path("ndctl-runs"))
+    run_dir = submitting.submit(sent, {}, TurnedClock()).run_dir
+    monkeypatch.chdir(other)
+    command = commands_of(run_dir, {}).submit()
+    assert shlex.split(command)[:5] == ["cd", str(mine), "&&", "ndctl", "submit"]
+    done = typed(command, other)
+    assert done.returncode == 0, done.stderr
+    assert '"steps": 48' in done.stdout
+    assert str(run_dir.path) in done.stdout
+    # The file is gone: the copy in the run directory stands in for it.
+    (mine / "job.yaml").unlink()
+    assert commands_of(run_dir, {}).submit() == (
+        f"ndctl submit {shlex.quote(str(run_dir.spec))} --resume"
+        f" --run-root {shlex.quote(str(mine / 'ndctl-runs'))}"
+    )
+
+
+def test_a_spec_of_absolute_paths_needs_no_folder(cluster: NoCluster, tmp_path: Path) -> None:
+    run_dir = submitting.submit(submission(tmp_path), {}, TurnedClock()).run_dir
+    said = commands_of(run_dir, {"NDCTL_RUN_ROOT": str(tmp_path)}).submit()
+    assert said == f"ndctl submit {SPEC} --resume"

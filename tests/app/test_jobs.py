@@ -5,7 +5,7 @@ import os
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from orchestrator.contract.protocol import CANCEL_PATH
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError, PlanError
 from orchestrator.jobs import find_job, jobs, run_root_of
-from orchestrator.supervise.launched import Launched, counting
+from orchestrator.supervise.launched import Launched, counting, counting_spec
 from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 from tests.agent.world import TurnedClock
@@ -148,7 +148,9 @@ def test_a_resume_uses_the_spec_as_it_is_now_and_keeps_the_token(
     second = json.loads(run_dir.trainer_config(2).read_text())
     assert (second["train"]["steps"], second["pause_s"]) == (99, 44.0)
     assert json.loads(run_dir.trainer_config(1).read_text())["train"]["steps"] == 24
-    assert "steps: 99" in run_dir.spec.read_text()
+    assert "steps: 99" in run_dir.spec_of(2).read_text()
+    assert counting_spec(run_dir) == run_dir.spec_of(2)
+    assert "steps: 24" in run_dir.spec.read_text(), "until the ranks train by the new one"
     assert run_dir.token.read_text() == token
 
 
@@ -262,6 +264,22 @@ def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(
     assert "e2e: CANCELLED, cancelled by" in cancelling.wait_until_ended(run_dir, {}, TurnedClock())
     with pytest.raises(JobError, match="already ended: CANCELLED"):
         cancelling.cancel(run_dir, {}, TurnedClock())
+
+
+@pytest.mark.parametrize("starting", [True, False])
+def test_a_job_that_has_yet_to_begin_is_cancelled_and_has_lost_no_leader(
+    tmp_path: Path, cluster: NoCluster, starting: bool
+) -> None:
+    """Also while its leader holds the journal, and has yet to say where it listens."""
+    run_dir = submit(tmp_path).run_dir
+    with ExitStack() as held:
+        if starting:
+            held.enter_context(written(run_dir.journal))
+            cluster.on_clear = held.close
+        said = cancelling.cancel(run_dir, {}, TurnedClock())
+    assert said == "e2e was cancelled before it began: its leader had not started yet"
+    assert [launch.launch for launch in cluster.cleared] == [1]
+    assert fold(events(tmp_path)).state == "CANCELLED"
 
 
 def test_a_leader_that_could_not_be_asked_wrote_the_end_down_as_its_scheduler_ended_it(

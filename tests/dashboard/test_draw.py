@@ -6,7 +6,14 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from orchestrator.contract.events import HealthChanged
+from orchestrator.contract.events import (
+    HangJudged,
+    HealthChanged,
+    HostStopped,
+    StepReached,
+    StragglerFound,
+    TrainingResumed,
+)
 from orchestrator.dashboard.chart import chart, resample
 from orchestrator.dashboard.draw import draw
 from orchestrator.dashboard.view import View
@@ -103,8 +110,8 @@ def test_a_job_that_is_short_of_hosts_says_until_when_it_waits_and_what_to_type(
     text = text_of(view_of(short_of_a_host(), now=START + 60), 120, 40)
     assert "1 of 2 here" in text
     assert (
-        "in vain until 2023-11-14 22:23:52 all hosts are given back; to give it up: ndctl cancel"
-        " quickstart" in text
+        "in vain until 2023-11-14 22:23:52 UTC all hosts are given back; to give it up:"
+        " ndctl cancel quickstart" in text
     )
     assert "given back" not in text_of(SCENES["restarting"], 120, 40)
 
@@ -130,6 +137,71 @@ def test_a_dead_rank_shows_without_colour() -> None:
     assert "host-0  ● 0  ✗ 1" in text
     assert "✗ 1 dead" in text
     assert "one is being looked into" in text
+
+
+SLOW = StragglerFound(
+    at=START + 20,
+    attempt=1,
+    rank=3,
+    host="host-1",
+    own_s=0.35,
+    peers_s=0.1,
+    step_s=1.0,
+    steps=15,
+    lost_tokens_per_second=300.0,
+)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_straggler_is_marked_and_counted(width: int, height: int) -> None:
+    shown = view_of([*started(), SLOW], metrics(1, 12))
+    text = text_of(shown, width, height)
+    assert "host-1  ● 2  ▲ 3" in text
+    assert "▲ 1 straggler   ● 3 ok" in text
+    late = view_of([*started(), SLOW, trouble(3, "silent")], metrics(1, 12))
+    assert "host-1  ● 2  ○ 3" in text_of(late, width, height), "what is worse is shown"
+    over = view_of([*started(), SLOW], metrics(1, 12), now=START + 900, leader_alive=False)
+    assert "▲" not in text_of(over, width, height)
+
+
+def judged(*ranks: int) -> HangJudged:
+    return HangJudged(
+        at=START + 63,
+        attempt=1,
+        verdict="never-entered",
+        cause="rank 3 did not call what the others wait in",
+        scope="rank",
+        ranks=ranks,
+        hosts=(),
+        confidence=0.97,
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_the_culprit_is_marked_from_the_verdict_until_the_job_trains_again(
+    width: int, height: int
+) -> None:
+    silent = [trouble(rank, "silent") for rank in range(4)]
+    story = [*hung()[:-1], *silent, hung()[-1]]
+    assert "◆" not in text_of(view_of(story, metrics(1, 12)), width, height)
+    story.append(judged(3))
+    text = text_of(view_of(story, metrics(1, 12)), width, height)
+    assert "host-1  ○ 2  ◆ 3" in text
+    assert "◆ 1 culprit   ○ 3 silent" in text
+    story += [
+        HostStopped(at=START + 64, attempt=1, host=host, finished=False)
+        for host in ("host-0", "host-1")
+    ]
+    story += [
+        TrainingResumed(at=START + 68, attempt=2, step=0),
+        StepReached(at=START + 69, attempt=2, step=1, loss=5.0, tokens_per_second=1.0),
+    ]
+    assert "◆" not in text_of(view_of(story, metrics(1, 12)), width, height)
+
+
+def test_nobody_is_marked_where_the_verdict_names_nobody() -> None:
+    shown = view_of([*hung(), judged()], metrics(1, 12))
+    assert "culprit" not in text_of(shown, 120, 40)
 
 
 def test_a_job_without_leader_shows_what_to_type() -> None:

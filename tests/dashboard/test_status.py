@@ -64,7 +64,7 @@ from orchestrator.dashboard.draw import draw
 from orchestrator.dashboard.follow import summary_text
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.moment import Snapshot, read_snapshot
-from orchestrator.dashboard.narrate import action_words, event_line, event_words
+from orchestrator.dashboard.narrate import action_words, event_line, event_words, in_order_of_time
 from orchestrator.dashboard.status import list_rows, list_text, status_json, status_text
 from orchestrator.dashboard.words import moment
 from orchestrator.diagnosis.classes import default_rules
@@ -165,10 +165,10 @@ def test_a_job_whose_checkpoints_cannot_be_written_says_what_is_at_risk_and_what
     (said,) = labelled("next", status_text(seen, UTC))
     assert said == (
         "make room, raise the quota, or keep fewer checkpoints (checkpoint.keep): no checkpoint can"
-        f" be written in {seen.checkpoints} since 2023-11-14 22:13:20, none is complete yet, and"
-        " 47 steps of work at risk; to watch it: ndctl dashboard quickstart"
+        f" be written in {seen.checkpoints} since 2023-11-14 22:13:20 UTC, none is complete yet,"
+        " and 47 steps of work at risk; to watch it: ndctl dashboard quickstart"
     )
-    assert "the last of 2 since 2023-11-14 22:13:20" in describe_text(seen, UTC)
+    assert "the last of 2 since 2023-11-14 22:13:20 UTC" in describe_text(seen, UTC)
     saved = CheckpointSaved(at=START + 21, attempt=1, step=44)
     seen = snapshot([*started(), saved, SAVE_FAILED], metrics(1, 47))
     (said,) = labelled("next", status_text(seen, UTC))
@@ -297,7 +297,7 @@ def test_a_stop_is_said_once_with_its_cause_and_where_to_look() -> None:
     (done,) = labelled("ndctl did", text)
     assert done.startswith("stopped the job (rule same-error-twice); ")
     assert labelled("see why", text) == ["ndctl logs quickstart --rank 1 --attempt 2"]
-    again = "once that is mended: ndctl submit /runs/quickstart/spec.yaml --resume"
+    again = "once that is fixed: ndctl submit /runs/quickstart/spec.yaml --resume"
     assert labelled("next", text) == [again]
 
 
@@ -417,15 +417,15 @@ def test_a_job_that_lacks_hosts_says_so_in_one_line_and_what_to_type() -> None:
     """Since when, what lacks, what was done about it, when again."""
     cancel = "to give it up: ndctl cancel quickstart"
     fewer = "ndctl submit /runs/quickstart/spec.yaml --resume --set resilience.shrink=true"
-    since = "wait: 1 of 2 hosts are there, since 2023-11-14 22:13:30"
+    since = "wait: 1 of 2 hosts are there, since 2023-11-14 22:13:30 UTC"
     (first,) = said_next(waited_in_vain(0), now=START + 40)
     assert first == (
-        f"{since} (30 s); in vain until 2023-11-14 22:23:30 all are given back;"
+        f"{since} (30 s); in vain until 2023-11-14 22:23:30 UTC all are given back;"
         f" {cancel}, and then with fewer: {fewer}"
     )
     (last,) = said_next(waited_in_vain(2), now=START + 2000)
     assert last == (
-        f"{since} (33 min 10 s), all given back 2 times; in vain until 2023-11-14 23:23:50 all"
+        f"{since} (33 min 10 s), all given back 2 times; in vain until 2023-11-14 23:23:50 UTC all"
         f" are given back; {cancel}, and then with fewer: {fewer}"
     )
     (shrinking,) = said_next(waited_in_vain(0, shrink=True), now=START + 40)
@@ -440,8 +440,8 @@ def said_next(events: Iterable[Event], now: float) -> list[str]:
 def test_one_whose_pods_all_wait_says_how_often_they_were_made_anew() -> None:
     waits = replace(snapshot(waited_in_vain(2)[:-2], alive=False), scheduler="it waits", held=True)
     assert status_text(waits, UTC).splitlines()[-1].strip() == (
-        "next        wait for hosts since 2023-11-14 22:13:30, all given back 2 times; to give it"
-        " up: ndctl cancel quickstart"
+        "next        wait for hosts since 2023-11-14 22:13:30 UTC, all given back 2 times; to give"
+        " it up: ndctl cancel quickstart"
     )
 
 
@@ -699,8 +699,28 @@ def test_every_kind_of_event_has_one_line() -> None:
     for event in events:
         line = event_line(Entry(seq=1, event=event, actions=()), UTC)
         assert "\n" not in line
-        assert line[:3] == "22:"
-        assert len(line) > 15
+        assert line.startswith("2023-11-14 22:")
+        assert len(line) > 30
+
+
+def test_events_are_in_order_of_time_and_a_rank_that_was_stopped_ends_then() -> None:
+    """It was last heard when the hang began, and ended when all were stopped."""
+    stopped = replace(
+        killed(START + 49, rank=2, host="host-1"), signal=None, stopped=True, detected_after_s=16.0
+    )
+    lost = replace(killed(START + 50, rank=0), signal=None)
+    told = [*hung(), stopped, lost]
+    entries = [Entry(seq=n, event=event, actions=()) for n, event in enumerate(told)]
+    lines = [event_line(entry, UTC) for entry in in_order_of_time(entries)]
+    assert [line[:19] for line in lines] == sorted(line[:19] for line in lines)
+    assert lines[-1] == (
+        "2023-11-14 22:14:25 UTC  rank 2 on host-1 was ended after step 24 as its attempt was"
+        " stopped"
+    )
+    assert lines[-2].endswith("(limit 10 s), rank 3 behind"), lines[-2]
+    assert "rank 0 on host-0 vanished after step 24 (seen after 0.2 s)" in lines[-3]
+    arrived = [entry.seq for entry in in_order_of_time(entries) if entry.event.at == START + 2]
+    assert arrived == sorted(arrived), "what happened at one moment stays as it was told"
 
 
 def test_every_kind_of_action_is_told_with_its_reason() -> None:
@@ -721,7 +741,8 @@ def test_a_decision_stands_on_the_line_of_its_event() -> None:
     event = CancelRequested(at=START, by="ada")
     line = event_line(Entry(seq=9, event=event, actions=(end,)), UTC)
     assert line == (
-        "22:13:20  cancel requested by ada -> end the job: CANCELLED (cancelled by ada)"
+        "2023-11-14 22:13:20 UTC  cancel requested by ada"
+        " -> end the job: CANCELLED (cancelled by ada)"
     )
 
 

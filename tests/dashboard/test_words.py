@@ -1,4 +1,5 @@
 from datetime import UTC
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -32,9 +33,10 @@ def test_a_stopwatch_keeps_its_form(seconds: float | None, shown: str) -> None:
 
 
 def test_times_are_those_of_the_zone() -> None:
-    assert words.time_of_day(0, UTC) == "00:00:00"
-    assert words.moment(0, UTC) == "1970-01-01 00:00:00"
-    assert len(words.moment(0, None)) == 19
+    assert words.moment(0, UTC) == "1970-01-01 00:00:00 UTC"
+    assert words.moment(0, ZoneInfo("Asia/Tokyo")) == "1970-01-01 09:00:00 JST"
+    assert words.short_moment(0, UTC) == "01-01 00:00:00"
+    assert len(words.moment(0, None)) > 20, "this machine's has a name, too"
 
 
 def test_numbers_that_are_not_known_are_a_dash() -> None:

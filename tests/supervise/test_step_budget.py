@@ -4,6 +4,7 @@ import pytest
 
 from orchestrator.contract import exits
 from orchestrator.contract.actions import EndJob, StartAttempt
+from orchestrator.supervise.state import NOBODY
 from tests.supervise.supervise_stage import Job, error
 
 
@@ -84,11 +85,14 @@ def test_a_lost_connection_twice_is_no_error_of_the_program() -> None:
 
 def test_a_refused_configuration_ends_the_job_at_once() -> None:
     job = Job().starts()
-    job.exits(0, exit_code=exits.REFUSED, error=error("tp=3 does not divide", "TrainingError"))
+    said = "tp=3 does not divide\n  fix: set tp to 2"
+    job.exits(0, exit_code=exits.REFUSED, error=error(said, "TrainingError"))
     (end,) = job.stops()
     assert isinstance(end, EndJob)
-    assert end.reason == (
-        "the job was stopped: a restart would meet the same refusal (rule refused)"
-    )
     cause = "the trainer refused its configuration: tp=3 does not divide"
-    assert job.run.incidents[-1].cause == cause
+    assert end.reason == f"{cause} (rule refused); fix: set tp to 2"
+    incident = job.run.incidents[-1]
+    assert (incident.cause, incident.action, incident.advice) == (cause, cause, "set tp to 2")
+    assert incident.culprit == NOBODY, "every rank would have said so"
+    evidence = incident.evidence
+    assert (evidence.traceback, evidence.log_tail, evidence.notes) == ("", (), ())

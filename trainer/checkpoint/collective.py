@@ -1,6 +1,7 @@
 """One checkpoint, written by all ranks together: shards, manifest, marker, and one outcome."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from orchestrator.contract.checkpoints import partial_name
+from orchestrator.contract.checkpoints import Trained, partial_name
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.rundir import RunDir
 from trainer.checkpoint.commit import Written, commit
+from trainer.checkpoint.state import PROGRESS, Progress
 from trainer.checkpoint.writer import Writer, why_of
 from trainer.fence import admit_of
 
@@ -41,7 +43,7 @@ def write_together(
     writer = Writer(partial)
     try:
         save(snapshot, storage_writer=writer, process_group=group)
-        outcome = _complete(partial, writer.files.written, step, env, group)
+        outcome = _complete(partial, writer.files.written, _trained(snapshot), step, env, group)
     # torch's CheckpointException, which all ranks get when one has failed, is not an Exception.
     except (Exception, CheckpointException) as exc:  # noqa: BLE001 (told by the caller)
         outcome = Outcome(why_of(exc, partial))
@@ -51,8 +53,27 @@ def write_together(
     return outcome
 
 
+def _trained(snapshot: Mapping[str, Any]) -> Trained | None:
+    """What the marker tells of `Progress`, which is in the shards, to those without torch."""
+    if PROGRESS not in snapshot:
+        return None
+    progress = Progress.from_json(snapshot[PROGRESS])
+    return Trained(
+        config=progress.origin.config,
+        lora=progress.origin.lora,
+        seed=progress.stream.seed,
+        global_batch_size=progress.stream.global_batch_size,
+        sequence_length=progress.stream.sequence_length,
+    )
+
+
 def _complete(
-    partial: Path, written: dict[str, Written], step: int, env: RankEnv, group: dist.ProcessGroup
+    partial: Path,
+    written: dict[str, Written],
+    trained: Trained | None,
+    step: int,
+    env: RankEnv,
+    group: dist.ProcessGroup,
 ) -> Outcome:
     """Gather what each rank wrote, let rank 0 complete it, and tell all how that went."""
     first = env.rank == 0
@@ -63,7 +84,9 @@ def _complete(
         files = {name: file for each in everyones for name, file in each.items()}
         try:
             admit_of(RunDir(partial.parent.parent), env)()
-            commit(partial, files, step=step, attempt=env.attempt, world_size=env.world_size)
+            commit(
+                partial, files, trained, step=step, attempt=env.attempt, world_size=env.world_size
+            )
             answer = [Outcome(num_bytes=sum(file.size for file in files.values()))]
         except OSError as exc:
             answer = [Outcome(why_of(exc, partial))]

@@ -8,14 +8,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator.contract.checkpoints import (
     MARKER,
+    Trained,
     defect_of,
     final_name,
     step_of,
     superfluous,
 )
+from orchestrator.contract.codec import encode
 from orchestrator.contract.spec import CheckpointSpec
 from trainer.durable import sync
 
@@ -30,7 +33,13 @@ class Written:
 
 
 def commit(
-    partial: Path, files: Mapping[str, Written], *, step: int, attempt: int, world_size: int
+    partial: Path,
+    files: Mapping[str, Written],
+    trained: Trained | None,
+    *,
+    step: int,
+    attempt: int,
+    world_size: int,
 ) -> None:
     """Complete `partial`, whose `files` are written and synced; a torn one of the step is replaced.
 
@@ -40,13 +49,15 @@ def commit(
     for name, file in files.items():
         if (partial / name).stat().st_size != file.size:
             raise OSError(f"{partial / name} is not the {file.size} bytes that were written")
-    marker = {
+    marker: dict[str, Any] = {
         "step": step,
         "attempt": attempt,
         "world_size": world_size,
         "files": {name: file.size for name, file in files.items()},
         "sha256": {name: file.sha256 for name, file in files.items()},
     }
+    if trained is not None:
+        marker["trained"] = encode(trained)
     (partial / MARKER).write_text(json.dumps(marker))
     sync(partial / MARKER)
     sync(partial)

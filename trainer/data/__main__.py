@@ -11,10 +11,11 @@ from typing import TextIO, get_args
 
 from orchestrator.contract import exits
 from orchestrator.contract.checkpoints import newest_complete, step_of
+from orchestrator.contract.data_files import Format
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import TrainingError
 from trainer.data.documents import Columns
-from trainer.data.files import Format, find
+from trainer.data.files import find
 from trainer.data.pack import Progress, Say, pack, packing_of
 from trainer.data.proof import Standing, first_mistake, fold
 from trainer.data.tokenizer import open_tokenizer

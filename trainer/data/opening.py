@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.contract.data import DataSpec
+from orchestrator.contract.data_files import Found
 from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
 from trainer.data.documents import Columns
-from trainer.data.files import Found, find
+from trainer.data.files import find
 from trainer.data.pack import Packing, Progress, Say, pack_unless_there, packing_of
 from trainer.data.sequences import Sequences, TokenRow, fingerprint, num_held_out, num_sequences
 from trainer.data.together import wait_for_first

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from orchestrator.contract.data_files import Found
 from orchestrator.errors import TrainingError
 from trainer.data.documents import Columns, Piece
-from trainer.data.files import Found
 from trainer.data.sources import read_pieces
 from trainer.data.tokenizer import Tokenizer, Tokens
 from trainer.data.tokens import Header, read_header

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from orchestrator.contract.data_files import File, Found
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import TrainingError
 from trainer.data.documents import Columns, Piece, reading, row_pieces
-from trainer.data.files import File, Found
 from trainer.data.tables import read_dataset, read_parquet
 
 PIECE_BYTES = 1 << 20

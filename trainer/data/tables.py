@@ -7,9 +7,9 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from orchestrator.contract.data_files import File
 from orchestrator.errors import TrainingError
 from trainer.data.documents import Columns, Piece, no_column, reading, row_pieces
-from trainer.data.files import File
 
 ROWS = 1000
 """Rows that are held at a time."""

@@ -42,6 +42,7 @@ from orchestrator.cluster.kubernetes.topology import allocation_switches
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
+from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Unanswered
 from orchestrator.seams import Clock, Former, HostNotice, Sighting
 
@@ -101,16 +102,18 @@ class KubernetesBackend:
             submitting.own(api, namespace, kind, job, submitting.rendered_beside(spec, launch.job))
 
     def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
-        seen = self._seen([launch])[0]
-        if seen.meaning != "missing" or seen.pods:
-            return Former(launch=seen.launch or 0, over=seen.is_over, words=seen.words)
-        spec = spec_of(launch)
+        seen, spec = self._seen([launch])[0], spec_of(launch)
         path = folder_of(run_root, self.api(spec).context, self.namespace(spec), launch.job)
-        if not is_mirror(path):
+        number = Mirror(path, self.api(spec)).remote.launch if is_mirror(path) else None
+        if seen.meaning != "missing" or seen.pods:
+            # A copy of another launch's journal says nothing of how far this one came.
+            copy = RunDir(path) if number is not None and number == seen.launch else None
+            words, launched = seen.words, seen.launch or 0
+            return Former(launch=launched, over=seen.is_over, words=words, copy=copy)
+        if number is None:
             return None
-        number = Mirror(path, self.api(spec)).remote.launch
         words = f"{seen.name} was deleted after launch {number}; its run directory may be there"
-        return Former(launch=number, over=True, words=words)
+        return Former(launch=number, over=True, words=words, copy=RunDir(path))
 
     def copy(self, handover: Handover, run_root: Path) -> Mirror:
         launch, spec = handover.launch, spec_of(handover.launch)

@@ -5,11 +5,27 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract.checkpoints import MARKER, checksum, newest_complete, partial_name
+from orchestrator.contract.checkpoints import (
+    MARKER,
+    Trained,
+    checksum,
+    newest_complete,
+    partial_name,
+    trained,
+)
+from orchestrator.contract.codec import encode
+from orchestrator.contract.model import LoraSpec
 from orchestrator.contract.spec import CheckpointSpec
 from trainer.checkpoint.commit import Written, commit, remove_old
 
 SHARD = "__0_0.distcp"
+TRAINED = Trained(
+    config={"model_type": "llama", "hidden_size": 64},
+    lora=LoraSpec(rank=4),
+    seed=1,
+    global_batch_size=8,
+    sequence_length=64,
+)
 
 
 def save(checkpoints: Path, step: int, attempt: int = 1) -> None:
@@ -17,7 +33,7 @@ def save(checkpoints: Path, step: int, attempt: int = 1) -> None:
     partial.mkdir(parents=True)
     (partial / SHARD).write_text("shard")
     files = {SHARD: Written(5, checksum(partial / SHARD))}
-    commit(partial, files, step=step, attempt=attempt, world_size=1)
+    commit(partial, files, TRAINED, step=step, attempt=attempt, world_size=1)
 
 
 def names(checkpoints: Path) -> set[str]:
@@ -30,7 +46,8 @@ def test_a_committed_checkpoint_is_complete(tmp_path: Path) -> None:
     marker = json.loads((tmp_path / "step-5" / MARKER).read_text())
     sha256 = {SHARD: checksum(tmp_path / "step-5" / SHARD)}
     rest = {"step": 5, "attempt": 1, "world_size": 1, "files": {SHARD: 5}}
-    assert marker == {**rest, "sha256": sha256}
+    assert marker == {**rest, "sha256": sha256, "trained": encode(TRAINED)}
+    assert trained(tmp_path / "step-5") == TRAINED
 
 
 @pytest.mark.parametrize("found", [None, "shar"])
@@ -43,7 +60,7 @@ def test_what_is_not_there_as_it_was_written_is_never_committed(
     if found is not None:
         (partial / SHARD).write_text(found)
     with pytest.raises(OSError, match=SHARD):
-        commit(partial, {SHARD: Written(5, "")}, step=5, attempt=1, world_size=1)
+        commit(partial, {SHARD: Written(5, "")}, None, step=5, attempt=1, world_size=1)
     assert newest_complete(tmp_path)[0] is None
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.contract.data_files import Format
 from orchestrator.errors import TrainingError
 from tests.trainer.data.data_files import write_texts
-from trainer.data.files import Format, find
+from trainer.data.files import find
 
 
 def test_stdlib_stands_for_pythons_library_without_what_pip_installed() -> None:
@@ -63,7 +64,7 @@ def test_folders_are_datasets_or_nothing(tmp_path: Path) -> None:
 
 def test_a_broken_link_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(TrainingError, match=r"a\.txt cannot be looked at: No such file"):
+    with pytest.raises(TrainingError, match=r"a\.txt, which cannot be looked at: No such file"):
         find(str(tmp_path / "*.txt"), "auto", "data.files")
 
 
