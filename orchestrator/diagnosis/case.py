@@ -47,6 +47,8 @@ class Case:
             self.kin[group.kin].append(group)
         self.stuck = list(stuck_operations(self.groups, dumps, self.no_dump))
         self.at = {stuck.group.id: stuck for stuck in self.stuck}
+        self.partial = any(dump.partial for dump in dumps.values())
+        """Some dumps hold what was under way alone: nothing may be guessed of what they lack."""
         self.waiters = {rank for rank, dump in dumps.items() if dump.waits}
         self.stacks = {
             rank: stack

@@ -56,6 +56,8 @@ UNEVEN = frozenset(
     {"all_to_all", "all_to_all_v_single", "scatter", "gather", "all_gather_v", "reduce_scatter_v"}
 )
 """Where ranks may give tensors of different sizes."""
+ONE_SIDED = frozenset({"broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "scatter", "gather"})
+"""Which may be complete for one rank while others still wait, as a broadcast is for its source."""
 
 
 class Called(NamedTuple):
@@ -113,7 +115,11 @@ class RankDump:
     paths: tuple[tuple[tuple[str, int], ...], ...] = ()
     """The last collectives of each thread in the order in which it called them: kind of group, and
     number there. All ranks that do the same work take the same paths; what a thread beside the main
-    one calls, as to save, comes between the others' calls at another place on each rank."""
+    one calls, as to save, comes between the others' calls at another place on each rank. Where the
+    dump leaves calls out, a path ends and the next begins."""
+    partial: bool = False
+    """It holds what was under way and nothing else, so it does not say which operations of a group
+    are complete: what `onlyActive` asks a recorder for."""
 
     @property
     def waits(self) -> bool:
@@ -182,6 +188,7 @@ class _Condenser:
         self.rank = rank
         self.history = history
         self.entries = dump.get("entries", [])
+        self.status = dump.get("pg_status")
         self.members = {
             str(name): _ranks(config.get("ranks", "[]"))
             for name, config in (dump.get("pg_config") or {}).items()
@@ -194,16 +201,35 @@ class _Condenser:
         """Of each thread, newest first."""
         self.path_length = max(history, SHORTEST_PATH)
         """What is left to be taken of all of them."""
+        self.ended_paths: list[list[tuple[str, int]]] = []
+        """Older than a call that the dump leaves out; each newest first."""
+        self.record: int | None = None
+        """Number of the record that was taken before, which is the next newer one."""
+        self.any_done = self.has_gap = False
 
     def result(self) -> RankDump:
         for entry in reversed(self.entries):
             self._take(entry)
+        for group in self.groups.values():
+            if not group.done and group.oldest > 0:
+                group.done = group.oldest - 1  # a group's operations end in their order
         used = [group for group in self.groups.values() if group.newest >= 0]
         seats = {group.id: Seat(group.newest, group.done, self._kept(group)) for group in used}
         last = used[0].id if used else None
         talks = tuple(reversed(self.talks))
-        paths = tuple(tuple(reversed(path)) for path in self.paths.values())
-        return RankDump(self.rank, seats, talks, last, self.first, paths)
+        ways = [*self.paths.values(), *self.ended_paths]
+        paths = tuple(tuple(reversed(path)) for path in ways if path)
+        return RankDump(self.rank, seats, talks, last, self.first, paths, self._is_partial())
+
+    def _is_partial(self) -> bool:
+        """Nothing in it is complete, and yet the rank called more than it holds."""
+        if self.any_done:
+            return False
+        if self.entries:
+            return self.has_gap or self.record != 0  # the first record of all has number 0
+        statuses = (self.status or {}).values()
+        # As JSON torch writes these numbers as text.
+        return any(int(status.get("last_enqueued_collective", -1)) > 0 for status in statuses)
 
     def _kept(self, group: _Open) -> tuple[Called, ...]:
         return tuple(reversed(group.calls[-KEPT - self.history :]))
@@ -218,12 +244,14 @@ class _Condenser:
         seq = entry["p2p_seq_id"] if talks else entry["collective_seq_id"]
         if type(seq) is not int:
             raise TypeError(f"{seq!r} is no number of an operation")
+        self._take_record(entry.get("record_id"))
         if not talks and self.path_length:
             self._take_step(str(entry.get("thread_id", "")), group.id.desc, seq)
         if not talks and seq <= group.done - self.history + 1:
             return  # old, and its like is known
         backend, _, kind = entry["profiling_name"].partition(":")
         done = _is_done(entry, backend)
+        self.any_done = self.any_done or done
         if kind.endswith("coalesced"):
             group.bundles[talks, seq] = done
         elif group.bundles:
@@ -239,6 +267,16 @@ class _Condenser:
         if members and members[place : place + 1] != (self.rank,):
             raise ValueError(f"it calls in group {name}, which rank {self.rank} is not in")
         return members
+
+    def _take_record(self, record: Any) -> None:
+        """Records have consecutive numbers: where one is left out, nothing tells what was called
+        between its neighbours."""
+        if type(record) is int:
+            if self.record is not None and record != self.record - 1:
+                self.has_gap = True
+                self.ended_paths += self.paths.values()
+                self.paths = {}
+            self.record = record
 
     def _take_step(self, thread: str, desc: str, seq: int) -> None:
         path = self.paths.setdefault(thread, [])
