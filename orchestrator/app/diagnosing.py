@@ -37,7 +37,7 @@ def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
         JobError: there is nothing in it that could be evidence, or none of it can be read.
     """
     scene, last = read_folder(folder), read_last(folder)
-    unreadable = {**scene.unreadable, **last.unreadable}
+    unreadable = {**scene.unreadable, **last.unreadable, **scene.passed_over, **last.passed_over}
     nothing = not (scene.dumps or scene.facts or last.dumps)
     if unreadable and nothing:
         first = list(unreadable.items())[:SHOWN]
@@ -89,7 +89,9 @@ def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis
     chosen = _newest_evident(run_dir, story) if attempt is None else attempt
     folder = run_dir.traces(chosen)
     there = folder.is_dir()
-    scene, last = (read_folder(folder), read_last(folder)) if there else (Scene(), Scene())
+    scene, last = Scene(), Scene()
+    if there:
+        scene, last = read_folder(folder, one_attempt=True), read_last(folder)
     begun = story.attempts.get(chosen)
     own = begun.classes if begun else ()
     told, unfit = _told(run_dir, chosen, own)
@@ -204,4 +206,5 @@ def diagnosis_json(scene: Scene, diagnosis: Diagnosis, attempt: int | None) -> d
         "num_dumps": len(scene.dumps),
         "num_stacks": sum(bool(facts.stack) for facts in scene.facts.values()),
         "unreadable": dict(scene.unreadable),
+        "passed_over": dict(scene.passed_over),
     }

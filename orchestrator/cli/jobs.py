@@ -148,7 +148,7 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
     from orchestrator.diagnosis.words import diagnosis_text
 
     chosen = None
-    if Path(target).is_dir() and not Path(target, "journal.jsonl").exists():
+    if Path(target).exists() and not Path(target, "journal.jsonl").exists():
         scene, verdict = diagnose_folder(Path(target))
     else:
         scene, verdict, chosen = diagnose_job(find(target, run_root, None).run_dir, attempt)

@@ -55,6 +55,8 @@ class Scene:
     """Name of a kind of group -> members of each, where dumps do not name them."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """File -> why it could not be read."""
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """File -> why it was not taken, though it looks like evidence."""
 
     def host(self, rank: int) -> str | None:
         facts = self.facts.get(rank)

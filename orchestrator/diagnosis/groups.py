@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from orchestrator.diagnosis.dumps import ONE_SIDED, Called, GroupId, Op, RankDump, Seat
+from orchestrator.diagnosis.dumps import ONE_SIDED, WORLD, Called, GroupId, Op, RankDump, Seat
 
 
 @dataclass(slots=True)
@@ -25,8 +25,6 @@ class Group:
         return label(self.id), len(self.members), self.stage
 
 
-WORLD = "default_pg"
-"""torch's name for the group of all ranks."""
 NAMELESS = ("undefined", "")
 """torch's description of groups that were made without one: they have no more in common."""
 OF_A_MESH = "mesh_"

@@ -40,10 +40,11 @@ def _lines(diagnosis: Diagnosis, scene: Scene) -> Iterator[str]:
     for waiting in diagnosis.waiting:
         yield _row("waiting", waiting_words(waiting))
     yield _row("evidence", _seen(diagnosis, scene))
-    for name, why in list(scene.unreadable.items())[:SHOWN]:
-        yield _row("unreadable", f"{name}: {why}")
-    if len(scene.unreadable) > SHOWN:
-        yield _row("", f"and {len(scene.unreadable) - SHOWN} more files: --json names them")
+    for title, files in (("unreadable", scene.unreadable), ("passed over", scene.passed_over)):
+        for name, why in list(files.items())[:SHOWN]:
+            yield _row(title, f"{name}: {why}")
+        if len(files) > SHOWN:
+            yield _row("", f"and {len(files) - SHOWN} more files: --json names them")
     if diagnosis.advice:
         yield _row("do", diagnosis.advice)
 
