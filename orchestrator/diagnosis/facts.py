@@ -16,13 +16,14 @@ Kind = Literal[
     "stopped",
     "alone",
     "together",
+    "healthy",
     "not-known",
 ]
-"""never-entered: others wait for it in an operation that it did not call. mismatch: it called
-something else. skipped: it is past something that its peers did first. left-inside: it alone did
-not come out of an operation. network: all went in, none came out. stopped, alone: so say process
-states or stacks, without dumps. together: all ranks are in the same place, and none waits for
-another."""
+"""healthy: the job runs, or ended in order. never-entered: others wait for it in an operation that
+it did not call. mismatch: it called something else. skipped: it is past something that its peers
+did first. left-inside: it alone did not come out of an operation. network: all went in, none came
+out. stopped: its process does not run. alone: so say stacks, without dumps. together: all ranks are
+in the same place, and none waits for another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
