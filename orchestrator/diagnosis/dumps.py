@@ -165,6 +165,8 @@ def parse(data: bytes) -> Mapping[str, Any]:
     Raises:
         Unreadable: it is neither, or no dump.
     """
+    if not data:
+        raise Unreadable("it is empty")
     try:
         data = _unpacked(data) if data.startswith(GZIP) else data
         dump = read_json(data) if data[:1] == b"{" else _Plain(_at_once(data)).load()

@@ -7,7 +7,6 @@ pickle of `Batch`.
 """
 
 import gc
-import json
 import mmap
 import os
 import pickle
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from orchestrator.contract.read_json import read_json
 from orchestrator.diagnosis.dumps import (
     MOST_BYTES,
     RankDump,
@@ -110,7 +110,7 @@ def main(history: int, mark: int) -> None:
     read, so that it is known of whom this process died."""
     _limit()
     gc.disable()  # Dumps hold no cycles, and there are many of them: nothing is to be collected.
-    files: list[tuple[int, str]] = json.load(sys.stdin.buffer)
+    files: list[tuple[int, str]] = read_json(sys.stdin.buffer.read())
     at = mmap.mmap(mark, 8)
     for first in range(0, len(files), BATCH):
         read = _each(files[first : first + BATCH], first, history, at)
