@@ -15,7 +15,6 @@ from orchestrator.contract.events import (
     RankExited,
     Replanned,
 )
-from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.rundir import LAST_FILES, RunDir
 from orchestrator.dashboard import words
@@ -116,8 +115,7 @@ def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
     if there:
         scene, last = read_folder(folder, one_attempt=True), read_last(folder)
     begun = story.attempts.get(chosen)
-    own = begun.classes if begun else ()
-    told, unfit = _told(run_dir, chosen, own)
+    told, unfit = _told(run_dir, chosen)
     facts = {
         rank: replace(found, stack=found.stack or _stack(scene, rank))
         for rank, found in told.items()
@@ -164,8 +162,6 @@ class Begun:
     plan: Plan
     hosts: tuple[str, ...]
     """In node-rank order."""
-    classes: tuple[FailureRule, ...]
-    """The job's own."""
 
 
 @dataclass(slots=True)
@@ -186,10 +182,9 @@ KINDS = (JobSubmitted, Replanned, StartAttempt, HangDetected, HangJudged, HangOv
 
 def story_of(run_dir: RunDir) -> Story:
     story, plans = Story(), dict[int, Plan]()
-    own: tuple[FailureRule, ...] = ()
     for entry in having(run_dir.journal, *KINDS):
         match entry.event:
-            case JobSubmitted(failure_classes=own, plan=plan, plan_number=number):
+            case JobSubmitted(plan=plan, plan_number=number):
                 plans[number] = plan
             case Replanned(plan=plan, plan_number=number):
                 plans[number] = plan
@@ -199,7 +194,7 @@ def story_of(run_dir: RunDir) -> Story:
                 story.hung.pop()
         for order in entry.actions:
             if isinstance(order, StartAttempt):
-                story.attempts[order.attempt] = Begun(plans[order.plan], order.hosts, own)
+                story.attempts[order.attempt] = Begun(plans[order.plan], order.hosts)
     return story
 
 
@@ -209,9 +204,7 @@ def _ended_over_something(run_dir: RunDir, story: Story) -> bool:
     return any(any(run_dir.traces(number).glob(f"{LAST_FILES}*")) for number in attempts)
 
 
-def _told(
-    run_dir: RunDir, attempt: int, own: tuple[FailureRule, ...]
-) -> tuple[dict[int, RankFacts], set[int]]:
+def _told(run_dir: RunDir, attempt: int) -> tuple[dict[int, RankFacts], set[int]]:
     """What hosts told of its ranks, and those that ended over sizes."""
     facts: dict[int, RankFacts] = {}
     unfit: set[int] = set()
@@ -219,7 +212,7 @@ def _told(
         match entry.event:
             case EvidenceGathered() as found:
                 facts |= facts_of(found)
-            case RankExited() as exited if is_unfit(exited, own):
+            case RankExited() as exited if is_unfit(exited):
                 unfit.add(exited.rank)
     return facts, unfit
 

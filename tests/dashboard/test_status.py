@@ -57,6 +57,7 @@ from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.plan import Memory
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.visible import visible
 from orchestrator.dashboard.commands import Commands
 from orchestrator.dashboard.describe import _stacks, describe_text
 from orchestrator.dashboard.draw import draw
@@ -65,7 +66,7 @@ from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.moment import Snapshot, read_snapshot
 from orchestrator.dashboard.narrate import action_words, event_line, event_words
 from orchestrator.dashboard.status import list_rows, list_text, status_json, status_text
-from orchestrator.dashboard.words import clean, moment
+from orchestrator.dashboard.words import moment
 from orchestrator.diagnosis.classes import default_rules
 from orchestrator.supervise.incidents import left_out
 from orchestrator.supervise.log import Entry, Journal
@@ -554,7 +555,7 @@ def test_describe_shows_the_culprits_stack_and_folds_those_of_the_ranks_that_wai
     assert [line.strip() for line in lines] == [
         "stack of rank 3:",
         f"| {head}",
-        *(f"| {clean(line)}" for line in culprit[1:]),
+        *(f"| {visible(line)}" for line in culprit[1:]),
         "stacks    ranks 0-2 are in all_reduce (distributed/distributed_c10d.py:0),"
         " called by agree (trainer/step.py:71)",
     ]
