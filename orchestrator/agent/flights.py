@@ -15,8 +15,9 @@ from orchestrator.agent.evidence import READ_S, SILENT, mute, process_state, sen
 from orchestrator.contract.env import DUMP_SIGNAL, nccl_pipe
 from orchestrator.contract.rundir import FLIGHT_FILES, LAST_FILES
 from orchestrator.diagnosis.digest import to_text
-from orchestrator.diagnosis.dumps import HISTORY, RankDump
-from orchestrator.diagnosis.folder import read_dump
+from orchestrator.diagnosis.dumps import HISTORY
+from orchestrator.diagnosis.reader import Refused
+from orchestrator.diagnosis.reading import read_dumps
 
 POLL_S = 0.1
 MOST_BYTES = 32 << 20
@@ -169,5 +170,8 @@ def _read(asking: Asking, rank: int, reason: str) -> tuple[str, str]:
     if stamp[1] > MOST_BYTES:
         path.unlink(missing_ok=True)
         return "", f"larger than {MOST_BYTES >> 20} MiB, so it was not kept"
-    dump = read_dump(rank, path, HISTORY if asking.world <= FEW else LITTLE_HISTORY)
-    return (to_text(dump), "") if isinstance(dump, RankDump) else ("", f"cannot be read: {dump[1]}")
+    history = HISTORY if asking.world <= FEW else LITTLE_HISTORY
+    (found,) = read_dumps([(rank, path)], history)
+    if isinstance(found, Refused):
+        return "", f"cannot be read: {found.why}"
+    return to_text(found.dump), ""

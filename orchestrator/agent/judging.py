@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.contract.actions import GatherEvidence
 from orchestrator.contract.events import Event, HangJudged, JobSubmitted
@@ -18,7 +19,7 @@ from orchestrator.diagnosis.axes import axes_of
 from orchestrator.diagnosis.digest import from_text
 from orchestrator.diagnosis.dumps import RankDump, Unreadable
 from orchestrator.diagnosis.facts import RankFacts, Scene
-from orchestrator.diagnosis.folder import shared
+from orchestrator.diagnosis.reader import share
 from orchestrator.errors import BackendError
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.judgement import facts_of, judged_as, judgement
@@ -123,6 +124,11 @@ def scene_of(parts: Sequence[Evidence]) -> tuple[Scene, list[str]]:
     facts: dict[int, RankFacts] = {}
     dumps: dict[int, RankDump] = {}
     lost: list[str] = []
+    held: dict[Any, Any] = {}
+
+    def same(value: Any) -> Any:
+        return held.setdefault(value, value)
+
     for part in parts:
         facts |= facts_of(part)
         lost += [f"{what} ({part.host}): {why}" for what, why in part.missing.items()]
@@ -132,6 +138,8 @@ def scene_of(parts: Sequence[Evidence]) -> tuple[Scene, list[str]]:
                 read.append(from_text(text))
             except Unreadable as exc:
                 lost.append(f"dump of rank {rank} ({part.host}): {exc}")
-        dumps |= {dump.rank: dump for dump in shared(read) if isinstance(dump, RankDump)}
+        for dump in read:
+            share(dump, same)
+        dumps |= {dump.rank: dump for dump in read}
     lost.sort(key=lambda words: not words.startswith("dump"))
     return Scene(dumps=dumps, facts=facts), lost

@@ -16,13 +16,17 @@ from orchestrator.contract.events import (
     Replanned,
 )
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.rundir import LAST_FILES, RunDir
+from orchestrator.dashboard import words
+from orchestrator.dashboard.moment import Snapshot, read_snapshot
+from orchestrator.dashboard.status import did
+from orchestrator.dashboard.view import TROUBLE
 from orchestrator.diagnosis.after import CLASS, differing
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.axes import axes_of
 from orchestrator.diagnosis.facts import Diagnosis, RankFacts, Scene
 from orchestrator.diagnosis.folder import ended_by_class, read_folder, read_last, with_facts
-from orchestrator.diagnosis.words import SHOWN
+from orchestrator.diagnosis.words import SHOWN, diagnosis_text
 from orchestrator.errors import JobError
 from orchestrator.supervise.judgement import facts_of
 from orchestrator.supervise.log import having
@@ -36,7 +40,7 @@ def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
         JobError: there is nothing in it that could be evidence, or none of it can be read.
     """
     scene, last = read_folder(folder), read_last(folder)
-    unreadable = {**scene.unreadable, **last.unreadable}
+    unreadable = {**scene.unreadable, **last.unreadable, **scene.passed_over, **last.passed_over}
     nothing = not (scene.dumps or scene.facts or last.dumps)
     if unreadable and nothing:
         first = list(unreadable.items())[:SHOWN]
@@ -73,13 +77,32 @@ def judge(scene: Scene, last: Scene, ended: Collection[int]) -> tuple[Scene, Dia
     return (last, after) if after.ranks or not stood else (scene, still)
 
 
-def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis, int]:
-    """Of the job's attempt, or its newest that hung or left dumps; and which that is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What `ndctl diagnose` says of a job."""
+
+    scene: Scene
+    diagnosis: Diagnosis
+    attempt: int
+    decided: str = ""
+    """What ndctl did about it."""
+    in_order: str = ""
+    """That the job runs or ended as it should, whatever happened to this attempt."""
+
+
+def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
+    """Of the job's attempt, or its newest that hung or left dumps.
 
     Raises:
         JobError: the job has no such attempt.
     """
-    story = story_of(run_dir)
+    story, snapshot = story_of(run_dir), read_snapshot(run_dir, now)
+    healthy = in_order(snapshot) if snapshot and attempt is None else ""
+    if healthy and not story.hung and not _ended_over_something(run_dir, story):
+        verdict = Diagnosis(
+            kind="healthy", scope=None, ranks=(), hosts=(), confidence=1.0, cause=healthy
+        )
+        return Found(scene=Scene(), diagnosis=verdict, attempt=story.newest, in_order=healthy)
     if attempt is not None and not 1 <= attempt <= story.newest:
         raise JobError(
             f"{run_dir.path.name} has no attempt {attempt}; {story.newest} were started",
@@ -88,7 +111,9 @@ def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis
     chosen = _newest_evident(run_dir, story) if attempt is None else attempt
     folder = run_dir.traces(chosen)
     there = folder.is_dir()
-    scene, last = (read_folder(folder), read_last(folder)) if there else (Scene(), Scene())
+    scene, last = Scene(), Scene()
+    if there:
+        scene, last = read_folder(folder, one_attempt=True), read_last(folder)
     begun = story.attempts.get(chosen)
     told, unfit = _told(run_dir, chosen)
     facts = {
@@ -104,7 +129,30 @@ def diagnose_job(run_dir: RunDir, attempt: int | None) -> tuple[Scene, Diagnosis
             replace(last, world=plan.world_size, axes=axes), _on_hosts({}, plan, hosts)
         )
     ended = {*unfit, *(ended_by_class(folder, CLASS) if there else ())}
-    return *judge(with_facts(scene, facts), last, ended), chosen
+    shown, verdict = judge(with_facts(scene, facts), last, ended)
+    did_then = decided(snapshot, chosen)
+    return Found(scene=shown, diagnosis=verdict, attempt=chosen, decided=did_then, in_order=healthy)
+
+
+def in_order(snapshot: Snapshot) -> str:
+    """That a job runs, or ended, as it should, in words; empty where it does not. How long a rank
+    may be silent is for its leader to say, which looks into it then."""
+    shown = snapshot.view
+    at = f"step {shown.step:,} of {shown.steps:,}"
+    if shown.state == "SUCCEEDED":
+        return f"{shown.name} ended in order: {at}"
+    silent = [health for host in shown.hosts for health in host.ranks if health in TROUBLE]
+    if shown.state != "RUNNING" or shown.quiet_s is None or silent:
+        return ""
+    ago = words.duration(shown.quiet_s)
+    return f"{shown.name} is healthy: {at}, last step {ago} ago; no rank is late"
+
+
+def decided(snapshot: Snapshot | None, attempt: int) -> str:
+    """What was done about what broke in an attempt; empty where nothing was yet."""
+    incidents = snapshot.seen.run.incidents if snapshot else ()
+    broke = [one for one in incidents if one.attempt == attempt]
+    return did(broke[-1], "") if broke else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +198,12 @@ def story_of(run_dir: RunDir) -> Story:
     return story
 
 
+def _ended_over_something(run_dir: RunDir, story: Story) -> bool:
+    """Whether ranks of an attempt wrote as they ended what they had called."""
+    attempts = range(1, story.newest + 1)
+    return any(any(run_dir.traces(number).glob(f"{LAST_FILES}*")) for number in attempts)
+
+
 def _told(run_dir: RunDir, attempt: int) -> tuple[dict[int, RankFacts], set[int]]:
     """What hosts told of its ranks, and those that ended over sizes."""
     facts: dict[int, RankFacts] = {}
@@ -188,7 +242,23 @@ def _on_hosts(
     }
 
 
-def diagnosis_json(scene: Scene, diagnosis: Diagnosis, attempt: int | None) -> dict[str, Any]:
+def job_text(found: Found) -> str:
+    """Of a job in order that it is, first, and nothing else where nothing else was."""
+    if found.diagnosis.kind == "healthy":
+        return found.in_order
+    told = diagnosis_text(found.diagnosis, found.scene, found.attempt, found.decided)
+    before = f"{found.in_order}\nof an attempt that failed:\n" if found.in_order else ""
+    return before + told
+
+
+def job_json(found: Found) -> dict[str, Any]:
+    body = diagnosis_json(found.scene, found.diagnosis, found.attempt)
+    return {**body, "decided": found.decided, "healthy": bool(found.in_order)}
+
+
+def diagnosis_json(
+    scene: Scene, diagnosis: Diagnosis, attempt: int | None = None
+) -> dict[str, Any]:
     """For scripts: the verdict, and what it was made of; `attempt` is null for a folder's."""
     return {
         "attempt": attempt,
@@ -197,4 +267,5 @@ def diagnosis_json(scene: Scene, diagnosis: Diagnosis, attempt: int | None) -> d
         "num_dumps": len(scene.dumps),
         "num_stacks": sum(bool(facts.stack) for facts in scene.facts.values()),
         "unreadable": dict(scene.unreadable),
+        "passed_over": dict(scene.passed_over),
     }

@@ -144,18 +144,27 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
     """Find who holds a job up, from dumps of flight recorders and stacks, of any job."""
     from pathlib import Path
 
-    from orchestrator.app.diagnosing import diagnose_folder, diagnose_job, diagnosis_json
+    from orchestrator.app.diagnosing import (
+        diagnose_folder,
+        diagnose_job,
+        diagnosis_json,
+        job_json,
+        job_text,
+    )
     from orchestrator.diagnosis.words import diagnosis_text
+    from orchestrator.system import SystemClock
 
-    chosen = None
-    if Path(target).is_dir() and not Path(target, "journal.jsonl").exists():
+    if Path(target).exists() and not Path(target, "journal.jsonl").exists():
         scene, verdict = diagnose_folder(Path(target))
+        body, text = diagnosis_json(scene, verdict), diagnosis_text(verdict, scene)
     else:
-        scene, verdict, chosen = diagnose_job(find(target, run_root, None).run_dir, attempt)
+        run_dir = find(target, run_root, None).run_dir
+        found = diagnose_job(run_dir, attempt, SystemClock().now())
+        body, text = job_json(found), job_text(found)
     if as_json:
-        print_json(diagnosis_json(scene, verdict, chosen))
+        print_json(body)
     else:
-        say(diagnosis_text(verdict, scene, chosen))
+        say(text)
 
 
 @click.command(epilog="Example: ndctl logs quickstart --rank 1 --attempt 1")

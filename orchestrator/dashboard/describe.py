@@ -1,6 +1,7 @@
 """The long form: everything that is known of a job, each incident in full."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import tzinfo
 
 from orchestrator.contract.checkpoints import PassedOver
@@ -9,7 +10,9 @@ from orchestrator.dashboard import words
 from orchestrator.dashboard.advice import log_of
 from orchestrator.dashboard.moment import Snapshot
 from orchestrator.dashboard.status import checkpoint_words, did, row, status_text, times
-from orchestrator.diagnosis.stacks import main_thread, shortened
+from orchestrator.diagnosis.facts import RankFacts, Scene
+from orchestrator.diagnosis.stacks import main_stack, main_thread, place, shortened
+from orchestrator.diagnosis.words import where_words
 from orchestrator.supervise.replacing import why_slow
 from orchestrator.supervise.state import NOBODY, Incident, Run
 
@@ -183,13 +186,29 @@ def _evidence(incident: Incident) -> Iterator[str]:
         yield from _quoted("traceback", found.traceback.splitlines())
     if found.log_tail:
         yield from _quoted("last lines of its log", found.log_tail)
-    for rank, stack in list(found.stacks.items())[:MOST_STACKS]:
-        if stack:
-            yield from _quoted(
-                f"stack of rank {rank}", shortened(main_thread(stack), MOST_STACK_LINES)
-            )
-    if len(found.stacks) > MOST_STACKS:
-        yield row("", f"stacks of {len(found.stacks) - MOST_STACKS:,} more ranks: see traces/")
+    yield from _stacks(found.stacks, incident.culprit.rank)
+
+
+def _stacks(found: Mapping[str, tuple[str, ...]], culprit: int | None) -> Iterator[str]:
+    """The culprit's in full; of the others where they are, one line for all that are in one place.
+    Where no rank is the culprit any of them may tell something."""
+    whole = [str(culprit)] if str(culprit) in found else []
+    if culprit is None:
+        alike = Counter(place(main_stack(stack)) for stack in found.values())
+        whole = [rank for rank, stack in found.items() if alike[place(main_stack(stack))] == 1]
+    # What is no stack that can be told apart is shown as it is.
+    whole += [rank for rank, stack in found.items() if not main_stack(stack) and rank not in whole]
+    for rank in whole[:MOST_STACKS]:
+        if stack := found[rank]:
+            lines = shortened(main_thread(stack), MOST_STACK_LINES)
+            yield from _quoted(f"stack of rank {rank}", lines)
+    rest = {
+        int(rank): RankFacts(rank=int(rank), stack=stack)
+        for rank, stack in found.items()
+        if rank not in whole[:MOST_STACKS]
+    }
+    for line in where_words(Scene(facts=rest), ()):
+        yield row("  stacks", words.one_line(line))
 
 
 def _quoted(title: str, lines: Iterable[str]) -> Iterator[str]:

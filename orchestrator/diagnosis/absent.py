@@ -92,6 +92,8 @@ def _unheard(case: Case) -> Iterable[int]:
 def went_past(case: Case) -> Diagnosis | None:
     """Ranks with whom others did already what comes after an operation that they are missing from,
     and that their peers wait in: they left it out."""
+    if case.partial:
+        return None  # how many operations a rank did is not known of all
     reached = _reached(case)
     found = {
         rank: (stuck, after) for stuck in case.stuck for rank, after in _past(case, stuck, reached)
@@ -156,12 +158,20 @@ def not_waiting(case: Case) -> Diagnosis | None:
 
 
 def without_dumps(case: Case) -> Diagnosis | None:
-    """Ranks that differ from the others, which need not mean much."""
+    """Ranks that differ from the others, which need not mean much: of dumps that leave out what is
+    complete, a rank that has finished its work differs as well."""
+    if case.partial:
+        return None
     return _first(
         case,
-        (stacks.lonely(case.stacks), "alone", "is where no other rank is", 0.8),
+        (_lonely(case), "alone", "is where no other rank is", 0.8),
         (_behind(case.scene.facts.values()), "alone", "reported fewer steps than the others", 0.7),
     )
+
+
+def _lonely(case: Case) -> tuple[int, ...]:
+    """Not one whose own dump shows that it waits for others."""
+    return tuple(rank for rank in stacks.lonely(case.stacks) if rank not in case.waiters)
 
 
 def _first(case: Case, *suspects: Suspects) -> Diagnosis | None:

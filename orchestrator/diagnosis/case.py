@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from orchestrator.diagnosis import stacks
+from orchestrator.diagnosis.dumps import MOST_RANKS
 from orchestrator.diagnosis.facts import Diagnosis, Kind, RankFacts, Scene, Waiting
 from orchestrator.diagnosis.groups import (
     Group,
@@ -18,8 +19,6 @@ SURE = 0.9
 """From here on a host may be left out."""
 MOST_ALONE = 3
 """Among so few stacks being alone means nothing."""
-MOST_RANKS = 1 << 20
-"""Of a job. A number beyond that in a file's name is a date, and no rank."""
 SHOWN = 8
 """Operations that a verdict lists."""
 STATES = {
@@ -47,6 +46,8 @@ class Case:
             self.kin[group.kin].append(group)
         self.stuck = list(stuck_operations(self.groups, dumps, self.no_dump))
         self.at = {stuck.group.id: stuck for stuck in self.stuck}
+        self.partial = any(dump.partial for dump in dumps.values())
+        """Some dumps hold what was under way alone: nothing may be guessed of what they lack."""
         self.waiters = {rank for rank, dump in dumps.items() if dump.waits}
         self.stacks = {
             rank: stack
@@ -76,6 +77,7 @@ class Case:
         named = {*self.scene.dumps, *self.scene.facts, *range(self.scene.world or 0)}
         seen = {group for dump in self.scene.dumps.values() for group in dump.seats}
         named = named.union(*(group.members for group in seen))
+        # A number beyond all ranks that a job can have is a date in a file's name.
         known = self.scene.world is not None or not named or max(named) >= MOST_RANKS
         return named if known else set(range(max(named) + 1))
 

@@ -41,6 +41,7 @@ def to_text(dump: RankDump) -> str:
         "first": None if dump.first is None else groups.get(dump.first),
         "kinds": list(kinds),
         "paths": [[[kinds[desc], seq] for desc, seq in path] for path in dump.paths],
+        "partial": dump.partial,
     }
     return json.dumps(body, separators=(",", ":"))
 
@@ -71,6 +72,7 @@ def _dump(body: dict[str, Any]) -> RankDump:
         None if last is None else groups[last],
         None if first is None else groups[first],
         tuple(tuple((body["kinds"][kind], seq) for kind, seq in path) for path in body["paths"]),
+        bool(body.get("partial", False)),
     )
 
 

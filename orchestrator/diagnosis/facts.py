@@ -16,13 +16,14 @@ Kind = Literal[
     "stopped",
     "alone",
     "together",
+    "healthy",
     "not-known",
 ]
-"""never-entered: others wait for it in an operation that it did not call. mismatch: it called
-something else. skipped: it is past something that its peers did first. left-inside: it alone did
-not come out of an operation. network: all went in, none came out. stopped, alone: so say process
-states or stacks, without dumps. together: all ranks are in the same place, and none waits for
-another."""
+"""healthy: the job runs, or ended in order. never-entered: others wait for it in an operation that
+it did not call. mismatch: it called something else. skipped: it is past something that its peers
+did first. left-inside: it alone did not come out of an operation. network: all went in, none came
+out. stopped: its process does not run. alone: so say stacks, without dumps. together: all ranks are
+in the same place, and none waits for another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,8 @@ class Scene:
     """Name of a kind of group -> members of each, where dumps do not name them."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """File -> why it could not be read."""
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """File -> why it was not taken, though it looks like evidence."""
 
     def host(self, rank: int) -> str | None:
         facts = self.facts.get(rank)

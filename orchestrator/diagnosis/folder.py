@@ -1,96 +1,120 @@
 """Evidence from files: dumps of flight recorders and stacks, whoever wrote them.
 
-    flight-3, nccl_trace_rank_3, trace_3.json   the dump of rank 3, pickle or JSON
-    rank-3.stacks, rank3.txt                    its stacks, as faulthandler or py-spy print them
+    flight-3, nccl_trace_rank_3, _dump_3.json   the dump of rank 3, pickle or JSON; also as .gz
+    rank-3.stacks, rank3.txt, rank-3.log        its stacks, as faulthandler or py-spy print them
     last-flight-3                               what rank 3 of ours had called when it ended
     host-node7.jsonl                            how ranks of ours ended, with their last lines
 
 A folder without any may have one of each host below it, whose name is then the host's.
-A file that cannot be read is named in the scene, and hinders nothing.
+A file that cannot be read, or is not taken, is named in the scene with why, and hinders nothing.
 """
 
-import gc
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import LAST_FILES
 from orchestrator.contract.whole import UNFINISHED
+from orchestrator.diagnosis.attempts import Candidate, as_of_one, newest
 from orchestrator.diagnosis.classes import Signs, classify
-from orchestrator.diagnosis.dumps import (
-    HISTORY,
-    RankDump,
-    Seat,
-    Unreadable,
-    condense,
-    parse,
-)
+from orchestrator.diagnosis.dumps import RankDump
 from orchestrator.diagnosis.facts import RankFacts, Scene
+from orchestrator.diagnosis.reader import Refused
+from orchestrator.diagnosis.reading import read_dumps
 from orchestrator.diagnosis.stacks import main_stack
 
-RANK = re.compile(r"rank[-_]?(\d+)|(\d+)(?:\.\w+)?$")
+RANK = re.compile(r"rank[-_]?(\d{1,9})|(?<!\d)(\d{1,9})(?:\.\w+)?$")
 OF_A_RANK = re.compile(r"rank[-_]?\d+", re.IGNORECASE)
+PACKED = ".gz"
 STACKS = (".stacks", ".stack", ".txt", ".pyspy")
-PASSED_OVER = (".log", ".gz", ".md", ".yaml", ".jsonl", UNFINISHED)
-MOST_BYTES = 1 << 28
-"""A dump of 2,000 operations with stacks has less than a hundredth of this."""
-MANY = 2_000
-"""From so many files on they are read by several processes, and little history is kept."""
-BATCH = 500
+LOGS = (".log", ".out", ".err")
+"""They may have stacks among other lines."""
+ARCHIVES = (".zip", ".tar", ".tgz", ".zst", ".xz", ".bz2", ".7z")
+NOT_EVIDENCE = (".md", ".yaml", ".jsonl", UNFINISHED)
+TEXT_BYTES = 1 << 22
+"""Of stacks or a log the end is read: the last stacks in it count."""
+LINE = 1_000
+"""Letters of a line that are looked at."""
+TAILS_BYTES = 1 << 26
+"""Of what an agent of ours keeps of its host."""
 
 
-def read_folder(folder: Path) -> Scene:
-    """All dumps and stacks in `folder`; of two dumps, or stacks, of one rank the one that tells
-    more, which is the first where they tell the same. Of ranks that stood still: what others wrote
-    as they ended is another scene."""
-    scene = _still(_ranked(folder))
-    if scene.dumps or scene.facts or any(_is_last(path) for _, path in _ranked(folder)):
-        return scene
-    below, why_not = _below(folder)
-    found = _still(below)
-    hosts = _hosts(below)
+@dataclass(slots=True)
+class Files:
+    """What lies in a folder."""
+
+    dumps: list[tuple[int, Path]] = field(default_factory=list)
+    last: list[tuple[int, Path]] = field(default_factory=list)
+    stacks: list[tuple[int, Path]] = field(default_factory=list)
+    passed_over: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def any(self) -> bool:
+        return bool(self.dumps or self.last or self.stacks)
+
+    def ranks(self) -> set[int]:
+        return {rank for rank, _ in (*self.dumps, *self.last, *self.stacks)}
+
+    def add(self, other: "Files") -> None:
+        self.dumps += other.dumps
+        self.last += other.last
+        self.stacks += other.stacks
+        self.passed_over |= other.passed_over
+
+
+def read_folder(folder: Path, *, one_attempt: bool = False) -> Scene:
+    """All dumps and stacks in `folder`, or the one file that it is; of two dumps, or stacks, of one
+    rank the one that tells more, which is the first where they tell the same. Of ranks that stood
+    still: what others wrote as they ended is another scene.
+
+    Unless they are known to be of `one_attempt`, dumps of earlier ones are passed over.
+    """
+    files = files_of(folder)
+    if files.any or not folder.is_dir():
+        return _still(files, one_attempt)
+    inner, why_not = below(folder)
+    found = _still(inner, one_attempt)
+    hosts = _hosts([*inner.dumps, *inner.stacks])
     facts = {
         rank: replace(found.facts.get(rank, RankFacts(rank=rank)), host=hosts.get(rank))
         for rank in {*found.dumps, *found.facts}
     }
-    unreadable = {**scene.unreadable, **found.unreadable, **why_not}
-    return replace(found, facts=facts, unreadable=unreadable)
+    passed_over = {**files.passed_over, **found.passed_over, **why_not}
+    return replace(found, facts=facts, passed_over=passed_over)
 
 
-def _still(files: Sequence[tuple[int, Path]]) -> Scene:
+def _still(files: Files, one_attempt: bool) -> Scene:
     unreadable: dict[str, str] = {}
-    flights: list[tuple[int, Path]] = []
-    stacks: list[tuple[int, Path]] = []
-    for rank, path in files:
-        if not _is_last(path):
-            (stacks if path.suffix in STACKS else flights).append((rank, path))
-    facts = _stacks(stacks, unreadable)
-    return Scene(dumps=_dumps(flights, unreadable), facts=facts, unreadable=unreadable)
+    passed_over = dict(files.passed_over)
+    facts = _stacks(files.stacks, unreadable, passed_over)
+    dumps = _dumps(files.dumps, unreadable, passed_over, one_attempt)
+    return Scene(dumps=dumps, facts=facts, unreadable=unreadable, passed_over=passed_over)
 
 
-def _below(folder: Path) -> tuple[list[tuple[int, Path]], dict[str, str]]:
+def below(folder: Path) -> tuple[Files, dict[str, str]]:
     """What lies in folders below, and why that of some is not taken; nothing is, where two have the
     same ranks: they are of several attempts, or number ranks within their host."""
-    found: list[tuple[int, Path]] = []
-    unreadable: dict[str, str] = {}
+    found = Files()
+    refused: dict[str, str] = {}
     first: dict[int, str] = {}
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         try:
-            files = _ranked(inner)
+            files = files_of(inner)
         except OSError as exc:  # as lost+found of a file system
-            unreadable[inner.name] = str(exc)
+            refused[inner.name] = str(exc)
             continue
-        for rank, path in files:
+        for rank in sorted(files.ranks()):
             other = first.setdefault(rank, inner.name)
             if other != inner.name:
-                return [], {inner.name: f"rank {rank} is in {other} as well: name one of them"}
-            found.append((rank, path))
-    return found, unreadable
+                why = f"rank {rank} is in {other} as well: name one of them"
+                return Files(), {inner.name: why}
+        found.add(files)
+    return found, refused
 
 
 def _hosts(files: Sequence[tuple[int, Path]]) -> dict[int, str]:
@@ -104,16 +128,18 @@ def _hosts(files: Sequence[tuple[int, Path]]) -> dict[int, str]:
 def read_last(folder: Path) -> Scene:
     """What ranks that ended by an exception had called, as far as they wrote it."""
     unreadable: dict[str, str] = {}
-    flights = [
-        (rank, path) for rank, path in _ranked(folder) or _below(folder)[0] if _is_last(path)
-    ]
-    return Scene(dumps=_dumps(flights, unreadable), unreadable=unreadable)
+    passed_over: dict[str, str] = {}
+    files = files_of(folder)
+    if not files.any and folder.is_dir():
+        files = below(folder)[0]
+    dumps = _dumps(files.last, unreadable, passed_over, one_attempt=True)
+    return Scene(dumps=dumps, unreadable=unreadable, passed_over=passed_over)
 
 
 def ended_by_class(folder: Path, name: str) -> frozenset[int]:
     """Ranks whose last lines, as their hosts kept them, have that class of failure."""
     found = set()
-    for path in folder.glob("host-*.jsonl"):
+    for path in folder.glob("host-*.jsonl") if folder.is_dir() else ():
         for rank, lines in _log_tails(path).items():
             classified = classify(Signs(lines=tuple(map(str, lines))))
             if classified is not None and classified.rule.name == name:
@@ -124,123 +150,140 @@ def ended_by_class(folder: Path, name: str) -> frozenset[int]:
 def _log_tails(path: Path) -> Mapping[str, list[Any]]:
     """Nothing hangs on them: none where they cannot be read."""
     try:
-        tails = read_json(path.read_text(errors="replace"))["log_tails"].items()
+        text = _end_of(path, TAILS_BYTES).decode(errors="replace")
+        tails = read_json(text)["log_tails"].items()
         return {
             rank: lines for rank, lines in tails if rank.isdecimal() and isinstance(lines, list)
         }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 
 
-def _dumps(flights: Sequence[tuple[int, Path]], unreadable: dict[str, str]) -> dict[int, RankDump]:
-    """Adds to `unreadable` what is not taken."""
-    dumps: dict[int, RankDump] = {}
-    names: dict[int, str] = {}
-    for (rank, path), found in zip(flights, _read_all(flights), strict=True):
-        if not isinstance(found, RankDump):
-            unreadable[found[0]] = found[1]
-            continue
-        known, name = dumps.get(rank), path.name
-        if known is not None and (known.seats or known.talks or not (found.seats or found.talks)):
-            unreadable[name] = f"a second dump of rank {rank}; {names[rank]} is taken"
-            continue
-        if known is not None:
-            unreadable[names[rank]] = f"a second dump of rank {rank}, and empty; {name} is taken"
-        dumps[rank], names[rank] = found, name
+def _dumps(
+    files: Sequence[tuple[int, Path]],
+    unreadable: dict[str, str],
+    passed_over: dict[str, str],
+    one_attempt: bool,
+) -> Mapping[int, RankDump]:
+    """Adds to `unreadable` and `passed_over` what is not taken."""
+    candidates = []
+    for (rank, path), found in zip(files, read_dumps(files), strict=True):
+        if isinstance(found, Refused):
+            unreadable[found.name] = found.why
+        else:
+            candidates.append(Candidate(rank, path.name, found.dump, found.times))
+    dumps, why = as_of_one(candidates) if one_attempt else newest(candidates)
+    passed_over |= why
     return dumps
 
 
-def _stacks(files: Iterable[tuple[int, Path]], unreadable: dict[str, str]) -> dict[int, RankFacts]:
-    """Adds to `unreadable` what is not taken."""
+def _stacks(
+    files: Iterable[tuple[int, Path]], unreadable: dict[str, str], passed_over: dict[str, str]
+) -> dict[int, RankFacts]:
+    """Adds to `unreadable` and `passed_over` what is not taken."""
     facts: dict[int, RankFacts] = {}
     names: dict[int, str] = {}
     for rank, path in files:
         try:
-            lines = tuple(path.read_text(errors="replace").splitlines())
+            lines = lines_of(path)
         except OSError as exc:
             unreadable[path.name] = str(exc)
             continue
-        if rank in facts and (main_stack(facts[rank].stack) or not main_stack(lines)):
-            unreadable[path.name] = f"second stacks of rank {rank}; {names[rank]} is taken"
-            continue
-        if rank in facts:
-            unreadable[names[rank]] = f"no stack of rank {rank}; {path.name} is taken"
-        facts[rank], names[rank] = RankFacts(rank=rank, asked=True, stack=lines), path.name
+        tells = bool(main_stack(lines))
+        if not tells and path.suffix in LOGS:
+            passed_over[path.name] = "a log without a stack"
+        elif rank in facts and (main_stack(facts[rank].stack) or not tells):
+            passed_over[path.name] = f"second stacks of rank {rank}; {names[rank]} is taken"
+        else:
+            if rank in facts:
+                passed_over[names[rank]] = f"no stack of rank {rank}; {path.name} is taken"
+            facts[rank], names[rank] = RankFacts(rank=rank, asked=True, stack=lines), path.name
     return facts
 
 
-def _ranked(folder: Path) -> list[tuple[int, Path]]:
-    """Files that have a rank in their name, with it."""
-    with os.scandir(folder) as entries:
-        names = [e.name for e in entries if e.is_file() and not e.name.endswith(PASSED_OVER)]
-    ranks = ((rank_of(name), folder / name) for name in sorted(names))
-    return [(rank, path) for rank, path in ranks if rank is not None]
+def lines_of(path: Path) -> tuple[str, ...]:
+    """The last lines of a text. Raises OSError."""
+    text = _end_of(path, TEXT_BYTES).decode(errors="replace")
+    return tuple(line[:LINE] for line in text.splitlines())
 
 
-def _is_last(path: Path) -> bool:
-    return path.name.startswith(LAST_FILES)
+def _end_of(path: Path, most: int) -> bytes:
+    """Raises OSError, also where it is no file: a pipe is not waited for."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("not a regular file")
+        file.seek(max(0, found.st_size - most))
+        return file.read(most)
+
+
+def files_of(place: Path) -> Files:
+    """The files of a folder that have a rank in their name, or the one that is named.
+
+    Raises OSError: the folder cannot be read.
+    """
+    files = Files()
+    if not place.is_dir():
+        _sort_in(files, place, rank_of(place.name) or 0)
+        return files
+    with os.scandir(place) as entries:
+        names = sorted((entry.name, _is_file(entry), _is_folder(entry)) for entry in entries)
+    for name, is_file, is_folder in names:
+        rank = None if name.endswith(NOT_EVIDENCE) else rank_of(name)
+        if rank is None or is_folder:
+            continue
+        if is_file:
+            _sort_in(files, place / name, rank)
+        else:
+            files.passed_over[name] = "not a regular file"
+    return files
+
+
+def _sort_in(files: Files, path: Path, rank: int) -> None:
+    name = path.name.removesuffix(PACKED)
+    is_packed = name != path.name
+    kind = Path(name).suffix
+    if kind in ARCHIVES or (is_packed and kind in (*STACKS, *LOGS)):
+        files.passed_over[path.name] = "an archive: unpack it first"
+    elif name.startswith(LAST_FILES):
+        files.last.append((rank, path))
+    elif kind in STACKS:
+        files.stacks.insert(_before_logs(files), (rank, path))
+    elif kind not in LOGS:
+        files.dumps.append((rank, path))
+    elif OF_A_RANK.search(name):
+        files.stacks.append((rank, path))
+    # The number of any other log is that of a job or of a process.
+
+
+def _before_logs(files: Files) -> int:
+    """What was written for its stacks counts before a log that happens to have some."""
+    return sum(path.suffix not in LOGS for _, path in files.stacks)
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    return _asked(entry.is_file)
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    return _asked(entry.is_dir)
+
+
+def _asked(question: Callable[[], bool]) -> bool:
+    """A link that leads to itself is neither file nor folder."""
+    try:
+        return question()
+    except OSError:
+        return False
 
 
 def rank_of(name: str) -> int | None:
     """The rank in a file's name: after `rank`, else the number at its end."""
     found = None
-    for found in RANK.finditer(name):
+    for found in RANK.finditer(name.removesuffix(PACKED)):
         if found[1]:
             break
     return None if found is None else int(found[1] or found[2])
-
-
-Found = RankDump | tuple[str, str]
-"""A dump, or a file and why it could not be read."""
-
-
-def _read_all(flights: Sequence[tuple[int, Path]]) -> Iterator[Found]:
-    if len(flights) < MANY:
-        yield from shared(_read(flights, HISTORY))
-        return
-    batches = [flights[i : i + BATCH] for i in range(0, len(flights), BATCH)]
-    # Dumps hold no cycles, and there are many of them: nothing is to be collected.
-    with ProcessPoolExecutor(min(8, os.cpu_count() or 1), initializer=gc.disable) as pool:
-        found = (one for batch in pool.map(_read_batch, batches) for one in batch)
-        yield from shared(found)
-
-
-def _read_batch(flights: Sequence[tuple[int, Path]]) -> list[Found]:
-    """Shared here already: what goes to the other process is then small."""
-    return list(shared(_read(flights, 2)))
-
-
-def _read(flights: Sequence[tuple[int, Path]], history: int) -> Iterator[Found]:
-    return (read_dump(rank, path, history) for rank, path in flights)
-
-
-def shared(found: Iterable[Found]) -> Iterator[Found]:
-    """The same, with what is equal in dumps held once: of 100,000 that is most of the memory."""
-    held: dict[Any, Any] = {}
-
-    def same(value: Any) -> Any:
-        return held.setdefault(value, value)
-
-    for one in found:
-        if isinstance(one, RankDump):
-            one.paths = same(one.paths)
-            one.seats = {same(group): _same_seat(seat, same) for group, seat in one.seats.items()}
-        yield one
-
-
-def _same_seat(seat: Seat, same: Callable[[Any], Any]) -> Any:
-    calls = tuple(same(call._replace(op=same(call.op))) for call in seat.calls)
-    return same(seat._replace(calls=same(calls)))
-
-
-def read_dump(rank: int, path: Path, history: int = HISTORY) -> Found:
-    """One rank's dump, reduced."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise Unreadable(f"larger than {MOST_BYTES >> 20} MiB")
-        return condense(rank, parse(path.read_bytes()), history)
-    except (OSError, Unreadable) as exc:
-        return path.name, str(exc)
 
 
 def with_facts(scene: Scene, facts: Mapping[int, RankFacts]) -> Scene:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from orchestrator.diagnosis.dumps import Called, GroupId, Op, RankDump, Seat
+from orchestrator.diagnosis.dumps import ONE_SIDED, WORLD, Called, GroupId, Op, RankDump, Seat
 
 
 @dataclass(slots=True)
@@ -25,8 +25,6 @@ class Group:
         return label(self.id), len(self.members), self.stage
 
 
-WORLD = "default_pg"
-"""torch's name for the group of all ranks."""
 NAMELESS = ("undefined", "")
 """torch's description of groups that were made without one: they have no more in common."""
 OF_A_MESH = "mesh_"
@@ -81,7 +79,7 @@ def groups_of(
             group.members = _known(group, axes)
     _complete(groups, ranks)
     for group in groups:
-        if not _is_pipeline(group.id.desc):
+        if not is_pipeline(group.id.desc):
             group.stage = stages.get(min(group.members, default=0), 0)
     return groups
 
@@ -93,19 +91,19 @@ def stages_of(
     stages = {}
     seen = set()
     for desc, lines in axes.items():
-        if _is_pipeline(desc):
+        if is_pipeline(desc):
             stages.update({rank: stage for line in lines for stage, rank in enumerate(line)})
     for dump in dumps.values():
         ids = [*dump.seats, *(talk.group for talk in dump.talks)]
         for group in ids:
-            if group.members and group not in seen and _is_pipeline(group.desc):
+            if group.members and group not in seen and is_pipeline(group.desc):
                 seen.add(group)
                 stages.update({rank: stage for stage, rank in enumerate(group.members)})
     return stages
 
 
 @cache
-def _is_pipeline(desc: str) -> bool:
+def is_pipeline(desc: str) -> bool:
     return desc.lower() in {"pp", "mesh_pp"} or "pipeline" in desc.lower()
 
 
@@ -182,6 +180,8 @@ class Stuck:
     unknown: tuple[int, ...]
     out: tuple[int, ...]
     """Members for whom it is complete."""
+    unsure: tuple[int, ...] = ()
+    """Members that wait elsewhere, and whose dumps do not say whether this is complete for them."""
 
     @property
     def lacks(self) -> bool:
@@ -219,9 +219,29 @@ def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump], silent: Sequen
             out.append(member)
         else:
             entered[member] = next(call for call in seat.calls if call.seq >= seq)
+    unsure = _complete_or_missing(missing, entered, group, dumps)
+    missing = [member for member in missing if member not in unsure]
     if group.open and not (missing or unknown or out):
         unknown = list(silent)  # all that used it wait: for a member that nobody knows of
-    return Stuck(group, seq, entered, tuple(missing), tuple(unknown), tuple(out))
+    return Stuck(group, seq, entered, tuple(missing), tuple(unknown), tuple(out), tuple(unsure))
+
+
+def _complete_or_missing(
+    missing: Iterable[int],
+    entered: Mapping[int, Called],
+    group: Group,
+    dumps: Mapping[int, RankDump],
+) -> list[int]:
+    """Of a rank whose dump holds what is under way alone, an operation that is not in it was not
+    called, or is complete. If all members have to take part before it is complete for one, then
+    it was not called. Nor by a rank that is in no operation at all: it would have gone on."""
+    if not any(call.op.kind in ONE_SIDED for call in entered.values()):
+        return []
+    return [
+        rank
+        for rank in missing
+        if rank not in group.seats and dumps[rank].partial and dumps[rank].waits
+    ]
 
 
 def ended_in(groups: Iterable[Group], dumps: Mapping[int, RankDump]) -> Iterator[Stuck]:

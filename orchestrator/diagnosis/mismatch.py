@@ -107,12 +107,13 @@ def skipped(case: Case) -> Diagnosis | None:
             crowds[place].append(dump)
     odd: dict[int, str] = {}
     for (desc, seq, _), crowd in crowds.items():
-        usual = Counter(_counts(dump) for dump in crowd).most_common(2)
+        known = _known_of_all(crowd)
+        usual = Counter(_counts(dump, known) for dump in crowd).most_common(2)
         if len(usual) < 2 or usual[0][1] <= usual[1][1]:
             continue
         common = dict(usual[0][0])
         for dump in crowd:
-            for other, count in _counts(dump):
+            for other, count in _counts(dump, known):
                 if count < common.get(other, 0):
                     odd[dump.rank] = (
                         f"it is at operation {seq} of {desc} after {count} of {other};"
@@ -162,6 +163,16 @@ def _out_of_order(case: Case) -> Diagnosis | None:
     )
 
 
-def _counts(dump: RankDump) -> tuple[tuple[str, int], ...]:
+def _known_of_all(crowd: Sequence[RankDump]) -> frozenset[str] | None:
+    """Kinds of group in which each of them is known to be; None: there is no need to ask, as a
+    dump that is whole has them all. One of what is under way says nothing of a group of which
+    all is complete."""
+    if not any(dump.partial for dump in crowd):
+        return None
+    return frozenset.intersection(*(frozenset(map(label, dump.seats)) for dump in crowd))
+
+
+def _counts(dump: RankDump, known: frozenset[str] | None) -> tuple[tuple[str, int], ...]:
     """How many operations of each kind of group a rank has called."""
-    return tuple(sorted((label(group), seat.entered) for group, seat in dump.seats.items()))
+    counts = ((label(group), seat.entered) for group, seat in dump.seats.items())
+    return tuple(sorted(one for one in counts if known is None or one[0] in known))

@@ -104,6 +104,17 @@ def _frames(lines: Iterable[str]) -> Stack:
     return tuple(Frame(m["file"], m["function"], int(m["line"])) for m in matches if m)
 
 
+LIBRARY = re.compile(r"(site|dist)-packages/|/lib/python3|^<frozen|(^|/)torch/")
+"""Where frames are that are not the program's."""
+
+
+def words_of(stack: Stack) -> str:
+    """Where a rank is: the innermost frame, and the innermost of the program where that is none of
+    it. Of the other frames a person has no use at first."""
+    own = next((frame for frame in stack if not LIBRARY.search(frame.file)), None)
+    return str(stack[0]) if own in (None, stack[0]) else f"{stack[0]}, called by {own}"
+
+
 def talks(stack: Stack) -> bool:
     """Whether the rank is inside an operation that it does together with others."""
     return any(TALKING.search(frame.file) for frame in stack[:LOOKED_AT])

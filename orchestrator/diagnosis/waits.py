@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from orchestrator.diagnosis.absent import MOST_GUESSES, suspects
 from orchestrator.diagnosis.case import SURE, Case, named
 from orchestrator.diagnosis.facts import Diagnosis
-from orchestrator.diagnosis.groups import Stuck
+from orchestrator.diagnosis.groups import Stuck, is_pipeline
 from orchestrator.diagnosis.words import ranks_words, spans
 
 KNOWN = 0.5
@@ -22,12 +22,14 @@ def never_entered(case: Case, guess: bool = False) -> Diagnosis | None:
     for peer in _unanswered(case):
         direct[peer] += 1
     sources = [rank for rank in direct if rank not in case.waiters]
-    dumped = [rank for rank in sources if rank in case.scene.dumps]
+    dumped = [
+        rank for rank in sources if rank in case.scene.dumps and not _may_talk_unseen(case, rank)
+    ]
     lost = suspects(case, direct)
     if not dumped and not lost:
         return None
     blamed, signs, confidence = _single_out(case, dumped, lost, direct)
-    if not blamed or (confidence < KNOWN and not guess):
+    if not blamed or (confidence < KNOWN and not (guess and not case.partial)):
         return None
     doubts = tuple(_doubts(case, blamed, dumped)) if confidence > KNOWN else ()
     signs, confidence = (*signs, *doubts), KNOWN if doubts else confidence
@@ -46,6 +48,16 @@ def elsewhere(case: Case) -> Diagnosis | None:
         return None
     speaks = len(found.ranks) == 1 and case.signs_against(found.ranks[0])[1] > 0
     return found if speaks else None
+
+
+def _may_talk_unseen(case: Case, rank: int) -> bool:
+    """Whether it may wait in a send or receive of a pipeline: gloo's recorder holds none of them,
+    and without a stack nothing else tells."""
+    if rank in case.stacks or rank in case.odd_states or rank in case.mute:
+        return False
+    on_gloo = not any(group.members for group in case.scene.dumps[rank].seats)
+    kinds = [*(group.id.desc for group in case.groups), *case.scene.axes]
+    return on_gloo and any(map(is_pipeline, kinds))
 
 
 def _unanswered(case: Case) -> Iterable[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from orchestrator.diagnosis import stacks
 from orchestrator.diagnosis.facts import Diagnosis, Scene, Waiting
 
 SHOWN = 8
@@ -25,38 +26,70 @@ def spans(ranks: Sequence[int]) -> str:
     return ", ".join(words[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def diagnosis_text(diagnosis: Diagnosis, scene: Scene, attempt: int | None = None) -> str:
-    """`attempt`: of the job, where it is one of a job of ours."""
+def diagnosis_text(
+    diagnosis: Diagnosis, scene: Scene, attempt: int | None = None, decided: str = ""
+) -> str:
+    """`attempt`: of the job, where it is one of a job of ours; `decided`: what ndctl did, where it
+    did something."""
     of_job = [] if attempt is None else [_row("attempt", str(attempt))]
-    return "\n".join([*of_job, *_lines(diagnosis, scene)])
+    return "\n".join([*of_job, *_lines(diagnosis, scene, decided)])
 
 
-def _lines(diagnosis: Diagnosis, scene: Scene) -> Iterator[str]:
+def _lines(diagnosis: Diagnosis, scene: Scene, decided: str) -> Iterator[str]:
     yield _row("verdict", f"{diagnosis.kind}: {diagnosis.cause}")
-    yield _row("who", _who(diagnosis, scene))
+    yield _row("who", _who(diagnosis, scene, decided))
+    if decided:
+        yield _row("decided", decided)
     yield _row("confidence", f"{diagnosis.confidence:.0%}")
     for sign in diagnosis.evidence:
         yield _row("because", sign)
     for waiting in diagnosis.waiting:
         yield _row("waiting", waiting_words(waiting))
+    for line in where_words(scene, diagnosis.ranks):
+        yield _row("stacks", line)
     yield _row("evidence", _seen(diagnosis, scene))
-    for name, why in list(scene.unreadable.items())[:SHOWN]:
-        yield _row("unreadable", f"{name}: {why}")
-    if len(scene.unreadable) > SHOWN:
-        yield _row("", f"and {len(scene.unreadable) - SHOWN} more files: --json names them")
+    for title, files in (("unreadable", scene.unreadable), ("passed over", scene.passed_over)):
+        for name, why in list(files.items())[:SHOWN]:
+            yield _row(title, f"{name}: {why}")
+        if len(files) > SHOWN:
+            yield _row("", f"and {len(files) - SHOWN} more files: --json names them")
     if diagnosis.advice:
         yield _row("do", diagnosis.advice)
+
+
+def where_words(scene: Scene, first: Sequence[int]) -> list[str]:
+    """Where ranks are by their stacks: those of `first` one by one, then those that are in one
+    place in one line, the fewest before the most."""
+    known = {
+        rank: stack
+        for rank, facts in sorted(scene.facts.items())
+        if (stack := stacks.main_stack(facts.stack))
+    }
+    own = [rank for rank in first if rank in known][:SHOWN]
+    places: dict[stacks.Place, list[int]] = {}
+    for rank, stack in known.items():
+        if rank not in own:
+            places.setdefault(stacks.place(stack), []).append(rank)
+    lines = [f"rank {rank} is in {stacks.words_of(known[rank])}" for rank in own]
+    for ranks in sorted(places.values(), key=len)[:SHOWN]:
+        verb = "is" if len(ranks) == 1 else "are"
+        lines.append(f"{ranks_words(ranks)} {verb} in {stacks.words_of(known[ranks[0]])}")
+    if len(places) > SHOWN:
+        lines.append(f"and {len(places) - SHOWN} more places")
+    return lines
 
 
 def _row(name: str, words: str) -> str:
     return f"{name:<{WIDTH}}{words}"
 
 
-def _who(diagnosis: Diagnosis, scene: Scene) -> str:
+def _who(diagnosis: Diagnosis, scene: Scene, decided: str) -> str:
     if not diagnosis.ranks:
-        return "nobody is blamed"
+        return "no culprit"
     hosts = sorted({host for rank in diagnosis.ranks if (host := scene.host(rank))})
     where = f" on {', '.join(hosts[:SHOWN])}" if hosts else ""
+    if diagnosis.hosts and decided:
+        return f"{ranks_words(diagnosis.ranks)}{where}"
     if diagnosis.hosts:
         leave = "leave the host out"
     elif diagnosis.scope == "user":
@@ -77,9 +110,9 @@ def waiting_words(waiting: Waiting) -> str:
 
 
 def _seen(diagnosis: Diagnosis, scene: Scene) -> str:
-    seen = [f"dumps of {len(scene.dumps)} ranks"]
-    stacks = sum(bool(facts.stack) for facts in scene.facts.values())
-    seen.append(f"stacks of {stacks}")
+    many = len(scene.dumps)
+    seen = [f"dumps of {many} rank{'s' if many != 1 else ''}"]
+    seen.append(f"stacks of {sum(bool(facts.stack) for facts in scene.facts.values())}")
     if diagnosis.no_dump:
         seen.append(f"no dump of {ranks_words(diagnosis.no_dump)}")
     return ", ".join(seen) + f"; {diagnosis.num_waiting} ranks wait"

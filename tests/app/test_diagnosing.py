@@ -163,3 +163,44 @@ def test_each_attempt_is_known_with_the_plan_that_it_ran_by(tmp_path: Path) -> N
     }
     assert {one.hosts for one in story.attempts.values()} == {("host-0", "host-1")}
     assert story.newest == 2
+
+
+# A job in order
+
+
+def reached(root: Path, step: int, at: float) -> None:
+    """As rank 0 writes it."""
+    line = {"attempt": 1, "step": step, "loss": 1.0, "time": at}
+    RunDir(root / JOB).metrics.write_text(json.dumps(line) + "\n")
+
+
+def test_of_a_job_that_ended_in_order_it_says_so_and_asks_for_nothing(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    steps = submission(tmp_path).planned.spec.train.steps
+    finished = [HostStopped(at=NOW + 200, attempt=1, host=host, finished=True) for host in HOSTS]
+    done = StepReached(at=NOW + 190, attempt=1, step=steps, loss=1.0, tokens_per_second=9.0)
+    exits_in_order = [
+        replace(exits(1), at=NOW + 195, rank=rank, host=HOSTS[rank // 2], exit_code=0, signal=None)
+        for rank in range(4)
+    ]
+    led(tmp_path, done, *exits_in_order, *finished)
+    reached(tmp_path, steps, NOW + 190)
+    told = diagnosed(tmp_path)
+    assert (told.exit_code, told.output) == (0, f"{JOB} ended in order: step {steps} of {steps}\n")
+    said = json.loads(diagnosed(tmp_path, "--json").output)
+    assert (said["kind"], said["healthy"], said["ranks"], said["advice"]) == (
+        "healthy",
+        True,
+        [],
+        "",
+    )
+
+
+def test_what_was_decided_stands_in_the_place_of_advice(tmp_path: Path, cluster: NoCluster) -> None:
+    """The verdict names a host to leave out; the rules kept it."""
+    led(tmp_path, *attempt_fails(1, stood_still(1), judged(1)))
+    said = diagnosed(tmp_path, "--attempt", "1").output
+    assert "leave the host out" not in said
+    assert "decided     " in said
+    assert "restart" in said.partition("decided")[2].splitlines()[0]

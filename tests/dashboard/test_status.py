@@ -58,8 +58,9 @@ from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.plan import Memory
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.visible import visible
 from orchestrator.dashboard.commands import Commands
-from orchestrator.dashboard.describe import describe_text
+from orchestrator.dashboard.describe import _stacks, describe_text
 from orchestrator.dashboard.draw import draw
 from orchestrator.dashboard.follow import summary_text
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
@@ -542,6 +543,26 @@ def test_describe_shows_the_stacks_of_a_hang() -> None:
     assert "rank 3" in text
     assert "step-9: its marker is missing" in text
     assert "traces" in text
+
+
+def test_describe_shows_the_culprits_stack_and_folds_those_of_the_ranks_that_wait() -> None:
+    """Eleven frames of torch for each rank that waits tell nothing; where they are in the program
+    does."""
+    torch = '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line {} in all_reduce'
+    inside = '  File "/v/site-packages/torch/autograd/function.py", line 1 in apply'
+    ours = '  File "/job/trainer/step.py", line 71 in agree'
+    main = '  File "/job/trainer/__main__.py", line 14 in <module>'
+    head = "Current thread 0x1 (most recent call first):"
+    waits = {str(rank): (head, torch.format(rank), *9 * (inside,), ours, main) for rank in range(3)}
+    culprit = (head, '  File "/job/trainer/data/mask.py", line 12 in spin', main)
+    lines = list(_stacks({**waits, "3": culprit}, 3))
+    assert [line.strip() for line in lines] == [
+        "stack of rank 3:",
+        f"| {head}",
+        *(f"| {visible(line)}" for line in culprit[1:]),
+        "stacks    ranks 0-2 are in all_reduce (distributed/distributed_c10d.py:0),"
+        " called by agree (trainer/step.py:71)",
+    ]
 
 
 def test_describe_of_many_hosts_stays_readable() -> None:

@@ -7,7 +7,7 @@ dump. Else NCCL: the program runs ahead of its device.
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -171,19 +171,44 @@ class _Rank:
     calls: dict[tuple[int, bool], int] = field(default_factory=lambda: defaultdict(int))
     """Of each group, sends and receives apart."""
     numbers: list[Numbers] = field(default_factory=list)
+    over: set[int] = field(default_factory=set)
+    """Operations that ended before an older one did: each group has a stream of its own."""
+
+    def is_over(self, place: int) -> bool:
+        return place < self.done or place in self.over
+
+    def settle(self) -> None:
+        while self.done in self.over:
+            self.over.remove(self.done)
+            self.done += 1
+
+    def heads(self) -> Iterator[int]:
+        """The oldest operation under way of each group."""
+        seen: set[int] = set()
+        for place in range(self.done, self.called):
+            group = self.ops[place].group
+            if group not in seen and place not in self.over:
+                seen.add(group)
+                yield place
 
 
 class Run:
-    """Lets all ranks run until nothing moves."""
+    """Lets all ranks run until nothing moves. With `streams` the operations of one group wait for
+    those of no other group, as on a device: what a rank called last may be over before what it
+    called first."""
 
-    def __init__(self, job: Job, programs: list[list[SimOp]], ahead: int) -> None:
+    def __init__(
+        self, job: Job, programs: list[list[SimOp]], ahead: int, streams: bool = False
+    ) -> None:
+        self.streams = streams
         self.job = job
         self.ranks = [_Rank(ops) for ops in programs]
         self.ahead = ahead
         self.broken: set[tuple[int, int]] = set()
         """Operations that never end: (group, number)."""
         self.arrived: dict[tuple[int, int], dict[int, SimOp]] = defaultdict(dict)
-        self.channels: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0, 0])
+        self.places: dict[tuple[int, int, int], int] = {}
+        """(group, number, rank) -> where in its program."""
 
     def until_still(self) -> bool:
         """Whether ranks are left that did not finish."""
@@ -195,27 +220,40 @@ class Run:
     def _advance(self, number: int) -> list[int]:
         rank = self.ranks[number]
         self._call(rank)
-        if rank.done >= rank.called:
-            return []
-        op = rank.ops[rank.done]
-        seq = rank.numbers[rank.done].of(op)
+        if not self.streams:
+            return self._advance_at(number, rank.done) if rank.done < rank.called else []
+        for place in rank.heads():
+            if moved := self._advance_at(number, place):
+                return moved
+        return []
+
+    def _advance_at(self, number: int, place: int) -> list[int]:
+        rank = self.ranks[number]
+        op = rank.ops[place]
+        seq = rank.numbers[place].of(op)
         if op.peer is not None:
-            return self._talk(number, op)
+            return self._talk(number, place)
         here = self.arrived[op.group, seq]
         here[number] = op
+        self.places[op.group, seq, number] = place
         members = self.job.groups[op.group].members
         if len(here) < len(members) or (op.group, seq) in self.broken:
             return []
         if len({(o.kind, o.numel, o.dtype) for o in here.values()}) > 1:
             return []
         for member in members:
-            self.ranks[member].done += 1
+            self._end(member, self.places[op.group, seq, member])
         return list(members)
+
+    def _end(self, number: int, place: int) -> None:
+        self.ranks[number].over.add(place)
+        self.ranks[number].settle()
 
     def _call(self, rank: _Rank) -> None:
         end = len(rank.ops) if rank.halt is None else rank.halt
         while rank.called < end and rank.called - rank.done < self.ahead:
-            if rank.called > rank.done and rank.ops[rank.called - 1].group == 0:
+            last = rank.called - 1
+            if rank.called > rank.done and rank.ops[last].group == 0 and not rank.is_over(last):
                 return  # it reads the result of a step's last operation
             op = rank.ops[rank.called]
             rank.calls[op.group, op.peer is None] += 1
@@ -223,25 +261,33 @@ class Run:
             rank.numbers.append(Numbers(*counts))
             rank.called += 1
 
-    def _talk(self, number: int, op: SimOp) -> list[int]:
+    def _talk(self, number: int, place: int) -> list[int]:
+        op = self.ranks[number].ops[place]
         assert op.peer is not None
         peer = self.job.groups[op.group].members[op.peer]
         other = self.ranks[peer]
-        if other.done >= other.called:
-            return []
-        theirs = other.ops[other.done]
-        if theirs.peer is None or {op.kind, theirs.kind} != {"send", "recv"}:
-            return []
-        if self.job.groups[theirs.group].members[theirs.peer] != number:
-            return []
-        if op.numel != theirs.numel:
-            return []
-        self.ranks[number].done += 1
-        other.done += 1
-        return [number, peer]
+        heads = other.heads() if self.streams else range(other.done, other.called)[:1]
+        for there in heads:
+            theirs = other.ops[there]
+            if (
+                theirs.peer is not None
+                and {op.kind, theirs.kind} == {"send", "recv"}
+                and self.job.groups[theirs.group].members[theirs.peer] == number
+                and op.numel == theirs.numel
+            ):
+                self._end(number, place)
+                self._end(peer, there)
+                return [number, peer]
+        return []
 
 
-def drawn(seed: int, fault: Fault, lost: float = 0.0, evaluator: bool = False) -> "Standstill":
+def drawn(
+    seed: int,
+    fault: Fault,
+    lost: float = 0.0,
+    evaluator: bool = False,
+    streams: bool = False,
+) -> "Standstill":
     """A standstill on a mesh, with a backend and buffers that follow from the seed."""
     draw = random.Random(f"{seed} {fault}")
     return standstill(
@@ -254,7 +300,21 @@ def drawn(seed: int, fault: Fault, lost: float = 0.0, evaluator: bool = False) -
         lost=lost,
         known_mesh=lost > 0,
         evaluator=evaluator,
+        streams=streams,
     )
+
+
+def active_only(found: "Standstill") -> "Standstill":
+    """The same, of which NCCL's recorders dumped nothing but what was under way. gloo's dump all in
+    any case: they never call an entry complete."""
+    dumps = {
+        rank: condense(rank, {**raw, "entries": _under_way(raw)}) for rank, raw in found.raw.items()
+    }
+    return replace(found, scene=replace(found.scene, dumps=dumps))
+
+
+def _under_way(raw: dict[str, Any]) -> list[dict[str, Any]]:
+    return [entry for entry in raw["entries"] if entry["state"] != "completed"]
 
 
 def standstill(
@@ -269,12 +329,13 @@ def standstill(
     lost_stacks: float = 0.0,
     known_mesh: bool = False,
     evaluator: bool = False,
+    streams: bool = False,
 ) -> Standstill:
     """One job that hangs by `fault`; drawn again until it does."""
     draw = random.Random(seed)
     job = make_job(mesh, evaluator)
     while True:
-        run, culprit = _hang(draw, job, fault, blocking)
+        run, culprit = _hang(draw, job, fault, blocking, streams and not blocking)
         if run.until_still():
             break
     bases = {group.desc: draw.randrange(50_000) for group in job.groups}
@@ -302,10 +363,12 @@ def standstill(
     return Standstill(job, fault, culprit, scene, raw)
 
 
-def _hang(draw: random.Random, job: Job, fault: Fault, blocking: bool) -> tuple[Run, int | None]:
+def _hang(
+    draw: random.Random, job: Job, fault: Fault, blocking: bool, streams: bool
+) -> tuple[Run, int | None]:
     shape = (draw.randint(1, 2), draw.randint(1, 3), draw.randint(1, 2))
     programs = [program(job, rank, *shape) for rank in range(job.world)]
-    run = Run(job, programs, 1 if blocking else draw.choice((4, 16, 48)))
+    run = Run(job, programs, 1 if blocking else draw.choice((4, 16, 48)), streams)
     odd = job.world > prod(job.mesh) and fault in PROGRAM  # nothing tells who of two it was
     culprit = draw.randrange(1, job.world - 1) if odd else draw.randrange(job.world)
     ops = programs[culprit]
@@ -341,12 +404,12 @@ def _dump(
 ) -> dict[str, Any]:
     entries = []
     for i in range(rank.called):
-        op, done = rank.ops[i], i < rank.done
+        op, done = rank.ops[i], rank.is_over(i)
         if op.peer is not None and blocking:
             continue
         at = rank.numbers[i].after(base[op.group])
         entries.append(_entry(job, op, number, at, done, blocking))
-        entries[-1]["record_id"] = len(entries) + 17
+        entries[-1]["record_id"] = len(entries) - 1
     config = {
         job.groups[group].name: {
             "name": job.groups[group].name,
@@ -381,7 +444,7 @@ def _status(rank: _Rank, base: list[int], blocking: bool) -> dict[str, dict[str,
             },
         )
         group["last_enqueued_collective"] = sum(at) if blocking else at.of(op)
-        if i < rank.done:
+        if rank.is_over(i):
             group["last_completed_collective"] = group["last_enqueued_collective"]
     return status
 

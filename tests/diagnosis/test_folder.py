@@ -16,7 +16,7 @@ from orchestrator.cli import cli
 from orchestrator.diagnosis.analyse import analyse
 from orchestrator.diagnosis.dumps import Unreadable, condense, parse
 from orchestrator.diagnosis.facts import Scene
-from orchestrator.diagnosis.folder import rank_of, read_folder
+from orchestrator.diagnosis.folder import below, rank_of, read_folder
 from orchestrator.diagnosis.stacks import main_stack, talks
 from orchestrator.errors import JobError
 from tests.diagnosis.standstill import standstill
@@ -140,9 +140,10 @@ def test_a_second_file_of_a_rank_is_named_and_replaces_none_that_tells_more(
     (dumps / "rank2.txt").write_text("notes")
     scene = read_folder(dumps)
     assert analyse(scene).ranks == (3,)
-    assert scene.unreadable["z_0"] == "a second dump of rank 0; trace_0 is taken"
-    assert scene.unreadable["a_1"] == "a second dump of rank 1, and empty; trace_1 is taken"
-    assert set(scene.unreadable) == {"z_0", "a_1", "eval-3.json", "rank2.txt"}
+    assert scene.passed_over["z_0"] == "a second dump of rank 0, and empty; trace_0 is taken"
+    assert scene.passed_over["a_1"] == "a second dump of rank 1, and empty; trace_1 is taken"
+    assert set(scene.unreadable) == {"eval-3.json"}
+    assert set(scene.passed_over) == {"z_0", "a_1", "rank2.txt"}
 
 
 def test_a_file_that_cannot_be_read_hinders_nothing(tmp_path: Path) -> None:
@@ -267,12 +268,12 @@ def test_a_folder_below_that_nobody_may_read_is_named_and_hinders_nothing(
     try:
         if us == 0:
             os.seteuid(65534)  # root may read all
-        scene, found = diagnose_folder(Path())
+        files, why = below(Path())
     finally:
         os.seteuid(us)
         (tmp_path / "lost+found").chmod(0o755)
-    assert (found.kind, found.ranks) == ("never-entered", (3,))
-    assert list(scene.unreadable) == ["lost+found"]
+    assert list(why) == ["lost+found"]
+    assert sorted(rank for rank, _ in files.dumps) == [0, 1, 2, 3]
 
 
 def test_what_lies_below_a_folder_with_evidence_is_not_of_it(tmp_path: Path) -> None:

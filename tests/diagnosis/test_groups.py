@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator.diagnosis.analyse import analyse
-from orchestrator.diagnosis.case import MOST_RANKS, Case
+from orchestrator.diagnosis.case import Case
+from orchestrator.diagnosis.dumps import MOST_RANKS
 from orchestrator.diagnosis.facts import Diagnosis, RankFacts, Scene
 from orchestrator.diagnosis.waits import GUESSED
 from tests.diagnosis.recorder import IN_ALL_REDUCE, IN_LOADER, Pg, Recorder, dumps_of, recorders

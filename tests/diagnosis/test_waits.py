@@ -81,7 +81,10 @@ def test_a_wait_of_the_kernel_that_a_rank_does_not_answer_out_of_is_why_it_is_mi
     facts = {rank: seen(rank, stack=IN_ALL_REDUCE) for rank in range(WORLD)}
     facts[6] = seen(6, process_state="D", stack=())
     found = analyse(Scene(dumps=dumps_of(ranks, (6,)), facts=facts, world=WORLD))
-    assert (found.kind, found.ranks, found.hosts) == ("never-entered", (6,), ("h3",))
+    assert (found.kind, found.ranks, found.hosts) == ("stopped", (6,), ("h3",))
+    assert found.cause.startswith(
+        "rank 6 is in an uninterruptible wait of the kernel (state D); it did not call"
+    )
 
 
 TP = [Pg(str(10 + i), "TENSOR_MODEL_PARALLEL_GROUP", range(4 * i, 4 * i + 4)) for i in range(4)]

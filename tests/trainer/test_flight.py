@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.contract.env import RankEnv
 from orchestrator.contract.rundir import LAST_FILES
-from orchestrator.diagnosis.folder import read_dump
+from orchestrator.diagnosis.reader import Read
+from orchestrator.diagnosis.reading import read_dumps
 from tests.diagnosis.test_after import ALL, call
 from trainer import flight
 from trainer.flight import LAST_CALLS, dump_at_end
@@ -33,9 +34,9 @@ def test_it_writes_what_it_called_last(env: RankEnv, tmp_path: Path) -> None:
     written = tmp_path / f"{LAST_FILES}3"
     kept = pickle.loads(written.read_bytes())["entries"]
     assert [kept[0]["collective_seq_id"], kept[-1]["collective_seq_id"]] == [50, LAST_CALLS + 49]
-    found = read_dump(3, written)
-    assert not isinstance(found, tuple)
-    assert found.last is not None
+    (found,) = read_dumps([(3, written)])
+    assert isinstance(found, Read)
+    assert found.dump.last is not None
     assert list(tmp_path.iterdir()) == [written], "nothing that looks like a dump of a hang"
 
 

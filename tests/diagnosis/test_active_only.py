@@ -1,0 +1,141 @@
+"""Dumps that hold what was under way and nothing else, as `onlyActive` has NCCL's recorder write
+them. They do not say what is complete, so less is known; no healthy rank may be named for that."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.diagnosis.analyse import analyse
+from orchestrator.diagnosis.digest import from_text, to_text
+from orchestrator.diagnosis.dumps import RankDump, condense
+from orchestrator.diagnosis.facts import Diagnosis, Scene
+from tests.diagnosis.recorder import Pg, Recorder, recorders
+from tests.diagnosis.standstill import FAULTS, JUDGED, STOPS, Fault, Standstill, active_only, drawn
+
+ALL: tuple[Fault, ...] = (*FAULTS, "network")
+
+
+def judged(
+    seed: int, *, lost: float, evaluator: bool, stacks: bool
+) -> tuple[Standstill, Diagnosis]:
+    """On NCCL, where each group has its own stream."""
+    fault = ALL[seed % len(ALL)]
+    found = active_only(drawn(seed, fault, lost, evaluator, streams=True))
+    scene = found.scene if stacks else replace(found.scene, facts={})
+    return found, analyse(scene)
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.25])
+@pytest.mark.parametrize("evaluator", [False, True])
+@pytest.mark.parametrize("stacks", [False, True])
+def test_no_healthy_rank_and_no_healthy_host_is_named(
+    lost: float, evaluator: bool, stacks: bool
+) -> None:
+    """Where two called what does not fit, and nothing tells who is right, both are named."""
+    named = 0
+    for seed in JUDGED[:90]:
+        found, verdict = judged(seed, lost=lost, evaluator=evaluator, stacks=stacks)
+        if not any(dump.partial for dump in found.scene.dumps.values()):
+            continue
+        if verdict.ranks:
+            named += 1
+            assert found.culprit in verdict.ranks, (seed, found.fault, verdict)
+            assert len(verdict.ranks) == 1 or verdict.kind == "mismatch", (seed, verdict)
+        if verdict.hosts:
+            assert found.culprit is not None
+            assert verdict.hosts == (found.scene.host(found.culprit),)
+    assert named > 15
+
+
+def test_a_rank_that_stopped_is_named_from_stacks_as_surely_as_with_all_that_is_complete() -> None:
+    for seed in JUDGED[:40]:
+        fault = STOPS[seed % len(STOPS)]
+        found = active_only(drawn(seed, fault, streams=True))
+        assert analyse(found.scene).ranks == (found.culprit,), (seed, fault)
+
+
+def under_way(one: Recorder) -> RankDump:
+    raw = one.dump()
+    left = [entry for entry in raw["entries"] if entry["state"] != "completed"]
+    return condense(one.rank, {**raw, "entries": left})
+
+
+def one_is_late() -> list[Recorder]:
+    """Rank 3 calls nothing more; rank 2 waits for it in a group of both, which lies between two
+    calls of all, and the like of which is complete for ranks 0 and 1."""
+    world, sides = (
+        Pg("0", "default_pg", range(4)),
+        (Pg("1", "side", (0, 1)), Pg("2", "side", (2, 3))),
+    )
+    ranks = recorders(4)
+    for one in ranks:
+        side = sides[one.rank // 2]
+        for _ in range(3):
+            one.call(world)
+            one.call(side)
+        if one.rank != 3:
+            one.call(world, state="scheduled")
+            one.call(side, state="completed" if one.rank < 2 else "scheduled")
+            one.call(world, state="scheduled")
+    return ranks
+
+
+def test_a_call_that_is_left_out_is_no_other_way_through_the_program() -> None:
+    """Rank 2 is the only one whose dump has the call between those of all."""
+    dumps = {one.rank: under_way(one) for one in one_is_late()}
+    assert [len(dumps[rank].paths) for rank in range(4)] == [2, 2, 1, 0]
+    without_the_culprit = {rank: dumps[rank] for rank in (0, 1, 2)}
+    assert analyse(Scene(dumps=dumps)).ranks == (3,)
+    assert 2 not in analyse(Scene(dumps=without_the_culprit, world=4)).ranks
+
+
+def test_what_comes_before_the_oldest_that_is_under_way_is_complete() -> None:
+    ranks = one_is_late()
+    behind, ahead = under_way(ranks[0]), under_way(ranks[2])
+    (world,) = behind.seats.values()
+    assert (world.done, world.entered) == (3, 5)
+    assert [call.seq for call in world.pending] == [4, 5]
+    assert {seat.done for seat in ahead.seats.values()} == {3}
+
+
+def test_ranks_that_idle_are_all_named_and_no_host_for_it() -> None:
+    world = Pg("0", "default_pg", range(8))
+    ranks = recorders(8)
+    for one in ranks:
+        for _ in range(5):
+            one.call(world)
+        if one.rank not in (2, 6):
+            one.call(world, state="scheduled")
+    verdict = analyse(Scene(dumps={one.rank: under_way(one) for one in ranks}))
+    assert (verdict.kind, verdict.ranks, verdict.hosts) == ("never-entered", (2, 6), ())
+
+
+def test_the_source_of_a_broadcast_may_be_past_it() -> None:
+    """Ranks 1 to 3 wait in a broadcast of rank 0, which waits in the next operation: whether it
+    left the broadcast out, or has sent its part, the dump does not say."""
+    world = Pg("0", "default_pg", range(4))
+    side = Pg("1", "side", range(4))
+    ranks = recorders(4)
+    for one in ranks:
+        one.call(world)
+        one.call(world, op="broadcast", state="completed" if one.rank == 0 else "scheduled")
+    ranks[0].call(side, state="scheduled")
+    verdict = analyse(Scene(dumps={one.rank: under_way(one) for one in ranks}))
+    assert 0 not in verdict.ranks
+
+
+@pytest.mark.parametrize("number", [3, "3"])
+def test_a_dump_without_entries_of_a_rank_that_did_something_is_partial(number: Any) -> None:
+    """As JSON torch writes the numbers of `pg_status` as text."""
+    status = {"0": {"last_enqueued_collective": number, "last_completed_collective": number}}
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    empty = {"version": "2.10", "pg_config": config, "pg_status": status, "entries": []}
+    assert condense(0, empty).partial
+    assert not condense(0, {**empty, "pg_status": {}}).partial
+
+
+def test_that_it_is_partial_goes_to_the_leader_with_it() -> None:
+    dump = under_way(one_is_late()[0])
+    assert dump.partial
+    assert from_text(to_text(dump)) == dump
