@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import strikes
-from orchestrator.agent.__main__ import _hold_host, _socket_path, main
+from orchestrator.agent.__main__ import _hold_host, main
 from orchestrator.agent.agent import WARNINGS, Agent, AgentConfig
 from orchestrator.agent.leading import lead as lead_and_follow
 from orchestrator.agent.whereabouts import Term
@@ -93,14 +93,6 @@ def test_what_a_former_agents_rank_left_running_is_killed(run_dir: RunDir) -> No
 
     assert _hold_host(run_dir, "host-0", Reaps())
     assert orphan.wait(WAIT_S) == -signal.SIGKILL
-
-
-def test_the_ranks_socket_has_a_short_path_of_its_own(tmp_path: Path) -> None:
-    deep = RunDir(tmp_path / ("x" * 200))
-    first, second = _socket_path(deep, "host-0"), _socket_path(deep, "host-1")
-    assert first != second
-    assert first == _socket_path(deep, "host-0")
-    assert len(first.name) < 20
 
 
 def test_an_agent_whose_host_is_taken_is_not_admitted(

@@ -324,6 +324,7 @@ def a_place(folder: Path, host: str = "host-0") -> HostPlace:
     python.chmod(0o755)
     run_dir = RunDir(folder / "job")
     run_dir.logs.mkdir(parents=True, exist_ok=True)
+    (folder / "s").mkdir(mode=0o700, exist_ok=True)
     return HostPlace(
         python=str(python),
         run_dir=run_dir,
