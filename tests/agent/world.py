@@ -281,7 +281,7 @@ class FakeBackend:
 PYTHON = """#!/bin/sh
 # Stands where python stands on torchrun's command line; CONFIG is the trainer itself.
 case "$2" in
-  torch.distributed.run) shift 2; exec {python} -S -E {torchrun} "$@" ;;
+  trainer.torchrun) shift 2; exec {python} -S -E {torchrun} "$@" ;;
   trainer) exec {python} -S -E "$3" ;;
   *) exec {python} "$@" ;;
 esac
@@ -289,7 +289,7 @@ esac
 TORCHRUN = """
 import os, signal, subprocess, sys, time
 cut = sys.argv.index("--run-path")
-options = dict(word[2:].split("=") for word in sys.argv[1:cut])
+options = dict(word[2:].split("=", 1) for word in sys.argv[1:cut])
 command = [sys.executable, "-m", "orchestrator.agent.keeper", *sys.argv[cut + 2:]]
 if "FAKE_TORCHRUN_FAILS" in os.environ:
     print("the rendezvous was refused", flush=True)
@@ -297,7 +297,7 @@ if "FAKE_TORCHRUN_FAILS" in os.environ:
 count = int(options["nproc-per-node"])
 ranks = []
 for local in range(count):
-    rank = int(options["node-rank"]) * count + local
+    rank = int(options["rdzv-conf"].removeprefix("rank=")) * count + local
     env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": "9"}
     ranks.append(subprocess.Popen(command, env=env, start_new_session=True))
 while None in [rank.poll() for rank in ranks]:
