@@ -25,12 +25,10 @@ class Listener:
 def listeners(pids: Iterable[int]) -> list[Listener]:
     """Every TCP socket that listens and every UDP socket, of these processes."""
     opened = sockets()
-    found = []
+    found = set()
     for pid in pids:
-        for inode in _inodes(pid):
-            if inode in opened:
-                found.append(Listener(pid, *opened[inode]))
-    return sorted(set(found))
+        found |= {Listener(pid, *opened[inode]) for inode in _inodes(pid) if inode in opened}
+    return sorted(found)
 
 
 def sockets(net: Path = Path("/proc/net")) -> dict[str, tuple[str, str, int]]:

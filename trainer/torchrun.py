@@ -1,7 +1,7 @@
 """torchrun, with a rendezvous whose store listens at the address of the first host alone.
 
-    python -m trainer.torchrun --rdzv-backend=ndctl --rdzv-endpoint=ADDRESS:PORT
-        --rdzv-conf=rank=N …
+python -m trainer.torchrun --rdzv-backend=ndctl --rdzv-endpoint=ADDRESS:PORT
+    --rdzv-conf=rank=N …
 """
 
 from torch.distributed.elastic.rendezvous import (

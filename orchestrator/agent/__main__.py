@@ -23,6 +23,7 @@ from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
 from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.rundir import RunDir
+from orchestrator.job_secret import secret_from
 from orchestrator.locks import is_free, try_lock
 from orchestrator.open_files import allow_files
 from orchestrator.preflight.host import Wanted, examine_host, sight
@@ -73,7 +74,7 @@ def _be_agent(
             socket=ranks_socket,
             parent=os.getpid(),
         ),
-        token=environ.get(env.TOKEN) or run_dir.token.read_text().strip(),
+        secret=secret_from(environ.get(env.TOKEN) or run_dir.token.read_text()),
         term=Term(args.launch, args.restarts or 0),
         devices=args.devices,
         agent_timeout=args.agent_timeout,
@@ -83,6 +84,8 @@ def _be_agent(
         leader_at=args.leader_at,
         probe=prober(_wanted(args), environ, sight(run_command)),
     )
+    # Ranks have no use for it, and what they start may write its environment down.
+    environ = {name: value for name, value in environ.items() if name != env.TOKEN}
     looked = partial(superseded, run_dir, config.term, _named(environ, clock), clock)
     why = once_it_serves(looked, "whether this host counts is not known", clock)
     if why is not None:

@@ -37,7 +37,17 @@ from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock
-from tests.agent.world import LAUNCH, TOKEN, WAIT_S, FakeBackend, TurnedClock, a_job, a_place, until
+from tests.agent.world import (
+    LAUNCH,
+    SECRET,
+    SECRET_TEXT,
+    WAIT_S,
+    FakeBackend,
+    TurnedClock,
+    a_job,
+    a_place,
+    until,
+)
 
 WORDS = (
     *("--host=host-0", "--address=127.0.0.1", "--launch=1", "--devices=1"),
@@ -127,7 +137,9 @@ def lead(
         place = replace(place, socket=Path(socket))
     with Journal(place.run_dir.journal, SystemClock()) as journal:
         journal.append(a_job(place.run_dir.path))
-    config = AgentConfig(place=place, token=TOKEN, term=Term(LAUNCH), devices=1, agent_timeout=10.0)
+    config = AgentConfig(
+        place=place, secret=SECRET, term=Term(LAUNCH), devices=1, agent_timeout=10.0
+    )
 
     async def run() -> int:
         leading = asyncio.create_task(
@@ -179,7 +191,7 @@ def test_what_a_scheduler_signals_is_the_leaders_to_decide(
 
 def a_follower(run_dir: RunDir, *words: str) -> int:
     """An agent of host-1 that does not lead."""
-    run_dir.token.write_text(TOKEN)
+    run_dir.token.write_text(SECRET_TEXT)
     host = ["--host=host-1", "--address=127.0.0.1", f"--launch={LAUNCH}", "--devices=1"]
     return main([f"--run-dir={run_dir.path}", *host, "--agent-timeout=1", *words], {})
 

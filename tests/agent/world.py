@@ -22,10 +22,12 @@ from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, PlanError, Unanswered
+from orchestrator.job_secret import draw, secret_from
 from orchestrator.seams import HostNotice, Sighting
 from orchestrator.supervise.state import JobPlan, Refit, Shortage
 
-TOKEN = "the-token"
+SECRET_TEXT = draw()
+SECRET = secret_from(SECRET_TEXT)
 WAIT_S = 240.0
 """Far more than anything here takes on a machine that has much else to do: it ends a hang."""
 

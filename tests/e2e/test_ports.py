@@ -27,7 +27,7 @@ def kind_of(command: str) -> str:
 
 
 def documented() -> dict[str, int]:
-    """Process -> how many ports one of them has, by the table; those that have none are not in it."""
+    """Process -> how many ports one of them has, by the table."""
     text = (ROOT / "docs" / "operations.md").read_text()
     table = text.split("### Ports\n")[1].split("\n\n")
     rows = next(part for part in table if part.startswith("|")).splitlines()[2:]
