@@ -71,6 +71,8 @@ STILL_MARGIN_S = 0.02
 LATE_S = 0.2
 """An agent that is woken later than this has not had the processor, or its host stood still."""
 CLOSE_S = 1.0
+REFUSALS = 3
+"""In a row, after which the leader does not know this agent's secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,8 @@ class Agent:
         """Name and address of the leader's host for which that was done last, …"""
         self.leader_name: Finding | None = None
         """… and what was not in order."""
+        self.refusals = 0
+        """In a row."""
         self.exit_code: int | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.checks: dict[int, Checked | None] = {}
@@ -221,11 +225,9 @@ class Agent:
             return
         except aiohttp.WSServerHandshakeError as exc:
             if exc.status == HTTPStatus.UNAUTHORIZED:
-                log.error("the leader refused this agent (%s): %s", exc.status, exc.message)
-                # Where a leader's successor has another address, its own may be another job's now.
-                if not self.config.patience_s:
-                    self.exit_code = exits.NOT_ADMITTED
+                self._refused(exc)
             return
+        self.refusals = 0
         both: list[asyncio.Task[None]] = []
         try:
             await self._send(ws, self._register())
@@ -259,6 +261,13 @@ class Agent:
         )
         headers = proof_headers(secret, nonce, claim)
         return await session.ws_connect(url, headers=headers, ssl=pin, max_msg_size=ORDER_BYTES)
+
+    def _refused(self, exc: aiohttp.WSServerHandshakeError) -> None:
+        """Once may be by chance: a connection that broke between question and proof."""
+        log.error("the leader refused this agent (%s): %s", exc.status, exc.message)
+        self.refusals += 1
+        if self.refusals >= REFUSALS and not self.config.patience_s:
+            self.exit_code = exits.NOT_ADMITTED
 
     def _register(self) -> Register:
         place = self.config.place

@@ -5,10 +5,12 @@ is counted, not logged one by one, since the log is on the storage that the whol
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
 import ssl
+from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -17,15 +19,19 @@ from aiohttp import web
 
 log = logging.getLogger(__name__)
 
-ENTER_S = 20.0
-"""From the connection to the proof: several times what all of 2,048 agents at once need, with TLS,
-on a busy processor."""
+ENTER_S = 10.0
+"""From the connection to the proof."""
 STRANGERS = 256
-"""Connections without a proof, besides one for each host of the job. Above that the oldest goes: it
-has had the most time, and an agent needs a few milliseconds of it."""
+"""Connections without a proof. The next ones wait in the kernel's queue: thousands of handshakes at
+once would all end together, and late. Half a second of the processor is enough for so many."""
+GRACE_S = 5.0
+"""For which a connection may keep others waiting; then it makes room for them."""
 STRANGER_BYTES = 128 << 10
 """What a connection may send before its proof is read: headers, and the body that follows."""
 BACKLOG = 4_096
+TLS_BUFFER_BYTES = 32 << 10
+"""Of each connection, instead of asyncio's 256 KiB, which is half a GiB for 2,048 agents. A record
+of TLS has 16 KiB at most."""
 RETRY_S = 0.5
 TELL_S = 60.0
 """Between two lines of the log on what was turned away."""
@@ -88,15 +94,12 @@ class Visitor(web.RequestHandler):
 class Door:
     """Lets connections in, one task each until it has proved what it is."""
 
-    def __init__(
-        self, server: web.Server, context: ssl.SSLContext, hosts: int, enter_s: float = ENTER_S
-    ) -> None:
+    def __init__(self, server: web.Server, context: ssl.SSLContext) -> None:
         self.server = server
         self.context = context
-        self.most = STRANGERS + hosts
-        self.enter_s = enter_s
-        self.strangers: dict[asyncio.Task[None], None] = {}
-        """The oldest first."""
+        self.strangers: dict[asyncio.Task[None], float] = {}
+        """And when each came, by the loop's time; the oldest first."""
+        self.one_less = asyncio.Event()
         self.listening: socket.socket | None = None
         self.accepting: asyncio.Task[None] | None = None
         self.refusals = Refusals()
@@ -104,6 +107,7 @@ class Door:
     def open(self, bind: str, port: int) -> int:
         """Listen at `port`; the port, where that was 0. Raises OSError."""
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
         self.listening = socket.create_server((bind, port), family=family, backlog=BACKLOG)
         self.listening.setblocking(False)
         self.accepting = asyncio.create_task(self._accept(self.listening))
@@ -125,29 +129,38 @@ class Door:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            await self._have_room()
             try:
                 sock, _ = await loop.sock_accept(listening)
             except OSError as exc:  # no file descriptor is left: those that are open go on
                 self.turned_away(f"could not be accepted: {exc.strerror}")
                 await asyncio.sleep(RETRY_S)
                 continue
-            if len(self.strangers) >= self.most:
-                oldest = next(iter(self.strangers))
-                del self.strangers[oldest]
-                oldest.cancel()
-                self.turned_away("had to make room for later ones")
             visitor = Visitor(self, self.server)
             task = asyncio.create_task(self._meet(visitor, sock))
-            self.strangers[task] = None
+            self.strangers[task] = loop.time()
             task.add_done_callback(partial(self._met, visitor, sock))
             # One that is there already is accepted without a pause, and the others have to go on.
             await asyncio.sleep(0)
+
+    async def _have_room(self) -> None:
+        while len(self.strangers) >= STRANGERS:
+            oldest, came = next(iter(self.strangers.items()))
+            left = came + GRACE_S - asyncio.get_running_loop().time()
+            if left <= 0:
+                del self.strangers[oldest]
+                oldest.cancel()
+                self.turned_away("had to make room for later ones")
+                continue
+            self.one_less.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.one_less.wait(), left)
 
     async def _meet(self, visitor: Visitor, sock: socket.socket) -> None:
         """Until it has proved what it is, or its time is over."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self.enter_s):
+            async with asyncio.timeout(ENTER_S):
                 await loop.connect_accepted_socket(lambda: visitor, sock, ssl=self.context)
                 await visitor.entered.wait()
         except TimeoutError:
@@ -157,6 +170,7 @@ class Door:
 
     def _met(self, visitor: Visitor, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self.strangers.pop(task, None)
+        self.one_less.set()
         if not visitor.entered.is_set():
             visitor.abort()
             sock.close()

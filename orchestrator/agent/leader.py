@@ -202,7 +202,7 @@ class Leader:
                 taken=self.granted.taken,
             )
         )
-        port = await self.reception.open(bind, port, folder, len(self.job.launch.hosts))
+        port = await self.reception.open(bind, port, folder)
         allocation = self.granted.allocation
         name = host if allocation and allocation.names_resolve else ""
         announced = partial(announce, self.run_dir, self.granted.term, address, port, name)

@@ -44,13 +44,13 @@ class Reception:
         self.runner: web.AppRunner | None = None
         self.door: Door | None = None
 
-    async def open(self, bind: str, port: int, folder: Path, hosts: int) -> int:
+    async def open(self, bind: str, port: int, folder: Path) -> int:
         """At `port`, if it is free; where else, is returned. `folder` is for this process alone.
         Raises OSError."""
         self.runner = web.AppRunner(self.application(), shutdown_timeout=CLOSE_S)
         await self.runner.setup()
         assert self.runner.server is not None
-        self.door = Door(self.runner.server, server_context(self.secret, folder), hosts)
+        self.door = Door(self.runner.server, server_context(self.secret, folder))
         try:
             return self.door.open(bind, port)
         except OSError as exc:

@@ -266,7 +266,7 @@ def test_the_leader_takes_the_port_that_it_is_told_unless_another_has_it(tmp_pat
     async def script() -> list[int]:
         wanted = free_port("127.0.0.1")
         both = [Reception(SECRET, LAUNCH, nothing, str) for _ in range(2)]
-        found = [await one.open("127.0.0.1", wanted, tmp_path, 1) for one in both]
+        found = [await one.open("127.0.0.1", wanted, tmp_path) for one in both]
         for one in both:
             await one.close()
         return [wanted, *found]

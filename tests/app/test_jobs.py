@@ -279,7 +279,7 @@ def leader(run_dir: RunDir, secret: str, launch: int = 1) -> Iterator[list[str]]
 
     async def serve() -> None:
         reception = Reception(secret_from(secret), 1, listen, heard.append)
-        port = await reception.open("127.0.0.1", 0, run_dir.path, 1)
+        port = await reception.open("127.0.0.1", 0, run_dir.path)
         announce(run_dir, Term(launch), "127.0.0.1", port)
         ready.set()
         await over.wait()
