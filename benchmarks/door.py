@@ -197,8 +197,8 @@ def main(argv: list[str]) -> None:
         return
     agents = int(argv[0]) if argv else AGENTS
     print(machine())
-    for tls in (False, True):
-        asyncio.run(measure(agents, tls))
+    asyncio.run(measure(agents, tls=False))
+    asyncio.run(measure(agents, tls=True))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from functools import partial
 from aiohttp import web
 
 log = logging.getLogger(__name__)
+SILENT = logging.getLogger(f"{__name__}.access")
+"""aiohttp's log of every request, which is not written."""
+SILENT.setLevel(logging.CRITICAL)
 
 ENTER_S = 10.0
 """From the connection to the proof."""
@@ -43,7 +46,7 @@ class Visitor(web.RequestHandler):
     __slots__ = ("door", "entered", "nonce", "sent")
 
     def __init__(self, door: "Door", server: web.Server) -> None:
-        super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)
+        super().__init__(server, loop=asyncio.get_running_loop(), access_log=SILENT)
         self.door = door
         self.nonce: str | None = None
         """Good for one proof on this connection."""

@@ -171,8 +171,8 @@ class Led:
         async with self.session.post(url, data=body, headers=headers, ssl=PIN) as answer:
             return answer.status
 
-    async def cancels(self, body: bytes = b'{"by": "me"}', **headers: str) -> int:
-        return await self.post({**await self.proof(CANCEL_PATH), **headers}, body)
+    async def cancels(self, body: bytes = b'{"by": "me"}', kind: str = "application/json") -> int:
+        return await self.post({**await self.proof(CANCEL_PATH), "Content-Type": kind}, body)
 
     async def end(self) -> EndJob:
         ending = await asyncio.wait_for(self.task, WAIT_S)
