@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.protocol import CHALLENGE, SCHEME, Claim, Proof
+from orchestrator.contract.read_json import read_json
 from orchestrator.job_secret import JobSecret, is_proved, prove
 
 
@@ -29,7 +30,7 @@ def proved(secret: JobSecret, nonce: str, header: str) -> Claim | None:
     if scheme != SCHEME:
         return None
     try:
-        proof: Proof = decode(Proof, json.loads(body))
-    except (ValueError, TypeError, RecursionError):
+        proof: Proof = decode(Proof, read_json(body))
+    except (ValueError, TypeError):
         return None
     return proof.claim if is_proved(secret, nonce, proof.claim, proof.mac) else None

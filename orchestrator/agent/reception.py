@@ -19,6 +19,7 @@ from orchestrator.contract.protocol import (
     Purpose,
     Register,
 )
+from orchestrator.contract.read_json import read_json
 from orchestrator.job_secret import JobSecret, server_context
 
 log = logging.getLogger(__name__)
@@ -95,8 +96,8 @@ class Reception:
         if request[CLAIM].launch != self.launch:
             raise web.HTTPConflict(text=f"this is launch {self.launch}")
         try:
-            body = await request.json()
-        except (ValueError, LookupError, RecursionError):  # an unknown charset is a LookupError
+            body = read_json(await request.text())
+        except (ValueError, LookupError):  # an unknown charset is a LookupError
             body = None
         if not isinstance(body, dict):
             raise web.HTTPBadRequest(text='the body must be {"by": "who cancels"}')
