@@ -29,6 +29,7 @@ from orchestrator.contract.env import hides_gpus
 from orchestrator.contract.protocol import Checked, Link
 from trainer.devices import device_of
 from trainer.signs import ANSWER_S, Signs, all_gone, pause, prepare, watch
+from trainer.stores import serve
 
 LEAVE_S = 1.0
 """For the store to hear that a process leaves."""
@@ -77,9 +78,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     check = _check(argv)
     hidden = hides_gpus(environ)
     if check.rank == 0:
-        check.server = TCPStore(
-            check.address, check.port, None, True, _seconds(check.left()), wait_for_workers=False
-        )
+        check.server = serve(check.address, check.port, _seconds(check.left()), shared=False)
         prepare(check.server, len(check.hosts))
         _beside(lambda: watch(_store(check, check.left()), len(check.hosts)))
     _beside(check.signs.beat)

@@ -3,13 +3,10 @@
 import argparse
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,9 +23,11 @@ from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
 from orchestrator.contract.findings import Finding, troubles
 from orchestrator.contract.rundir import RunDir
+from orchestrator.job_secret import secret_from
 from orchestrator.locks import is_free, try_lock
 from orchestrator.open_files import allow_files
 from orchestrator.preflight.host import Wanted, examine_host, sight
+from orchestrator.private_folder import SOCKET, NoPrivateFolder, private_folder
 from orchestrator.seams import Backend, Clock
 from orchestrator.system import SystemClock, log_to_stderr, run_command
 
@@ -53,6 +52,18 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     once_it_serves(run_dir.make, "there is no room for logs", clock)
     if not _hold_host(run_dir, args.host, clock):
         return exits.LEADER_LOST if args.patience else exits.NOT_ADMITTED
+    try:
+        with private_folder(environ) as folder:
+            return _be_agent(args, folder / SOCKET, environ, clock)
+    except NoPrivateFolder as exc:
+        log.error("leaving: there is no safe place for the socket of this host's ranks: %s", exc)
+        return exits.FAILED
+
+
+def _be_agent(
+    args: argparse.Namespace, ranks_socket: Path, environ: Mapping[str, str], clock: Clock
+) -> int:
+    run_dir = RunDir(args.run_dir)
     scheduled = args.restarts is not None
     config = AgentConfig(
         place=HostPlace(
@@ -60,10 +71,10 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
             run_dir=run_dir,
             host=args.host,
             address=args.address,
-            socket=_socket_path(run_dir, args.host),
+            socket=ranks_socket,
             parent=os.getpid(),
         ),
-        token=environ.get(env.TOKEN) or run_dir.token.read_text().strip(),
+        secret=secret_from(environ.get(env.TOKEN) or run_dir.token.read_text()),
         term=Term(args.launch, args.restarts or 0),
         devices=args.devices,
         agent_timeout=args.agent_timeout,
@@ -73,20 +84,19 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         leader_at=args.leader_at,
         probe=prober(_wanted(args), environ, sight(run_command)),
     )
-    try:
-        looked = partial(superseded, run_dir, config.term, _named(environ, clock), clock)
-        why = once_it_serves(looked, "whether this host counts is not known", clock)
-        if why is not None:
-            log.error("leaving: %s", why)
-            return exits.NOT_ADMITTED
-        if args.lead:
-            # Late: the agents of 2,047 hosts of 2,048 begin without it.
-            from orchestrator.agent.leading import lead
+    # Ranks have no use for it, and what they start may write its environment down.
+    environ = {name: value for name, value in environ.items() if name != env.TOKEN}
+    looked = partial(superseded, run_dir, config.term, _named(environ, clock), clock)
+    why = once_it_serves(looked, "whether this host counts is not known", clock)
+    if why is not None:
+        log.error("leaving: %s", why)
+        return exits.NOT_ADMITTED
+    if args.lead:
+        # Late: the agents of 2,047 hosts of 2,048 begin without it.
+        from orchestrator.agent.leading import lead
 
-            return asyncio.run(lead(config, args.bind, scheduled, environ, clock, args.port))
-        return asyncio.run(_follow(config, scheduled, args.turn, environ, clock))
-    finally:
-        shutil.rmtree(config.place.socket.parent, ignore_errors=True)
+        return asyncio.run(lead(config, args.bind, scheduled, environ, clock, args.port))
+    return asyncio.run(_follow(config, scheduled, args.turn, environ, clock))
 
 
 def _look_at_host(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -196,12 +206,6 @@ def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
                 send_signal(pid, signal.SIGKILL)
         clock.sleep(LOCK_POLL_S)
     return True
-
-
-def _socket_path(run_dir: RunDir, host: str) -> Path:
-    """Short enough for a Unix socket, and the same for each agent of this host and job."""
-    key = hashlib.sha256(f"{run_dir.path}\0{host}".encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"ndctl-{os.getuid()}-{key}" / "ranks.sock"
 
 
 if __name__ == "__main__":

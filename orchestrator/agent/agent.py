@@ -21,6 +21,7 @@ from typing import Any, assert_never
 import aiohttp
 
 from orchestrator.agent.attempts import Attempts
+from orchestrator.agent.entering import nonce_in, proof_headers
 from orchestrator.agent.fabric import check_fabric
 from orchestrator.agent.probes import Probe, no_probe
 from orchestrator.agent.sockets import free_port, listen
@@ -32,9 +33,11 @@ from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.protocol import (
     AGENT_PATH,
+    ORDER_BYTES,
     PULSE_S,
     Checked,
     CheckFabric,
+    Claim,
     Gather,
     Leave,
     OfferPort,
@@ -48,6 +51,7 @@ from orchestrator.contract.protocol import (
     Warned,
 )
 from orchestrator.contract.read_json import read_json
+from orchestrator.job_secret import JobSecret
 from orchestrator.preflight.together import NAME_S, looked_up
 from orchestrator.seams import Clock
 
@@ -67,12 +71,14 @@ STILL_MARGIN_S = 0.02
 LATE_S = 0.2
 """An agent that is woken later than this has not had the processor, or its host stood still."""
 CLOSE_S = 1.0
+REFUSALS = 3
+"""In a row, after which the leader does not know this agent's secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     place: HostPlace
-    token: str
+    secret: JobSecret
     term: Term
     devices: int
     agent_timeout: float
@@ -119,6 +125,8 @@ class Agent:
         """Name and address of the leader's host for which that was done last, …"""
         self.leader_name: Finding | None = None
         """… and what was not in order."""
+        self.refusals = 0
+        """In a row."""
         self.exit_code: int | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.checks: dict[int, Checked | None] = {}
@@ -172,7 +180,7 @@ class Agent:
                 for place in self._places(leader):
                     heard = self.last_heard
                     with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
-                        await self._converse(session, f"http://{place}{AGENT_PATH}")
+                        await self._converse(session, f"https://{place}{AGENT_PATH}")
                         if place != self.config.leader_at or self.last_heard > heard:
                             patience = self.config.agent_timeout
                     if self.exit_code is not None or self.last_heard > heard:
@@ -209,17 +217,17 @@ class Agent:
         return self.clock.monotonic() - self.last_heard
 
     async def _converse(self, session: aiohttp.ClientSession, url: str) -> None:
-        headers = {"Authorization": f"Bearer {self.config.token}"}
         try:
             async with asyncio.timeout(self.config.agent_timeout):
-                ws = await session.ws_connect(url, headers=headers, max_msg_size=0)
+                ws = await self._enter(session, url)
+        except aiohttp.ServerFingerprintMismatch:
+            log.warning("%s is not this job's leader: its certificate is another", url)
+            return
         except aiohttp.WSServerHandshakeError as exc:
             if exc.status == HTTPStatus.UNAUTHORIZED:
-                log.error("the leader refused this agent (%s): %s", exc.status, exc.message)
-                # Where a leader's successor has another address, its own may be another job's now.
-                if not self.config.patience_s:
-                    self.exit_code = exits.NOT_ADMITTED
+                self._refused(exc)
             return
+        self.refusals = 0
         both: list[asyncio.Task[None]] = []
         try:
             await self._send(ws, self._register())
@@ -235,6 +243,31 @@ class Agent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):  # a leader that is gone does not answer
                     await ws.close()
+
+    async def _enter(
+        self, session: aiohttp.ClientSession, url: str
+    ) -> aiohttp.ClientWebSocketResponse:
+        """The leader, which has shown the job's certificate before anything is said to it."""
+        secret = self.config.secret
+        pin = aiohttp.Fingerprint(secret.fingerprint)
+        async with session.get(url, ssl=pin) as answer:
+            nonce = nonce_in(answer.headers) or ""
+            await answer.read()  # the proof has to go over the same connection
+        claim = Claim(
+            purpose="agent",
+            launch=self.config.term.launch,
+            host=self.config.place.host,
+            incarnation=self.incarnation,
+        )
+        headers = proof_headers(secret, nonce, claim)
+        return await session.ws_connect(url, headers=headers, ssl=pin, max_msg_size=ORDER_BYTES)
+
+    def _refused(self, exc: aiohttp.WSServerHandshakeError) -> None:
+        """Once may be by chance: a connection that broke between question and proof."""
+        log.error("the leader refused this agent (%s): %s", exc.status, exc.message)
+        self.refusals += 1
+        if self.refusals >= REFUSALS and not self.config.patience_s:
+            self.exit_code = exits.NOT_ADMITTED
 
     def _register(self) -> Register:
         place = self.config.place

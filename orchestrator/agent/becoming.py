@@ -9,6 +9,7 @@ import faulthandler
 import os
 import runpy
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,6 +136,24 @@ def _let_go() -> None:
     for fd, name in list(_open_files()):
         if fd > 2 and not name.startswith("/"):
             os.dup2(null, fd, inheritable=False)
+
+
+def leave_network() -> None:
+    """Let go of what a fork was born with: a store's port, of which it is no part, and connections,
+    which would seem to live on when the process before has ended."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd, name in list(_open_files()):
+        if name.startswith("socket:") and _family(fd) in (socket.AF_INET, socket.AF_INET6):
+            os.dup2(null, fd, inheritable=False)
+    os.close(null)
+
+
+def _family(fd: int) -> int:
+    sock = socket.socket(fileno=fd)
+    try:
+        return sock.family
+    finally:
+        sock.detach()
 
 
 def _open_files() -> Iterator[tuple[int, str]]:

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import setproctitle
 
-from orchestrator.agent.becoming import become, die_with_parent, find_name
+from orchestrator.agent.becoming import become, die_with_parent, find_name, leave_network
 from orchestrator.contract import progress
 from orchestrator.contract.datagrams import Datagram, RankEnded, RankStarted, to_bytes
 from orchestrator.contract.env import DUMP_SIGNAL, PROGRESS_FD, TORCHRUN_PID, RankEnv
@@ -94,6 +94,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("command", nargs="+")
     args = parser.parse_args(argv)
     die_with_parent(int(environ.get(TORCHRUN_PID, os.getppid())))
+    leave_network()  # torchrun's store, which its forks have as well
     share(args.lock)
     env = RankEnv.from_mapping(environ)
     log = args.log_dir / f"rank-{env.rank}.log"

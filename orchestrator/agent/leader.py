@@ -7,6 +7,7 @@ decided by `step`, then performed.
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,6 +77,7 @@ from orchestrator.contract.protocol import (
     Warned,
 )
 from orchestrator.contract.rundir import RunDir
+from orchestrator.job_secret import JobSecret
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.roster import has_successors, hosts_given
@@ -137,7 +139,7 @@ class Leader:
         self,
         supervisor: Supervisor,
         run_dir: RunDir,
-        token: str,
+        secret: JobSecret,
         backend: Backend,
         clock: Clock,
         granted: Granted,
@@ -155,7 +157,7 @@ class Leader:
         self.deciding = Deciding(supervisor, self._act)
         launch = job.launch
         self.connections = Connections(launch.launch, launch.agent_timeout, clock)
-        self.reception = Reception(token, launch.launch, self._listen, self.cancel)
+        self.reception = Reception(secret, launch.launch, self._listen, self.cancel)
         self.lookout = Lookout(job)
         self.pending: StartAttempt | None = None
         """An attempt whose first host is still to offer a port."""
@@ -185,10 +187,10 @@ class Leader:
     # What the world brings in
 
     async def serve(
-        self, host: str, bind: str, address: str, pid: int, port: int = 0
+        self, host: str, bind: str, address: str, folder: Path, port: int = 0
     ) -> EndJob | Requeue:
         """Lead the job to its end, or until it is back in the scheduler's queue. `port`: there, if
-        it is free.
+        it is free; `folder` is for this process alone.
 
         Raises:
             GivenUp: another leader has taken over; nothing was touched since.
@@ -198,7 +200,7 @@ class Leader:
             LeaderStarted(
                 at=self.steady.now(),
                 host=host,
-                pid=pid,
+                pid=os.getpid(),
                 allocation=self.granted.allocation,
                 exclude=self.granted.exclude,
                 always=self.granted.always,
@@ -206,7 +208,7 @@ class Leader:
                 taken=self.granted.taken,
             )
         )
-        port = await self.reception.open(bind, port)
+        port = await self.reception.open(bind, port, folder)
         allocation = self.granted.allocation
         name = host if allocation and allocation.names_resolve else ""
         announced = partial(announce, self.run_dir, self.granted.term, address, port, name)

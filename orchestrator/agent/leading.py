@@ -81,7 +81,7 @@ async def lead(
         planning = asyncio.create_task(asyncio.to_thread(import_module, PLANNING))
         planners = _planners(place.run_dir, environ)
         leader = Leader(
-            supervisor, place.run_dir, config.token, backend, clock, granted, planners, name
+            supervisor, place.run_dir, config.secret, backend, clock, granted, planners, name
         )
         agent = Agent(config, environ, clock, standby)
         loop = asyncio.get_running_loop()
@@ -90,7 +90,7 @@ async def lead(
                 loop.add_signal_handler(number, leader.warned, number.name)
         else:
             loop.add_signal_handler(signal.SIGTERM, leader.cancel, "SIGTERM to the leader")
-        serving = leader.serve(place.host, bind, place.address, os.getpid(), port)
+        serving = leader.serve(place.host, bind, place.address, place.socket.parent, port)
         try:
             return await _run_both(serving, agent)
         finally:

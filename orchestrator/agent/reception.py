@@ -1,20 +1,34 @@
-"""The leader's door: agents come in by WebSocket, and whoever cancels by a request, both with the
-job's token.
+"""What the leader serves: agents come in by WebSocket, and whoever cancels by a request, both with
+a proof that they know the job's secret.
 """
 
-import hmac
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from aiohttp import WSCloseCode, web
 
 from orchestrator.agent.connections import report_in
-from orchestrator.contract.protocol import AGENT_PATH, CANCEL_PATH, Register
+from orchestrator.agent.door import Door, Visitor
+from orchestrator.agent.entering import challenge, proved
+from orchestrator.contract.protocol import (
+    AGENT_PATH,
+    CANCEL_PATH,
+    REPORT_BYTES,
+    Claim,
+    Purpose,
+    Register,
+)
+from orchestrator.contract.read_json import read_json
+from orchestrator.job_secret import JobSecret, server_context
 
 log = logging.getLogger(__name__)
 
 CLOSE_S = 1.0
 """For requests to end once nobody is led any more."""
+BODY_BYTES = 64 << 10
+PURPOSES: dict[str, Purpose] = {AGENT_PATH: "agent", CANCEL_PATH: "cancel"}
+CLAIM = web.RequestKey("claim", Claim)
 
 Listen = Callable[[Register, web.WebSocketResponse], Awaitable[None]]
 """Take in what an agent says until it goes. May raise ValueError or TypeError: no report."""
@@ -22,28 +36,38 @@ Listen = Callable[[Register, web.WebSocketResponse], Awaitable[None]]
 
 class Reception:
     def __init__(
-        self, token: str, launch: int, listen: Listen, cancel: Callable[[str], None]
+        self, secret: JobSecret, launch: int, listen: Listen, cancel: Callable[[str], object]
     ) -> None:
-        self.token = token
+        self.secret = secret
         self.launch = launch
         self.listen = listen
         self.cancel = cancel
         self.runner: web.AppRunner | None = None
+        self.door: Door | None = None
 
-    async def open(self, bind: str, port: int) -> int:
-        """At `port`, if it is free; where else, is returned. Raises OSError."""
-        self.runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=CLOSE_S)
+    async def open(self, bind: str, port: int, folder: Path) -> int:
+        """At `port`, if it is free; where else, is returned. `folder` is for this process alone.
+        Raises OSError."""
+        self.runner = web.AppRunner(self.application(), shutdown_timeout=CLOSE_S)
         await self.runner.setup()
-        await _listen_at(self.runner, bind, port)
-        taken: int = self.runner.addresses[0][1]
-        return taken
+        assert self.runner.server is not None
+        self.door = Door(self.runner.server, server_context(self.secret, folder))
+        try:
+            return self.door.open(bind, port)
+        except OSError as exc:
+            if port == 0:
+                raise
+            log.warning("port %s cannot be had, so any other is taken: %s", port, exc)
+            return self.door.open(bind, 0)
 
     async def close(self) -> None:
+        if self.door is not None:
+            await self.door.close()
         if self.runner is not None:
             await self.runner.cleanup()
 
     def application(self) -> web.Application:
-        app = web.Application(middlewares=[self._authenticate])
+        app = web.Application(middlewares=[self._authenticate], client_max_size=BODY_BYTES)
         app.router.add_get(AGENT_PATH, self._agent)
         app.router.add_post(CANCEL_PATH, self._cancel)
         return app
@@ -54,16 +78,26 @@ class Reception:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        sent = given.encode(errors="surrogateescape")
-        if not hmac.compare_digest(sent, f"Bearer {self.token}".encode()):
-            raise web.HTTPUnauthorized(text="this job's token is needed")
+        visitor = request.protocol
+        assert isinstance(visitor, Visitor)
+        given = request.headers.get("Authorization")
+        if given is None:
+            return _ask_for_proof(visitor, "prove that you know the job's secret")
+        nonce = visitor.take_nonce()
+        claim = proved(self.secret, nonce, given) if nonce else None
+        if claim is None or claim.purpose != PURPOSES.get(request.path):
+            visitor.door.turned_away("gave no right proof")
+            return _ask_for_proof(visitor, "this proves nothing here")
+        visitor.entered.set()
+        request[CLAIM] = claim
         return await handler(request)
 
     async def _cancel(self, request: web.Request) -> web.Response:
+        if request[CLAIM].launch != self.launch:
+            raise web.HTTPConflict(text=f"this is launch {self.launch}")
         try:
-            body = await request.json()
-        except ValueError:
+            body = read_json(await request.text())
+        except (ValueError, LookupError):  # an unknown charset is a LookupError
             body = None
         if not isinstance(body, dict):
             raise web.HTTPBadRequest(text='the body must be {"by": "who cancels"}')
@@ -71,11 +105,11 @@ class Reception:
         return web.Response(status=202, text="cancelling")
 
     async def _agent(self, request: web.Request) -> web.WebSocketResponse:
-        ws = web.WebSocketResponse(max_msg_size=0)
+        ws = web.WebSocketResponse(max_msg_size=REPORT_BYTES)
         await ws.prepare(request)
         try:
             register = report_in(await ws.receive())
-            if not isinstance(register, Register) or register.launch != self.launch:
+            if not isinstance(register, Register) or not self._is_of(register, request[CLAIM]):
                 await ws.close(code=WSCloseCode.POLICY_VIOLATION, message=b"not of this launch")
                 return ws
             await self.listen(register, ws)
@@ -84,12 +118,11 @@ class Reception:
             await ws.close(code=WSCloseCode.INVALID_TEXT, message=b"not a report")
         return ws
 
+    def _is_of(self, register: Register, claim: Claim) -> bool:
+        """Whether it is of this launch, and speaks for the host that it has proved to be."""
+        said = (register.host, register.incarnation, register.launch)
+        return said == (claim.host, claim.incarnation, claim.launch) == (*said[:2], self.launch)
 
-async def _listen_at(runner: web.AppRunner, bind: str, port: int) -> None:
-    try:
-        await web.TCPSite(runner, bind, port).start()
-    except OSError as exc:
-        if port == 0:
-            raise
-        log.warning("port %s cannot be had, so any other is taken: %s", port, exc)
-        await web.TCPSite(runner, bind, 0).start()
+
+def _ask_for_proof(visitor: Visitor, why: str) -> web.Response:
+    return web.Response(status=401, headers=challenge(visitor.challenge()), text=why)

@@ -18,8 +18,10 @@ PORTS_TRIED = 200
 
 
 async def listen(path: Path, hear: Callable[[Datagram], None]) -> asyncio.DatagramTransport:
-    """Open the socket that the ranks of this host report to; `hear` is called with each report."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Open the socket that the ranks of this host report to; `hear` is called with each report.
+
+    `path` is in a folder that no other user can enter (`private_folder.py`).
+    """
     path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:

@@ -39,12 +39,13 @@ def render(start: Start, place: HostPlace) -> list[str]:
     """torchrun with static rendezvous; attempts are ours, so it restarts nothing itself."""
     log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
     torchrun = [
-        *command(place.python, "torch.distributed.run"),
+        *command(place.python, "trainer.torchrun"),
         f"--nnodes={start.nodes}",
-        f"--node-rank={start.node_rank}",
         f"--nproc-per-node={start.ranks_per_host}",
-        f"--master-addr={start.master_address}",
-        f"--master-port={start.master_port}",
+        # Of ours, as the store of torchrun's own static one listens at every address of the host.
+        "--rdzv-backend=ndctl",
+        f"--rdzv-endpoint={start.master_address}:{start.master_port}",
+        f"--rdzv-conf=rank={start.node_rank}",
         f"--local-addr={place.address}",
         # What it writes itself goes with the agent; its own choice would stay in /tmp for good.
         f"--log-dir={place.socket.parent}",

@@ -3,24 +3,30 @@
 import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from http import HTTPStatus
+from http.client import HTTPException, HTTPSConnection
+from ssl import SSLSocket
 
+from orchestrator.agent.entering import nonce_in, proof_headers
 from orchestrator.app.commands import commands_for
 from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import clear, standing
 from orchestrator.app.submission_lock import refuse_while_submitting
 from orchestrator.contract import env
-from orchestrator.contract.protocol import CANCEL_PATH
+from orchestrator.contract.protocol import CANCEL_PATH, Claim
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError
+from orchestrator.job_secret import JobSecret, client_context, is_pinned, secret_from
 from orchestrator.seams import Clock, Copy
 from orchestrator.supervise.log import Journal, has_writer
 from orchestrator.supervise.snapshot import known
 from orchestrator.supervise.state import Run, Stage
 
 CANCEL_TIMEOUT_S = 10.0
+JSON = {"Content-Type": "application/json"}
 ENDING_POLL_S = 0.1
 LEAVE_S = 15.0
 """For the agents of a job that has ended to leave by themselves."""
@@ -74,33 +80,40 @@ def _cancel_there(run: Run, copy: Copy, environ: Mapping[str, str], clock: Clock
 
 def _ask_to_cancel(run_dir: RunDir, launch: int, environ: Mapping[str, str]) -> bool:
     """Whether the leader took the order."""
-    import urllib.error  # late, as is getpass and secrets: `ndctl plan` needs none of them
-    import urllib.request
-
     try:
         leader = read_json(run_dir.leader.read_text())
         if leader["launch"] != launch:
             return False  # of an earlier launch; another program may have its port by now
-        token = environ.get(env.TOKEN) or run_dir.token.read_text().strip()
-        request = urllib.request.Request(
-            f"http://{leader['address']}:{leader['port']}{CANCEL_PATH}",
-            data=json.dumps({"by": user()}).encode(),
-            headers={
-                "Authorization": f"Bearer {token}",
-                "Content-Type": "application/json",
-            },
-        )
-        # Nor through a proxy of the environment: it cannot reach a node, and would have the token.
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(request, timeout=CANCEL_TIMEOUT_S) as answer:
-            return bool(answer.status == 202)
-    except urllib.error.HTTPError as exc:
-        raise BackendError(
-            f"the leader refused to cancel: {exc.code} {exc.reason}",
-            fix=f"use the token in {run_dir.token}",
-        ) from exc
-    except (OSError, ValueError, KeyError, TypeError):
+        secret = secret_from(environ.get(env.TOKEN) or run_dir.token.read_text())
+        code, why = _post(leader["address"], leader["port"], secret, launch)
+    except (OSError, ValueError, KeyError, TypeError, HTTPException):
         return False
+    if code == HTTPStatus.ACCEPTED:
+        return True
+    raise BackendError(
+        f"the leader refused to cancel: {code} {why}",
+        fix=f"use the secret in {run_dir.token}",
+    )
+
+
+def _post(address: str, port: int, secret: JobSecret, launch: int) -> tuple[int, str]:
+    """Ask the job's leader, and no other program that has its port by now: the first request tells
+    nothing, and its answer is what the second one proves something with."""
+    connection = HTTPSConnection(address, port, timeout=CANCEL_TIMEOUT_S, context=client_context())
+    with closing(connection):
+        connection.connect()
+        assert isinstance(connection.sock, SSLSocket)
+        if not is_pinned(secret, connection.sock.getpeercert(binary_form=True)):
+            raise ConnectionRefusedError("this is not the job's leader")
+        connection.request("POST", CANCEL_PATH)
+        asked = connection.getresponse()
+        asked.read()
+        claim = Claim(purpose="cancel", launch=launch)
+        headers = proof_headers(secret, nonce_in(asked.headers) or "", claim)
+        body = json.dumps({"by": user()})
+        connection.request("POST", CANCEL_PATH, body, {**headers, **JSON})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
 
 
 def wait_until_ended(

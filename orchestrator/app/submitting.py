@@ -111,11 +111,10 @@ def render(submission: Submission, environ: Mapping[str, str]) -> str:
 
 def render_token(submission: Submission) -> str:
     """The Secret that `submit` would make: another one each time."""
-    import secrets
-
     from orchestrator.backends.kubernetes.render import text, token_secret
+    from orchestrator.job_secret import draw
 
-    return text([token_secret(launch_of(submission, 1), secrets.token_urlsafe(32))])
+    return text([token_secret(launch_of(submission, 1), draw())])
 
 
 def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) -> str:

@@ -58,7 +58,12 @@ def _agent(launch: LaunchPlan, node: int, host: str, gpus: Sequence[str]) -> Age
     mine = gpus[node * devices : (node + 1) * devices]
     visible = ",".join(mine) if len(launch.hosts) * devices <= len(gpus) else ""
     # Loopback: a laptop's host name often resolves to nothing, or to an address that moves.
-    environ = {"CUDA_VISIBLE_DEVICES": visible, "GLOO_SOCKET_IFNAME": "lo"}
+    # And no other machine has to do with the job: gloo and NCCL listen there alone.
+    environ = {
+        "CUDA_VISIBLE_DEVICES": visible,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
     return AgentProcess(host=host, argv=argv, environ=environ, log=run_dir.agent_log(host))
 
 

@@ -1,8 +1,11 @@
 """What agents and leader say to each other: one JSON text message each on a WebSocket.
 
-The agent connects to `/v1/agent` of the leader with the header `Authorization: Bearer <token>`,
-says `Register` first, then reports; the leader answers with orders and a `Pulse` each second, so
-that either side knows silence from rest. `POST /v1/cancel` with the same header cancels the job.
+The agent connects to `/v1/agent` of the leader, over TLS with the job's own certificate. The answer
+to its first request is 401 with a random number; the second one, on the same connection, has a
+`Proof` and becomes the WebSocket. The agent says `Register` first, then reports; the leader answers
+with orders and a `Pulse` each second, so that either side knows silence from rest. A POST to
+`/v1/cancel` cancels the job, in the same two steps. The job's secret never travels
+(`job_secret.py`).
 """
 
 from collections.abc import Mapping
@@ -27,8 +30,40 @@ from orchestrator.contract.skipping import Window
 
 AGENT_PATH = "/v1/agent"
 CANCEL_PATH = "/v1/cancel"
+CHALLENGE = "WWW-Authenticate"
+"""The header of the leader's first answer: `SCHEME` and a random number."""
+SCHEME = "ndctl"
+REPORT_BYTES = 32 << 20
+"""The longest message that a leader takes: the evidence of a host of many ranks, with reduced dumps
+of their flight recorders, has a few MiB."""
+ORDER_BYTES = 32 << 20
+"""The longest message that an agent takes: a check of the fabric names all hosts."""
 PULSE_S = 1.0
 """Seconds between two pulses, and between two digests."""
+
+
+Purpose = Literal["agent", "cancel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Who asks the leader for what."""
+
+    purpose: Purpose
+    launch: int
+    host: str = ""
+    """Of an agent."""
+    incarnation: str = ""
+    """Of an agent, as in its `Register`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Goes in the header `Authorization`, as JSON after `SCHEME`."""
+
+    claim: Claim
+    mac: str
+    """HMAC-SHA256 over the random number of this connection and the claim, with the host's key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

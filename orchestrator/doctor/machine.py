@@ -15,6 +15,7 @@ from orchestrator.contract.plan import Plan
 from orchestrator.doctor.mounts import doubt, read_mounts
 from orchestrator.locks import is_free, is_held_alone, share, try_lock
 from orchestrator.open_files import OWN, judge_files
+from orchestrator.private_folder import SOCKET, private_folder
 from orchestrator.seams import Clock, Shell
 
 NEEDED = {"torch": (2, 11), "transformers": (5, 0), "aiohttp": (3, 10)}
@@ -45,7 +46,7 @@ def examine(
         _cores(plan),
         _memory(plan),
         *_run_root(run_root, plan),
-        _scratch(),
+        _scratch(environ),
         _ports(),
         judge_files(files),
         _clock(shell, clock),
@@ -169,20 +170,19 @@ def _hold(path: Path) -> bool:
     return held and is_free(path)
 
 
-def _scratch() -> Finding:
-    """Ranks talk to their agent through a Unix socket in the temporary directory."""
+def _scratch(environ: Mapping[str, str]) -> Finding:
+    """Ranks talk to their agent through a Unix socket in a folder of the agent's own."""
     try:
-        # As long a path as an agent's own, which has the user's number and a hash in it.
-        prefix = f"ndctl-doctor-{os.getuid():-<20}"
-        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-            path = str(Path(folder) / "ranks.sock")
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-                sock.bind(path)
+        with (
+            private_folder(environ) as folder,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock,
+        ):
+            sock.bind(str(folder / SOCKET))
     except OSError as exc:
         fix = "set TMPDIR to a short path on a local disk that you may write to"
-        found = f"no Unix socket in {tempfile.gettempdir()}: {exc}"
+        found = f"no safe place for a Unix socket: {exc}"
         return Finding(what="scratch", verdict="stops", found=found, fix=fix)
-    return Finding(what="scratch", verdict="ok", found=f"Unix sockets in {tempfile.gettempdir()}")
+    return Finding(what="scratch", verdict="ok", found=f"Unix sockets in {folder.parent}")
 
 
 def _ports() -> Finding:

@@ -32,9 +32,11 @@ def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool
     run_dir.plan(number).write_text(json.dumps(handover.plan, indent=2))
     run_dir.trainer_config(number).write_text(json.dumps(handover.trainer, indent=2))
     if token and not run_dir.token.exists():
+        from orchestrator.job_secret import draw  # late: nothing else that is typed needs it
+
         fd = os.open(run_dir.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w") as file:
-            file.write(secrets.token_urlsafe(32))
+            file.write(draw())
 
 
 def archive(run_dir: RunDir, at: float) -> None:

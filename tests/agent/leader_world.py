@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ from typing import Any, TypeVar
 import aiohttp
 
 from orchestrator.agent.connections import Connection
+from orchestrator.agent.entering import nonce_in, proof_headers
 from orchestrator.agent.errands import Planners
 from orchestrator.agent.leader import DETECT_S, Granted, Leader, take_over
+from orchestrator.agent.reception import PURPOSES
 from orchestrator.agent.whereabouts import Term, leader_of
 from orchestrator.contract.actions import EndJob, Requeue
 from orchestrator.contract.codec import decode, encode_tagged
@@ -25,6 +26,7 @@ from orchestrator.contract.launch import Allocation
 from orchestrator.contract.protocol import (
     AGENT_PATH,
     CANCEL_PATH,
+    Claim,
     Digest,
     Exited,
     OfferPort,
@@ -41,7 +43,7 @@ from orchestrator.supervise.log import Journal, read
 from orchestrator.supervise.loop import Supervisor
 from tests.agent.world import (
     LAUNCH,
-    TOKEN,
+    SECRET,
     WAIT_S,
     FakeBackend,
     LoopClock,
@@ -51,6 +53,7 @@ from tests.agent.world import (
 )
 
 T = TypeVar("T")
+PIN = aiohttp.Fingerprint(SECRET.fingerprint)
 NAME = "the-leader"
 SILENT_S = 60.0
 """After which these leaders give up an agent: those that tests play do not speak by themselves."""
@@ -125,10 +128,20 @@ class Led:
         found: T = (await until(lambda: self.events(kind)[count - 1 :], kind.__name__))[0]
         return found
 
-    async def connect(self, host: str, pid: int = 100) -> FakeAgent:
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        ws = await self.session.ws_connect(self.url + AGENT_PATH, headers=headers)
+    async def connect(self, host: str, pid: int = 100, launch: int = LAUNCH) -> FakeAgent:
+        headers = await self.proof(AGENT_PATH, host=host, incarnation=str(pid), launch=launch)
+        ws = await self.session.ws_connect(self.url + AGENT_PATH, headers=headers, ssl=PIN)
         return FakeAgent(host, ws, pid)
+
+    async def proof(self, path: str, launch: int = LAUNCH, **claim: str) -> dict[str, str]:
+        """The headers that the leader admits on the connection on which it was asked last."""
+        ask = self.session.get if path == AGENT_PATH else self.session.post
+        async with ask(self.url + path, ssl=PIN) as answer:
+            assert answer.status == 401
+            nonce = nonce_in(answer.headers)
+            assert nonce
+        purpose = PURPOSES[path]
+        return proof_headers(SECRET, nonce, Claim(purpose=purpose, launch=launch, **claim))
 
     async def agent(self, host: str, pid: int = 100) -> FakeAgent:
         agent = await self.connect(host, pid)
@@ -154,8 +167,12 @@ class Led:
 
     async def post(self, headers: dict[str, str], body: bytes = b'{"by": "me"}') -> int:
         headers = {"Content-Type": "application/json", **headers}
-        async with self.session.post(self.url + CANCEL_PATH, data=body, headers=headers) as answer:
+        url = self.url + CANCEL_PATH
+        async with self.session.post(url, data=body, headers=headers, ssl=PIN) as answer:
             return answer.status
+
+    async def cancels(self, body: bytes = b'{"by": "me"}', kind: str = "application/json") -> int:
+        return await self.post({**await self.proof(CANCEL_PATH), "Content-Type": kind}, body)
 
     async def end(self) -> EndJob:
         ending = await asyncio.wait_for(self.task, WAIT_S)
@@ -180,14 +197,16 @@ async def led(
         supervisor.feed(a_job(folder, **{"agent_timeout": SILENT_S, **more}))
         backend = FakeBackend()
         take_over(run_dir, NAME)
+        own = folder / "own"
+        own.mkdir(mode=0o700)
         granted = Granted(term=Term(LAUNCH), allocation=allocation)
         planners = Planners(fewer=backend.replan, less=backend.refit)
-        leader = Leader(supervisor, run_dir, TOKEN, backend, clock, granted, planners, NAME)
-        task = asyncio.create_task(leader.serve("host-0", "127.0.0.1", "127.0.0.1", os.getpid()))
+        leader = Leader(supervisor, run_dir, SECRET, backend, clock, granted, planners, NAME)
+        task = asyncio.create_task(leader.serve("host-0", "127.0.0.1", "127.0.0.1", own))
         async with aiohttp.ClientSession() as session:
             try:
                 where = await until(lambda: leader_of(run_dir, Term(LAUNCH)), "leader.json")
-                url = f"http://{where['address']}:{where['port']}"
+                url = f"https://{where['address']}:{where['port']}"
                 job = Led(leader, run_dir, session, url, backend, clock, task)
                 vars(leader)["_look"] = partial(_counted, job, leader._look)
                 yield job

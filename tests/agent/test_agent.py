@@ -19,8 +19,9 @@ import pytest
 from aiohttp import ClientWSTimeout, WSMsgType, web
 
 from orchestrator.agent import attempts, gathering
-from orchestrator.agent.agent import Agent, AgentConfig
+from orchestrator.agent.agent import FIND_LEADER_S, Agent, AgentConfig
 from orchestrator.agent.attempts import Attempts
+from orchestrator.agent.entering import challenge, proved
 from orchestrator.agent.probes import HostProbe
 from orchestrator.agent.sockets import free_port
 from orchestrator.agent.whereabouts import Term, announce, announce_end
@@ -33,6 +34,7 @@ from orchestrator.contract.protocol import (
     AGENT_PATH,
     Checked,
     CheckFabric,
+    Claim,
     Digest,
     Evidence,
     Exited,
@@ -51,11 +53,12 @@ from orchestrator.contract.protocol import (
     Warned,
 )
 from orchestrator.contract.rundir import LAST_FILES
+from orchestrator.job_secret import draw, secret_from, server_context
 from orchestrator.locks import is_free
 from tests.agent.world import (
     LAUNCH,
+    SECRET,
     SLEEPS,
-    TOKEN,
     WAIT_S,
     LoopClock,
     a_place,
@@ -67,6 +70,7 @@ from tests.agent.world import (
 from tests.e2e.job import ROOT
 
 T = TypeVar("T")
+NONCE = "a-random-number"
 TIMEOUT_S = 60.0
 """After which these agents give up their leader, unless a test says otherwise."""
 
@@ -84,7 +88,9 @@ class FakeLeader:
     """Takes nothing in, and answers not even a farewell."""
 
     async def agent(self, request: web.Request) -> web.WebSocketResponse:
-        self.headers.append(request.headers.get("Authorization", ""))
+        if (given := request.headers.get("Authorization")) is None:
+            raise web.HTTPUnauthorized(headers=challenge(NONCE))
+        self.headers.append(given)
         if self.refuse is not None:
             raise _refusal(self.refuse)
         ws = web.WebSocketResponse()
@@ -163,10 +169,11 @@ async def world(
     app.router.add_get(AGENT_PATH, leader.agent)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    context = server_context(SECRET, folder)
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
     config = AgentConfig(
         place=place,
-        token=TOKEN,
+        secret=SECRET,
         term=Term(LAUNCH),
         devices=2,
         agent_timeout=agent_timeout,
@@ -275,12 +282,34 @@ def test_one_in_whose_place_another_is_to_come_leaves_as_one_that_is_made_anew(
     assert play(tmp_path, script) == exits.REQUEUED
 
 
-def test_the_token_goes_in_the_header(tmp_path: Path) -> None:
-    async def script(here: World) -> list[str]:
-        await here.leader.hear(Register)
-        return here.leader.headers
+def test_it_proves_that_it_knows_the_secret_and_does_not_say_it(tmp_path: Path) -> None:
+    async def script(here: World) -> tuple[list[str], str]:
+        register = await here.leader.hear(Register)
+        return here.leader.headers, register.incarnation
 
-    assert play(tmp_path, script) == [f"Bearer {TOKEN}"]
+    (header,), incarnation = play(tmp_path, script)
+    assert SECRET.key.decode() not in header
+    assert proved(SECRET, NONCE, header) == Claim(
+        purpose="agent", launch=LAUNCH, host="host-0", incarnation=incarnation
+    )
+    assert proved(SECRET, "another", header) is None
+
+
+def test_a_leader_of_another_job_hears_nothing_but_a_first_question(tmp_path: Path) -> None:
+    """As one that has the port of a leader that is gone."""
+    other = secret_from(draw())
+
+    async def script(here: World) -> int:
+        here.agent.config = replace(here.agent.config, secret=other)
+        here.clock.put_forward(TIMEOUT_S + FIND_LEADER_S)
+        return await here.ends()
+
+    async def run(clock: LoopClock) -> tuple[int, list[str]]:
+        told: Pointer = "rightly"
+        async with world(tmp_path, clock, TIMEOUT_S, True, 0.0, told, "") as here:
+            return await asyncio.wait_for(script(here), WAIT_S), here.leader.headers
+
+    assert run_with_clock(run) == (exits.LEADER_LOST, [])
 
 
 def test_a_refused_agent_leaves_with_its_code(tmp_path: Path) -> None:

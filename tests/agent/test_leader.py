@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from orchestrator.agent.reception import _listen_at
+from orchestrator.agent.reception import Reception
 from orchestrator.agent.sockets import free_port
 from orchestrator.agent.whereabouts import announce
 from orchestrator.contract.actions import EndJob
@@ -24,13 +24,12 @@ from orchestrator.contract.events import (
     LeaderStarted,
 )
 from orchestrator.contract.protocol import (
-    AGENT_PATH,
-    CANCEL_PATH,
     Digest,
     Evidence,
     Gather,
     Leave,
     RankDigest,
+    Register,
     Start,
     Stop,
     Told,
@@ -45,51 +44,15 @@ from tests.agent.leader_world import (
     play,
     stopped,
 )
-from tests.agent.world import LAUNCH, TOKEN, WAIT_S, until
+from tests.agent.world import LAUNCH, SECRET, WAIT_S, until
 
 INIT_S = 20.0
 """That ranks may take to begin: longer than they do here, on any machine."""
 
 
-@pytest.mark.parametrize(
-    "authorization",
-    [None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"bearer {TOKEN}", "Bearer t\udce9"],
-)
-def test_without_the_token_everything_is_refused_and_nothing_changes(
-    tmp_path: Path, authorization: str | None
-) -> None:
-    headers = {} if authorization is None else {"Authorization": authorization}
-
-    async def raw(job: Led) -> int:
-        """Bytes that are no text, which aiohttp's own client does not send."""
-        host, port = job.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST {CANCEL_PATH} HTTP/1.0\r\nAuthorization: {authorization}\r\n\r\n"
-        writer.write(head.encode(errors="surrogateescape"))
-        status = int((await reader.readline()).split()[1])
-        writer.close()
-        await writer.wait_closed()
-        return status
-
-    async def script(job: Led) -> None:
-        await until(lambda: len(read(job.run_dir.journal)) == 2, "the leader's own line")
-        before = job.run_dir.journal.read_bytes()
-        if authorization is not None and not authorization.isascii():
-            assert await raw(job) == 401
-        else:
-            assert await job.post(headers) == 401
-            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-                await job.session.ws_connect(job.url + AGENT_PATH, headers=headers)
-            assert refused.value.status == 401
-        await asyncio.sleep(0.05)
-        assert job.run_dir.journal.read_bytes() == before
-
-    play(tmp_path, script)
-
-
 def test_an_agent_of_another_launch_is_sent_away(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
-        agent = await job.connect("host-0")
+        agent = await job.connect("host-0", launch=LAUNCH - 1)
         await agent.register(launch=LAUNCH - 1)
         await agent.is_closed()
         assert agent.ws.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
@@ -187,7 +150,7 @@ def test_an_agent_that_does_not_leave_holds_the_leader_up_only_a_little(
 
     async def script(job: Led) -> EndJob:
         zero, _ = await job.started()
-        assert await job.post({"Authorization": f"Bearer {TOKEN}"}) == 202
+        assert await job.cancels() == 202
         await zero.hear(Stop)
         await zero.say(stopped("host-0"), stopped("host-1"))
         await zero.hear(Leave)
@@ -204,8 +167,8 @@ def test_cancel_stops_the_ranks_with_time_for_a_checkpoint(tmp_path: Path) -> No
     async def script(job: Led) -> EndJob:
         zero, one = await job.started()
         for body in (b"{", b"[]", b""):
-            assert await job.post({"Authorization": f"Bearer {TOKEN}"}, body) == 400
-        assert await job.post({"Authorization": f"Bearer {TOKEN}"}) == 202
+            assert await job.cancels(body) == 400
+        assert await job.cancels() == 202
         for agent in (zero, one):
             stop = await agent.hear(Stop)
             assert (stop.attempt, stop.grace_s) == (1, 5.0)
@@ -296,16 +259,16 @@ def test_an_attempt_goes_on_whose_ranks_move_while_it_is_looked_into(tmp_path: P
     assert play(tmp_path, script, init_timeout=INIT_S) == (["StartAttempt", "GatherEvidence"], 0)
 
 
-def test_the_leader_takes_the_port_that_it_is_told_unless_another_has_it() -> None:
+def test_the_leader_takes_the_port_that_it_is_told_unless_another_has_it(tmp_path: Path) -> None:
+    async def nothing(register: Register, ws: web.WebSocketResponse) -> None:
+        raise AssertionError("no agent comes")
+
     async def script() -> list[int]:
-        wanted, found = free_port("127.0.0.1"), []
-        runners = [web.AppRunner(web.Application()) for _ in range(2)]
-        for runner in runners:
-            await runner.setup()
-            await _listen_at(runner, "127.0.0.1", wanted)
-            found.append(runner.addresses[0][1])
-        for runner in runners:
-            await runner.cleanup()
+        wanted = free_port("127.0.0.1")
+        both = [Reception(SECRET, LAUNCH, nothing, str) for _ in range(2)]
+        found = [await one.open("127.0.0.1", wanted, tmp_path) for one in both]
+        for one in both:
+            await one.close()
         return [wanted, *found]
 
     wanted, first, second = asyncio.run(script())

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import strikes
-from orchestrator.agent.__main__ import _hold_host, _socket_path, main
+from orchestrator.agent.__main__ import _hold_host, main
 from orchestrator.agent.agent import WARNINGS, Agent, AgentConfig
 from orchestrator.agent.leading import lead as lead_and_follow
 from orchestrator.agent.whereabouts import Term
@@ -37,7 +37,17 @@ from orchestrator.supervise.log import Journal, has_writer, read
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock
-from tests.agent.world import LAUNCH, TOKEN, WAIT_S, FakeBackend, TurnedClock, a_job, a_place, until
+from tests.agent.world import (
+    LAUNCH,
+    SECRET,
+    SECRET_TEXT,
+    WAIT_S,
+    FakeBackend,
+    TurnedClock,
+    a_job,
+    a_place,
+    until,
+)
 
 WORDS = (
     *("--host=host-0", "--address=127.0.0.1", "--launch=1", "--devices=1"),
@@ -95,14 +105,6 @@ def test_what_a_former_agents_rank_left_running_is_killed(run_dir: RunDir) -> No
     assert orphan.wait(WAIT_S) == -signal.SIGKILL
 
 
-def test_the_ranks_socket_has_a_short_path_of_its_own(tmp_path: Path) -> None:
-    deep = RunDir(tmp_path / ("x" * 200))
-    first, second = _socket_path(deep, "host-0"), _socket_path(deep, "host-1")
-    assert first != second
-    assert first == _socket_path(deep, "host-0")
-    assert len(first.name) < 20
-
-
 def test_an_agent_whose_host_is_taken_is_not_admitted(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +137,9 @@ def lead(
         place = replace(place, socket=Path(socket))
     with Journal(place.run_dir.journal, SystemClock()) as journal:
         journal.append(a_job(place.run_dir.path))
-    config = AgentConfig(place=place, token=TOKEN, term=Term(LAUNCH), devices=1, agent_timeout=10.0)
+    config = AgentConfig(
+        place=place, secret=SECRET, term=Term(LAUNCH), devices=1, agent_timeout=10.0
+    )
 
     async def run() -> int:
         leading = asyncio.create_task(
@@ -187,7 +191,7 @@ def test_what_a_scheduler_signals_is_the_leaders_to_decide(
 
 def a_follower(run_dir: RunDir, *words: str) -> int:
     """An agent of host-1 that does not lead."""
-    run_dir.token.write_text(TOKEN)
+    run_dir.token.write_text(SECRET_TEXT)
     host = ["--host=host-1", "--address=127.0.0.1", f"--launch={LAUNCH}", "--devices=1"]
     return main([f"--run-dir={run_dir.path}", *host, "--agent-timeout=1", *words], {})
 

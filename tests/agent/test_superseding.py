@@ -17,7 +17,7 @@ from orchestrator.errors import Unanswered
 from orchestrator.supervise.launched import note
 from orchestrator.supervise.log import Journal
 from orchestrator.system import SystemClock
-from tests.agent.world import LAUNCH, FakeBackend, TurnedClock, a_job
+from tests.agent.world import LAUNCH, SECRET_TEXT, FakeBackend, TurnedClock, a_job
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Scheduler(FakeBackend):
 def run_dir(tmp_path: Path) -> RunDir:
     run_dir = RunDir(tmp_path)
     run_dir.logs.mkdir()
-    run_dir.token.write_text("token")
+    run_dir.token.write_text(SECRET_TEXT)
     with Journal(run_dir.journal, SystemClock()) as journal:
         journal.append(a_job(tmp_path))
     return run_dir

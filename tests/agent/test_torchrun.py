@@ -32,9 +32,10 @@ START = Start(
 
 def test_each_rank_below_torchrun_has_a_keeper() -> None:
     assert render(START, PLACE) == [
-        *command("/opt/bin/python", "torch.distributed.run"),
-        *("--nnodes=4", "--node-rank=1", "--nproc-per-node=8"),
-        *("--master-addr=10.0.0.1", "--master-port=20123", "--local-addr=10.0.0.2"),
+        *command("/opt/bin/python", "trainer.torchrun"),
+        *("--nnodes=4", "--nproc-per-node=8"),
+        *("--rdzv-backend=ndctl", "--rdzv-endpoint=10.0.0.1:20123", "--rdzv-conf=rank=1"),
+        "--local-addr=10.0.0.2",
         "--log-dir=/tmp/ndctl-0-ab",
         *("--max-restarts=0", "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"),
         *("--start-method=fork", "--run-path", str(KEEPER)),

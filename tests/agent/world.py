@@ -22,10 +22,12 @@ from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, PlanError, Unanswered
+from orchestrator.job_secret import draw, secret_from
 from orchestrator.seams import HostNotice, Sighting
 from orchestrator.supervise.state import JobPlan, Refit, Shortage
 
-TOKEN = "the-token"
+SECRET_TEXT = draw()
+SECRET = secret_from(SECRET_TEXT)
 WAIT_S = 240.0
 """Far more than anything here takes on a machine that has much else to do: it ends a hang."""
 
@@ -281,7 +283,7 @@ class FakeBackend:
 PYTHON = """#!/bin/sh
 # Stands where python stands on torchrun's command line; CONFIG is the trainer itself.
 case "$3" in
-  torch.distributed.run) shift 3; exec {python} -S -E {torchrun} "$@" ;;
+  trainer.torchrun) shift 3; exec {python} -S -E {torchrun} "$@" ;;
   trainer) exec {python} -S -E "$4" ;;
   *) exec {python} "$@" ;;
 esac
@@ -289,7 +291,7 @@ esac
 TORCHRUN = """
 import os, signal, subprocess, sys, time
 cut = sys.argv.index("--run-path")
-options = dict(word[2:].split("=") for word in sys.argv[1:cut])
+options = dict(word[2:].split("=", 1) for word in sys.argv[1:cut])
 command = [sys.executable, "-m", "orchestrator.agent.keeper", *sys.argv[cut + 2:]]
 if "FAKE_TORCHRUN_FAILS" in os.environ:
     print("the rendezvous was refused", flush=True)
@@ -297,7 +299,7 @@ if "FAKE_TORCHRUN_FAILS" in os.environ:
 count = int(options["nproc-per-node"])
 ranks = []
 for local in range(count):
-    rank = int(options["node-rank"]) * count + local
+    rank = int(options["rdzv-conf"].removeprefix("rank=")) * count + local
     env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": "9"}
     ranks.append(subprocess.Popen(command, env=env, start_new_session=True))
 while None in [rank.poll() for rank in ranks]:
@@ -324,6 +326,7 @@ def a_place(folder: Path, host: str = "host-0") -> HostPlace:
     python.chmod(0o755)
     run_dir = RunDir(folder / "job")
     run_dir.logs.mkdir(parents=True, exist_ok=True)
+    (folder / "s").mkdir(mode=0o700, exist_ok=True)
     return HostPlace(
         python=str(python),
         run_dir=run_dir,

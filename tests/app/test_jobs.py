@@ -3,7 +3,6 @@ import fcntl
 import json
 import os
 import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,14 +10,16 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from orchestrator.agent.reception import Reception
 from orchestrator.agent.whereabouts import Term, announce
 from orchestrator.app import cancelling, schedulers, submitting
 from orchestrator.contract.events import CancelRequested, JobSubmitted, LeaderStarted
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation
-from orchestrator.contract.protocol import CANCEL_PATH
+from orchestrator.contract.protocol import Register
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError, PlanError
+from orchestrator.job_secret import draw, secret_from
 from orchestrator.jobs import find_job, jobs, run_root_of
 from orchestrator.supervise.launched import Launched, counting, counting_spec
 from orchestrator.supervise.state import Run
@@ -302,25 +303,20 @@ def test_a_journal_without_a_line_has_nothing_to_cancel(tmp_path: Path) -> None:
 
 
 @contextmanager
-def leader(run_dir: RunDir, status: int, launch: int = 1) -> Iterator[list[str]]:
-    """Something that answers at the leader's address; who was said to cancel, and the token."""
+def leader(run_dir: RunDir, secret: str, launch: int = 1) -> Iterator[list[str]]:
+    """The leader's own door, with this secret; who was said to cancel."""
     heard: list[str] = []
 
-    async def answer(request: web.Request) -> web.Response:
-        heard.append(request.headers["Authorization"])
-        heard.append((await request.json())["by"])
-        return web.Response(status=status)
+    async def listen(register: Register, ws: web.WebSocketResponse) -> None:
+        raise AssertionError("no agent comes")
 
     async def serve() -> None:
-        application = web.Application()
-        application.router.add_post(CANCEL_PATH, answer)
-        runner = web.AppRunner(application, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        announce(run_dir, Term(launch), "127.0.0.1", runner.addresses[0][1])
+        reception = Reception(secret_from(secret), 1, listen, heard.append)
+        port = await reception.open("127.0.0.1", 0, run_dir.path)
+        announce(run_dir, Term(launch), "127.0.0.1", port)
         ready.set()
         await over.wait()
-        await runner.cleanup()
+        await reception.close()
 
     ready, loop = threading.Event(), asyncio.new_event_loop()
     over = asyncio.Event()
@@ -337,33 +333,46 @@ def leader(run_dir: RunDir, status: int, launch: int = 1) -> Iterator[list[str]]
 
 
 @pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:9"])
-def test_a_leader_is_asked_to_cancel_with_the_token(
+def test_a_leader_is_asked_to_cancel(
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch, proxy: str
 ) -> None:
-    """Directly: a proxy of the environment would get the token."""
-    monkeypatch.setenv("http_proxy", proxy)
-    monkeypatch.setattr(urllib.request, "_opener", None)  # it would know the proxies of before
+    """Directly: no proxy of the environment reaches a node."""
+    monkeypatch.setenv("https_proxy", proxy)
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     run_dir = submit(tmp_path).run_dir
-    with leader(run_dir, 202) as heard:
+    with leader(run_dir, run_dir.token.read_text()) as heard:
         assert "is being cancelled" in cancelling.cancel(run_dir, {}, TurnedClock())
-    assert heard[0] == f"Bearer {run_dir.token.read_text()}"
-    assert heard[1]
+    assert heard == [cancelling.user()]
     assert cluster.cleared == []
 
 
 def test_a_leader_that_refuses_to_cancel_is_an_error(tmp_path: Path, cluster: NoCluster) -> None:
+    """Its certificate is the job's, and the key another one."""
     run_dir = submit(tmp_path).run_dir
-    with leader(run_dir, 401), pytest.raises(BackendError, match="refused to cancel: 401"):
-        cancelling.cancel(run_dir, {}, TurnedClock())
+    mine, _, pem = run_dir.token.read_text().partition("\n")
+    with leader(run_dir, f"{mine}x\n{pem}") as heard:
+        with pytest.raises(BackendError, match="refused to cancel: 401"):
+            cancelling.cancel(run_dir, {}, TurnedClock())
+        assert heard == []
+
+
+def test_a_program_that_has_the_leaders_port_by_now_is_asked_nothing(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+    with leader(run_dir, draw()) as heard:
+        # The lock is held by this test, so what is recorded comes after its patience is over.
+        with pytest.raises(JobError, match="written by another process"):
+            cancelling.cancel(run_dir, {}, TurnedClock())
+        assert heard == []
 
 
 def test_the_address_of_an_earlier_launchs_leader_is_not_asked(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     run_dir = submit(tmp_path).run_dir
-    with leader(run_dir, 401, launch=7) as heard:
+    with leader(run_dir, run_dir.token.read_text(), launch=7) as heard:
         # The lock is held by this test, so what is recorded comes after its patience is over.
         with pytest.raises(JobError, match="written by another process"):
             cancelling.cancel(run_dir, {}, TurnedClock())

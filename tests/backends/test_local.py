@@ -61,7 +61,11 @@ def test_each_host_and_spare_is_an_agent_and_the_first_one_leads() -> None:
     ]
     assert [agent.log.name for agent in agents] == [f"agent-host-{i}.log" for i in range(3)]
     for agent in agents:
-        assert agent.environ == {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+        assert agent.environ == {
+            "CUDA_VISIBLE_DEVICES": "",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
+        }
 
 
 @pytest.mark.parametrize(

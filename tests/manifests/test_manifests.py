@@ -123,3 +123,31 @@ def test_the_image_recipe_can_be_read_and_fits_the_rest() -> None:
             assert all((ROOT / source).exists() for source in sources)
     spec = KubernetesSpec()
     assert ["USER", f"{spec.run_as_user}:{spec.run_as_group}"] in steps
+
+
+def test_pods_that_train_are_reached_by_pods_that_train_alone() -> None:
+    (policy,) = documents("base/network.yaml")
+    spec = policy["spec"]
+    ((entry,),) = (one["from"] for one in spec["ingress"])
+    assert spec["policyTypes"] == ["Ingress"]
+    assert entry == {"podSelector": spec["podSelector"]}
+    (chosen,) = spec["podSelector"].values()
+    for name in EXAMPLES:
+        for pod in templates(documents(f"examples/{name}.yaml")):
+            assert pod["metadata"]["labels"].items() >= chosen.items(), name
+    others = [
+        one for file in ("deployment", "account") for one in documents(f"controller/{file}.yaml")
+    ]
+    for pod in templates(others):
+        assert not pod["metadata"]["labels"].items() >= chosen.items()
+
+
+def templates(value: Any) -> Iterator[dict[str, Any]]:
+    """Every pod template, wherever it is."""
+    if isinstance(value, Mapping):
+        if "containers" in value.get("spec", {}) and "metadata" in value:
+            yield {**value}
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from templates(one)

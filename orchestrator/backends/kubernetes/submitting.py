@@ -1,7 +1,6 @@
 """From a rendered job to objects in the cluster, once, whoever asks how often."""
 
 import contextlib
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from orchestrator.backends.kubernetes.watching import Watching
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.errors import BackendError
+from orchestrator.job_secret import draw
 from orchestrator.seams import Clock
 
 GONE_S = 60.0
@@ -68,7 +68,7 @@ def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
         take_away(api, clock, namespace, spec, former)
     made = objects(handover, namespace)
     with contextlib.suppress(Conflict):  # an earlier call has made it, and pods may have read it
-        api.create(token_secret(launch, secrets.token_urlsafe(32)), namespace)
+        api.create(token_secret(launch, draw()), namespace)
     for item in made[:-1]:
         api.apply(item, namespace)
     job = api.apply(made[-1], namespace)

@@ -18,7 +18,7 @@ from orchestrator.supervise import opening
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.opening import begin
-from tests.agent.world import TurnedClock
+from tests.agent.world import SECRET_TEXT, TurnedClock
 from tests.backends.handed import handed
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
 
@@ -44,7 +44,7 @@ def environ(tmp_path: Path, run_dir: RunDir) -> dict[str, str]:
         "NDCTL_POD_IP": "127.0.0.1",
         "NDCTL_SUBMISSION": str(folder),
         "RANK": "1",
-        env.TOKEN: "the-token",
+        env.TOKEN: SECRET_TEXT,
     }
 
 
@@ -64,7 +64,7 @@ def test_a_pod_whose_own_disk_takes_nothing_is_made_anew(
     full.touch()  # no directory can be made below a file, root or not
     monkeypatch.setattr(tempfile, "tempdir", str(full))
     assert run(environ) == exits.LEADER_LOST
-    assert f"Not a directory: '{full}" in caplog.text
+    assert f"{full}: is no folder" in caplog.text
 
 
 def test_a_pod_that_cannot_read_the_token_is_made_anew(environ: dict[str, str]) -> None:

@@ -1,0 +1,150 @@
+"""A folder of one process that no other user can enter, make beforehand, or put something in.
+
+An agent keeps there the socket to which its ranks report. The folder has a random name and mode
+0700. Its owner holds a lock (flock) on the folder itself while it lives: a folder whose lock is
+free was left by a process that was killed, and the next one of the same user removes it. The lock
+also keeps systemd-tmpfiles from cleaning the folder after ten days.
+"""
+
+import contextlib
+import fcntl
+import os
+import pwd
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+PREFIX = "ndctl-agent-"
+NAME = re.compile(re.escape(PREFIX) + r"[a-z0-9_]{8}")
+"""As mkdtemp makes it: a folder of any other name is not ours to remove."""
+SOCKET = "ranks.sock"
+PATH_BYTES = 107
+"""The longest path of a Unix socket, without the byte that ends it."""
+NAME_BYTES = len(f"/{PREFIX}12345678/{SOCKET}")
+TRIES = 20
+LOGIN_FOLDERS = Path("/run/user")
+LINGER = Path("/var/lib/systemd/linger")
+
+
+class NoPrivateFolder(OSError):
+    """There is no place where other users could not replace what we make."""
+
+
+@contextlib.contextmanager
+def private_folder(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Make the folder, and remove it on the way out. Raises NoPrivateFolder."""
+    base = base_for(environ)
+    try:
+        remove_abandoned(base)
+        folder, fd = _make(base)
+    except OSError as exc:  # a full disk, or a file system without locks
+        raise NoPrivateFolder(f"{base}: {exc}") from exc
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(fd)
+
+
+def base_for(environ: Mapping[str, str], linger: Path = LINGER) -> Path:
+    """Where the folder is made. Raises NoPrivateFolder, with what is wrong with each place."""
+    refused = []
+    for place in _places(environ, linger):
+        why = _unsafe(place)
+        if why is None and len(os.fsencode(place)) + NAME_BYTES > PATH_BYTES:
+            why = f"a socket there has a path longer than {PATH_BYTES} bytes"
+        if why is None:
+            return place
+        refused.append(f"{place}: {why}")
+    raise NoPrivateFolder("; ".join(refused))
+
+
+def _places(environ: Mapping[str, str], linger: Path) -> list[Path]:
+    """The candidates, the best first."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    mine = [Path(runtime)] if _is_mine(runtime) and _outlives_login(Path(runtime), linger) else []
+    return [*mine, Path(tempfile.gettempdir())]
+
+
+def _is_mine(runtime: str) -> bool:
+    """Whether this is a folder as XDG wants it: absolute, ours alone, and no link."""
+    if not Path(runtime).is_absolute():
+        return False
+    try:
+        found = os.lstat(runtime)
+    except OSError:
+        return False
+    private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
+    return private and found.st_uid == os.geteuid()
+
+
+def _outlives_login(runtime: Path, linger: Path) -> bool:
+    """Whether the folder stays when the user logs out.
+
+    logind removes /run/user/UID at the end of the user's last session, and a job that was submitted
+    in that session goes on. It keeps the folder of users who linger.
+    """
+    if not runtime.is_relative_to(LOGIN_FOLDERS):
+        return True
+    try:
+        return (linger / pwd.getpwuid(os.geteuid()).pw_name).exists()
+    except KeyError:  # a user without a name, as in containers: no logind either
+        return False
+
+
+def _unsafe(place: Path) -> str | None:
+    """Why other users could replace what we make there; None when they cannot."""
+    try:
+        mode = place.stat().st_mode
+    except OSError as exc:
+        return exc.strerror
+    if not stat.S_ISDIR(mode):
+        return "is no folder"
+    if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+        return "other users may rename what is in it (no sticky bit)"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return "may not be written to"
+    return None
+
+
+def _make(base: Path) -> tuple[Path, int]:
+    for _ in range(TRIES):
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))  # mode 0700, and new
+        with contextlib.suppress(OSError):
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            # Before this lock another agent of this user may take the folder for an abandoned one.
+            if _lock(fd) and _is_at(folder, fd):
+                return folder, fd
+            os.close(fd)
+    raise NoPrivateFolder(f"no folder of our own could be kept in {base}")
+
+
+def remove_abandoned(base: Path) -> None:
+    """Remove the folders of our own user whose processes are gone."""
+    for folder in base.iterdir():
+        if NAME.fullmatch(folder.name) is None:
+            continue
+        # One of another user may not be opened; a link is not followed, wherever it leads.
+        with contextlib.suppress(OSError):
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(fd).st_uid == os.geteuid() and _lock(fd):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(folder: Path, fd: int) -> bool:
+    there, ours = os.lstat(folder), os.fstat(fd)
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)

@@ -1,0 +1,59 @@
+"""Every port that a job opens, against the table of docs/operations.md."""
+
+import ipaddress
+import re
+from collections import defaultdict
+
+import pytest
+
+from tests.e2e.job import ROOT, Ndctl, processes_of, wait_for
+from tests.listeners import Listener, listeners
+
+KINDS = {
+    "agent with `--lead`": r"-m orchestrator\.agent .*--lead",
+    "agent": r"-m orchestrator\.agent ",
+    "launcher": r"-m orchestrator\.agent\.launcher",
+    "torchrun": r"^torchrun of attempt",
+    "keeper": r"orchestrator\.agent\.keeper of",
+    "rank": r"\(rank \d+\)",
+}
+"""The name of the process in the documented table -> its command line."""
+
+
+def kind_of(command: str) -> str:
+    found = [kind for kind, pattern in KINDS.items() if re.search(pattern, command)]
+    assert found, f"a process that no row of the table is about: {command}"
+    return found[0]
+
+
+def documented() -> dict[str, int]:
+    """Process -> how many ports one of them has, by the table."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    table = text.split("### Ports\n")[1].split("\n\n")
+    rows = next(part for part in table if part.startswith("|")).splitlines()[2:]
+    counts: dict[str, int] = defaultdict(int)
+    for row in rows:
+        process, count = (cell.strip() for cell in row.split("|")[1:3])
+        counts[process] += int(count)
+    return counts
+
+
+@pytest.mark.process
+def test_a_local_job_opens_the_ports_of_the_table_and_all_on_loopback(ndctl: Ndctl) -> None:
+    assert ndctl.submit(train__steps="100000").code == 0
+    wait_for(lambda: ndctl.steps() > 3 or ndctl.has_ended(), "steps")
+    commands = processes_of(ndctl.run_dir)
+    opened: dict[int, list[Listener]] = defaultdict(list)
+    for one in listeners(commands):
+        opened[one.pid].append(one)
+    commands = {pid: command for pid, command in commands.items() if command.strip()}
+    kinds = {pid: kind_of(command) for pid, command in commands.items()}
+    assert set(kinds.values()) == set(KINDS)
+    for found in opened.values():
+        for one in found:
+            assert ipaddress.ip_address(one.address).is_loopback, (one, commands[one.pid])
+    most: dict[str, int] = defaultdict(int)
+    for pid, found in opened.items():
+        most[kinds[pid]] = max(most[kinds[pid]], len(found))
+    assert most == documented(), {commands[pid]: found for pid, found in opened.items()}
+    assert ndctl("cancel", "e2e").code == 0
