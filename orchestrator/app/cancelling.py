@@ -109,7 +109,9 @@ def _post(address: str, port: int, secret: JobSecret, launch: int) -> tuple[int,
         asked = connection.getresponse()
         asked.read()
         claim = Claim(purpose="cancel", launch=launch)
-        headers = proof_headers(secret, nonce_in(asked.headers) or "", claim)
+        headers = proof_headers(
+            secret, nonce_in({CHALLENGE: asked.getheader(CHALLENGE, "")}) or "", claim
+        )
         body = json.dumps({"by": user()})
         connection.request("POST", CANCEL_PATH, body, {**headers, **JSON})
         answer = connection.getresponse()
