@@ -13,6 +13,7 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.events import EvidenceGathered, RankExited
 from orchestrator.contract.failures import FailureRule, Remedy, Scope
 from orchestrator.dashboard.words import one_line
+from orchestrator.diagnosis.classes import with_class
 from orchestrator.diagnosis.patterns import MOST_BYTES
 from orchestrator.diagnosis.readings import End, read_exit, read_kernel
 from orchestrator.supervise.diagnose import diagnose
@@ -20,6 +21,8 @@ from orchestrator.supervise.policy import usual_remedy
 from orchestrator.supervise.state import Findings
 
 HOST = "host"
+KERNEL_BYTES = 4 << 20
+"""Of a kernel's log, more than its buffer holds."""
 FAILED = 1
 """The exit code of a rank of which no other is known."""
 
@@ -83,7 +86,7 @@ def classify_log(
         log_tail=(),
         reading=reading,
     )
-    lines = tuple(kernel.splitlines())
+    lines = tuple(with_class(kernel.splitlines(), own))  # as an agent tells of a kernel's log
     said = read_kernel(lines, own)
     told = EvidenceGathered(
         at=0.0, attempt=1, host=HOST, ranks=(), kernel=lines, readings=said, unasked=True
@@ -105,11 +108,11 @@ def classify_log(
     )
 
 
-def read_end(file: BinaryIO) -> str:
+def read_end(file: BinaryIO, most: int = MOST_BYTES) -> str:
     """The end of a log of any size; of a pipe, which has to be read to its end, as well."""
     end = b""
-    while piece := file.read(MOST_BYTES):
-        end = (end + piece)[-MOST_BYTES:]
+    while piece := file.read(most):
+        end = (end + piece)[-most:]
     return end.decode(errors="replace")
 
 

@@ -86,7 +86,9 @@ def classify(
         raise click.UsageError("A rank ends by an exit code or by a signal: give one of them.")
     found = classification.classify_log(
         "" if file is None else classification.read_end(file),
-        kernel="" if kernel is None else classification.read_end(kernel),
+        kernel=""
+        if kernel is None
+        else classification.read_end(kernel, classification.KERNEL_BYTES),
         exit_code=exit_code,
         signal=signal,
     )

@@ -658,7 +658,11 @@ def test_what_becomes_of_checkpoints_is_told_to_the_leader_at_once(tmp_path: Pat
         await here.leader.hear(Told, 2)
         return here.leader.of(Told)
 
-    assert play(tmp_path, script) == [Told(host="host-0", datagram=word) for word in words]
+    saved, failed = play(tmp_path, script)
+    assert [saved.datagram, failed.datagram] == words
+    assert saved.reading is None
+    assert failed.reading is not None
+    assert failed.reading.name == "disk-full"
 
 
 def test_a_torchrun_that_cannot_be_started_is_told(tmp_path: Path) -> None:

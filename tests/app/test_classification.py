@@ -45,6 +45,16 @@ def test_a_kernel_that_knows_better_decides_and_its_host_is_left_out(tmp_path: P
         assert (body["class"], body["line"], body["excludes_host"]) == ("gpu-lost", FALLEN, True)
 
 
+def test_of_a_kernels_log_what_it_said_early_counts_as_well(tmp_path: Path) -> None:
+    kernel = tmp_path / "dmesg"
+    later = "".join(f"[{n}.0] audit: type=1400 audit(1): " + "x" * 80 + "\n" for n in range(9000))
+    kernel.write_text(f"{FALLEN}\n{later}")
+    body = json.loads(run("--kernel", str(kernel), "--json").output)
+    assert (body["class"], body["excludes_host"]) == ("gpu-lost", True)
+    kernel.write_text(later)
+    assert json.loads(run("--kernel", str(kernel), "--json").output)["class"] is None
+
+
 def test_a_signal_is_named_in_three_ways_and_a_code_may_stand_for_it() -> None:
     classes = {json.loads(run("--signal", name, "--json").output)["class"] for name in ("SIGKILL",)}
     for name in ("KILL", "kill", "9"):
