@@ -15,7 +15,7 @@ from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import clear, standing
 from orchestrator.app.submission_lock import refuse_while_submitting
 from orchestrator.contract import env
-from orchestrator.contract.protocol import CANCEL_PATH, Claim
+from orchestrator.contract.protocol import CANCEL_PATH, CHALLENGE, Claim
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError
