@@ -14,6 +14,12 @@ ABORTS = (
     r"NCCL operations have failed or timed out",
 )
 """How the last words of a process begin that aborts."""
+BEFORE_ABORTS = (
+    r"\bNCCL WARN\b",
+    r"Memory access fault by GPU|HW Exception by GPU",
+    r"Received a dump signal|preparing to dump debug info",
+)
+"""… and what is said before the end where nothing of it is."""
 CRASHED = ("Fatal Python error:",)
 TRACEBACK = (r"^(.{0,60}\W)?Traceback \(most recent call last\):\s*$",)
 PASSED_ON = (r"ChildFailedError|CalledProcessError|elastic\S*SignalException",)
@@ -47,6 +53,18 @@ CODE_THAT_TELLS = (
 )
 """A semaphore is a file in /dev/shm, and a connection one to a loader's worker: which exceptions do
 not say."""
+
+QUOTED = (
+    r"""^[\w .:/#\[\]()-]{0,60}[{\[]\s*["'][\w.\- ]+["']\s*:""",
+    r"""^[\w .#/-]{1,40}[:=]\s*(?:'[^']*'|"[^"]*")[,.]?\s*$""",
+    r"""^\s*(?:'[^']*'|"[^"]*"),?\s*$""",
+)
+"""Options and data that a program shows, whose words are of another failure or of none …"""
+SAID = (
+    r"""["'](level|severity|levelname|lvl)["']\s*:\s*["'](error|fatal|critical)""",
+    r"""\b\w*(error|exception|reason|msg|message|cause|failed|failure|fatal|exit)\b["']?\s*[:=]""",
+)
+"""… but for a line of a log in JSON, and for words that a program quotes as its reason."""
 
 NOISE = (
     r"^wandb: ",
@@ -101,6 +119,11 @@ def _indent(line: bytes) -> int:
     return len(line) - len(line.lstrip())
 
 
+def without_quotations(text: Text) -> Text:
+    quoted = set(text.numbers(QUOTED))
+    return text.without(quoted - set(text.numbers(SAID))) if quoted else text
+
+
 def without_noise(text: Text) -> Text:
     noise = set(text.numbers(NOISE))
     return text.without(noise - set(text.numbers(TROUBLE))) if noise else text
@@ -116,7 +139,10 @@ def last_words(text: Text, ended_by: int | None) -> Text:
     """What a rank said as it ended, from where that begins: no old warning is among it. One that
     left by itself without a traceback may have said why in any line that is no mere notice."""
     if ended_by == signal.SIGABRT:
-        return _unwarned(_without(ASIDE, text.since(text.first(ABORTS))))
+        begins = text.first(ABORTS)
+        if begins == len(text.lines):
+            begins = text.first(BEFORE_ABORTS)
+        return _unwarned(_without(ASIDE, text.since(begins)))
     if ended_by is not None:
         begins = text.first(CRASHED)
         return text.pick(range(begins, min(begins + 1, len(text.lines))))

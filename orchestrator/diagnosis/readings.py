@@ -27,6 +27,7 @@ from orchestrator.diagnosis.last_words import (
     last_words,
     without_frames,
     without_noise,
+    without_quotations,
 )
 from orchestrator.diagnosis.patterns import Text, cut
 
@@ -181,7 +182,7 @@ def kind_of(exit_code: int | None, number: int | None, *, raised: bool) -> str:
 
 def _said(end: End) -> Text:
     """The end of its log without what tells nothing: frames of stacks, and what it outlived."""
-    return before_steps_dropped(without_frames(Text.of(end.lines)))
+    return before_steps_dropped(without_quotations(without_frames(Text.of(end.lines))))
 
 
 def _raised(end: End) -> Text | None:

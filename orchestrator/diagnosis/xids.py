@@ -6,7 +6,7 @@ done so; a program that has to be started again is.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -79,7 +79,7 @@ CLASSES: Mapping[int, _Class] = {
         " driver",
     ),
     120: _broken(
-        "xid-119-gsp-timeout",
+        "xid-120-gsp-error",
         "the GPU's system processor failed; reset the GPU or reboot the host, and look for a newer"
         " driver",
     ),
@@ -161,7 +161,7 @@ CLASSES: Mapping[int, _Class] = {
     ),
     137: _Class(
         name="xid-137-nvlink-privilege",
-        scope="user",
+        scope="rank",
         action="restart",
         advice="the program touched memory of a peer GPU that is not its own; on one GPU again and"
         " again it is the GPU",
@@ -185,13 +185,14 @@ ENGINE = _Class(
 SUPPORT = _broken("xid-unusual", "NVIDIA's catalog asks to have the GPU looked at by its vendor")
 CHANNEL = "ROBUST_CHANNEL_"
 """Begins the mnemonics of what befalls a program's channel to the GPU."""
+XID = r"xid \([^)]*\): "
 # Those from Blackwell on say which of them did harm: `145, RLW_RXPIPE Nonfatal XC0 …` did none.
-NVLINK5 = (r"xid \([^)]*\): (14[4-9]|150),.* Fatal\b",)
+NVLINK5 = range(144, 151)
 RECOVERY = (
-    r"xid \([^)]*\): 154,.* to 0x\w+ \((GPU Reset|Node Reboot|OS Reboot|System Reboot|Bus Reset"
+    rf"{XID}154,.* to 0x\w+ \((GPU Reset|Node Reboot|OS Reboot|System Reboot|Bus Reset"
     r"|Drain and Reset|PF FLR|Recover IMEX)",
 )
-TOLD_BY_WORDS = frozenset((*range(144, 151), 154))
+TOLD_BY_WORDS = frozenset((*NVLINK5, 154))
 
 
 @cache
@@ -221,12 +222,21 @@ def _rules() -> Iterator[FailureRule]:
     known = {code: one for code, xid in codes.items() if (one := class_of(xid)) is not None}
     for code, one in CLASSES.items():
         if code == 94:  # after all that breaks a host, before what a program may have done
-            yield _told_by_words("xid-74-nvlink", NVLINK5, CLASSES[74].advice, "Xid 144 to 150")
+            for number in NVLINK5:
+                # No program is ended by what did no harm, so one that was cleaned up after it met
+                # what did.
+                harmful = (
+                    rf"{XID}{number},.* Fatal\b",
+                    rf"{XID}45\b.*caused by previous xid {number}\b",
+                )
+                name = f"xid-{number}-nvlink"
+                yield _told_by_words(name, harmful, CLASSES[74].advice, f"Xid {number}")
             yield _rule(SUPPORT, [n for n, other in known.items() if other is SUPPORT])
             advice = "the driver says what the GPU needs before it can be used again"
             yield _told_by_words("xid-154-recovery", RECOVERY, advice, "Xid 154")
         if code == 45:
-            yield _rule(ENGINE, [n for n, other in known.items() if other is ENGINE])
+            for number in (n for n, other in known.items() if other is ENGINE):
+                yield _rule(replace(ENGINE, name=f"xid-{number}-engine-error"), [number])
         yield _rule(one, [code])
 
 
@@ -240,8 +250,8 @@ def _rule(one: _Class, codes: list[int]) -> FailureRule:
         symptom=one.symptom,
         # The driver cleans up after others, and says after which.
         patterns=(
-            rf"xid \([^)]*\): ({numbers})\b",
-            rf"xid \([^)]*\): 45\b.*caused by previous xid ({numbers})\b",
+            rf"{XID}({numbers})\b",
+            rf"{XID}45\b.*caused by previous xid ({numbers})\b",
         ),
         source=f"Xid {', '.join(map(str, codes))} of {SOURCE}",
     )

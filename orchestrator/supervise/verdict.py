@@ -9,6 +9,7 @@ from orchestrator.contract.events import RankExited
 from orchestrator.contract.failures import Reading, Scope
 from orchestrator.contract.phases import Phase
 from orchestrator.diagnosis.readings import (
+    BY_SHELL,
     EARLY,
     OUT_OF_MEMORY,
     is_broken_hardware,
@@ -187,7 +188,7 @@ def _explains(said: Reading, exited: RankExited, rank: Reading | None) -> bool:
         another = own_fault or (asked and not said.own)
         return said.action == "replace" or not another
     if said.name == OUT_OF_MEMORY:
-        return exited.signal == signal.SIGKILL
+        return exited.signal == signal.SIGKILL or exited.exit_code == BY_SHELL + signal.SIGKILL
     if said.symptom or said.action == "stop" or asked:
         return False
     if rank is None or not rank.line:

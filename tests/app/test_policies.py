@@ -86,7 +86,7 @@ def test_a_class_that_there_is_not_has_a_neighbour() -> None:
         ("xid-48", "xid-48-double-bit-ecc"),
         ("xid-79", "gpu-lost"),
         ("Xid 79", "gpu-lost"),
-        ("xid-145", "xid-74-nvlink"),
+        ("xid-145", "xid-145-nvlink"),
         ("nccl-watchdog", "nccl-watchdog-timeout"),
     ],
 )
