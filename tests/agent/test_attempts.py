@@ -9,7 +9,7 @@ from orchestrator.contract.protocol import Stopped
 @pytest.mark.parametrize(
     ("finished", "why", "said"),
     [
-        (True, "", "all ranks returned 0"),
+        (True, "", "all ranks returned 0 after the last step"),
         (False, "torchrun ended with code 1\nits last lines", "torchrun ended with code 1"),
         (False, "", "stopped before it was done"),
     ],

@@ -32,6 +32,7 @@ from orchestrator.supervise.state import Run
 from orchestrator.system import SystemClock
 from tests.agent.injected import OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
 from tests.supervise.supervise_stage import Job, plan
+from tests.trainer.checkpoint.checkpoint_launch import led
 from tests.trainer.trainer_launch import environments, tiny
 
 LOOK_S = 0.25
@@ -49,7 +50,7 @@ def watched(
     it, once all have ended."""
     run_dir, path = RunDir(folder / "run"), folder / "trainer.json"
     axes = dict(zip(AXES, mesh.degrees, strict=True)) | changes.pop("parallel", {})
-    path.write_text(json.dumps(tiny(run_dir.path, parallel=axes, **changes)))
+    path.write_text(json.dumps(led(tiny(run_dir.path, parallel=axes, **changes))))
     hosts = [_host(name, run_dir, folder) for name in HOSTS]
     run_dir.traces(1).mkdir(parents=True)
     env = {
