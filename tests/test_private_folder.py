@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,9 +28,16 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to play anoth
 
 
 @pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def short() -> Iterator[Path]:
+    """The path of a socket has 107 bytes, and `tmp_path` may take them all."""
+    with tempfile.TemporaryDirectory(prefix="nd-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def scratch(short: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A temporary directory as /tmp is, shared by all users."""
-    folder = tmp_path / "tmp"
+    folder = short / "tmp"
     folder.mkdir()
     folder.chmod(0o1777)
     monkeypatch.setattr("tempfile.tempdir", str(folder))
@@ -37,8 +45,8 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> Path:
-    folder = tmp_path / "runtime"
+def runtime(short: Path) -> Path:
+    folder = short / "runtime"
     folder.mkdir(mode=0o700)
     return folder
 
@@ -98,11 +106,11 @@ def test_a_runtime_folder_of_another_user_is_not_used(scratch: Path, runtime: Pa
 
 
 def test_what_logind_removes_at_logout_is_used_for_users_who_linger_alone(
-    scratch: Path, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scratch: Path, runtime: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Real folders below /run/user belong to the machine, so another folder plays it."""
-    monkeypatch.setattr("orchestrator.private_folder.LOGIN_FOLDERS", tmp_path)
-    linger = tmp_path / "linger"
+    monkeypatch.setattr("orchestrator.private_folder.LOGIN_FOLDERS", short)
+    linger = short / "linger"
     assert base_for({"XDG_RUNTIME_DIR": str(runtime)}, linger) == scratch
     linger.mkdir()
     (linger / pwd.getpwuid(os.geteuid()).pw_name).touch()
@@ -135,6 +143,7 @@ def test_folders_that_another_user_made_beforehand_are_neither_used_nor_removed(
 
 HOLDS = """
 import sys
+import tempfile
 from orchestrator.private_folder import private_folder
 with private_folder({}) as folder:
     (folder / "attempt-1").mkdir()

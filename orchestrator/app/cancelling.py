@@ -15,7 +15,7 @@ from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import clear, standing
 from orchestrator.app.submission_lock import refuse_while_submitting
 from orchestrator.contract import env
-from orchestrator.contract.protocol import CANCEL_PATH, Claim
+from orchestrator.contract.protocol import CANCEL_PATH, CHALLENGE, Claim
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, JobError
@@ -109,7 +109,9 @@ def _post(address: str, port: int, secret: JobSecret, launch: int) -> tuple[int,
         asked = connection.getresponse()
         asked.read()
         claim = Claim(purpose="cancel", launch=launch)
-        headers = proof_headers(secret, nonce_in(asked.headers) or "", claim)
+        headers = proof_headers(
+            secret, nonce_in({CHALLENGE: asked.getheader(CHALLENGE, "")}) or "", claim
+        )
         body = json.dumps({"by": user()})
         connection.request("POST", CANCEL_PATH, body, {**headers, **JSON})
         answer = connection.getresponse()

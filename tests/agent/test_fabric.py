@@ -145,7 +145,7 @@ def playing(folder: Path, program: str) -> str:
     """A python that runs `program`, of a shell, where the check is asked for."""
     python = folder / "python"
     python.write_text(
-        f'#!/bin/sh\ncase "$2" in\ntrainer.fabric) {program} ;;\n'
+        f'#!/bin/sh\ncase "$3" in\ntrainer.fabric) {program} ;;\n'
         f'*) exec {sys.executable} "$@" ;;\nesac\n'
     )
     python.chmod(0o755)

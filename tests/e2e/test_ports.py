@@ -10,9 +10,9 @@ from tests.e2e.job import ROOT, Ndctl, processes_of, wait_for
 from tests.listeners import Listener, listeners
 
 KINDS = {
-    "agent with `--lead`": r"-m orchestrator\.agent .*--lead",
-    "agent": r"-m orchestrator\.agent ",
-    "launcher": r"-m orchestrator\.agent\.launcher",
+    "agent with `--lead`": r"entry\.py orchestrator\.agent .*--lead",
+    "agent": r"entry\.py orchestrator\.agent ",
+    "launcher": r"entry\.py orchestrator\.agent\.launcher",
     "torchrun": r"^torchrun of attempt",
     "keeper": r"orchestrator\.agent\.keeper of",
     "rank": r"\(rank \d+\)",

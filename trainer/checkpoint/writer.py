@@ -50,10 +50,10 @@ class WatchedFiles(FileSystem):
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         """A run directory that was moved or removed is not made again."""
-        folder = Path(path)
-        with self.remembering(folder):
-            folder.parent.mkdir(exist_ok=True)
-            folder.mkdir(exist_ok=True)
+        run = Path(path).parent.parent
+        with self.remembering(run):
+            run.stat()
+        super().mkdir(path)
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:

@@ -63,7 +63,7 @@ def test_ranks_and_a_node_are_lost_and_a_spare_takes_over(
     killed, stopped, dead = ndctl.status()["incidents"]
     assert killed["evidence"]["signal"] == "SIGKILL"
     assert killed["action"].startswith("restart as attempt 2 from ")
-    assert "stopped by a signal" in " ".join(stopped["evidence"]["notes"])
+    assert "stopped by a signal" in " ".join([stopped["cause"], *stopped["evidence"]["notes"]])
     assert stopped["action"] == "restart as attempt 3 from checkpoint step-8"
     *_, resumed = ndctl.events("TrainingResumed")
     assert resumed["step"] in (8, 16), "as it was when the node died"

@@ -15,6 +15,8 @@ from orchestrator.contract.checkpoints import newest_complete
 from orchestrator.contract.codec import decode
 from orchestrator.contract.datagrams import Datagram, from_bytes
 from orchestrator.contract.env import RankEnv
+from orchestrator.contract.fence import Fence, write_fence
+from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.training import TrainingConfig
 from tests.trainer.trainer_launch import work
 from tests.trainer.trainer_worker import StopAfter
@@ -24,6 +26,14 @@ from trainer.emit import Reporter
 from trainer.main import train_on
 from trainer.outside import Outside
 from trainer.ranks import arrange, process_group
+
+
+def led(config: dict[str, Any]) -> dict[str, Any]:
+    """As a leader begins it: ranks of an agent write nothing without a fence."""
+    run = RunDir(Path(config["out"]))
+    run.path.mkdir(parents=True, exist_ok=True)
+    write_fence(run.fence, Fence(leader="a", attempt=1))
+    return config
 
 
 def save_on(folder: Path, num_ranks: int, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -84,7 +84,9 @@ def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
 
     def save_at_once(job: Training, done: int) -> int:
         state, spec = job.checkpoints._state, job.config.checkpoint
-        Checkpoints(Path(case["to"]), state, spec, reporter).save_for_sure(done)
+        folder = Path(case["to"])
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        Checkpoints(folder, state, spec, reporter).save_for_sure(done)
         steps.append(done)
         return 0
 

@@ -106,11 +106,14 @@ def too_large(folder: Path, rank: int) -> Iterator[None]:
 def unknown(folder: Path, rank: int) -> Iterator[None]:
     """Which attempt may write cannot be read."""
     fence = folder.with_name("fence.json")
+    aside = folder.with_name("fence.aside")
     if rank == 0:
+        fence.rename(aside)
         fence.mkdir()
     yield
     if rank == 0:
         fence.rmdir()
+        aside.rename(fence)
 
 
 TROUBLES: dict[str, Callable[[Path, int], AbstractContextManager[None]]] = {

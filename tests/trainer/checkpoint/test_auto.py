@@ -9,7 +9,7 @@ import pytest
 from orchestrator.contract.codec import encode
 from orchestrator.contract.datagrams import IntervalChanged, Saved
 from orchestrator.contract.reliability import Exposure, SavePace
-from tests.trainer.checkpoint.checkpoint_launch import listening
+from tests.trainer.checkpoint.checkpoint_launch import led, listening
 from tests.trainer.trainer_launch import tiny, work
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves")]
@@ -27,7 +27,7 @@ def trained(tmp_path: Path, pace: SavePace, **checkpoint: Any) -> list[Any]:
         "NDCTL_PACE": json.dumps(encode(pace)),
     }
     with listening(tmp_path / "agent") as heard:
-        (answer,) = work(tmp_path, 2, [{"config": config}], env=env)
+        (answer,) = work(tmp_path, 2, [{"config": led(config)}], env=env)
         assert answer["code"] == 0
         found = []
         for datagram in heard:

@@ -22,7 +22,7 @@ from orchestrator.contract.datagrams import (
 )
 from orchestrator.contract.env import RankEnv
 from orchestrator.errors import TrainingError
-from tests.trainer.checkpoint.checkpoint_launch import listening, train_alone
+from tests.trainer.checkpoint.checkpoint_launch import led, listening, train_alone
 from tests.trainer.trainer_launch import (
     LIMIT_S,
     finish,
@@ -104,6 +104,8 @@ def test_a_killed_rank_costs_nothing_but_the_steps_since_the_checkpoint(tmp_path
     drill = [{"id": 7, "fault": "kill", "target": "rank", "index": 1, "step": 6}]
     whole = tiny(tmp_path / "whole", **SHARDED)
     config = tiny(tmp_path / "killed", **SHARDED, checkpoint={"every_steps": 2, "async": False})
+    led(config)
+    led(whole)
     env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent")}
     with listening(tmp_path / "agent") as told:
         work(tmp_path, 2, [{"config": whole}])
@@ -164,7 +166,7 @@ def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
     drill = [{"id": 1, "fault": "raise", "target": "rank", "index": 0, "step": 2}]
     env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent"), "NDCTL_DRILLS": json.dumps(drill)}
     with listening(tmp_path / "agent") as told:
-        ranks = train(tiny(tmp_path / "out"), 1, **env)
+        ranks = train(led(tiny(tmp_path / "out")), 1, **env)
         assert finish(ranks) == [exits.FAILED]
     assert "RuntimeError: drill raise:rank=0@step=2" in ranks[0].output
     raised = told[-1]

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.contract.checkpoints import newest_complete
 from orchestrator.contract.datagrams import Saved, SaveFailed
-from tests.trainer.checkpoint.checkpoint_launch import listening
+from tests.trainer.checkpoint.checkpoint_launch import led, listening
 from tests.trainer.trainer_launch import losses_of, tiny, work
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves")]
@@ -50,7 +50,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     for name, case in CASES.items():
         checkpoint = {"every_steps": 10, "async": case["async"]}
         config = tiny(folder / name, steps=STEPS, parallel={"dp_shard": 2}, checkpoint=checkpoint)
-        cases.append({"from": FROM, "until": UNTIL, **case, "config": config})
+        cases.append({"from": FROM, "until": UNTIL, **case, "config": led(config)})
     env = {"NDCTL_HEARTBEAT_SOCKET": str(folder / "agent")}
     with listening(folder / "agent") as heard:
         answers = work(folder, 2, cases, worker="tests.trainer.checkpoint.save_worker", env=env)

@@ -94,3 +94,13 @@ def test_the_reason_names_the_rank_the_cause_and_the_path(tmp_path: Path) -> Non
     told = why_of(full, tmp_path / "not" / "there")
     assert told.startswith(f"No space left on device: {tmp_path}/not/there (")
     assert told.endswith(" MiB free)")
+
+
+def test_a_run_directory_that_was_moved_is_not_made_again(tmp_path: Path) -> None:
+    files, run = WatchedFiles(), tmp_path / "job"
+    with pytest.raises(FileNotFoundError, match=str(run)):
+        files.mkdir(run / "checkpoints" / "step-2.partial-1")
+    assert not run.exists()
+    run.mkdir()
+    files.mkdir(run / "checkpoints" / "step-2.partial-1")
+    assert (run / "checkpoints" / "step-2.partial-1").is_dir()
