@@ -15,7 +15,7 @@ ABORTS = (
 )
 """How the last words of a process begin that aborts."""
 BEFORE_ABORTS = (
-    r"\bNCCL WARN\b",
+    r"\bNCCL WARN\b.*(Got completion|Cuda failure|Failed to CUDA|Connection closed by remote)",
     r"Memory access fault by GPU|HW Exception by GPU",
     r"Received a dump signal|preparing to dump debug info",
 )
@@ -62,7 +62,8 @@ QUOTED = (
 """Options and data that a program shows, whose words are of another failure or of none …"""
 SAID = (
     r"""["'](level|severity|levelname|lvl)["']\s*:\s*["'](error|fatal|critical)""",
-    r"""\b\w*(error|exception|reason|msg|message|cause|failed|failure|fatal|exit)\b["']?\s*[:=]""",
+    r"""^[^"':=]{0,40}(error|exception|reason|msg|message|cause|failed|failure|fatal|exit)\s*[:=]""",
+    r"""["'](error|exception|exc_info|reason|failure)["']\s*:""",
 )
 """… but for a line of a log in JSON, and for words that a program quotes as its reason."""
 
@@ -80,6 +81,7 @@ TROUBLE = (
     r"NCCL INFO .*socket\w*Connect\b.*(No route|timed out|refused|unreachable)",
     r"NCCL INFO .*(async (fatal )?event|with (error|status) |Cuda failure)",
     r"cannot be retrieved \(gai error",
+    r"CUDA initialization: .*system not yet initialized",
 )
 """… but for these, which NCCL says of what ends it."""
 

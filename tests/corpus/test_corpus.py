@@ -24,6 +24,7 @@ from benchmarks.corpus import (
     read_cases,
     read_dump_cases,
     report,
+    run_cases,
     run_dump_cases,
 )
 from orchestrator.app.classification import Classification
@@ -212,6 +213,10 @@ def test_limits() -> None:
     assert passes(outcomes(100, missed=2))
     assert not passes(outcomes(100, missed=3))
     assert not passes(outcomes(100, excluded=1))
+
+
+def test_the_rules_keep_to_the_limits_on_the_cases_for_development() -> None:
+    assert passes(run_cases(read_cases("development")))
 
 
 def test_the_report_counts_each_column() -> None:

@@ -123,7 +123,7 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
         ),
         ((*NCCL_CUDA, "Cuda failure 999 'unknown error'"), "gpu-lost"),
         ((*NCCL_CUDA, "Cuda failure 802 'system not yet initialized'"), "gpu-lost"),
-        ((*NCCL_CUDA, "Cuda failure 1 'invalid argument'"), "nccl-system-error"),
+        ((*NCCL_CUDA, "Cuda failure 1 'invalid argument'"), "nccl-cuda-error"),
         (("OSError: [Errno 28] No space left on device: '/scratch/x'",), "disk-full"),
         (("OSError: [Errno 28] Kein Speicherplatz mehr verfügbar: '/scratch/x'",), "disk-full"),
         (("OSError: [Errno 28] Kein Speicherplatz mehr verfügbar: '/dev/shm/x'",), "shared-memory"),
@@ -158,7 +158,7 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
         (("ConnectError: [Errno -3] Temporary failure in name resolution",), "service-unreachable"),
         (("httpx.ReadTimeout: The read operation timed out",), "service-unreachable"),
         (("ServerDisconnectedError: Server disconnected",), "service-unreachable"),
-        (("tarfile.ReadError: unexpected end of data",), "python-exception"),
+        (("tarfile.ReadError: unexpected end of data",), "data-error"),
         (
             (
                 "RuntimeError: Caught RuntimeError in DataLoader worker process 0.",

@@ -293,3 +293,28 @@ def test_every_sample_keeps_its_class_as_the_end_of_a_rank() -> None:
         if found is None or found.name != sample["class"]:
             wrong.append((sample["class"], found and found.name, sample["lines"]))
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        """config: {"exclude_on": "GPU has fallen off the bus", "ecc": "uncorrectable ECC error"}""",
+        "sample 7: 'NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.'",
+        'prompt: "CUDA error: uncorrectable ECC error encountered"',
+        "'Kernel panic - not syncing: Fatal hardware error'",
+        "uncorrectable ECC errors: 0",
+        "no uncorrectable ECC errors found",
+    ],
+)
+def test_what_a_program_quotes_breaks_no_host(shown: str) -> None:
+    for last in (("Traceback (most recent call last):", "ValueError: x"), ()):
+        found = read_exit(End(exit_code=1, signal=None, lines=(shown, *last))).failure
+        assert found is not None
+        assert found.scope != "host", (found, last)
+
+
+def test_a_log_in_json_is_no_quotation() -> None:
+    line = """{"level": "error", "msg": "CUDA error: uncorrectable ECC error encountered"}"""
+    found = read_exit(End(exit_code=1, signal=None, lines=(line,))).failure
+    assert found is not None
+    assert found.name == "uncorrectable-ecc"

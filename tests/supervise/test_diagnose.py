@@ -867,7 +867,7 @@ REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer
         (raised(2, "CUDA error: misaligned address"), FAULT, "illegal-memory-access"),
         (raised(2, REMOTE), FAULT, "nccl-remote-error"),
         (raised(2, REMOTE), PORT, "infiniband-error"),
-        (raised(2, REMOTE), NIC, "infiniband-error"),
+        (raised(2, REMOTE), NIC, "nic-failure"),
         (exited(2), READS, "storage-error"),
         (raised(2, REMOTE), READS, "storage-error"),
         (raised(2, "shapes differ"), READS, "python-exception"),
