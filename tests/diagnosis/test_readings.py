@@ -298,7 +298,7 @@ def test_every_sample_keeps_its_class_as_the_end_of_a_rank() -> None:
 @pytest.mark.parametrize(
     "shown",
     [
-        'config: {"skip_on": "GPU has fallen off the bus", "ecc": "uncorrectable ECC error"}',
+        """config: {"exclude_on": "GPU has fallen off the bus", "ecc": "uncorrectable ECC"}""",
         "sample 7: 'NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.'",
         'prompt: "CUDA error: uncorrectable ECC error encountered"',
         "'Kernel panic - not syncing: Fatal hardware error'",
