@@ -121,10 +121,12 @@ class Door:
         tasks = [*self.strangers, *filter(None, [self.accepting])]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self.listening is not None:
-            self.listening.close()
-        self.refusals.close()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # a leader that is closing may be cancelled once more
+            if self.listening is not None:
+                self.listening.close()
+            self.refusals.close()
 
     def turned_away(self, why: str) -> None:
         self.refusals.count(why)

@@ -208,19 +208,21 @@ class Leader:
                 taken=self.granted.taken,
             )
         )
-        port = await self.reception.open(bind, port, folder)
-        allocation = self.granted.allocation
-        name = host if allocation and allocation.names_resolve else ""
-        announced = partial(announce, self.run_dir, self.granted.term, address, port, name)
-        await asyncio.to_thread(
-            once_it_serves, announced, "agents cannot be told where the leader is", self.clock
-        )
-        log.info("leading %s at %s:%s", self.job.launch.job, address, port)
-        deciding = asyncio.create_task(self._consume())
-        tasks = [deciding, asyncio.create_task(self._tick())]
-        if self.granted.allocation is not None:
-            tasks.append(asyncio.create_task(self.errands.hear_notices()))
+        tasks: list[asyncio.Task[Any]] = []
         try:
+            port = await self.reception.open(bind, port, folder)
+            allocation = self.granted.allocation
+            name = host if allocation and allocation.names_resolve else ""
+            announced = partial(announce, self.run_dir, self.granted.term, address, port, name)
+            # Its own agent may leave meanwhile, which cancels this: the port is closed too.
+            await asyncio.to_thread(
+                once_it_serves, announced, "agents cannot be told where the leader is", self.clock
+            )
+            log.info("leading %s at %s:%s", self.job.launch.job, address, port)
+            deciding = asyncio.create_task(self._consume())
+            tasks += [deciding, asyncio.create_task(self._tick())]
+            if self.granted.allocation is not None:
+                tasks.append(asyncio.create_task(self.errands.hear_notices()))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ending = _ending_of(deciding, done)
             await self._farewell(ending)

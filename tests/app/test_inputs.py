@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ def test_the_login_node_of_slurm_sees_the_shared_file_system(tmp_path: Path) -> 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_a_preset_is_the_model_that_transformers_makes_of_it(preset: str, tmp_path: Path) -> None:
     """What a checkpoint records is the whole config; a spec has the keys that somebody wrote."""
-    values = dict(PRESETS[preset])
+    values = deepcopy(dict(PRESETS[preset]))
     whole = AutoConfig.for_model(values.pop("model_type"), **values)
     marker = trained_by(json.loads(whole.to_json_string(use_diff=False)), tmp_path)
     assert look_back(spec(), PRESETS[preset], marker) == ()

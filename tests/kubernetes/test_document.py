@@ -38,10 +38,11 @@ ALONE: Mapping[str, str] = {
     ),
     "ndctl doctor examples/kubernetes.yaml": r"ok  run volume +ndctl-runs is Bound, ReadWriteMany",
     "ndctl inventory --backend kubernetes": r"4 hosts free, 8 devices",
+    "kubectl -n ndctl create secret generic hub --from-literal=token=hf_…": "secret/hub created",
     "ndctl validate examples/kubernetes.yaml": r"valid; 4 ranks",
     "ndctl plan examples/kubernetes.yaml": r"4 ranks on 2 hosts x 2 of cpu",
     "ndctl render examples/kubernetes.yaml": r"\nkind: PyTorchJob\n",
-    f"{SUBMIT} --dry-run": r"# dry run: .* takes the 2 objects of PyTorchJob ndctl/kubernetes-demo",
+    f"{SUBMIT} --dry-run": r"# dry run: .* takes the 5 objects of PyTorchJob ndctl/kubernetes-demo",
     "kubectl apply -k manifests/overlays/kueue": r"localqueue.kueue.x-k8s.io/train created",
     "ndctl render examples/kubernetes.yaml --set cluster.kubernetes.queue=train": (
         r"\n    kueue.x-k8s.io/queue-name: train\n"
