@@ -1,4 +1,4 @@
-"""The port of the leader: TLS, and limits on all who have not proved yet that they are of the job.
+"""The port of the leader: TLS, and limits for connections without a proof that they are of the job.
 
 Connections that have proved nothing are few, live for seconds, and send little; what they do wrong
 is counted, not logged one by one, since the log is on the storage that the whole cluster shares.

@@ -1,5 +1,5 @@
-"""What the leader serves: agents come in by WebSocket, and whoever cancels by a request, both with
-a proof that they know the job's secret.
+"""What the leader serves: agents connect by WebSocket and `cancel` sends a request; both
+prove that they know the job's secret.
 """
 
 import logging

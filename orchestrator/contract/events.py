@@ -243,7 +243,7 @@ class RankExited:
     phase: Phase | None = None
     """What it was doing, by its last word."""
     reading: ExitReading | None = None
-    """What that means; None: nobody has read it, and its class is not known."""
+    """What that means; None: it was not read, and its class is unknown."""
     above: Above | None = None
     """The process above the rank that `signal` ended, and the rank with it."""
 

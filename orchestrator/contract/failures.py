@@ -95,7 +95,7 @@ class Reading:
     symptom: bool = False
     """A rank also says so when a peer of it went away."""
     own: bool = False
-    """It is a class of the user's, who knows better than ndctl's own words for it."""
+    """It is a class of the user's, who knows more than ndctl's own rules."""
     line: str = ""
     """The line that decided; empty where it was a signal, an exit code or a kind."""
     pattern: str = ""

@@ -78,7 +78,7 @@ class End:
 
     exit_code: int | None
     signal: int | None
-    """Both None when its keeper died with it and nobody could see how it ended."""
+    """Both None when its keeper died with it and its end was not seen."""
     error: RankError | None = None
     lines: tuple[str, ...] = ()
     """The end of its log."""
@@ -126,7 +126,7 @@ def read_launcher(said: str, own: tuple[FailureRule, ...] = ()) -> Reading | Non
 
 
 def read_words(said: str, own: tuple[FailureRule, ...] = ()) -> Reading | None:
-    """The class of what a rank tells that goes on, as why a checkpoint could not be written."""
+    """The class of what a rank reports and outlives, as why a checkpoint was not written."""
     return reading_of(classify(Signs(lines=tuple(said.splitlines())), own), own)
 
 
@@ -227,7 +227,7 @@ def _is_ending(rule: FailureRule) -> bool:
 
 
 def ended_by(end: End) -> str | None:
-    """The signal, also of a rank that left because of one, and of one that nobody saw end."""
+    """The signal, also of a rank that left because of one, and of one whose end was not seen."""
     if end.exit_code == exits.CHECKPOINTED:
         return "SIGTERM"
     if end.exit_code is None and end.signal is None:

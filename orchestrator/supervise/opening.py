@@ -56,9 +56,9 @@ def left_behind(run_dir: RunDir) -> str:
 
 def unknown_run(run_dir: RunDir, left: str) -> JobError:
     return JobError(
-        f"{run_dir.path} has {left} and no {run_dir.journal.name}: of which run they are is not"
-        " known, and no job trains on from them",
-        fix=f"--new puts the folder in {ARCHIVE}/ and begins; where only the journal was moved"
+        f"{run_dir.path} has {left} but no {run_dir.journal.name}: ndctl does not know which run"
+        " they belong to, so it does not resume from them",
+        fix=f"--new puts the folder in {ARCHIVE}/ and starts again; if only the journal was moved"
         " away, put it back and use --resume",
     )
 

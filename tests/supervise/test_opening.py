@@ -139,9 +139,7 @@ def test_a_mounted_folder_is_read_without_what_kubernetes_keeps_in_it(tmp_path: 
 def test_what_no_journal_knows_is_refused_or_put_aside(run_dir: RunDir, left: str) -> None:
     (run_dir.path / left).mkdir(parents=True)
     for resume in (False, True):
-        with pytest.raises(
-            JobError, match=r"no journal\.jsonl: of which run they are is not known"
-        ):
+        with pytest.raises(JobError, match=r"no journal\.jsonl: ndctl does not know which run"):
             begin(run_dir, of(run_dir, resume=resume), CLOCK, token=True)
     run = begin(run_dir, replace(of(run_dir), new=True), CLOCK, token=True)
     assert run.job is not None
