@@ -178,7 +178,7 @@ def test_checkpoints_that_no_journal_knows_are_not_trained_on(
     run_dir.journal.unlink()
     (run_dir.checkpoints / "step-20").mkdir(parents=True)
     for resume in (False, True):
-        with pytest.raises(JobError, match=r"has checkpoints and no journal\.jsonl") as refused:
+        with pytest.raises(JobError, match=r"has checkpoints but no journal\.jsonl") as refused:
             submit(tmp_path, resume=resume)
         assert "--new puts the folder in .archive/" in refused.value.fix
     submit(tmp_path, new=True)
