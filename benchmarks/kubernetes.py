@@ -21,17 +21,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.timing import machine, ratio, spread
-from orchestrator.agent.errands import NOTICES_S
 from orchestrator.app.remote import REFRESH_S
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
+from orchestrator.backends.kubernetes.find_mirrors import seek_mirror
 from orchestrator.backends.kubernetes.inventory import read_cluster
-from orchestrator.backends.kubernetes.mirror import contents, seek_mirror
+from orchestrator.backends.kubernetes.mirror import contents
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS
 from orchestrator.contract.handover import Handover, handover_from
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.rundir import RunDir
 from orchestrator.plan.placement.place import place
+from orchestrator.supervise.notices import NOTICES_S
 from orchestrator.supervise.opening import begin
 from orchestrator.system import SystemClock
 from tests.kubernetes.nodes import Shape

@@ -1,11 +1,15 @@
 """What ndctl takes on Slurm, as multiples of what Slurm's own way takes in the same run.
 
-    python -m benchmarks.slurm [RUNS [LOOKS]]
+    python -m benchmarks.slurm [RUNS [LOOKS [LOSSES]]]
 
 Recovery: RUNS times in turn, on one testbed of 4 nodes x 2 whose requeued jobs wait as long as by
 Slurm's defaults (`cred_expire=120`), the same training as 2 hosts of 2 ranks under ndctl with a
 spare, and as a batch job that runs torchrun by srun and asks for `scontrol requeue` when that
 fails. A rank is killed, a rank is stopped, a node is killed; figures are printed as they come.
+
+Lost nodes: LOSSES times in turn, on another testbed with Slurm's default KillWait, a job of 2 hosts
+x 1 rank loses a node and is queued again: the batch job by Slurm (`sbatch --requeue`), ndctl's by
+ndctl. Then ndctl's with a spare, which stays in its allocation.
 
 Inventory: LOOKS times, a slurmctld with 10,000 nodes of 8 GPUs and no slurmd's, read as `ndctl
 inventory --backend slurm` reads it. Limit: 1 s with the commands.
@@ -18,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
@@ -26,7 +30,10 @@ from pathlib import Path
 
 from benchmarks.jobs import rank_pid
 from benchmarks.slurm_jobs import (
+    NODE_FAIL_S,
+    SMALL,
     Job,
+    nodes_of,
     requeued_by_slurm,
     state_of,
     under_ndctl,
@@ -62,12 +69,65 @@ FIGURES = (
 )
 
 
-def main(runs: int, looks: int) -> None:
+LOSS = {"TB_KILL_WAIT": "30"}
+"""Slurm's default. A requeued job waits 6 s here (`cred_expire`), by Slurm's default 121 s: with
+that, both figures would be 115 s longer, and their ratio nearer to 1."""
+LOSSES = (
+    ("the first node, where the leader or the script is", "first", "plain first", "at most 1.3"),
+    ("another node", "other", "plain other", "at most 1.3"),
+    ("  with a spare", "spare", "plain other", ""),
+)
+
+
+def main(runs: int, looks: int, losses: int) -> None:
     print(machine())
     if looks:
         inventory(looks)
     if runs:
         recovery(runs)
+    if losses:
+        lost_nodes(losses)
+
+
+def lost_nodes(runs: int) -> None:
+    times: Times = {}
+    with running_testbed(nodes=4, gpus=2, knobs=LOSS) as testbed:
+        print(f"{testbed.told('sinfo', '--version')}, load {os.getloadavg()[0]:.1f} before")
+        for _ in range(runs):
+            for name, seconds in losses_in_turn(testbed):
+                times.setdefault(name, []).append(seconds)
+                print(f"  {name} {seconds:.2f} s", flush=True)
+    print("node killed, to the first new step")
+    _compare(LOSSES, times, width=52)
+
+
+def losses_in_turn(testbed: SlurmTestbed) -> Iterator[tuple[str, float]]:
+    spare = "--set=cluster.spare_hosts=1"
+    for name, place in (("other", 1), ("first", 0)):
+        with tempfile.TemporaryDirectory() as folder:
+            testbed.restore()
+            alone = requeued_by_slurm(testbed, Path(folder), *SMALL, gpus=1, patience_s=NODE_FAIL_S)
+            with alone as job:
+                yield f"plain {name}", _lost(testbed, job, place)
+        with tempfile.TemporaryDirectory() as folder:
+            testbed.restore()
+            with under_ndctl(testbed, Path(folder), *SMALL) as job:
+                yield name, _lost(testbed, job, place)
+    with tempfile.TemporaryDirectory() as folder:
+        testbed.restore()
+        with under_ndctl(testbed, Path(folder), *SMALL, spare) as job:
+            yield "spare", _lost(testbed, job, 1)
+
+
+def _lost(testbed: SlurmTestbed, job: Job, place: int) -> float:
+    """Seconds from the death of the job's node at this place to its first new step."""
+    job.await_step()
+    job.await_checkpoint()
+    node = nodes_of(testbed, job)[place]
+    begun = time.perf_counter()
+    testbed.kill_node(node)
+    # No step is done without that node's rank: what there is now is all of the first attempt.
+    return job.await_step(since=job.steps) - begun
 
 
 def recovery(runs: int) -> None:
@@ -79,8 +139,12 @@ def recovery(runs: int) -> None:
             for name, seconds in chain(starts(testbed), plain(testbed), ours(testbed)):
                 times.setdefault(name, []).append(seconds)
                 print(f"  {name} {seconds:.2f} s", flush=True)
-    for what, mine, theirs, limit in FIGURES:
-        print(f"{what:<36} {spread(times[mine], 's')}", end="")
+    _compare(FIGURES, times)
+
+
+def _compare(figures: Sequence[tuple[str, str, str, str]], times: Times, width: int = 36) -> None:
+    for what, mine, theirs, limit in figures:
+        print(f"{what:<{width}} {spread(times[mine], 's')}", end="")
         if theirs:
             both = {"ndctl": times[mine], "Slurm": times[theirs]}
             print(f"   Slurm {spread(times[theirs], 's')}", end="")
@@ -210,5 +274,4 @@ def many_nodes() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    runs, looks, *_ = [*map(int, sys.argv[1:]), *(3, 10)[len(sys.argv) - 1 :]]
-    main(runs, looks)
+    main(*map(int, [*sys.argv[1:], *("3", "10", "3")[len(sys.argv) - 1 :]]))

@@ -23,18 +23,23 @@ OPTIONS = (
     ),
     "--backend=slurm",
 )
+SMALL = tuple(sets(cluster__gpus_per_host=1))
+"""One rank a host, for a machine of few cores."""
 POLL_S = 0.02
 LIMIT_S = 400.0
 REQUEUED = """\
 #!/bin/bash
-#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=2 --exclusive --requeue
+#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node={gpus} --exclusive --requeue
 #SBATCH --job-name=plain --output={out}/slurm.log --open-mode=append
 export OMP_NUM_THREADS=1
 export MASTER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --kill-on-bad-exit=1 bash -c 'exec {torchrun} --nnodes=2 --nproc-per-node=2 \\
+srun --kill-on-bad-exit=1 bash -c 'exec {torchrun} --nnodes=2 --nproc-per-node={gpus} \\
   --node-rank=$SLURM_NODEID --master-addr=$MASTER --master-port=29511 \\
-  -m trainer {out}/config.json' || scontrol requeue "$SLURM_JOB_ID"
+  -m trainer {out}/config.json' || {{ sleep {patience_s}; scontrol requeue "$SLURM_JOB_ID"; }}
 """
+NODE_FAIL_S = 60
+"""For Slurm to see by itself that a node was lost, and to queue the job again: to ask for it before
+that costs Slurm 22.05 the count of the job's GPUs, so that no step can begin in its next run."""
 
 
 @dataclass(frozen=True)
@@ -93,18 +98,30 @@ def under_ndctl(testbed: SlurmTestbed, root: Path, *options: str) -> Iterator[Jo
 
 
 @contextmanager
-def requeued_by_slurm(testbed: SlurmTestbed, root: Path) -> Iterator[Job]:
+def requeued_by_slurm(
+    testbed: SlurmTestbed, root: Path, *options: str, gpus: int = 2, patience_s: int = 0
+) -> Iterator[Job]:
     """A batch job that asks for a requeue when its torchrun fails."""
     out = root / "plain"
     out.mkdir(parents=True)
     shown = run(
         testbed,
-        (sys.executable, "-m", "orchestrator", "submit", str(SPEC), "--dry-run", *OPTIONS),
+        (
+            sys.executable,
+            "-m",
+            "orchestrator",
+            "submit",
+            str(SPEC),
+            "--dry-run",
+            *OPTIONS,
+            *options,
+        ),
     )
     config, _ = json.JSONDecoder().raw_decode(shown, shown.index("{"))
     (out / "config.json").write_text(json.dumps({**config, "out": str(out)}))
     script = out / "job.sh"
-    script.write_text(REQUEUED.format(out=out, torchrun=BIN / "torchrun"))
+    text = REQUEUED.format(out=out, gpus=gpus, torchrun=BIN / "torchrun", patience_s=patience_s)
+    script.write_text(text)
     begun = time.perf_counter()
     job = run(testbed, ("sbatch", "--parsable", str(script))).strip()
     try:
@@ -125,6 +142,12 @@ def run(testbed: SlurmTestbed, argv: Sequence[str]) -> str:
 
 def state_of(testbed: SlurmTestbed, job: Job) -> str:
     return run(testbed, ("squeue", "-h", "-j", job.id, "-o", "%T")).strip()
+
+
+def nodes_of(testbed: SlurmTestbed, job: Job) -> list[str]:
+    """The first is that of the batch script, and of ndctl's leader."""
+    given = run(testbed, ("squeue", "-h", "-j", job.id, "-o", "%N")).strip()
+    return run(testbed, ("scontrol", "show", "hostnames", given)).split()
 
 
 def wait_for(condition: Callable[[], object]) -> float:

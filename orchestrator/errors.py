@@ -7,7 +7,11 @@
     │   └── InUse        another process writes its journal: later it may not
     ├── BackendError     the cluster refused
     │   ├── Unanswered   it did not answer: nothing is known, and to ask again may help
+    │   │   └── Unreachable   no connection to it can be made: the next question would fail as well
+    │   ├── Refused      it does not take the job: nothing of it is queued, and nothing runs
+    │   ├── Unsettled    it stopped answering in the middle: some of what was asked may be done
     │   ├── Ended        it has nothing of the job any more: to ask again does not help
+    │   ├── MustLeave    it may not end an agent, which can leave by itself
     │   └── CannotLead   from where the leader runs it cannot be asked: the job ends there
     └── TrainingError    the trainer refuses its configuration; trying again would not help
 
@@ -67,7 +71,23 @@ class Unanswered(BackendError):
     pass
 
 
+class Unreachable(Unanswered):
+    pass
+
+
+class Refused(BackendError):
+    pass
+
+
+class Unsettled(BackendError):
+    pass
+
+
 class Ended(BackendError):
+    pass
+
+
+class MustLeave(BackendError):
     pass
 
 

@@ -21,10 +21,16 @@ def find_job(run_root: Path, name: str) -> RunDir:
         known = ", ".join(job.path.name for job in jobs(run_root)) or "none"
         raise JobError(
             f"no job {name!r} in {run_root.absolute()}; there are: {known}",
-            fix="name one of them, or give --run-root or NDCTL_RUN_ROOT; a running job whose folder"
-            " was moved or removed ends itself within seconds, and its journal moves along",
+            fix="name one of them, or give --run-root or NDCTL_RUN_ROOT; a job whose script was"
+            " given to sbatch is there once it has begun; a running job whose folder was moved or"
+            " removed ends itself within seconds, and its journal moves along",
         )
     return run_dir
+
+
+def is_pattern(name: str) -> bool:
+    """No job's name has any of these characters."""
+    return any(char in name for char in "*?[")
 
 
 def has_run(run_root: Path, name: str) -> bool:

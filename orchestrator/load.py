@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from orchestrator.contract.codec import Problem, encode, join, key_of
+from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.spec import JobSpec
 from orchestrator.diagnosis.patterns import problem_of
 from orchestrator.document import Document, Dumper, decode_document, parse, read_text, spec_error
@@ -95,10 +96,12 @@ def _check_patterns(document: Document) -> None:
 
 
 def dump_spec(spec: JobSpec) -> str:
-    """`spec` as YAML with every default written out; `load_spec` reads it back as an equal spec."""
-    text: str = yaml.dump(
-        _without_absent(spec), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100
-    )
+    """`spec` as YAML with every default written out, but for a Kubernetes on which it does not run;
+    `load_spec` reads it back as an equal spec."""
+    body, cluster = _without_absent(spec), spec.cluster
+    if cluster.backend != "kubernetes" and cluster.kubernetes == KubernetesSpec():
+        del body["cluster"]["kubernetes"]
+    text: str = yaml.dump(body, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
     return text
 
 

@@ -131,10 +131,20 @@ def remove_abandoned(base: Path) -> None:
         with contextlib.suppress(OSError):
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                if os.fstat(fd).st_uid == os.geteuid() and _lock(fd):
+                if os.fstat(fd).st_uid == os.geteuid() and _lock(fd) and _keeps_out(folder):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(fd)
+
+
+def _keeps_out(folder: Path) -> bool:
+    """Whether the lock that was just taken is one: where locks keep nobody out, each folder looks
+    abandoned, and its agent would hear nothing of its ranks any more."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        return not _lock(fd)
+    finally:
+        os.close(fd)
 
 
 def _lock(fd: int) -> bool:

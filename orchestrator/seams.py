@@ -1,13 +1,16 @@
 """Where the world comes in: Protocols that `system.py` and backends implement, and tests play."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
+from orchestrator.contract.actions import Ending
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.rundir import RunDir
+from orchestrator.errors import BackendError
 
 
 class Clock(Protocol):
@@ -42,6 +45,28 @@ class HostNotice:
     reason: str
 
 
+RunPhase = Literal["running", "ending", "broken", "queued again", "over"]
+"""`ending`: its processes are being ended, and that was asked for; `broken`: nobody asked for it,
+and the job can be queued again still; `queued again`: it waits for its next run, or has begun it.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRun:
+    """What the scheduler says of the run of a job to which the asking host was given."""
+
+    phase: RunPhase
+    words: str
+    """The same in the scheduler's words, as `Slurm job 12 is PENDING`."""
+    hosts: tuple[str, ...] = ()
+    """As they were given."""
+    given_up: Mapping[str, str] = field(default_factory=dict)
+    """Of the hosts that were asked about, those that the scheduler has taken out of the run, or
+    takes for dead -> its words."""
+    ends_at: float | None = None
+    """Unix seconds of the time limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """How a launch stands with its scheduler."""
@@ -50,6 +75,22 @@ class Sighting:
     """None: nothing is known of it, and it may be being submitted at this moment."""
     held: bool
     """The scheduler still has it, or does not answer."""
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    """Of a launch that waits: hosts that it does without for other reasons than its spec's, each
+    with the command that lets it have the host."""
+    unknown: str = ""
+    """Why the scheduler cannot say how it stands; empty where it says."""
+    fix: str = ""
+    """What to type about that."""
+    over: Ending | None = None
+    """How it ended, as the scheduler has it: what was deleted there is CANCELLED. None: it has not,
+    or the scheduler does not tell one ending from another."""
+    leaving: bool = False
+    """It is over, and hosts of it may still write a last checkpoint."""
+    running: bool = False
+    """Its hosts run, also where none of them can be asked."""
+    at: float | None = None
+    """Since when it is so; of what is unknown, when a leader was last heard. None: not known."""
 
 
 class Backend(Protocol):
@@ -61,8 +102,8 @@ class Backend(Protocol):
     def describe(self, handover: Handover) -> str:
         """Exactly what `submit` would start, for a person to read; nobody is asked."""
 
-    def check(self, handover: Handover) -> str:
-        """What the scheduler says to it before anything is queued, in words; `` without one.
+    def check(self, handover: Handover) -> tuple[Finding, ...]:
+        """What the scheduler says to it before anything is queued; nothing without one.
 
         The BackendError names everything that stands in the way.
         """
@@ -98,6 +139,12 @@ class Backend(Protocol):
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         """Hosts that the scheduler wants back or has given up."""
 
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+        """How the run of the asking host stands, and which of `hosts` are none of it any more.
+
+        Asked once, without patience: whoever asks knows what to do while there is no answer.
+        """
+
     def why_ending(self, launch: LaunchPlan) -> Cause:
         """Why the leader was signalled."""
 
@@ -119,6 +166,16 @@ class Backend(Protocol):
         `elsewhere`, not there again, is asked where an allocation has successors alone; of a host
         that is `shut` nobody need be kept off it, for the scheduler does that until it opens it.
         `silent_s`: since when nobody there is heard; what began since then may yet be.
+
+        Raises MustLeave where the agent has to leave by itself, for another one to come.
+        """
+
+    def clear_host(self, launch: LaunchPlan, host: str) -> str:
+        """End all that an agent left on another host of the run, the agent too; what was found
+        there, in words. When it returns no process of the job is left there.
+
+        Asked where an allocation has no successors, by an agent that takes over from the one of
+        that host. The BackendError says why that is not known.
         """
 
     def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
@@ -143,6 +200,10 @@ class Backend(Protocol):
         where it has.
         """
 
+    def release(self, launch: LaunchPlan) -> None:
+        """Give back the hosts of a run whose job has ended, where the scheduler would not do so by
+        itself once all agents have left; by the leader, at its end."""
+
     def clear(self, launch: LaunchPlan) -> None:
         """End every process of the job; returns when none is left."""
 
@@ -164,10 +225,22 @@ class Copy(Protocol):
     """A job whose run directory is elsewhere: what is known of it here, to be read as one."""
 
     run_dir: RunDir
+    stale: BackendError | None
+    """Why the last `refresh` failed; None where it did not."""
+    stopping: bool
+    """Ranks were told to stop: what comes next may be the last."""
 
     @property
     def has_begun(self) -> bool:
         """What is known comes from the leader, and is no guess of whoever submitted."""
+
+    @property
+    def led_at(self) -> float | None:
+        """When a leader was last known to live; None where none has been heard from here."""
+
+    @property
+    def cluster(self) -> str:
+        """Where it is asked for: copies of one cluster are answered alike where it is away."""
 
     def here(self, launch: LaunchPlan) -> LaunchPlan:
         """The launch as this machine has to ask the backend for it."""
@@ -175,12 +248,28 @@ class Copy(Protocol):
     def refresh(self) -> None:
         """Bring it up to date. Raises BackendError where that cannot be."""
 
+    def remember(self, ending: Ending, why: str) -> None:
+        """The scheduler says that it is over, of which the journal here does not know."""
+
     def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> None:
         """Bring the ranks' logs, of some hosts or of all; `follow`: they go on to come as they are
         written."""
 
     def cancel(self) -> Completed | None:
         """Have its leader end the job; None where nothing of it runs that could be asked."""
+
+    def let_go(self) -> None:
+        """No leader of it lives any more: what is known here is for this machine to write."""
+
+
+class PendingCopy(Copy, Protocol):
+    """Of a launch that is being handed over; one of the two says what became of that."""
+
+    def keep(self) -> None:
+        """The cluster has the launch."""
+
+    def forget(self) -> None:
+        """The cluster has nothing of the launch: what is known here is as it was before."""
 
 
 @runtime_checkable
@@ -191,6 +280,6 @@ class RemoteBackend(Backend, Protocol):
     def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
         """What there is of the name already, in the cluster, or as it was last seen from here."""
 
-    def copy(self, handover: Handover, run_root: Path) -> Copy:
-        """Where this machine keeps what it knows of the job, which was just submitted at
-        `handover.job.at`."""
+    def copy(self, handover: Handover, run_root: Path) -> PendingCopy:
+        """Where this machine keeps what it knows of the job, which is about to be submitted, at
+        `handover.job.at`: made before that, for whatever happens meanwhile."""

@@ -1,7 +1,9 @@
 """Hosts that broke jobs: strikes that fade with time, and what a person says about a host.
 
 A strike counts half as much with each day. A host that was replaced because it kept its peers
-waiting broke nothing: that is half a strike the first time, and one when it happens again. A host
+waiting broke nothing: that is half a strike the first time, and one when it happens again. A rank
+that was killed by SIGKILL, and no kernel or hardware tells why, was most likely killed by a person
+or a daemon: that is a quarter of a strike. A host
 whose strikes count 1.5 together, as two do that are a day apart, is left out until they count half
 of that: a day for these two, longer for a host that breaks again and again, also where its strikes
 are further apart. Whoever pins a host overrules that, until it is unpinned.
@@ -46,6 +48,13 @@ STRAGGLER = "straggler"
 """Kind of the strike of a host that was replaced for being slow …"""
 FIRST_STRAGGLER = 0.5
 """… and what the first of these counts; slowness may pass."""
+UNEXPLAINED_KILL = "sigkill-from-outside"
+"""Class of a rank that was killed by SIGKILL where nothing that the kernel said explains it …"""
+KILLED = 0.25
+"""… and what a strike for it counts: seven within an hour exclude the host."""
+HOOK = "before-hook"
+"""Class of a host on which the spec's own line of shell failed. The line may be wrong, so other
+jobs hear nothing of it."""
 LEAST = 0.01
 """Strikes that count less, which is after a week, are shown on demand alone."""
 MOST_EVIDENCE = 5
@@ -77,6 +86,8 @@ class Strike:
     submitted: float | None = None
     """When the job was, for one that is begun anew counts its attempts anew; None: written by an
     ndctl that did not tell."""
+    weight: float = 1.0
+    """What it counts on the day that it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,24 +158,35 @@ def path_of(run_root: Path, cluster: str) -> Path:
     return run_root / FOLDER / f"{cluster}.jsonl"
 
 
-def counts(
-    kind: str,
-    signal: str | None = None,
-    drill: str | None = None,
-    scope: Scope | None = None,
-    remedy: Remedy | None = None,
-) -> bool:
-    """Whether an incident is a strike against the host that it names.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What of an incident decides whether the machine is to blame."""
+
+    kind: str
+    name: str = ""
+    """Of its class."""
+    signal: str | None = None
+    drill: str | None = None
+    scope: Scope | None = None
+    remedy: Remedy | None = None
+
+
+def weight(failure: Failure) -> float:
+    """What an incident counts as a strike against the host that it names; 0: it is none.
 
     Not a program's own exception or exit, nor a kill for the memory that it took, not a preemption,
     and not what was rehearsed. By whichever sign a rank ended: a host that its class speaks
     against, and that was left out for it.
     """
-    if drill is not None or scope == "user":
-        return False
-    if scope == "host" and remedy == "replace":
-        return True
-    return kind in HOST_KINDS or (kind == "rank-killed" and signal in HOST_SIGNALS)
+    if failure.drill is not None or failure.scope == "user" or failure.name == HOOK:
+        return 0.0
+    if failure.kind in HOST_KINDS:
+        return 1.0
+    killed = failure.kind == "rank-killed" and failure.signal in HOST_SIGNALS
+    replaced = failure.scope == "host" and failure.remedy == "replace"
+    if not (killed or replaced):
+        return 0.0
+    return KILLED if failure.name == UNEXPLAINED_KILL else 1.0
 
 
 def record(path: Path, line: Line) -> None:
@@ -283,11 +305,18 @@ def said_in(text: bytes) -> tuple[Line, ...]:
         lines = tuple(line for line in said if line is not None)
         for line in lines:
             check_time(line.at)
-            if isinstance(line, Strike) and line.submitted is not None:
-                check_time(line.submitted)
+            if isinstance(line, Strike):
+                _check_strike(line)
     except ValueError as exc:
         raise ValueError(str(exc).partition("\n")[0][:MOST_REASON]) from exc
     return lines
+
+
+def _check_strike(line: Strike) -> None:
+    if line.submitted is not None:
+        check_time(line.submitted)
+    if not 0 <= line.weight <= 1:
+        raise ValueError(f"a strike weighs 0 to 1, not {line.weight}")
 
 
 def _check_text(value: Any) -> None:
@@ -327,7 +356,7 @@ def _record(host: str, strikes: tuple[Strike, ...], pin: Pinned | None, now: flo
     score, last, until, was_slow = 0.0, now, None, False
     for strike in strikes:
         is_slow = strike.kind == STRAGGLER
-        new = FIRST_STRAGGLER if is_slow and not was_slow else 1.0
+        new = FIRST_STRAGGLER if is_slow and not was_slow else strike.weight
         score, was_slow = new + _faded(score, strike.at - last), was_slow or is_slow
         last = strike.at
         still = until is not None and strike.at < until
@@ -347,8 +376,13 @@ def _faded(score: float, seconds: float) -> float:
 
 
 def excluded(path: Path, now: float) -> Mapping[str, str]:
-    """Host to why it is left out, in words; nobody where hosts are only names."""
-    return {found.host: describe(found) for found in _held(path, now) if found.is_excluded}
+    """Host to why it is excluded, in words; none where hosts are only names."""
+    return {found.host: describe(found) for found in excluded_records(path, now)}
+
+
+def excluded_records(path: Path, now: float) -> tuple[Record, ...]:
+    """Of the hosts that are not to be used now; none where hosts are only names."""
+    return tuple(found for found in _held(path, now) if found.is_excluded)
 
 
 def always(path: Path, now: float) -> tuple[str, ...]:
@@ -455,15 +489,21 @@ def hosts_text(found: Mapping[str, tuple[Record, ...]]) -> str:
     for cluster, held in found.items():
         for record in held:
             count = len(record.strikes)
-            many = f"{count} strike{'' if count == 1 else 's'} that count {record.score:.2f}"
+            many = f"{count} strike{'' if count == 1 else 's'}"
+            if count:
+                many += f" with a weight of {record.score:.2f} by now"
             lines.append(f"{cluster}/{record.host}  {many}, {_standing(cluster, record)}")
             for strike in record.strikes:
                 lines.append(
                     f"  {stamp(strike.at)}  {strike.kind} in {strike.job},"
-                    f" attempt {strike.attempt}: {strike.cause}"
+                    f" attempt {strike.attempt}: {strike.cause}{_lighter(strike)}"
                 )
                 lines += [f"    {line}" for line in strike.evidence]
     return "\n".join(lines)
+
+
+def _lighter(strike: Strike) -> str:
+    return "" if strike.weight == 1 else f" (weight {strike.weight:.2f})"
 
 
 def _standing(cluster: str, record: Record) -> str:

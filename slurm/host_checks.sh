@@ -101,8 +101,12 @@ troubles() {
   } | paste -sd ';' | sed 's/; */; /g'
 }
 
+# A node that is drained already keeps its reason and since when: an administrator's own, or the
+# first thing that these scripts found.
 drain() {
   local node=${SLURMD_NODENAME:-$(hostname -s)}
+  within "$SCONTROL_TIMEOUT_S" scontrol show node -o "$node" &&
+    grep -qE ' State=([^ ]*[+])?DRAIN' <<<" $answer" && return 0
   if within "$SCONTROL_TIMEOUT_S" scontrol update "NodeName=$node" State=DRAIN "Reason=ndctl: $1"; then
     cut -d' ' -f1 "$root/proc/uptime" >"$root/run/ndctl-drained" 2>/dev/null
   else

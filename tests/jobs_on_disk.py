@@ -10,6 +10,7 @@ import pytest
 from orchestrator.app import planning, submitting
 from orchestrator.contract.drills import Drill, parse_drill
 from orchestrator.contract.events import Event, LeaderStarted
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError
@@ -31,22 +32,27 @@ class NoCluster:
     broken: bool = False
     held: str | None = None
     """What a scheduler still has of the job."""
+    says: Sighting | None = None
+    """What it says of each job, in place of that."""
     obstacle: str | None = None
     on_clear: Callable[[], None] = lambda: None
     """What the processes that end did hold."""
     asked: int = 0
     """How often somebody looked."""
 
-    def check(self, handover: Handover) -> str:
+    def check(self, handover: Handover) -> tuple[Finding, ...]:
         if self.obstacle is not None:
             raise BackendError(self.obstacle)
-        return "it would start\nat noon"
+        waits = Finding(what="hosts", verdict="warns", found="2 are there", fix="wait")
+        return (Finding(what="it would start", verdict="ok", found="at noon"), waits)
 
     def standing(self, launch: LaunchPlan) -> str | None:
         return self.held
 
     def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
         self.asked += 1
+        if self.says is not None:
+            return [self.says] * len(launches)
         return [Sighting(self.held or "Slurm job 12 has ended", self.held is not None)] * len(
             launches
         )

@@ -231,6 +231,37 @@ def test_a_dry_run_starts_nothing(cluster: NoCluster, run_root: Path) -> None:
     assert list(run_root.iterdir()) == []
 
 
+@pytest.mark.parametrize("words", [("--dry-run", str(SPEC)), (str(SPEC), "--dry-run=server")])
+def test_a_dry_run_asks_the_scheduler_and_fails_where_that_refuses(
+    cluster: NoCluster, words: tuple[str, ...]
+) -> None:
+    """`--dry-run` takes no word that follows it for its value."""
+    done = ndctl("submit", *words)
+    assert (done.exit_code, "# it would start: at noon" in done.output) == (0, True)
+    cluster.obstacle = "partition: must be one of train"
+    done = ndctl("submit", *words)
+    assert done.exit_code == exits.BACKEND
+    assert "2 agents would be started" in done.stdout
+    assert "error: partition: must be one of train" in done.stderr
+    assert cluster.submitted == []
+
+
+def test_a_dry_run_of_the_client_asks_nobody(cluster: NoCluster) -> None:
+    cluster.obstacle = "partition: must be one of train"
+    done = ndctl("submit", "--dry-run=client", str(SPEC))
+    assert done.exit_code == 0
+    assert done.stdout.endswith("2 agents would be started\n")
+    assert ndctl("submit", str(SPEC), "--dry-run=all").exit_code == exits.USAGE
+    assert cluster.submitted == []
+
+
+def test_what_may_make_a_job_wait_is_a_warning_at_submission(cluster: NoCluster) -> None:
+    done = ndctl("submit", str(SPEC))
+    assert done.exit_code == 0
+    assert "warning: hosts: 2 are there\n  fix: wait\n" in done.stderr
+    assert len(cluster.submitted) == 1
+
+
 def test_the_code_of_a_followed_job_is_the_code_of_its_end(
     cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,7 +365,7 @@ def test_the_dashboard_of_a_job_that_ended_is_drawn_once(job: Path, run_root: Pa
 def test_cancel_ends_a_job_and_a_second_one_is_refused(job: Path, cluster: NoCluster) -> None:
     done = ndctl("cancel", JOB)
     assert done.exit_code == 0, done.output
-    assert "had no leader any more" in done.output
+    assert "while it had no leader; Slurm job 12 had ended already" in done.output
     assert "e2e: CANCELLED" in done.output
     again = ndctl("cancel", JOB, "--no-wait")
     assert again.exit_code == exits.BAD_JOB_STATE
@@ -495,6 +526,18 @@ def test_a_plain_value_under_the_name_of_a_secret_is_warned_of() -> None:
         assert "cluster.kubernetes.env.HF_TOKEN looks like a secret" in done.stderr
         assert "HF_TOKEN: {secret: kubernetes-demo-env, key: HF_TOKEN}" in done.stderr
         assert "abc" not in done.stderr
+
+
+def test_a_plain_value_under_the_name_of_a_secret_is_warned_of_on_slurm_too() -> None:
+    root = Path(__file__).parent.parent
+    hosts = str(root / "examples/inventories/h100.yaml")
+    words = ("plan", str(root / "examples/slurm.yaml"), "--inventory", hosts)
+    assert ndctl(*words, "--set", "cluster.slurm.env.WANDB_MODE=offline").stderr == ""
+    done = ndctl(*words, "--set", "cluster.slurm.env.WANDB_API_KEY=abc")
+    assert done.exit_code == 0
+    assert "cluster.slurm.env.WANDB_API_KEY looks like a secret" in done.stderr
+    assert "`- export WANDB_API_KEY=$(cat FILE)` into cluster.slurm.setup" in done.stderr
+    assert "abc" not in done.stderr
 
 
 @contextlib.contextmanager

@@ -18,7 +18,15 @@ from orchestrator.contract.data import DataSpec
 from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.parallel import ParallelSpec
 from orchestrator.contract.presets import PRESETS
-from orchestrator.contract.spec import CheckpointSpec, ClusterSpec, JobSpec, ResilienceSpec
+from orchestrator.contract.spec import (
+    KUBERNETES_NAME,
+    NAME,
+    CheckpointSpec,
+    ClusterSpec,
+    JobSpec,
+    ResilienceSpec,
+    kubernetes_name,
+)
 from orchestrator.contract.train import OptimizerSpec, ScheduleSpec, TrainSpec
 from orchestrator.errors import SpecError
 from orchestrator.load import dump_spec, load_spec, read_spec
@@ -49,8 +57,13 @@ def refused(text: str, *overrides: str) -> str:
 BAD: list[tuple[str, str, str, str]] = [
     # override, place, limit, fix
     ("nam=x", "nam", "one of the keys name, model", "did you mean name?"),
-    ("name=My Job", "name", "first a letter", "something like llama-run-1"),
-    ("name=" + "a" * 64, "name", "1 to 63 of", "something like"),
+    ("name=My Job", "name", "first a letter or digit", "something like llama-run-1"),
+    ("name=.hidden", "name", "first a letter or digit", "something like"),
+    ("name=-x", "name", "first a letter or digit", "something like"),
+    ("name=a..b", "name", "without ..", "something like"),
+    ("name=a/b", "name", "letters, digits, -, . and _", "something like"),
+    ("name=job.", "name", "last not - or .", "something like"),
+    ("name=" + "a" * 64, "name", "1 to 63 letters", "something like"),
     ("name=2024", "name", "a string", 'put it in quotes: "2024"'),
     ("model={}", "model", "exactly one of preset, config, path, got 'none'", "preset: llama-tiny"),
     ("model.preset=llama-tny", "model.preset", "one of llama-tiny", "did you mean llama-tiny?"),
@@ -243,9 +256,32 @@ def test_a_file_that_is_no_spec_is_refused_at_its_line(
     assert fix in advice
 
 
+@pytest.mark.parametrize("name", ["Job_1", "7b.v2", "my_run", "a", "A-b.c_", "x" * 63])
+def test_names_as_slurm_users_have_them_are_taken(name: str) -> None:
+    overrides = (f'name="{name}"', "cluster.backend=slurm")
+    assert load_spec(GOOD, "job.yaml", overrides).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("Job_1", "job-1"), ("7b.v2", "job-7b-v2"), ("my_run", "my-run"), ("Ab." + "9" * 60, "ab-9")],
+)
+def test_kubernetes_takes_names_of_hosts_alone_and_says_so(name: str, instead: str) -> None:
+    said = refused(GOOD, f'name="{name}"', "cluster.backend=kubernetes")
+    assert "name: must be on Kubernetes 1 to 63 of a-z, 0-9 and -, first a letter" in said
+    assert f"(RFC 1035 label), got '{name}'" in said
+    assert f"fix: for example {instead}" in said
+
+
+@given(st.text(alphabet="aZ9-._ü", min_size=1, max_size=70))
+def test_the_name_that_is_advised_is_one_that_kubernetes_takes(name: str) -> None:
+    if NAME.admits(name):
+        assert KUBERNETES_NAME.admits(kubernetes_name(name))
+
+
 def test_all_problems_are_told_at_once_each_at_its_own_line() -> None:
     text = (
-        GOOD.replace("steps: 10", "steps: 0").replace("name: demo", "name: Demo")
+        GOOD.replace("steps: 10", "steps: 0").replace("name: demo", "name: De mo")
         + "parallell: {}\n"
     )
     lines = refused(text, "cluster.hosts=none", "train.dtyp=float32").splitlines()
@@ -379,6 +415,15 @@ def test_a_dump_writes_every_default_and_no_absent_model_key() -> None:
     assert dumped["model"] == {"preset": "llama-tiny"}
     assert dumped["train"]["grad_clip"] is None
     assert set(dumped) == {f.name for f in fields(JobSpec)}
+    assert set(dumped["cluster"]) == {f.name for f in fields(ClusterSpec)} - {
+        "kubernetes",
+        "gpu",
+    }
+
+
+@pytest.mark.parametrize("more", ["cluster.backend=kubernetes", "cluster.kubernetes.shm=1Gi"])
+def test_a_dump_has_the_kubernetes_that_a_job_says_something_of(more: str) -> None:
+    assert "kubernetes" in yaml.safe_load(dump_spec(load_spec(GOOD, "x", [more])))["cluster"]
 
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn", "Co"]), min_size=1)

@@ -1,5 +1,6 @@
 """A folder that no other user can take beforehand. Other users are played by root (`chown`)."""
 
+import fcntl
 import os
 import pwd
 import signal
@@ -181,3 +182,13 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_lives_is_kep
         assert not left.exists()
         assert mine.is_dir()
     assert others.is_dir()
+
+
+def test_where_locks_keep_nobody_out_no_folder_is_taken_for_an_abandoned_one(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents of other jobs would hear nothing of their ranks any more."""
+    with private_folder({}) as lives:
+        monkeypatch.setattr(fcntl, "flock", lambda fd, operation: None)
+        remove_abandoned(scratch)
+        assert lives.exists()

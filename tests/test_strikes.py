@@ -19,16 +19,18 @@ from orchestrator.contract.failures import Remedy, Scope
 from orchestrator.errors import JobError
 from orchestrator.strikes import (
     HALF_LIFE_S,
+    KILLED,
     LOCAL,
     STRAGGLER,
+    UNEXPLAINED_KILL,
     Cleared,
+    Failure,
     Line,
     Pinned,
     Strike,
     Unpinned,
     always,
     cleared,
-    counts,
     excluded,
     fold,
     hosts_text,
@@ -36,6 +38,7 @@ from orchestrator.strikes import (
     recall,
     record,
     records,
+    weight,
 )
 from orchestrator.system import SystemClock
 
@@ -48,6 +51,7 @@ def strike(
     attempt: int = 1,
     job: str = "llama",
     submitted: float | None = NOW - 60,
+    weight: float = 1.0,
 ) -> Strike:
     return Strike(
         at=at,
@@ -57,6 +61,7 @@ def strike(
         kind="host-lost",
         cause="it said nothing",
         submitted=submitted,
+        weight=weight,
     )
 
 
@@ -218,6 +223,8 @@ BAD = {
     "many digits": json.dumps({"strike": GOOD | {"at": 10**400}}).encode(),
     "before 1970": json.dumps({"strike": GOOD | {"at": -1}}).encode(),
     "submitted": json.dumps({"strike": GOOD | {"submitted": 1e15}}).encode(),
+    "heavy": json.dumps({"strike": GOOD | {"weight": 1e9}}).encode(),
+    "lighter than none": json.dumps({"strike": GOOD | {"weight": -1}}).encode(),
     "no number": b'{"strike": {"at": NaN}}',
     "surrogate": json.dumps(
         {"pinned": {"at": NOW, "host": "\ud800", "use": "never", "by": "me", "reason": "r"}}
@@ -277,47 +284,64 @@ def test_many_jobs_append_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "signal", "drill", "expected"),
+    ("failure", "expected"),
     [
-        ("host-lost", None, None, True),
-        ("hang", None, None, True),
-        ("preflight", None, None, True),
-        ("rank-killed", "SIGKILL", None, True),
-        ("rank-killed", "SIGBUS", None, True),
-        ("rank-killed", "SIGSEGV", None, False),
-        ("rank-killed", "SIGTERM", None, False),
-        ("rank-killed", "SIGKILL", "kill:rank=0@step=2", False),
-        ("exception", None, None, False),
-        ("rank-exited", None, None, False),
-        ("rank-stopped", None, None, False),
-        ("leader-lost", None, None, True),
-        ("preempted", None, None, False),
+        (Failure(kind="host-lost"), 1.0),
+        (Failure(kind="hang"), 1.0),
+        (Failure(kind="preflight"), 1.0),
+        (Failure(kind="leader-lost"), 1.0),
+        (Failure(kind="rank-killed", signal="SIGBUS"), 1.0),
+        (Failure(kind="rank-killed", signal="SIGKILL", name="kernel-panic"), 1.0),
+        (Failure(kind="rank-killed", signal="SIGKILL", name="sigkill-from-outside"), KILLED),
+        (Failure(kind="rank-killed", signal="SIGSEGV"), 0.0),
+        (Failure(kind="rank-killed", signal="SIGTERM"), 0.0),
+        (Failure(kind="rank-killed", signal="SIGBUS", drill="kill:rank=0@step=2"), 0.0),
+        (Failure(kind="exception"), 0.0),
+        (Failure(kind="rank-exited"), 0.0),
+        (Failure(kind="rank-stopped"), 0.0),
+        (Failure(kind="preempted"), 0.0),
     ],
 )
-def test_what_counts_against_a_host(
-    kind: str, signal: str | None, drill: str | None, expected: bool
-) -> None:
-    assert counts(kind, signal, drill) is expected
+def test_what_counts_against_a_host(failure: Failure, expected: float) -> None:
+    assert weight(failure) == expected
 
 
 @pytest.mark.parametrize(
     ("kind", "signal", "scope", "remedy", "expected"),
     [
-        ("exception", None, "host", "replace", True),
-        ("rank-killed", "SIGABRT", "host", "replace", True),
-        ("exception", None, "host", "restart", False),
-        ("exception", None, "storage", "replace", False),
-        ("exception", None, "user", "replace", False),
-        ("rank-killed", "SIGKILL", "user", "stop", False),
-        ("rank-killed", "SIGKILL", "host", "restart", True),
-        ("hang", None, "rank", "replace", True),
+        ("exception", None, "host", "replace", 1.0),
+        ("rank-killed", "SIGABRT", "host", "replace", 1.0),
+        ("exception", None, "host", "restart", 0.0),
+        ("exception", None, "storage", "replace", 0.0),
+        ("exception", None, "user", "replace", 0.0),
+        ("rank-killed", "SIGKILL", "user", "stop", 0.0),
+        ("rank-killed", "SIGKILL", "host", "restart", 1.0),
+        ("hang", None, "rank", "replace", 1.0),
     ],
 )
 def test_the_class_says_whether_the_host_or_the_program_is_to_blame(
-    kind: str, signal: str | None, scope: Scope, remedy: Remedy, expected: bool
+    kind: str, signal: str | None, scope: Scope, remedy: Remedy, expected: float
 ) -> None:
-    assert counts(kind, signal, None, scope, remedy) is expected
-    assert not counts(kind, signal, "kill:rank=0@step=2", scope, remedy)
+    failure = Failure(kind=kind, signal=signal, scope=scope, remedy=remedy)
+    assert weight(failure) == expected
+    assert weight(replace(failure, drill="kill:rank=0@step=2")) == 0
+
+
+@pytest.mark.parametrize("remedy", ["restart", "replace"])
+def test_a_kill_that_nothing_explains_is_a_quarter_of_a_strike_also_where_its_host_was_replaced(
+    remedy: Remedy,
+) -> None:
+    """A person types `kill -9`, and no kernel tells of it."""
+    killed = Failure(kind="rank-killed", signal="SIGKILL", name=UNEXPLAINED_KILL, scope="host")
+    assert weight(replace(killed, remedy=remedy)) == KILLED
+    kills = [strike(at=NOW + n, attempt=n, weight=KILLED) for n in range(7)]
+    for count in range(1, 7):
+        (found,) = fold(kills[:count], NOW + 10)
+        assert not found.is_excluded, f"after {count}"
+    (found,) = fold(kills, NOW + 10)
+    assert found.is_excluded
+    (found,) = fold([kills[0], strike(at=NOW + 1, attempt=9)], NOW + 10)
+    assert not found.is_excluded, "one of them beside a node that died once"
 
 
 # ndctl hosts
@@ -358,9 +382,9 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
     assert code == 0
     first, _, _, local, *strikes = said.splitlines()
     assert first.startswith(
-        "local/host-0  2 strikes that count 2.00, may be used: the hosts of local jobs"
+        "local/host-0  2 strikes with a weight of 2.00 by now, may be used: the hosts of local jobs"
     )
-    assert local.startswith("tb/node1  2 strikes that count 2.00, excluded until 20")
+    assert local.startswith("tb/node1  2 strikes with a weight of 2.00 by now, excluded until 20")
     assert strikes[0].endswith("host-lost in llama, attempt 1: it said nothing")
     body = json.loads(ndctl("hosts", *root, "--json")[1])
     assert [(row["cluster"], row["host"], row["excluded"]) for row in body] == [
@@ -408,7 +432,7 @@ def test_a_host_is_pinned_and_unpinned_by_name(tmp_path: Path) -> None:
     assert code == 0
     assert said.startswith("node9 of tb is never used from the next start on, until `ndctl hosts")
     code, said = ndctl("hosts", *root)
-    assert said.startswith("tb/node9  0 strikes that count 0.00, pinned: never used until")
+    assert said.startswith("tb/node9  0 strikes, pinned: never used until")
     assert "burnt connector" in said
     (row,) = json.loads(ndctl("hosts", *root, "--json")[1])
     assert (row["excluded"], row["pin"]["use"], row["pin"]["reason"]) == (

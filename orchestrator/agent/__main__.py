@@ -11,17 +11,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from orchestrator.agent.agent import FIND_LEADER_S, WARNINGS, Agent, AgentConfig
+from orchestrator.agent.agent import FIND_LEADER_S, Agent, AgentConfig
 from orchestrator.agent.evidence import holders, send_signal
-from orchestrator.agent.leaderless import queue_again, see_to_the_leader
+from orchestrator.agent.leaderless import Claim, see_to_the_leader
 from orchestrator.agent.patience import TAKE_OVER_S, once_it_serves
 from orchestrator.agent.probes import prober
 from orchestrator.agent.superseding import superseded
+from orchestrator.agent.taking_over import follow, leave_to_the_leader
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.agent.whereabouts import Term
 from orchestrator.backends import backend_named
 from orchestrator.contract import env, exits
-from orchestrator.contract.findings import Finding, troubles
+from orchestrator.contract.findings import BEFORE_HOOK, Finding, troubles
 from orchestrator.contract.rundir import RunDir
 from orchestrator.job_secret import secret_from
 from orchestrator.locks import is_free, try_lock
@@ -79,8 +80,10 @@ def _be_agent(
         devices=args.devices,
         agent_timeout=args.agent_timeout,
         findings=_look_at_host(args, environ),
-        find_leader_s=FIND_ALLOCATED_S if scheduled and not args.patience else FIND_LEADER_S,
+        find_leader_s=args.leader_late
+        + (FIND_ALLOCATED_S if scheduled and not args.patience else FIND_LEADER_S),
         patience_s=args.patience,
+        outlives_leader=scheduled and not args.patience and not args.lead,
         leader_at=args.leader_at,
         probe=prober(_wanted(args), environ, sight(run_command)),
     )
@@ -96,12 +99,16 @@ def _be_agent(
         from orchestrator.agent.leading import lead
 
         return asyncio.run(lead(config, args.bind, scheduled, environ, clock, args.port))
-    return asyncio.run(_follow(config, scheduled, args.turn, environ, clock))
+    return asyncio.run(_follow(config, scheduled, args, environ, clock))
 
 
 def _look_at_host(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """What of this host is not in order."""
     found = troubles(examine_host(_wanted(args), environ, sight(run_command)))
+    if args.hook_failed:
+        fix = "where it fails on every host, correct cluster.slurm.hooks.before"
+        hook = Finding(what=BEFORE_HOOK, verdict="stops", found=args.hook_failed, fix=fix)
+        found = (hook, *found)
     for finding in found:
         log.warning("%s: %s: %s", finding.verdict, finding.what, finding.found)
     return found
@@ -140,39 +147,53 @@ def _parser() -> argparse.ArgumentParser:
         help="of hosts that wait so, which one sees to it first that the leader is replaced",
     )
     parser.add_argument("--lead", action="store_true")
+    parser.add_argument(
+        "--leader-late",
+        type=float,
+        default=0.0,
+        help="seconds more than usual that a leader may take to begin",
+    )
+    parser.add_argument(
+        "--hook-failed", default="", help="why the spec's own line of shell failed on this host"
+    )
     return parser
 
 
 async def _follow(
-    config: AgentConfig, scheduled: bool, turn: int, environ: Mapping[str, str], clock: Clock
+    config: AgentConfig,
+    scheduled: bool,
+    args: argparse.Namespace,
+    environ: Mapping[str, str],
+    clock: Clock,
 ) -> int:
     """Run a mere agent; SIGTERM ends its ranks and it.
 
     Where a scheduler sends it, the leader has it as well, or is told, and says what is to be done:
-    ranks have until SIGKILL to write a checkpoint. A follower whose leader is gone has the job
-    queued again, which is when the scheduler ends it, too.
+    ranks have until SIGKILL to write a checkpoint. A follower whose leader is gone takes over, or
+    follows the one that does, or has the job queued again, which is when the scheduler ends it.
     """
     agent = Agent(config, environ, clock)
     named = _named(environ, clock)
     loop = asyncio.get_running_loop()
     if config.patience_s:
         loop.add_signal_handler(signal.SIGTERM, agent.warned, signal.SIGTERM.name)
-        seeing = asyncio.create_task(see_to_the_leader(agent, turn, named))
+        seeing = asyncio.create_task(see_to_the_leader(agent, args.turn, named))
         try:
             return await agent.run()
         finally:
             seeing.cancel()
-    if scheduled:
-        for number in WARNINGS:
-            loop.add_signal_handler(number, log.info, "%s: the leader decides", number.name)
-    else:
+    if not scheduled:
         loop.add_signal_handler(signal.SIGTERM, agent.leave, exits.LEADER_LOST)
-    code = await agent.run()
-    if scheduled and code == exits.LEADER_LOST:
-        place = config.place
-        asking = partial(queue_again, place.run_dir, config.term, place.host, named, clock)
-        await asyncio.to_thread(asking)
-    return code
+        return await agent.run()
+    leave_to_the_leader(agent)
+
+    async def lead(agent: Agent, following: "asyncio.Task[int]", claim: Claim) -> int | None:
+        # Late, as most agents never lead.
+        from orchestrator.agent.leading import lead_on
+
+        return await lead_on(agent, following, claim, args.bind, environ, clock)
+
+    return await follow(agent, named, clock, lead)
 
 
 def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], Backend]:

@@ -8,7 +8,9 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from orchestrator.agent.leaderless import RETRY_S, UNLED, UNREADABLE, Asking
+from orchestrator.agent.after_leader import UNLED, was_given_back
+from orchestrator.agent.asking import RETRY_S, Asking
+from orchestrator.agent.journal_watch import UNREADABLE
 from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.superseding import superseded
 from orchestrator.agent.whereabouts import Term
@@ -48,8 +50,11 @@ def see_to_the_job(
         )
         return code
     why = f"no agent is left, and what started them ended with code {code}"
-    asking = Asking(backend_named, clock, why, lambda run, backend: ())
-    while not asking.settles(run):
+    # A leader that had decided on it has said which hosts are left out; else nothing is known
+    # against any of them.
+    without = run.left_out if was_given_back(run, term) else ()
+    asking = Asking(backend_named, clock)
+    while not asking.settles(run, without, why):
         clock.sleep(RETRY_S)
     return code
 

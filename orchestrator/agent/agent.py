@@ -54,6 +54,7 @@ from orchestrator.contract.read_json import read_json
 from orchestrator.job_secret import JobSecret
 from orchestrator.preflight.together import NAME_S, looked_up
 from orchestrator.seams import Clock
+from orchestrator.supervise.log import has_writer
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ STILL_MARGIN_S = 0.02
 LATE_S = 0.2
 """An agent that is woken later than this has not had the processor, or its host stood still."""
 CLOSE_S = 1.0
+ENDED_S = 2.0
+"""Silence of a leader whose process seems to have ended, before that is looked into."""
 REFUSALS = 3
 """In a row, after which the leader does not know this agent's secret."""
 
@@ -88,6 +91,9 @@ class AgentConfig:
     """How long it looks for its leader when it is new."""
     patience_s: float = 0.0
     """How long it waits in place for another leader once its own is gone, its ranks stopped."""
+    outlives_leader: bool = False
+    """It stays when its leader is gone, its ranks stopped: another agent of the run, or this very
+    one, leads from then on (`taking_over.py`)."""
     leader_at: str = ""
     """HOST:PORT where a leader may be that `leader.json` does not tell of, or of which it tells
     too late; one of another launch turns this agent away."""
@@ -127,6 +133,12 @@ class Agent:
         """… and what was not in order."""
         self.refusals = 0
         """In a row."""
+        self.unserved = False
+        """On the leader's host, which answers, no process listens where it did."""
+        self.alone = asyncio.Event()
+        """No leader was heard for too long, and no rank is left here."""
+        self.unheeded = ""
+        """The last signal of a scheduler since a leader was heard, which that has had as well."""
         self.exit_code: int | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.checks: dict[int, Checked | None] = {}
@@ -180,12 +192,14 @@ class Agent:
                 for place in self._places(leader):
                     heard = self.last_heard
                     with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
-                        await self._converse(session, f"https://{place}{AGENT_PATH}")
+                        await self._try_to_converse(session, f"https://{place}{AGENT_PATH}")
                         if place != self.config.leader_at or self.last_heard > heard:
                             patience = self.config.agent_timeout
                     if self.exit_code is not None or self.last_heard > heard:
                         break
-                if self.exit_code is None and self.silent_for() > patience:
+                if self.exit_code is None and (
+                    self.silent_for() > patience or await self._leader_has_ended()
+                ):
                     await self._without_leader(self.silent_for() - patience)
                 await asyncio.sleep(RETRY_S)
 
@@ -207,14 +221,36 @@ class Agent:
         """Stop the ranks; leave, unless another leader may yet come."""
         if self.attempts.attempt is not None:
             log.error("no word from the leader for %.1f s: stopping", self.silent_for())
-            await self.attempts.end(LEAVE_GRACE_S)
-        if alone_s >= self.config.patience_s:
+            await self.attempts.end(LEAVE_GRACE_S, alone_since=self.last_heard)
+        if self.config.outlives_leader:
+            if not self.alone.is_set():
+                log.error("no word from the leader for %.1f s: looking after it", self.silent_for())
+            self.alone.set()
+        elif alone_s >= self.config.patience_s:
             log.error("no word from the leader for %.1f s: leaving", self.silent_for())
             self.exit_code = exits.LEADER_LOST
+
+    async def _leader_has_ended(self) -> bool:
+        """Whether its process is surely gone, so that nobody need wait for it: its port is closed,
+        and the kernel has let go of the journal that it held."""
+        if not self.config.outlives_leader or not self.unserved or self.silent_for() < ENDED_S:
+            return False
+        try:
+            return not await asyncio.to_thread(has_writer, self.config.place.run_dir.journal)
+        except OSError:  # a file system without locks says nothing
+            return False
 
     def silent_for(self) -> float:
         """Seconds since the leader was last heard."""
         return self.clock.monotonic() - self.last_heard
+
+    async def _try_to_converse(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.unserved = False
+        try:
+            await self._converse(session, url)
+        except aiohttp.ClientConnectorError as exc:
+            self.unserved = isinstance(exc.os_error, ConnectionRefusedError)
+            raise
 
     async def _converse(self, session: aiohttp.ClientSession, url: str) -> None:
         try:
@@ -231,7 +267,10 @@ class Agent:
         both: list[asyncio.Task[None]] = []
         try:
             await self._send(ws, self._register())
-            self.outbox.extend(await self.attempts.ends())
+            again = await self.attempts.ends()
+            former = self.attempts.ended  # it may still be to be said, with what it was about then
+            self.outbox = deque(report for report in self.outbox if report is not former)
+            self.outbox.extend(again)
             both += [asyncio.create_task(self._speak(ws)), asyncio.create_task(self._obey(ws))]
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -321,6 +360,8 @@ class Agent:
             if message.type is not aiohttp.WSMsgType.TEXT:
                 return
             self.last_heard = self.clock.monotonic()
+            self.alone.clear()
+            self.unheeded = ""
             order: Order = decode(Order, read_json(message.data))
             self._perform(order)
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.agent.bounded import within
-from orchestrator.agent.cgroups import Count, Kills, oom_kills
+from orchestrator.agent.cgroups import Count, Counted, Kills, oom_kills, throttlings
 from orchestrator.agent.evidence import (
     STACK_LINES,
     gather_stacks,
     holders,
     how_ended,
     last_lines,
+    place_in_kernel,
     process_state,
     send_signal,
     waited_for_cpu,
@@ -89,13 +90,19 @@ class Attempt:
     """Owns the processes; everything that it finds out is returned, nothing decided."""
 
     def __init__(
-        self, start: Start, place: HostPlace, clock: Clock, kills: Count = oom_kills
+        self,
+        start: Start,
+        place: HostPlace,
+        clock: Clock,
+        kills: Count = oom_kills,
+        throttles: Count = throttlings,
     ) -> None:
         self.start = start
         self.place = place
         self.clock = clock
         self.begun = clock.monotonic()
         self.kills = Kills(kills, self.begun)
+        self.throttled = Counted(throttles, self.begun)
         self.ranks: dict[int, RankRecord] = {}
         self.launching: asyncio.Task[Running] | None = None
         self.torchrun: Running | None = None
@@ -201,6 +208,7 @@ class Attempt:
         """What there is to say now; of steps, what came since the last one."""
         now = self.clock.monotonic()
         self.kills.look(now)
+        self.throttled.look(now)
         return tuple(
             RankDigest(
                 rank=rank,
@@ -236,6 +244,8 @@ class Attempt:
         stack, where that is known."""
         alive = [(rank, r) for rank, r in sorted(self.ranks.items()) if r.ended is None]
         states = {rank: process_state(record.pid) for rank, record in alive}
+        in_kernel = [(rank, record.pid) for rank, record in alive if states[rank] == "D"]
+        places = {rank: place_in_kernel(pid) for rank, pid in in_kernel}
         traces = self.place.run_dir.traces(self.start.attempt)
         stacks = await gather_stacks([(n, r.pid) for n, r in alive], traces, timeout_s, missing)
         now = self.clock.monotonic()
@@ -250,6 +260,10 @@ class Attempt:
                 phase=record.phase,
                 age_s=now - record.heard,
                 stack=shortened(stacks.get(rank, ()), lines),
+                place=places.get(rank, ""),
+                still_s=now - record.pace.changed,
+                starved_s=record.pace.starved,
+                throttled=self.throttled.grew(record.pace.changed, now),
             )
             for rank, record in alive
         )

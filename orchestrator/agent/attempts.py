@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.agent.attempt import Attempt, with_reading
@@ -80,6 +81,8 @@ class Attempts:
         """Of ranks of the attempt that have failed: the leader is being told."""
         self.ended: Stopped | None = None
         """How the last attempt ended here."""
+        self.alone_since: float | None = None
+        """When the leader was last heard, if that attempt was stopped for that; monotonic."""
 
     @property
     def number(self) -> int:
@@ -93,7 +96,7 @@ class Attempts:
     async def ends(self) -> list[Report]:
         """What the leader may not have heard, to be said again after a reconnection."""
         if (attempt := self.attempt) is None:
-            return [] if self.ended is None else [self.ended]
+            return [] if self.ended is None else [self._as_of_now(self.ended)]
         records = [one for one in attempt.ranks.values() if not attempt.is_done(one)]
         failed = [attempt.exited(one.ended) for one in records if one.ended is not None]
         failed.sort(key=lambda exited: not exited.stopped)
@@ -107,7 +110,7 @@ class Attempts:
             await self.end(0.0)
         if self.attempt is not None or (self.ended and self.ended.attempt >= order.attempt):
             return  # said twice
-        self.attempt = Attempt(order, self.place, self.clock)
+        self.attempt, self.alone_since = Attempt(order, self.place, self.clock), None
         self.looking, self.told = None, []
         self.running = self.spawn(self._run(self.attempt))
 
@@ -115,17 +118,20 @@ class Attempts:
         if self.attempt is not None and self.attempt.start.attempt == order.attempt:
             await self.end(order.grace_s)
         elif self.ended is not None and self.ended.attempt == order.attempt:
-            self.report(self.ended)
+            self.report(self._as_of_now(self.ended))
         else:
             # Never begun: remember, so that a Start that comes late is not obeyed.
             stopped = Stopped(attempt=order.attempt, host=self.place.host, finished=False)
             self._remember(stopped)
             self.report(stopped)
 
-    async def end(self, grace_s: float) -> None:
-        """Have no rank left: SIGTERM, and `grace_s` later SIGKILL."""
+    async def end(self, grace_s: float, alone_since: float | None = None) -> None:
+        """Have no rank left: SIGTERM, and `grace_s` later SIGKILL. `alone_since`: because the
+        leader was not heard since then; monotonic."""
         if self.attempt is None or self.running is None:
             return
+        if not self.attempt.stopping:
+            self.alone_since = alone_since
         await self.attempt.stop(grace_s)
         await self.running
 
@@ -178,6 +184,12 @@ class Attempts:
         self.attempt, self.last = None, attempt
         log.info("attempt %s: no process left, %s", stopped.attempt, how_it_went(stopped))
         self.report(stopped)
+
+    def _as_of_now(self, stopped: Stopped) -> Stopped:
+        """With how long ago it was that the leader was last heard, if that is why."""
+        if self.alone_since is None or stopped.finished:
+            return stopped
+        return replace(stopped, alone_s=max(0.1, self.clock.monotonic() - self.alone_since))
 
     def _remember(self, stopped: Stopped) -> None:
         if self.ended is None or self.ended.attempt < stopped.attempt:

@@ -1,25 +1,40 @@
-"""What the control group of this agent, and so of its ranks, says of memory.
+"""What the control group of this agent, and so of its ranks, says of memory and processors.
 
 The kernel's log says the same, but in a container, or below Slurm, few may read it; these counters
-anybody may. Both versions: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.events) and
-cgroup-v1/memory.html (memory.oom_control, since Linux 4.13).
+anybody may. Both versions: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.events,
+cpu.stat), cgroup-v1/memory.html (memory.oom_control, since Linux 4.13) and
+https://docs.kernel.org/scheduler/sched-bwc.html (cpu.stat).
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 Count = Callable[[], int | None]
-"""Processes of the group that the kernel ended for want of memory, since the group was made."""
+"""How often something happened to the group since it was made; None where that is not known."""
 
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    controller: str
+    of_v2: str
+    """The file that has it."""
+    of_v1: str
+
+
+MEMORY = Counter("memory", "memory.events", "memory.oom_control")
+PROCESSORS = Counter("cpu", "cpu.stat", "cpu.stat")
+MOST_GROUPS = 16
+"""In which a group can be, one in another."""
 LOOK_S = 10.0
 """Between two looks."""
 MOST_CHANGES = 64
 
 
-class Kills:
-    """When there were how many of them, as far as that was looked at: one of days ago explains
-    nothing of now."""
+class Counted:
+    """When something had happened how often, as far as that was looked at: what was days ago
+    explains nothing of now."""
 
     def __init__(self, count: Count, now: float) -> None:
         self.count = count
@@ -31,11 +46,15 @@ class Kills:
         if now - self.looked >= LOOK_S:
             self._look(now)
 
-    def after(self, then: float, now: float) -> tuple[str, ...]:
-        """A line as the kernel's, of what has happened since."""
+    def between(self, then: float, now: float) -> tuple[int | None, int | None]:
+        """How often until then, and until now."""
         self._look(now)
         place = bisect_right(self.changes, then, key=lambda change: change[0])
-        return told(self.changes[max(0, place - 1)][1], self.changes[-1][1])
+        return self.changes[max(0, place - 1)][1], self.changes[-1][1]
+
+    def grew(self, then: float, now: float) -> bool:
+        before, since = self.between(then, now)
+        return before is not None and since is not None and since > before
 
     def _look(self, now: float) -> None:
         self.looked, many = now, self.count()
@@ -43,16 +62,37 @@ class Kills:
             self.changes = [*self.changes, (now, many)][-MOST_CHANGES:]
 
 
+class Kills(Counted):
+    """Of processes, which the kernel ended for want of memory."""
+
+    def after(self, then: float, now: float) -> tuple[str, ...]:
+        """A line as the kernel's, of what has happened since."""
+        return told(*self.between(then, now))
+
+
 def oom_kills(root: Path = Path("/")) -> int | None:
     """None where nothing can be read."""
-    for file in _counters(root):
-        try:
-            words = dict(line.split(None, 1) for line in file.read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        if words.get("oom_kill", "").isdigit():
-            return int(words["oom_kill"])
+    counts = (_count(folder / name, "oom_kill") for folder, name in _counters(root, MEMORY))
+    return next((count for count in counts if count is not None), None)
+
+
+def throttlings(root: Path = Path("/")) -> int | None:
+    """In how many periods the group, or one that it is in, had used up its share of the
+    processors; None where nothing can be read."""
+    for folder, name in _counters(root, PROCESSORS):
+        within = [folder, *folder.parents][:MOST_GROUPS]
+        counts = [_count(one / name, "nr_throttled") for one in within]
+        if known := [count for count in counts if count is not None]:
+            return sum(known)
     return None
+
+
+def _count(file: Path, word: str) -> int | None:
+    try:
+        words = dict(line.split(None, 1) for line in file.read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return int(words[word]) if words.get(word, "").isdigit() else None
 
 
 def told(before: int | None, now: int | None) -> tuple[str, ...]:
@@ -63,19 +103,19 @@ def told(before: int | None, now: int | None) -> tuple[str, ...]:
     return (f"memory cgroup: oom_kill {before} -> {now}: the kernel ended {many} of this group",)
 
 
-def _counters(root: Path) -> Iterator[Path]:
-    """The files that may have it, of version 2 first."""
+def _counters(root: Path, wanted: Counter) -> Iterator[tuple[Path, str]]:
+    """The folder of the group and the file that may have it, of version 2 first."""
     groups = dict(_groups(root))
     for kind, controllers, mount, top in _mounts(root):
-        is_v1 = kind == "cgroup" and "memory" in controllers
+        is_v1 = kind == "cgroup" and wanted.controller in controllers
         if kind != "cgroup2" and not is_v1:
             continue
-        group = groups.get("memory" if is_v1 else "")
+        group = groups.get(wanted.controller if is_v1 else "")
         if group is not None:
             # What is mounted in a container may be its own group alone, under the host's name.
             inside = group.removeprefix(top) if top != "/" else group
             folder = root / mount.lstrip("/") / inside.lstrip("/")
-            yield folder / ("memory.oom_control" if is_v1 else "memory.events")
+            yield folder, wanted.of_v1 if is_v1 else wanted.of_v2
 
 
 def _groups(root: Path) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import WSMessage, WSMsgType, web
@@ -30,6 +30,8 @@ class Connection:
     orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
     said: list[Order] = field(default_factory=list)
     """Orders of the present attempt, to be said again after a reconnection; each is idempotent."""
+    awaited: bool = False
+    """It followed the former leader, and has not come to this one yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Connections:
         """The connection of an agent, and whether the agent is a new one."""
         known = self.by_host.get(register.host)
         now = self.clock.monotonic()
-        if known is not None and known.incarnation == register.incarnation:
+        same = known is not None and known.incarnation == register.incarnation
+        if known is not None and same and not known.awaited:
             known.ws, known.heard, known.orders = ws, now, asyncio.Queue()
             for order in known.said:
                 known.orders.put_nowait(order)
@@ -63,6 +66,13 @@ class Connections:
         connection = Connection(register.host, register.incarnation, ws=ws, heard=now)
         self.by_host[register.host] = connection
         return connection, True
+
+    def await_agents(self, incarnations: Mapping[str, str]) -> None:
+        """Agents of a leader that is gone are to come to this one: each that does not, within the
+        time that any agent may be silent, is lost. They are there, and look for it."""
+        now = self.clock.monotonic()
+        for host, incarnation in incarnations.items():
+            self.by_host[host] = Connection(host, incarnation, ws=None, heard=now, awaited=True)
 
     def order(self, host: str, order: Order) -> None:
         """Say `order` to the agent of `host`; without one, nobody hears it."""
@@ -105,14 +115,14 @@ class Connections:
         silences = []
         for connection in list(self.by_host.values()):
             silent = now - connection.heard
-            broken = connection.ws is None
+            broken = connection.ws is None and not connection.awaited
             if silent <= (min(RECONNECT_S, limit) if broken else limit):
                 continue
-            why = (
-                f"its connection broke and it did not come back within {silent:.1f} s"
-                if broken
-                else f"it said nothing for {silent:.1f} s"
-            )
+            why = f"it said nothing for {silent:.1f} s"
+            if broken:
+                why = f"its connection broke and it did not come back within {silent:.1f} s"
+            elif connection.awaited:
+                why = f"it did not come to the new leader within {silent:.1f} s"
             del self.by_host[connection.host]
             self.last_heard[connection.host] = connection.heard
             silences.append(Silence(connection.host, why, silent))

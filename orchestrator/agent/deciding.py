@@ -29,14 +29,18 @@ class Deciding:
         self.supervisor, self.perform = supervisor, perform
         self.waiting: deque[Event] = deque()
         self.came = asyncio.Event()
+        self.in_touch = asyncio.Event()
+        """Not while the leader hears neither agents nor scheduler: then it decides nothing, for
+        what it would decide on is as likely its own host's as theirs."""
+        self.in_touch.set()
 
     def happened(self, event: Event) -> None:
         self.waiting.append(event)
         self.came.set()
 
     async def decide(self) -> None:
-        """Take what has come, once something has, up to the first by which something is to be done;
-        and do it.
+        """Take what has come, once something has and while the leader is in touch, up to the first
+        by which something is to be done; and do it.
 
         Raises:
             GivenUp: another leader has taken over.
@@ -44,6 +48,7 @@ class Deciding:
         while not self.waiting:
             self.came.clear()
             await self.came.wait()
+        await self.in_touch.wait()
         events = list(islice(self.waiting, MOST_LINES))
         count, actions = await self._journalled(events)
         for _ in range(count):

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from orchestrator.agent.after_leader import no_more_of_it
+from orchestrator.agent.asking import REFUSED_S
 from orchestrator.agent.connections import Connections
-from orchestrator.agent.leaderless import REFUSED_S
 from orchestrator.agent.sockets import free_port
 from orchestrator.contract.actions import CheckHosts, ReplaceAgent, Replan, Requeue
 from orchestrator.contract.events import (
@@ -27,20 +28,18 @@ from orchestrator.contract.events import (
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.launch import Cause
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.protocol import Checked, CheckFabric, Register
-from orchestrator.errors import BackendError, Ended, NdctlError, Unanswered
+from orchestrator.contract.protocol import Checked, CheckFabric, Leave, Register
+from orchestrator.errors import BackendError, Ended, MustLeave, NdctlError, Unanswered
 from orchestrator.open_files import files_needed, judge_files
 from orchestrator.preflight.together import NAME_S, clock_skew, looked_up
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
-from orchestrator.supervise.notices import asked_about, news
+from orchestrator.supervise.notices import HURRY_S, asked_about, news, next_question_s
 from orchestrator.supervise.roster import has_successors, switches_of, usable
 from orchestrator.supervise.state import JobPlan, Refit, Run, Shortage
 
 log = logging.getLogger(__name__)
 
-NOTICES_S = 15.0
-"""Between two questions to the scheduler about the hosts."""
 CHECK_POLL_S = 0.1
 CHECK_SLACK_S = 5.0
 """For reports of a check to come in after its time is over."""
@@ -51,6 +50,9 @@ CUT_OFF_S = 300.0
 """For a leader in another place to take over from one that hears nobody: Slurm's own default of
 SlurmdTimeout, after which it gives up a node."""
 CUT_OFF_POLL_S = 2.0
+LISTEN_S = 3.0
+"""Beside the time that an agent may be silent, once the scheduler is heard again: for agents that
+live to come back."""
 
 Refitter = Callable[[Plan, Sequence[str], Mapping[str, tuple[str, ...]], Shortage], Refit]
 """Of a plan that did not fit, the hosts there are, the switches above them, and what is believed of
@@ -77,6 +79,8 @@ class Errands:
         planners: Planners,
         clock: Clock,
         happened: Callable[[Event], None],
+        gives_up: Callable[[str], None],
+        in_touch: asyncio.Event,
         now: Callable[[], float],
         names_resolve: bool = True,
     ) -> None:
@@ -87,6 +91,10 @@ class Errands:
         self.replanner, self.refitter = planners.fewer, planners.less
         self.clock = clock
         self.happened = happened
+        self.gives_up = gives_up
+        """Have the leader leave without a word: the job is another's to lead."""
+        self.in_touch = in_touch
+        """Cleared while neither agents nor scheduler are heard."""
         self.now = now
         self.host = self.address = ""
         """The leader's own, once it serves."""
@@ -95,15 +103,23 @@ class Errands:
         """What hosts have said of the check that is going on."""
 
     async def lose(self, lost: Sequence[AgentLost], hosts: Sequence[str]) -> None:
-        """Agents fell silent; with `hosts`, all others did at once. Those that are heard again
-        meanwhile were not lost."""
-        if hosts:
-            await self._outlast_silence(hosts)
+        """Agents fell silent; with `hosts`, which are all that the job has, all others did at once.
+        Those that are heard again meanwhile were not lost."""
+        try:
+            names = [event.host for event in lost]
+            cut_off_s = await self._alone(hosts, names) if hosts else 0.0
+            if cut_off_s is not None:
+                await self._tell_lost(lost, cut_off_s)
+        finally:
+            self.in_touch.set()
+
+    async def _tell_lost(self, lost: Sequence[AgentLost], cut_off_s: float) -> None:
         silent_s = {event.host: event.silent_s for event in lost}
         taken = await self._taken(silent_s) if has_successors(self.run()) else {}
         for event in lost:
             if event.host not in self.connections.by_host:
-                self.happened(replace(event, taken=taken.get(event.host, "")))
+                known = taken.get(event.host, "")
+                self.happened(replace(event, taken=known, cut_off_s=cut_off_s))
 
     async def taken_before(self, host: str, silent_s: float) -> str:
         """Why the scheduler took the agent in whose place there is another already, before its
@@ -122,22 +138,43 @@ class Errands:
             log.warning("whether %s were taken is not known: %s", ", ".join(silent_s), exc)
             return {}
 
-    async def _outlast_silence(self, hosts: Sequence[str]) -> None:
-        """Is this host the one that was cut off from all?
+    async def _alone(self, hosts: Sequence[str], lost: Sequence[str]) -> float | None:
+        """No other agent is heard. Is this host the one that was cut off from all? For how long it
+        heard the scheduler no more than them; None where this leader is to leave.
 
-        While the scheduler cannot be heard either, that is more likely: then nobody is blamed, and
-        whoever takes over in another place ends this leader by the fence.
+        The scheduler is asked about this host first. While it cannot be heard either, nobody is
+        blamed, and whoever takes over in another place ends this leader by the fence. Once it
+        answers, agents that live are about to be heard again as well.
         """
-        deadline = self.clock.monotonic() + CUT_OFF_S
-        while self.clock.monotonic() < deadline:
+        begun, cut_off_s = self.clock.monotonic(), 0.0
+        while (waited_s := self.clock.monotonic() - begun) < CUT_OFF_S:
             try:
-                await asyncio.to_thread(self.backend.notices, self.job.launch, hosts)
-                break
+                own = await asyncio.to_thread(self.backend.own_run, self.job.launch, hosts)
             except Unanswered as exc:
                 log.error("no other agent is heard, nor the scheduler: cut off? %s", exc)
-                await asyncio.sleep(CUT_OFF_POLL_S)
-            except BackendError:
-                break
+                cut_off_s = waited_s + CUT_OFF_POLL_S
+                self.in_touch.clear()
+            except BackendError as exc:
+                log.error("what the scheduler holds against this host is not known: %s", exc)
+                return cut_off_s
+            else:
+                if why := no_more_of_it(own, self.host):
+                    self.gives_up(why)
+                    return None
+                if own.phase == "running":
+                    if cut_off_s:
+                        await self._listen(lost)
+                    return cut_off_s
+                # Its end, or its requeue: which of them is known in a moment.
+            await asyncio.sleep(CUT_OFF_POLL_S)
+        return cut_off_s
+
+    async def _listen(self, hosts: Sequence[str]) -> None:
+        """Until the agents of these hosts are heard again, or for as long as that may take."""
+        until = self.clock.monotonic() + self.job.launch.agent_timeout + LISTEN_S
+        log.warning("the scheduler is heard again: listening to %s", ", ".join(hosts))
+        while self.clock.monotonic() < until and {*hosts} - {*self.connections.by_host}:
+            await asyncio.sleep(CHECK_POLL_S)
 
     async def look_at(self, register: Register) -> tuple[Finding, ...]:
         """What only two hosts can see of one: is its clock right, does its name lead to it?"""
@@ -173,13 +210,31 @@ class Errands:
         except BackendError as exc:
             log.error("the scheduler does not say why it sent %s: %s", signal_name, exc)
             cause = "unknown"
-        self.happened(LeaveAsked(at=self.now(), cause=cause, words=signal_name))
+        words = signal_name
+        if cause == "failed":
+            words = await self._in_the_schedulers_words() or signal_name
+            await self._take_back()
+        self.happened(LeaveAsked(at=self.now(), cause=cause, words=words))
+
+    async def _take_back(self) -> None:
+        """Have the job queued again while there is somebody to ask for it: the scheduler is ending
+        this run, and may kill the leader before the ranks have written their checkpoint. What the
+        next run does without is said when they have."""
+        try:
+            await asyncio.to_thread(self.backend.requeue, self.job.launch, ())
+        except BackendError as exc:
+            log.error("the job is not queued again yet: %s", exc)
+
+    async def _in_the_schedulers_words(self) -> str | None:
+        with contextlib.suppress(BackendError):
+            return await asyncio.to_thread(self.backend.standing, self.job.launch)
+        return None
 
     async def hear_notices(self) -> None:
         """Ask now and then what the scheduler holds against the hosts; tell what is new."""
         told: set[str] = set()
         while True:
-            await asyncio.sleep(NOTICES_S)
+            await self._next_question()
             hosts = asked_about(self.run())
             try:
                 found = await asyncio.to_thread(self.backend.notices, self.job.launch, hosts)
@@ -189,6 +244,12 @@ class Errands:
             for event in news(self.run(), hosts, told, found, self.now()):
                 self.happened(event)
             told = {notice.host for notice in found}
+
+    async def _next_question(self) -> None:
+        """Wait until it is time for it, which changes with what happens meanwhile."""
+        asked = self.clock.monotonic()
+        while (left := asked + next_question_s(self.run()) - self.clock.monotonic()) > 0:
+            await asyncio.sleep(min(left, HURRY_S))
 
     async def _replace_agent(self, action: ReplaceAgent) -> None:
         """Ask the backend; one that fails silently is found out by the agent's absence.
@@ -210,9 +271,14 @@ class Errands:
                     silent_s=silent_s,
                 )
             )
-        except Unanswered as exc:
+        except (Unanswered, Ended) as exc:
             log.error("whether %s can have a new agent is not known: %s", action.host, exc)
         except BackendError as exc:
+            if isinstance(exc, MustLeave) and action.host in self.connections.by_host:
+                # It ends by itself, with the code for which the scheduler starts another one.
+                log.warning("%s: so it is told to leave (%s)", exc.message, action.reason)
+                self.connections.order(action.host, Leave(reason=action.reason, again=True))
+                return
             log.error("no new agent for %s: %s", action.host, exc)
             why = f"no agent can be had there: {exc.message}"
             self.happened(HostUnavailable(at=self.now(), host=action.host, why=why))
@@ -308,6 +374,13 @@ class Errands:
                     await self._tell_refusal(exc, over=False)
                     return False
             await asyncio.sleep(REQUEUE_RETRY_S)
+
+    async def release(self) -> None:
+        """At the end of the job; what cannot be given back then ends at its time limit."""
+        try:
+            await asyncio.to_thread(self.backend.release, self.job.launch)
+        except BackendError as exc:
+            log.error("whether the hosts are given back is not known: %s", exc)
 
     async def _tell_refusal(self, why: BackendError, *, over: bool) -> None:
         """A job that has ended may have been cancelled, which is no failure."""

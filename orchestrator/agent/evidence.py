@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from orchestrator.agent.bounded import Limit
+from orchestrator.diagnosis.kernel_stacks import place_of_process
 from orchestrator.diagnosis.last_words import without_frames
 from orchestrator.diagnosis.patterns import MOST_BYTES, MOST_LINES, Text, bounded
 from orchestrator.diagnosis.readings import signal_name
@@ -35,6 +36,20 @@ def process_state(pid: int) -> str:
     except OSError:
         return "gone"
     return stat[stat.rindex(")") + 2]
+
+
+def place_in_kernel(pid: int) -> str:
+    """Where a process in state D waits; empty where this user may read neither of the two files.
+    Root alone may read the stack. Neither waits for the process, as `cmdline` would."""
+    stack, wchan = (_read(Path(f"/proc/{pid}/{name}")) for name in ("stack", "wchan"))
+    return place_of_process(stack, wchan)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def waited_for_cpu(pid: int) -> float:

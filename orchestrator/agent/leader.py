@@ -58,7 +58,7 @@ from orchestrator.contract.events import (
     RunDirLost,
     Tick,
 )
-from orchestrator.contract.fence import Fence, GivenUp, check_leader, read_fence, write_fence
+from orchestrator.contract.fence import Fence, GivenUp, check_leader, write_fence
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.protocol import (
     Checked,
@@ -76,12 +76,14 @@ from orchestrator.contract.protocol import (
     Told,
     Warned,
 )
+from orchestrator.contract.reached import Reached
 from orchestrator.contract.rundir import RunDir
 from orchestrator.job_secret import JobSecret
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.roster import has_successors, hosts_given
 from orchestrator.supervise.state import pace_of
+from orchestrator.supervise.succession import expected_back, takes_over
 
 log = logging.getLogger(__name__)
 
@@ -124,14 +126,12 @@ class Granted:
     """Hosts that were said to be in order again -> when."""
     taken: str = ""
     """Why the scheduler itself ended the former leader."""
+    former: str = ""
+    """How that ended, where it is taken over from within its allocation."""
+    reached: Reached | None = None
+    """How far the newest attempt had come."""
     strikes: Path | None = None
     """Where strikes against the cluster's hosts are kept; None: nowhere."""
-
-
-def take_over(run_dir: RunDir, name: str) -> None:
-    """Tell a former leader that may still live that its time is over. Raises OSError."""
-    former = read_fence(run_dir.fence)
-    write_fence(run_dir.fence, Fence(leader=name, attempt=former.attempt if former else 0))
 
 
 class Leader:
@@ -172,6 +172,10 @@ class Leader:
         self.accepting = Accepting(lambda: supervisor.run, run_dir, launch.launch, guard)
         self.tidying = Tidying(lambda: supervisor.run, run_dir, job.keep_attempts)
         self.beside: set[asyncio.Task[None]] = set()
+        self.outlived = ""
+        """Why it is not to lead any more, though no other leader has begun yet."""
+        self.announced = asyncio.Event()
+        """Agents can find it."""
         self.errands = Errands(
             job=job,
             run=lambda: supervisor.run,
@@ -180,6 +184,8 @@ class Leader:
             planners=planners,
             clock=clock,
             happened=self.deciding.happened,
+            gives_up=self._give_up,
+            in_touch=self.deciding.in_touch,
             now=self.steady.now,
             names_resolve=granted.allocation is None or granted.allocation.names_resolve,
         )
@@ -196,6 +202,9 @@ class Leader:
             GivenUp: another leader has taken over; nothing was touched since.
         """
         self.errands.host, self.errands.address = host, address
+        if takes_over(run := self.supervisor.run, self.granted.allocation):
+            followers = expected_back(run, host)
+            self.connections.await_agents({name: run.hosts[name].incarnation for name in followers})
         self._happened(  # before any agent can come
             LeaderStarted(
                 at=self.steady.now(),
@@ -206,6 +215,8 @@ class Leader:
                 always=self.granted.always,
                 cleared=self.granted.cleared,
                 taken=self.granted.taken,
+                former=self.granted.former,
+                reached=self.granted.reached,
             )
         )
         tasks: list[asyncio.Task[Any]] = []
@@ -219,6 +230,7 @@ class Leader:
                 once_it_serves, announced, "agents cannot be told where the leader is", self.clock
             )
             log.info("leading %s at %s:%s", self.job.launch.job, address, port)
+            self.announced.set()
             deciding = asyncio.create_task(self._consume())
             tasks += [deciding, asyncio.create_task(self._tick())]
             if self.granted.allocation is not None:
@@ -226,6 +238,8 @@ class Leader:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ending = _ending_of(deciding, done)
             await self._farewell(ending)
+            if isinstance(ending, EndJob) and self.granted.allocation is not None:
+                await self.errands.release()
             return ending
         finally:
             for task in (*tasks, *self.beside):
@@ -312,19 +326,25 @@ class Leader:
             at = self.steady.now()
             self._lose(self.connections.forget_silent(), at)
             self._look(at)
-            self._happened(Tick(at=at))
+            if self.deciding.in_touch.is_set():
+                self._happened(Tick(at=at))
 
     async def _look_at_fence(self) -> None:
-        """Raises GivenUp when another leader has taken over.
+        """Raises GivenUp when another leader has taken over, or is to.
 
         One that cannot be read ends no leader: each mark that it makes waits until it can.
         """
+        if self.outlived:
+            raise GivenUp(self.outlived)
         try:
             await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
         except GivenUp:
             raise
         except OSError as exc:
             log.error("whether another leader has taken over is not known: %s", exc)
+
+    def _give_up(self, why: str) -> None:
+        self.outlived = why
 
     async def _look_at_run_dir(self) -> None:
         """Raises RunDirGone; the journal says so before, wherever it is by now. That it cannot be

@@ -1,60 +1,59 @@
 """What agents do whose leader is gone.
 
-Where a job has its hosts for as long as it runs, they have the scheduler queue it again, without
-the leader's host; where the scheduler replaces hosts that are lost, they see to it that it does.
-
-A host that was cut off from a leader that lives looks the same from there. The journal, which all
-hosts see, tells them apart: a leader that lives writes down that it lost this host, and what it
-does about it. Then it is for this host to go.
+Where a job has its hosts for as long as it runs, one of them takes over, in its turn, or has the
+scheduler queue the job again; the others follow the new leader (`taking_over.py`). Where the
+scheduler replaces hosts that are lost, they see to it that it does.
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from orchestrator.agent.patience import once_it_serves
+from orchestrator.agent.after_leader import (
+    UNLED,
+    AskAgain,
+    ClearHost,
+    Leave,
+    QueueAgain,
+    TakeOver,
+    after_failed_clearing,
+    over_for,
+    remedy,
+    was_given_back,
+)
+from orchestrator.agent.asking import RETRY_S, Asking
+from orchestrator.agent.journal_watch import (
+    STRANGER_S,
+    UNREADABLE,
+    Following,
+    Seen,
+    in_doubt,
+    is_stranger,
+    lives,
+    patience_s,
+    runs_without_leader,
+    size_of,
+)
+from orchestrator.agent.patience import LASTING, TAKE_OVER_S, once_it_serves
+from orchestrator.agent.turns import Turn
 from orchestrator.agent.whereabouts import Term
-from orchestrator.contract.events import AgentLost, Event
-from orchestrator.contract.fence import Fence, read_fence
+from orchestrator.contract.fence import Fence, check_leader, read_fence, take_over
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, Ended, Unanswered
-from orchestrator.locks import try_lock
+from orchestrator.errors import BackendError, InUse, JobError
 from orchestrator.seams import Backend, Clock
-from orchestrator.supervise.log import Tail, has_writer, last_before
-from orchestrator.supervise.snapshot import recall
+from orchestrator.supervise.log import Journal
+from orchestrator.supervise.roster import hosts_given
 from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import step
 
 if TYPE_CHECKING:
     from orchestrator.agent.agent import Agent
 
 log = logging.getLogger(__name__)
 
-UNREADABLE = "the journal cannot be read"
-RETRY_S = 5.0
-REFUSED_S = 600.0
-"""How long a scheduler is asked that answers and refuses; one that does not answer is asked for
-as long as this host is left to us."""
-TURN_S = 400.0
-"""For the one whose turn it is: longer than Slurm takes to give up a node. A file server may keep
-the lock of a host that died in its turn."""
-
-UNLED = 3
-"""Runs in a row in which no leader began: another one would not help."""
-
-LOOK_S = 5.0
-"""For a leader that lives to write something: it gives up a host about when that gives it up."""
-GIVEN_UP_S = 30.0
-"""The same where it writes of other things alone, or has given this host up and it is not sure that
-it has gone on since."""
-STRANGER_S = 120.0
-"""The same where it never heard this host: longer than a file server keeps the lock of a dead one,
-by default 90 s."""
 NEVER_HEARD = (
     "%s was never heard by the leader on %s, which lives: the job is not queued again; look at the"
     " network between the two"
@@ -66,294 +65,194 @@ one before it to have done something about it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The journal at some time, as this host reads it."""
+class Claim:
+    """What an agent has that leads from now on."""
 
-    run: Run
-    lines: int
-    led: bool
-    """Some process holds it for writing: a leader that lives, or one whose host was lost so lately
-    that the file server keeps its lock."""
-    given_up: bool
-    """The leader has lost this host, and has not heard from it since …"""
-    goes_on: bool
-    """… and has written more, or other hosts are there to see whether it does."""
+    name: str
+    """By which the fence knows it."""
+    journal: Journal
+    turn: Turn
+    """Closed once the other agents can find the new leader: until then nobody else claims."""
+    how: str
+    """The former leader ended, as far as is known."""
 
 
-class Following:
-    """The journal, of which each further look reads what it has gained since the last one."""
-
-    def __init__(self, run_dir: RunDir, host: str) -> None:
-        self.run_dir, self.host = run_dir, host
-        self.forget()
-
-    def forget(self) -> None:
-        self.run, self.tail = Run(), Tail(self.run_dir.journal)
-        self.last: Event | None = None
-        self.begun = False
-
-    def _begin(self) -> None:
-        """From a snapshot, where there is one."""
-        run, tail = recall(self.run_dir)
-        before = last_before(tail.path, tail.place) if tail.lines else None
-        self.run, self.tail, self.last = run, tail, before.event if before else None
-        self.begun = True
-
-    def look(self) -> Seen:
-        if size_of(self.run_dir.journal) < self.tail.offset:
-            self.forget()  # it is another run's, begun with --new
-        if not self.begun:
-            self._begin()
-        for entry in self.tail.each():
-            self.run, _ = step(self.run, entry.event)
-            self.last = entry.event
-        led = _is_led(self.run_dir)
-        return seen_by(self.host, self.run, self.tail.lines, self.last, led=led)
-
-
-def size_of(journal: Path) -> int:
-    try:
-        return journal.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _is_led(run_dir: RunDir) -> bool:
-    try:
-        return has_writer(run_dir.journal)
-    except OSError:  # a file system without locks: its lines alone tell
-        return True
-
-
-def seen_by(host: str, run: Run, lines: int, last: Event | None, *, led: bool) -> Seen:
-    known = run.hosts.get(host)
-    given_up = known is not None and not known.alive
-    others = any(h.alive for h in run.hosts.values() if h.name not in (host, run.leader))
-    more = not (isinstance(last, AgentLost) and last.host == host)
-    return Seen(run, lines, led, given_up, others or more)
-
-
-def patience_s(before: Seen) -> float | None:
-    """How long to wait for a line of the leader before the scheduler is asked; None: it lives, and
-    this host is none of its job any more.
-
-    A leader that gave up its only other host and died since, whatever it wrote in between, leaves
-    that host as the only one that can have the job queued again.
-    """
-    if before.given_up and before.goes_on and before.led:
-        return None
-    return GIVEN_UP_S if before.given_up else LOOK_S
-
-
-def lives(before: Seen, now: Seen) -> bool:
-    """It has written since, and has not died of it, and does without this host."""
-    return _writes(before, now) and now.given_up
-
-
-def in_doubt(before: Seen, now: Seen, waited_s: float) -> bool:
-    """It has written since, and not of this host: late, or cut off itself from all the others, when
-    it gives nobody up."""
-    return _writes(before, now) and not now.given_up and waited_s < GIVEN_UP_S
-
-
-def _writes(before: Seen, now: Seen) -> bool:
-    return now.lines > before.lines and now.led
-
-
-def queue_again(
-    run_dir: RunDir, term: Term, host: str, backend_named: Callable[[str], Backend], clock: Clock
-) -> None:
-    """Ask until the scheduler has taken the job back, or until it is not ours any more.
-
-    Nobody else would: the allocation would stand idle to its end. Every agent that is left comes
-    here, and they ask one after the other: a thousand at once are more than a scheduler bears.
-    """
-    fence = once_it_serves(partial(read_fence, run_dir.fence), "the fence cannot be read", clock)
-    opened = partial(run_dir.requeue_lock.open, "a+")
-    with once_it_serves(opened, "hosts cannot take turns", clock) as file:
-        turn = _Turn(file, clock, f"{term}, {fence}: settled\n")
-        waiting = partial(_may_wait, run_dir, fence, turn, size_of(run_dir.journal))
-        while not turn.has_come() and once_it_serves(waiting, UNREADABLE, clock):
-            clock.sleep(RETRY_S)
-        if turn.is_settled():
-            log.info("another agent has seen that the job is not to be queued again")
-            return
-        _queue_in_turn(run_dir, term, host, backend_named, clock, fence, turn)
-
-
-def _may_wait(run_dir: RunDir, former: Fence | None, turn: "_Turn", size: int) -> bool:
-    """Whether this host need not look at the journal yet: nobody writes to it, so no leader lives
-    that may have given this host alone up. Then all hosts are without one, and the journal of
-    weeks is not for thousands to read at the same time."""
-    return (
-        read_fence(run_dir.fence) == former
-        and size_of(run_dir.journal) == size
-        and not turn.is_settled()
-    )
+Outcome = Claim | Literal["leave", "follow"]
+"""`follow`: a leader is heard again, or another agent takes over."""
 
 
 @dataclass(slots=True)
-class _Turn:
-    """Of the agents that are left, one after the other."""
+class Leaderless:
+    """One agent that hears no leader, until that is settled."""
 
-    file: IO[str]
-    clock: Clock
-    mark: str
-    """What one who finds that there is nothing to be done leaves for the others."""
-    begun: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.begun = self.clock.monotonic()
-
-    def has_come(self) -> bool:
-        try:
-            free = try_lock(self.file.fileno())
-        except OSError:  # a file system without locks
-            return True
-        return free or self.clock.monotonic() - self.begun >= TURN_S
-
-    def settle(self) -> None:
-        with contextlib.suppress(OSError):  # no room: each looks for itself
-            self.file.write(self.mark)
-            self.file.flush()
-
-    def is_settled(self) -> bool:
-        self.file.seek(0)
-        return self.mark in self.file.read()
-
-
-def _queue_in_turn(  # noqa: PLR0913 - what `queue_again` was told, and what it found
-    run_dir: RunDir,
-    term: Term,
-    host: str,
-    backend_named: Callable[[str], Backend],
-    clock: Clock,
-    fence: Fence | None,
-    turn: _Turn,
-) -> None:
-    following = Following(run_dir, host)
-    before = once_it_serves(following.look, UNREADABLE, clock)
-    waits_s = patience_s(before)
-    if waits_s is None:
-        log.info("the leader lives, and has given %s up: the job is not queued again", host)
-        return
-    if (unled := runs_without_leader(before.run, term)) >= UNLED:
-        log.error(
-            "no leader has begun in %s allocations in a row: the job is not queued again; %s say"
-            " why, and then `ndctl submit SPEC --resume` goes on",
-            unled,
-            run_dir.agent_log("*"),
-        )
-        turn.settle()
-        return
-    looked = clock.monotonic()
-    clock.sleep(waits_s)
-    asking = Asking(backend_named, clock, "its leader is gone", partial(_without, term, host))
-    still_ours = partial(_still_ours, following, term, fence, before, turn)
-    while (seen := once_it_serves(still_ours, UNREADABLE, clock)) is not None:
-        waited_s, stranger = clock.monotonic() - looked, is_stranger(seen, term, host)
-        if stranger and waited_s >= STRANGER_S:
-            log.error(NEVER_HEARD, host, seen.run.leader)
-            return
-        doubts = stranger or in_doubt(before, seen, waited_s)
-        if not doubts and turn.has_come() and asking.settles(seen.run):
-            return
-        clock.sleep(RETRY_S)
-
-
-@dataclass(slots=True)
-class Asking:
-    """Of a scheduler, to take a job back."""
-
+    run_dir: RunDir
+    term: Term
+    host: str
     backend_named: Callable[[str], Backend]
     clock: Clock
-    why: str
-    without: Callable[[Run, Backend], Sequence[str]]
-    """The hosts to leave out. Raises BackendError."""
-    refused_at: float | None = None
+    is_alone: Callable[[], bool] = lambda: True
+    """Whether no leader is heard still."""
+    asking: Asking = field(init=False)
+    former: Fence | None = field(init=False, default=None)
+    """As it was at first: who changes it leads."""
+    uncleared_since: float | None = field(init=False, default=None)
+    """When it was first tried in vain to clear the former leader's host."""
 
-    def settles(self, run: Run) -> bool:
-        """Ask once; whether there is no more to be done."""
+    def __post_init__(self) -> None:
+        self.asking = Asking(self.backend_named, self.clock)
+
+    def settle(self) -> Outcome:
+        """Go on until it is known what becomes of the job.
+
+        Nobody else would see to it: the allocation would stand idle to its end. Every agent that
+        is left comes here, and they act one after the other.
+        """
+        try:
+            return self._settle()
+        except LASTING as exc:
+            log.error("leaving: the run directory is gone, or closed to this agent: %s", exc)
+        except JobError as exc:
+            log.error("leaving: nobody can go on from this journal: %s", exc)
+        return "leave"
+
+    def _settle(self) -> Outcome:
+        reading = partial(read_fence, self.run_dir.fence)
+        self.former = once_it_serves(reading, "the fence cannot be read", self.clock)
+        opened = partial(self.run_dir.requeue_lock.open, "a+")
+        file = once_it_serves(opened, "agents cannot take turns", self.clock)
+        turn = Turn(file, self.clock, f"{self.term}, {self.former}: settled\n")
+        outcome: Outcome = "leave"
+        try:
+            outcome = self._in_turn(turn)
+            return outcome
+        finally:
+            if not isinstance(outcome, Claim):
+                turn.close()
+
+    def _in_turn(self, turn: Turn) -> Outcome:
+        waiting = partial(self._may_wait, turn, size_of(self.run_dir.journal))
+        while not turn.has_come() and once_it_serves(waiting, UNREADABLE, self.clock):
+            if not self.is_alone():
+                return "follow"
+            self.clock.sleep(RETRY_S)
+        if turn.is_settled():
+            log.info("another agent has seen that the job is not to be queued again")
+            return "leave"
+        following = Following(self.run_dir, self.host)
+        before = once_it_serves(following.look, UNREADABLE, self.clock)
+        looked, waits_s = self.clock.monotonic(), patience_s(before)
+        if was_given_back(before.run, self.term):
+            waits_s = 0.0  # its leader is done with it
+        if waits_s is None:
+            log.info("leaving: the leader lives, and has given %s up", self.host)
+            return "leave"
+        if waits_s:
+            self.clock.sleep(waits_s)
+        look = partial(self._look, following)
+        while self.is_alone():
+            seen, now = once_it_serves(look, UNREADABLE, self.clock)
+            waited_s = self.clock.monotonic() - looked
+            outcome = self._known(before, seen, now, waited_s, turn)
+            doubts = is_stranger(seen, self.term, self.host) or in_doubt(before, seen, waited_s)
+            if outcome is None and not doubts and turn.has_come():
+                outcome = self._act(seen.run, turn)
+            if outcome is not None:
+                return outcome
+            self.clock.sleep(RETRY_S)
+        return "follow"
+
+    def _may_wait(self, turn: Turn, size: int) -> bool:
+        """Whether this host need not look at the journal yet: nobody writes to it, so no leader
+        lives that may have given this host alone up. Then all hosts are without one, and the
+        journal of weeks is not for thousands to read at the same time."""
+        return (
+            read_fence(self.run_dir.fence) == self.former
+            and size_of(self.run_dir.journal) == size
+            and not turn.is_settled()
+        )
+
+    def _look(self, following: Following) -> tuple[Seen, Fence | None]:
+        return following.look(), read_fence(self.run_dir.fence)
+
+    def _known(
+        self, before: Seen, seen: Seen, now: Fence | None, waited_s: float, turn: Turn
+    ) -> Outcome | None:
+        """What follows from journal and fence alone; None: it is for this agent to act."""
+        run = seen.run
+        if why := over_for(run, self.term):
+            log.info("leaving: %s", why)
+            turn.settle()
+            return "leave"
+        if now is not None and now.leader != (self.former.leader if self.former else None):
+            log.info("another agent takes over: waiting for it")
+            return "follow"
+        if lives(before, seen):
+            log.info("leaving: %s was cut off from a leader that lives", self.host)
+            return "leave"
+        if is_stranger(seen, self.term, self.host) and waited_s >= STRANGER_S:
+            log.error(NEVER_HEARD, self.host, run.leader)
+            return "leave"
+        if (unled := runs_without_leader(run, self.term)) >= UNLED:
+            log.error(
+                "no leader has begun in %s allocations in a row: the job is not queued again; %s"
+                " say why, and then `ndctl submit SPEC --resume` goes on",
+                unled,
+                self.run_dir.agent_log("*"),
+            )
+            turn.settle()
+            return "leave"
+        return None
+
+    def _act(self, run: Run, turn: Turn) -> Outcome | None:
+        """Do what is to be done; None: it has to be tried again."""
         assert run.job is not None
         launch, backend = run.job.launch, self.backend_named(run.job.backend)
         try:
-            without = self.without(run, backend)
-            backend.requeue(launch, without)
-        except Ended as exc:
-            log.info("the job is not queued again: %s", exc)
-        except Unanswered as exc:
-            log.error("the job is not queued again yet, asking again: %s", exc)
-            self.refused_at = None
-            return False
+            own = backend.own_run(launch, hosts_given(run))
         except BackendError as exc:
-            return self._refused(launch.job, exc)
-        else:
-            named = ", ".join(without) or "any host left out"
-            log.info("the job is queued again, without %s: %s", named, self.why)
-        return True
+            return "leave" if self.asking.is_hopeless(launch.job, exc) else None
+        found: Leave | QueueAgain | ClearHost | TakeOver | AskAgain
+        found = remedy(run, self.term, self.host, own, self.clock.now())
+        if isinstance(found, ClearHost):
+            try:
+                found = TakeOver(backend.clear_host(launch, found.host))
+            except BackendError as exc:
+                found = after_failed_clearing(run, own, exc.message, self._tried_s())
+        match found:
+            case Leave(why):
+                log.info("leaving: %s", why)
+                turn.settle()
+                return "leave"
+            case AskAgain(why):
+                log.error("the leader on %s is gone, trying again: %s", run.leader, why)
+                return None
+            case QueueAgain(without, why):
+                return "leave" if self.asking.settles(run, without, why) else None
+            case TakeOver(how):
+                return self._claim(run, turn, how)
 
-    def _refused(self, job: str, why: BackendError) -> bool:
+    def _tried_s(self) -> float:
+        """For how long the former leader's host could not be cleared."""
         now = self.clock.monotonic()
-        self.refused_at = now if self.refused_at is None else self.refused_at
-        if now - self.refused_at < REFUSED_S:
-            log.error("the scheduler does not take the job back, asking again: %s", why)
-            return False
-        log.error(
-            "the job could not be queued again, and its hosts stand idle: `ndctl cancel %s` gives"
-            " them back, and `ndctl submit SPEC --resume` goes on: %s",
-            job,
-            why,
-        )
-        return True
+        if self.uncleared_since is None:
+            self.uncleared_since = now
+        return now - self.uncleared_since
 
-
-def _without(term: Term, host: str, run: Run, backend: Backend) -> tuple[str, ...]:
-    assert run.job is not None
-    led = runs_without_leader(run, term) == 0
-    granted = None if led else backend.allocation(run.job.launch)
-    return to_leave_out(run, term, host, granted.hosts if granted else ())
-
-
-def is_stranger(seen: Seen, term: Term, host: str) -> bool:
-    """Whether the leader of this run lives and never heard `host`: it may well train without it,
-    of which it writes nothing. To have the job queued again would end what the others do, and so in
-    each run that has this host."""
-    return seen.led and runs_without_leader(seen.run, term) == 0 and host not in seen.run.hosts
-
-
-def runs_without_leader(run: Run, term: Term) -> int:
-    """How many runs of the scheduler there were, this one included, since a leader began in one."""
-    led = -1 if run.allocation is None else run.allocation.restarts
-    return term.restarts - led
-
-
-def to_leave_out(run: Run, term: Term, host: str, granted: Sequence[str]) -> tuple[str, ...]:
-    """The host of the leader that is gone. Where none has begun in this run the journal knows the
-    one before, and it is the first of the hosts that were granted that should have led."""
-    if runs_without_leader(run, term) == 0:
-        return (run.leader,)
-    return tuple(name for name in granted[:1] if name != host)
-
-
-def _still_ours(
-    following: Following, term: Term, former: Fence | None, before: Seen, turn: _Turn
-) -> Seen | None:
-    """The journal, if nobody has ended the job or leads it again, and its leader does not go on."""
-    seen, now = following.look(), read_fence(following.run_dir.fence)
-    run, leader = seen.run, None if former is None else former.leader
-    if run.job is None or run.ending is not None:
-        log.info("the job is over: it is not queued again")
-        turn.settle()
-        return None
-    if run.job.launch.launch != term.launch or (now is not None and now.leader != leader):
-        log.info("another leader has the job: it is not queued again")
-        turn.settle()
-        return None
-    if lives(before, seen):
-        host = following.host
-        log.info("%s was cut off from a leader that lives: the job is not queued again", host)
-        return None
-    return seen
+    def _claim(self, run: Run, turn: Turn, how: str) -> Outcome | None:
+        """The fence first, which ends a former leader that may still live; then the journal, which
+        the kernel, or a file server, has let go of by then."""
+        log.warning("the leader on %s is gone (%s): this agent takes over", run.leader, how)
+        name = secrets.token_hex(8)
+        taking = partial(take_over, self.run_dir.fence, name)
+        once_it_serves(taking, "the fence cannot be taken", self.clock)
+        self.former = Fence(leader=name, attempt=self.former.attempt if self.former else 0)
+        guard = partial(check_leader, self.run_dir.fence, name)
+        try:
+            journal = Journal(self.run_dir.journal, self.clock, TAKE_OVER_S, guard)
+        except InUse as exc:
+            why = f"a process of the former leader keeps the journal: {exc.message}"
+            return "leave" if self.asking.settles(run, (run.leader,), why) else None
+        return Claim(name=name, journal=journal, turn=turn, how=how)
 
 
 async def see_to_the_leader(

@@ -4,34 +4,40 @@ Imported late: an agent that only follows needs nothing of it, and all begin at 
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 import signal
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from orchestrator import strikes
 from orchestrator.agent.agent import WARNINGS, Agent, AgentConfig
+from orchestrator.agent.asking import RETRY_S
 from orchestrator.agent.errands import Planners
-from orchestrator.agent.leader import Granted, Leader, take_over
-from orchestrator.agent.leaderless import RETRY_S
+from orchestrator.agent.leader import Granted, Leader
+from orchestrator.agent.leaderless import Claim
 from orchestrator.agent.patience import TAKE_OVER_S, once_it_serves
 from orchestrator.agent.standby import Standby
 from orchestrator.agent.superseding import later_launch
+from orchestrator.agent.taking_over import leave_to_the_leader
 from orchestrator.agent.torchrun import with_defaults
 from orchestrator.backends import backend_named
 from orchestrator.contract import exits
 from orchestrator.contract.actions import EndJob, Requeue
 from orchestrator.contract.events import LeaderStarted
-from orchestrator.contract.fence import GivenUp, check_leader
+from orchestrator.contract.fence import GivenUp, check_leader, take_over
 from orchestrator.contract.plan import Plan
+from orchestrator.contract.reached import last_reached
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, CannotLead, Unanswered
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise import snapshot
+from orchestrator.supervise.job_news import TellsCluster
 from orchestrator.supervise.log import LOCK_PATIENCE_S, Journal
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.state import JobPlan, Refit, Run, Shortage
@@ -55,7 +61,8 @@ async def lead(
     place = config.place
     patience_s = TAKE_OVER_S if scheduled else LOCK_PATIENCE_S
     name = secrets.token_hex(8)
-    once_it_serves(partial(take_over, place.run_dir, name), "the fence cannot be taken", clock)
+    taking = partial(take_over, place.run_dir.fence, name)
+    once_it_serves(taking, "the fence cannot be taken", clock)
     guard = partial(check_leader, place.run_dir.fence, name)
     with Journal(place.run_dir.journal, clock, patience_s, guard) as journal:
         supervisor = Supervisor(journal, known=snapshot.load(place.run_dir))
@@ -68,14 +75,9 @@ async def lead(
         # First of all: it imports while the scheduler is asked.
         standby = Standby(place, with_defaults(environ))
         await standby.prepare()
-        try:
-            granted = _granted_at_last(config, backend, supervisor.run, clock)
-        except CannotLead as exc:
+        granted = _granted_at_last(config, backend, supervisor, clock)
+        if granted is None:
             await standby.close()
-            log.critical("the leader cannot begin: %s", exc)
-            at, why = clock.now(), f"{exc.message}; {exc.fix}"
-            started = LeaderStarted(at=at, host=place.host, pid=os.getpid(), unable=why)
-            supervisor.feed(started)
             return exits.FAILED
         # Not when it is needed: what an upgrade has changed by then would not fit together.
         planning = asyncio.create_task(asyncio.to_thread(import_module, PLANNING))
@@ -84,17 +86,100 @@ async def lead(
             supervisor, place.run_dir, config.secret, backend, clock, granted, planners, name
         )
         agent = Agent(config, environ, clock, standby)
-        loop = asyncio.get_running_loop()
-        if scheduled:
-            for number in WARNINGS:
-                loop.add_signal_handler(number, leader.warned, number.name)
-        else:
-            loop.add_signal_handler(signal.SIGTERM, leader.cancel, "SIGTERM to the leader")
+        _hear_signals(leader, scheduled)
         serving = leader.serve(place.host, bind, place.address, place.socket.parent, port)
         try:
-            return await _run_both(serving, agent)
+            with _told(backend, supervisor, place.run_dir, guard):
+                return await _run_both(serving, agent, asyncio.create_task(agent.run()))
         finally:
             await planning
+
+
+async def lead_on(
+    agent: Agent,
+    following: asyncio.Task[int],
+    claim: Claim,
+    bind: str,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> int | None:
+    """Have an agent that followed a leader lead from now on, as `claim` lets it; `following` is its
+    own run, which goes on beside. None: another agent has claimed the job as well, and leads it
+    before this one began."""
+    config, place = agent.config, agent.config.place
+    with contextlib.closing(claim.turn), claim.journal as journal:
+        known = await asyncio.to_thread(snapshot.load, place.run_dir)
+        supervisor = await asyncio.to_thread(partial(Supervisor, journal, known=known))
+        job, begun = supervisor.run.job, journal.seq
+        assert job is not None
+        backend = backend_named(job.backend, environ, clock, run_command)
+        asking = partial(_granted_at_last, config, backend, supervisor, clock, claim.how)
+        granted = await asyncio.to_thread(asking)
+        if granted is None:
+            agent.leave(exits.FAILED)
+            return await following
+        planning = asyncio.create_task(asyncio.to_thread(import_module, PLANNING))
+        planners = _planners(place.run_dir, environ)
+        leader = Leader(
+            supervisor, place.run_dir, config.secret, backend, clock, granted, planners, claim.name
+        )
+        _hear_signals(leader, scheduled=True)
+        serving = leader.serve(place.host, bind, place.address, place.socket.parent)
+        letting_go = asyncio.create_task(_begun(leader, claim, agent.unheeded))
+        try:
+            lost = partial(_has_lost, journal, begun)
+            return await _run_both(serving, agent, following, lost)
+        except _Outrun:
+            leave_to_the_leader(agent)
+            return None
+        finally:
+            letting_go.cancel()
+            await planning
+
+
+class _Outrun(Exception):
+    """Another agent was faster, and nothing was done."""
+
+
+def _has_lost(journal: Journal, begun: int) -> None:
+    """Raises _Outrun where no line was written yet."""
+    if journal.seq == begun:
+        raise _Outrun
+
+
+async def _begun(leader: Leader, claim: Claim, unheeded: str) -> None:
+    """The other agents find the new leader: should it end now, the next one's turn has come.
+    `unheeded`: the signal that the former leader was too late for."""
+    await leader.announced.wait()
+    claim.turn.close()
+    if unheeded:
+        leader.warned(unheeded)
+
+
+def _hear_signals(leader: Leader, scheduled: bool) -> None:
+    loop = asyncio.get_running_loop()
+    if not scheduled:
+        loop.add_signal_handler(signal.SIGTERM, leader.cancel, "SIGTERM to the leader")
+        return
+    for number in WARNINGS:
+        loop.add_signal_handler(number, leader.warned, number.name)
+
+
+@contextmanager
+def _told(
+    backend: Backend, supervisor: Supervisor, run_dir: RunDir, guard: Callable[[], None]
+) -> Iterator[None]:
+    """A cluster that shows how its jobs go hears of each line of the journal."""
+    job = supervisor.run.job
+    if job is None or not isinstance(backend, TellsCluster):
+        yield
+        return
+    reporter = backend.reporter(job.launch, run_dir, guard)
+    supervisor.tell = reporter.hear
+    try:
+        yield
+    finally:
+        reporter.close()
 
 
 def _planners(run_dir: RunDir, environ: Mapping[str, str]) -> Planners:
@@ -113,9 +198,16 @@ def _planners(run_dir: RunDir, environ: Mapping[str, str]) -> Planners:
     return Planners(fewer=fewer, less=less)
 
 
-async def _run_both(serving: Coroutine[Any, Any, EndJob | Requeue], agent: Agent) -> int:
-    """The leader and its own agent: neither outlives the other."""
-    following, leading = asyncio.create_task(agent.run()), asyncio.create_task(serving)
+async def _run_both(
+    serving: Coroutine[Any, Any, EndJob | Requeue],
+    agent: Agent,
+    following: asyncio.Task[int],
+    given_up: Callable[[], None] = lambda: None,
+) -> int:
+    """The leader and its own agent: neither outlives the other, unless `given_up`, which is called
+    where another leader has taken over, raises."""
+    leading = asyncio.create_task(serving)
+    stays = False
     try:
         await asyncio.wait([leading, following], return_when=asyncio.FIRST_COMPLETED)
         if not leading.done() and following.result() != exits.OK:
@@ -123,30 +215,48 @@ async def _run_both(serving: Coroutine[Any, Any, EndJob | Requeue], agent: Agent
             return exits.FAILED
         return _exit_code(await leading)
     except GivenUp as exc:
+        try:
+            given_up()
+        except _Outrun:
+            stays = True
+            log.warning("following again: %s", exc)
+            raise
         log.error("leaving: %s", exc)
         return exits.LEADER_LOST
     finally:
         leading.cancel()
-        agent.leave(exits.LEADER_LOST)
-        await asyncio.gather(leading, following, return_exceptions=True)
+        if stays:
+            await asyncio.gather(leading, return_exceptions=True)
+        else:
+            agent.leave(exits.LEADER_LOST)
+            await asyncio.gather(leading, following, return_exceptions=True)
 
 
-def _granted_at_last(config: AgentConfig, backend: Backend, run: Run, clock: Clock) -> Granted:
-    """A scheduler that is away comes back; until then nothing can begin, and nothing is lost."""
+def _granted_at_last(
+    config: AgentConfig, backend: Backend, supervisor: Supervisor, clock: Clock, former: str = ""
+) -> Granted | None:
+    """A scheduler that is away comes back; until then nothing can begin, and nothing is lost.
+    None: from this place it cannot be asked, and the job ends with that."""
     while True:
         try:
-            return _granted(config, backend, run, clock)
+            return _granted(config, backend, supervisor.run, clock, former)
         except Unanswered as exc:
             log.error("what was granted is not known yet, asking again: %s", exc)
             clock.sleep(RETRY_S)
+        except CannotLead as exc:
+            log.critical("the leader cannot begin: %s", exc)
+            at, why = clock.now(), f"{exc.message}; {exc.fix}"
+            host, pid = config.place.host, os.getpid()
+            supervisor.feed(LeaderStarted(at=at, host=host, pid=pid, unable=why))
+            return None
 
 
-def _granted(config: AgentConfig, backend: Backend, run: Run, clock: Clock) -> Granted:
+def _granted(config: AgentConfig, backend: Backend, run: Run, clock: Clock, former: str) -> Granted:
     assert run.job is not None
-    launch = run.job.launch
+    launch, reached = run.job.launch, last_reached(config.place.run_dir.metrics)
     allocation = backend.allocation(launch)
     if allocation is None:
-        return Granted(term=config.term)
+        return Granted(term=config.term, reached=reached)
     silent_s = {run.leader: max(0.0, clock.now() - run.last_at)} if run.leader else {}
     taken: Mapping[str, str] = {}
     if silent_s and allocation.successor_s is not None:
@@ -162,6 +272,8 @@ def _granted(config: AgentConfig, backend: Backend, run: Run, clock: Clock) -> G
         always=strikes.always(path, clock.now()),
         cleared=strikes.cleared(path),
         taken=taken.get(run.leader, ""),
+        former=former,
+        reached=reached,
         strikes=path,
     )
 

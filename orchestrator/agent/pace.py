@@ -30,6 +30,8 @@ class Pace:
         """When it truly did."""
         self.told = 0.0
         """How long the last digest said that it stands still."""
+        self.starved = 0.0
+        """Seconds since then in which it was ready to run and had no processor."""
         self._waited = waited_for_cpu
         self._begun: float | None = None
         """When its present step began; None outside a step, and in an attempt's first."""
@@ -44,7 +46,7 @@ class Pace:
         """`beat` came; until now the rank was in `phase`, with `step` steps done."""
         if (beat.step, beat.phase) == (step, phase):
             return
-        self.since, self.changed, self.told = now, now, 0.0
+        self.since, self.changed, self.told, self.starved = now, now, 0.0, 0.0
         stepped = beat.step > step and phase != "init"
         if stepped and self._begun is not None and beat.phase in STEPPING:
             self._stepped(now - self._begun, beat.step - step, beat.own_s)
@@ -67,8 +69,10 @@ class Pace:
     def still(self, now: float, waited_for_cpu: float) -> float:
         """Seconds since step or phase changed. A rank that is ready to run and has no processor
         does not stand still."""
-        self.since = min(now, self.since + max(0.0, waited_for_cpu - self._waited))
+        waited = max(0.0, waited_for_cpu - self._waited)
         self._waited = waited_for_cpu
+        self.starved = min(self.starved + waited, now - self.changed)
+        self.since = min(now, self.since + waited)
         self.told = now - self.since
         return self.told
 

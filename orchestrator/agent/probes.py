@@ -13,6 +13,7 @@ from orchestrator.agent.bounded import within
 from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.findings import Finding
 from orchestrator.diagnosis.classes import Signs, classify, with_class
+from orchestrator.diagnosis.kernel_stacks import with_places
 from orchestrator.preflight.host import Sight, Wanted, examine_host
 from orchestrator.seams import Shell
 
@@ -97,7 +98,7 @@ def telling(
     many the first of each class go before the second, and broken hardware before all else."""
     seen: Counter[str] = Counter()
     found = []
-    new = [line for line in kernel if _is_new(line, since)]
+    new = with_places([line for line in kernel if _is_new(line, since)])
     for number, line in enumerate(with_class(new, own)):
         one = classify(Signs(lines=(line,)), own)
         if one is not None:

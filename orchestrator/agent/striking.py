@@ -6,7 +6,7 @@ from pathlib import Path
 from orchestrator import strikes
 from orchestrator.agent.shedding import shed
 from orchestrator.contract.events import JobSubmitted
-from orchestrator.supervise.policy import is_strike
+from orchestrator.supervise.policy import strike_weight
 from orchestrator.supervise.replacing import strike_of
 from orchestrator.supervise.state import Incident, Run, evidence_lines
 
@@ -23,7 +23,7 @@ def new_strikes(before: Run, after: Run) -> list[strikes.Strike]:
 
 
 def _counts(incident: Incident) -> bool:
-    return incident.culprit.host is not None and is_strike(incident)
+    return incident.culprit.host is not None and strike_weight(incident) > 0
 
 
 def _strike(incident: Incident, job: JobSubmitted) -> strikes.Strike:
@@ -37,6 +37,7 @@ def _strike(incident: Incident, job: JobSubmitted) -> strikes.Strike:
         cause=incident.cause,
         evidence=evidence_lines(incident),
         submitted=job.at,
+        weight=strike_weight(incident),
     )
 
 

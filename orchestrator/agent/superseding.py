@@ -8,7 +8,7 @@ the fence, which would end those that train, nor the journal.
 import logging
 from collections.abc import Callable
 
-from orchestrator.agent.leaderless import RETRY_S
+from orchestrator.agent.asking import RETRY_S
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir

@@ -42,9 +42,15 @@ def event_of(report: Told | Exited | Evidence | Stopped, at: float) -> Event:
             return _exited(report, at)
         case Evidence():
             return gathered(report, at)
-        case Stopped(attempt=attempt, host=host, finished=finished, why=why, reading=reading):
+        case Stopped():
             return HostStopped(
-                at=at, attempt=attempt, host=host, finished=finished, why=why, reading=reading
+                at=at,
+                attempt=report.attempt,
+                host=report.host,
+                finished=report.finished,
+                why=report.why,
+                reading=report.reading,
+                alone_s=report.alone_s,
             )
 
 

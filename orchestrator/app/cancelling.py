@@ -10,15 +10,15 @@ from http.client import HTTPException, HTTPSConnection
 from ssl import SSLSocket
 
 from orchestrator.agent.entering import nonce_in, proof_headers
-from orchestrator.app.commands import commands_for
+from orchestrator.app.commands import commands_for, commands_of
 from orchestrator.app.remote import Found
-from orchestrator.app.schedulers import clear, standing
+from orchestrator.app.schedulers import clear, name_of, standing
 from orchestrator.app.submission_lock import refuse_while_submitting
 from orchestrator.contract import env
 from orchestrator.contract.protocol import CANCEL_PATH, CHALLENGE, Claim
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, JobError
+from orchestrator.errors import BackendError, InUse, JobError, Unanswered
 from orchestrator.job_secret import JobSecret, client_context, is_pinned, secret_from
 from orchestrator.seams import Clock, Copy
 from orchestrator.supervise.log import Journal, has_writer
@@ -33,6 +33,7 @@ LEAVE_S = 15.0
 ASK_AGAIN_S = 5.0
 COME_BACK_S = 300.0
 """For a leader elsewhere that went away with the order to come back and carry it out."""
+NOT_BEGUN = "before it began: its leader had not started yet"
 LAST_WORDS_S = 20.0
 """For the end of a job of which nothing is left to come here."""
 
@@ -46,25 +47,80 @@ def cancel(
     """
     run = known(run_dir)
     name = run_dir.path.name
-    if run.ending is not None:
-        raise JobError(f"job {name} has already ended: {run.state}", fix="nothing to cancel")
     if run.job is None:
         raise JobError(f"job {name} was never submitted to its end", fix="submit it again")
+    elsewhere = found is not None and found.copy is not None
+    if run.ending is not None:
+        if elsewhere:
+            raise _has_ended(name, run)
+        return _end_what_is_left(run, run_dir, environ, clock)
     if found is not None and found.copy is not None:
         return _cancel_there(found.here(run), found.copy, environ, clock)
     led = has_writer(run_dir.journal)
     if led and _ask_to_cancel(run_dir, run.job.launch.launch, environ):
         return f"{name} is being cancelled: its ranks write a checkpoint and leave"
     refuse_while_submitting(run_dir)
+    if not led:
+        with suppress(InUse):  # else a leader has begun at this very moment
+            return _cancel_without_leader(run, run_dir, environ, clock)
     clear(run, environ, clock)
     if known(run_dir).ending is not None:
         return f"{name} was ended by its scheduler: its leader could not be asked from here"
+    if _record_cancel(run_dir, clock):
+        return f"{name} was cancelled {NOT_BEGUN}"
+    return f"{name} was cancelled: its leader could not be asked, so its processes were ended"
+
+
+def _has_ended(name: str, run: Run) -> JobError:
+    return JobError(f"job {name} has already ended: {run.state}", fix="nothing to cancel")
+
+
+def _end_what_is_left(run: Run, run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
+    """Of a job that has ended: its scheduler may still have it, where it was not reached before."""
+    name = run_dir.path.name
+    try:
+        left = standing(run, environ, clock)
+        if left is None:
+            raise _has_ended(name, run)
+        clear(run, environ, clock)
+    except BackendError as exc:
+        raise _not_reached(run, run_dir, exc, environ, clock) from exc
+    return f"{name} had already ended: {run.state}; what its scheduler still had is ended: {left}"
+
+
+def _cancel_without_leader(
+    run: Run, run_dir: RunDir, environ: Mapping[str, str], clock: Clock
+) -> str:
+    """Write the end down first: a job that is in a queue then leaves at once should it start.
+
+    Raises InUse where a leader has the journal, and BackendError where the end is written down and
+    the scheduler was not reached.
+    """
     waiting = _record_cancel(run_dir, clock)
-    if waiting:
-        return f"{name} was cancelled before it began: its leader had not started yet"
-    if led:
-        return f"{name} was cancelled: its leader could not be asked, so its processes were ended"
-    return f"{name} had no leader any more; what was left of it has been ended"
+    try:
+        left = standing(run, environ, clock)
+        clear(run, environ, clock)
+    except BackendError as exc:
+        raise _not_reached(known(run_dir), run_dir, exc, environ, clock) from exc
+    called = name_of(run, environ, clock)
+    said = f"{run_dir.path.name} was cancelled {NOT_BEGUN if waiting else 'while it had no leader'}"
+    if called is None:
+        return said if waiting else f"{said}; what was left of it has been ended"
+    return f"{said}; {called} {'had ended already' if left is None else 'has been ended'}"
+
+
+def _not_reached(
+    run: Run, run_dir: RunDir, exc: BackendError, environ: Mapping[str, str], clock: Clock
+) -> BackendError:
+    """The job's end is written down, and its scheduler may have something of it all the same."""
+    called = name_of(run, environ, clock) or "something of it"
+    again = commands_of(run_dir, environ).of("cancel")
+    return type(exc)(
+        f"{run_dir.path.name} is {run.state}, which is written down; its scheduler was not reached"
+        f" and may still have {called}: {exc.message}",
+        fix=f"when it answers again, `{again}` ends what is left; should the job start before that,"
+        " it leaves at once",
+    )
 
 
 def _cancel_there(run: Run, copy: Copy, environ: Mapping[str, str], clock: Clock) -> str:
@@ -73,7 +129,12 @@ def _cancel_there(run: Run, copy: Copy, environ: Mapping[str, str], clock: Clock
     done = copy.cancel()
     if done is not None and done.code == 0:
         return done.out or f"{name} is being cancelled"
+    with suppress(BackendError):
+        copy.refresh()  # it may have ended since it was looked at
+    if (ended := known(copy.run_dir)).ending is not None:
+        raise JobError(f"job {name} has already ended: {ended.state}", fix="nothing to cancel")
     clear(run, environ, clock)
+    copy.let_go()
     _record_cancel(copy.run_dir, clock)
     return f"{name} ran on no host that could be asked: what there was of it has been ended"
 
@@ -137,10 +198,13 @@ def wait_until_ended(
         alive = leads()  # asked before the journal is read, which a leader ends
     run = found.here(run) if found is not None else run
     leaving = clock.monotonic()
-    while standing(run, environ, clock) is not None and clock.monotonic() - leaving < LEAVE_S:
-        clock.sleep(ENDING_POLL_S)
-    if run.job is not None and run.job.backend != "local":
-        clear(run, environ, clock)
+    try:
+        while standing(run, environ, clock) is not None and clock.monotonic() - leaving < LEAVE_S:
+            clock.sleep(ENDING_POLL_S)
+        if run.job is not None and run.job.backend != "local":
+            clear(run, environ, clock)
+    except Unanswered as exc:
+        raise _not_reached(run, run_dir, exc, environ, clock) from exc
     return f"{run_dir.path.name}: {run.state}, {run.reason}"
 
 

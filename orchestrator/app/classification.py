@@ -14,6 +14,7 @@ from orchestrator.contract.events import EvidenceGathered, RankExited
 from orchestrator.contract.failures import FailureRule, Remedy, Scope
 from orchestrator.dashboard.words import one_line
 from orchestrator.diagnosis.classes import with_class
+from orchestrator.diagnosis.kernel_stacks import with_places
 from orchestrator.diagnosis.patterns import MOST_BYTES
 from orchestrator.diagnosis.readings import End, read_exit, read_kernel
 from orchestrator.supervise.diagnose import diagnose
@@ -86,7 +87,8 @@ def classify_log(
         log_tail=(),
         reading=reading,
     )
-    lines = tuple(with_class(kernel.splitlines(), own))  # as an agent tells of a kernel's log
+    # As an agent tells of a kernel's log.
+    lines = tuple(with_class(with_places(kernel.splitlines()), own))
     said = read_kernel(lines, own)
     told = EvidenceGathered(
         at=0.0, attempt=1, host=HOST, ranks=(), kernel=lines, readings=said, unasked=True

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.app.remote import Found
 from orchestrator.contract import env
@@ -30,13 +30,23 @@ class SubmittedFrom:
     overrides: tuple[str, ...] = ()
     folder: str = ""
     """Where it was typed, if the spec's paths depend on it."""
+    here: bool = False
+    """In an allocation that was there already."""
 
 
 def remember(run_dir: RunDir, written: "Written") -> None:
     """Raises OSError."""
+    write_whole(run_dir.submitted, json.dumps(submitted_from(written), indent=2).encode())
+
+
+def submitted_from(written: "Written", *, here: bool = False) -> dict[str, Any]:
+    """A SubmittedFrom, encoded."""
     folder = str(Path.cwd()) if _depends_on_folder(written) else ""
-    came = SubmittedFrom(spec=str(written.path), overrides=written.overrides, folder=folder)
-    write_whole(run_dir.submitted, json.dumps(encode(came), indent=2).encode())
+    came = SubmittedFrom(
+        spec=str(written.path), overrides=written.overrides, folder=folder, here=here
+    )
+    encoded: dict[str, Any] = encode(came)
+    return encoded
 
 
 def _depends_on_folder(written: "Written") -> bool:
@@ -78,6 +88,7 @@ def _commands(
         job=run_dir.path.absolute().name,
         spec=came.spec,
         overrides=came.overrides,
+        here=came.here,
         folder=came.folder,
         root=() if here else said,
         submit_root=() if anywhere else said,
@@ -91,4 +102,6 @@ def _came(run_dir: RunDir) -> SubmittedFrom:
         came: SubmittedFrom = decode(SubmittedFrom, read_json(run_dir.submitted.read_text()))
     except (OSError, ValueError, Invalid):
         return SubmittedFrom(spec=str(run_dir.spec))
-    return came if Path(came.spec).is_file() else SubmittedFrom(spec=str(run_dir.spec))
+    if Path(came.spec).is_file():
+        return came
+    return SubmittedFrom(spec=str(run_dir.spec), here=came.here)

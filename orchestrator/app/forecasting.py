@@ -73,9 +73,11 @@ def forecast_spec(
 def _hosts_there(
     planned: Planned, environ: Mapping[str, str], inventory: Path | None
 ) -> int | None:
-    """That the job can use; None where this machine plays them."""
-    backend = planned.spec.cluster.backend
-    if inventory is None and backend == "local":
+    """That the job can use; None where this machine plays them, or the spec alone tells of them."""
+    from orchestrator.cluster.described import described_device
+
+    cluster = planned.spec.cluster
+    if inventory is None and (cluster.backend == "local" or described_device(cluster)):
         return None
-    seen = inventory_at(inventory, environ, backend).inventory
+    seen = inventory_at(inventory, environ, cluster.backend).inventory
     return max(1, len(seen.with_devices(planned.plan.ranks_per_host)))

@@ -5,16 +5,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.app.planned_hosts import (
+    Given,
+    Purpose,
+    inventory_for,
+    kubernetes_api,
+    mistakes,
+    planned_as_given,
+    planned_hosts,
+    slurm,
+)
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec import JobSpec
 from orchestrator.errors import BackendError, NdctlError, PlanError, SpecError
 
 if TYPE_CHECKING:
     from orchestrator.app.inputs import Looked
-    from orchestrator.backends.kubernetes.api import Api
-    from orchestrator.backends.kubernetes.inventory import HostsFor as KubernetesHosts
-    from orchestrator.backends.slurm.commands import Slurm
-    from orchestrator.backends.slurm.inventory import HostsFor
     from orchestrator.cluster.inventory import Inventory
     from orchestrator.load import Written
     from orchestrator.plan.show.compare import Compared
@@ -32,6 +38,8 @@ class Planned:
     """Where the spec's values were written; None of one that came in no file."""
     looked: "Looked | None" = None
     """What came of looking for all that the spec names; None: nobody has looked yet."""
+    notes: tuple[str, ...] = ()
+    """What the spec does not say, and was found in the cluster: to be told at submission."""
 
 
 def plan_spec(
@@ -39,16 +47,20 @@ def plan_spec(
     overrides: Sequence[str],
     environ: Mapping[str, str],
     inventory: Path | None = None,
+    run_root: Path | None = None,
+    purpose: Purpose = "look",
 ) -> Planned:
-    """Read and plan a spec, for the hosts in the file `inventory`, or else for those of the spec's
-    backend: Slurm's, Kubernetes', or this machine's.
+    """Read and plan a spec, for the hosts in the file `inventory`, or else for those that the spec
+    describes, or for those of its backend: Slurm's, Kubernetes', or this machine's.
+
+    Hosts that strikes or pins of `run_root` exclude are not used. None: of the spec's run root.
 
     Raises SpecError or PlanError with everything that is wrong, BackendError where the cluster does
     not answer.
     """
     from orchestrator.load import read_written
 
-    return _planned(read_written(path, overrides), environ, inventory)
+    return _planned(read_written(path, overrides), environ, inventory, run_root, purpose)
 
 
 def plan_and_look(
@@ -56,8 +68,11 @@ def plan_and_look(
     overrides: Sequence[str],
     environ: Mapping[str, str],
     inventory: Path | None = None,
+    run_root: Path | None = None,
+    purpose: Purpose | Given = "look",
 ) -> Planned:
     """The same of a job that is to run: data, tokenizer and weights have to be there as well.
+    With `Given` it runs on those nodes of Slurm.
 
     Raises as `plan_spec`; a SpecError has everything that is missing, and a refusal of the plan.
     """
@@ -66,10 +81,12 @@ def plan_and_look(
     from orchestrator.model_config import hub_cache
 
     written = read_written(path, overrides)
+    if isinstance(purpose, Given):
+        written = read_written(path, (*overrides, *_as_given(written, purpose)))
     looked = look(written.spec, hub_cache(environ), hosts_of_a_file=inventory is not None)
     also: NdctlError | None = None
     try:
-        planned = _planned(written, environ, inventory)
+        planned = _planned(written, environ, inventory, run_root, purpose)
     except NdctlError as exc:
         if not looked.problems:
             raise
@@ -80,110 +97,45 @@ def plan_and_look(
     return replace(planned, looked=looked)
 
 
-def _planned(written: "Written", environ: Mapping[str, str], inventory: Path | None) -> Planned:
+def _as_given(written: "Written", given: Given) -> tuple[str, ...]:
+    """What follows from the nodes, of what the spec does not say itself."""
+    cluster = written.document.data.get("cluster") or {}
+    spare = written.spec.cluster.spare_hosts
+    hosts = max(1, len(given.nodes) - spare)
+    found = ["cluster.backend=slurm"]
+    if "hosts" not in cluster:
+        found.append(f"cluster.hosts={hosts}")
+    if "gpus_per_host" not in cluster and given.devices:
+        found.append(f"cluster.gpus_per_host={given.devices}")
+    return tuple(found)
+
+
+def _planned(
+    written: "Written",
+    environ: Mapping[str, str],
+    inventory: Path | None,
+    run_root: Path | None,
+    purpose: Purpose | Given,
+) -> Planned:
     from orchestrator.model_config import hub_cache, read_model_config
 
+    spec = written.spec
+    problems = tuple(mistakes(spec.cluster, inventory, purpose))
+    if problems:
+        raise written.refused(problems)
     try:
-        config = read_model_config(written.spec.model, hub_cache(environ))
+        config = read_model_config(spec.model, hub_cache(environ))
     except SpecError as exc:
         place = written.document.place_of("model.path")
         place = "--set " if place == "--set model.path" else f"{place}: "
         raise SpecError(f"{place}{exc.message}", fix=exc.fix) from exc
-    planned = _planned_for(written.spec, config, environ, inventory)
-    return replace(planned, written=written)
-
-
-def _planned_for(
-    spec: JobSpec,
-    config: Mapping[str, Any],
-    environ: Mapping[str, str],
-    inventory: Path | None,
-) -> Planned:
-    from orchestrator.plan.planner import plan
-
-    if inventory is None and spec.cluster.backend == "slurm":
-        return _planned_on_slurm(spec, config, environ)
-    if inventory is None and spec.cluster.backend == "kubernetes":
-        return _planned_on_kubernetes(spec, config, environ)
-    found = plan(spec, _inventory(spec, inventory, environ), config)
-    return Planned(spec=spec, plan=found, model_config=config)
-
-
-def _planned_on_slurm(
-    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str]
-) -> Planned:
-    """Planned for the hosts that Slurm has, and with what the plan asks of the topology."""
-    from orchestrator.cluster.slurm.request import request_of, requested
-    from orchestrator.plan.planner import plan
-
-    hosts = _slurm_hosts(spec, environ)
-    found = plan(spec, hosts.inventory, config)
-    found = replace(found, notes=(*found.notes, *hosts.notes))
-    asks = request_of(found, hosts.inventory, hosts.topology, spec.cluster.spare_hosts)
-    cluster = replace(spec.cluster, slurm=requested(spec.cluster.slurm, asks))
-    return Planned(spec=replace(spec, cluster=cluster), plan=found, model_config=config)
-
-
-def _slurm_hosts(spec: JobSpec, environ: Mapping[str, str]) -> "HostsFor":
-    from orchestrator.backends.slurm.inventory import hosts_for
-    from orchestrator.cluster.slurm.gpus import gpu_table
-
-    return hosts_for(_slurm(), gpu_table(environ), spec.cluster)
-
-
-def _slurm() -> "Slurm":
-    from orchestrator.backends.slurm.commands import Slurm
-    from orchestrator.system import SystemClock, run_command
-
-    return Slurm(run_command, SystemClock(), "; or give the hosts with --inventory FILE")
-
-
-def _planned_on_kubernetes(
-    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str]
-) -> Planned:
-    """Planned for the nodes that there are, and with what the plan asks of where pods come to
-    lie."""
-    from orchestrator.cluster.kubernetes.request import request_of, requested
-    from orchestrator.plan.planner import plan
-
-    hosts, kubernetes = _kubernetes_hosts(spec, environ), spec.cluster.kubernetes
-    found = plan(spec, hosts.inventory, config)
-    spares = spec.cluster.spare_hosts
-    asks = request_of(
-        found, hosts.inventory, hosts.nodes, kubernetes, spares=spares, kueue=hosts.kueue
+    if isinstance(purpose, Given):
+        found = planned_as_given(spec, config, environ, purpose)
+    else:
+        found = planned_hosts(spec, config, environ, inventory, purpose, run_root)
+    return Planned(
+        spec=found.spec, plan=found.plan, model_config=config, written=written, notes=found.notes
     )
-    found = replace(found, notes=(*found.notes, *hosts.notes, *asks.notes))
-    cluster = replace(spec.cluster, kubernetes=requested(kubernetes, asks))
-    return Planned(spec=replace(spec, cluster=cluster), plan=found, model_config=config)
-
-
-def _kubernetes_hosts(spec: JobSpec, environ: Mapping[str, str]) -> "KubernetesHosts":
-    from orchestrator.backends.kubernetes.inventory import hosts_for
-    from orchestrator.cluster.kubernetes.gpus import gpu_table
-
-    api = _api(spec.cluster.kubernetes.context, environ)
-    return hosts_for(api, gpu_table(environ), spec.cluster)
-
-
-def _api(context: str | None, environ: Mapping[str, str]) -> "Api":
-    from orchestrator.backends.kubernetes.api import Api
-    from orchestrator.system import SystemClock
-
-    return Api(context, environ, SystemClock())
-
-
-def _inventory(spec: JobSpec, file: Path | None, environ: Mapping[str, str]) -> "Inventory":
-    if file is not None:
-        from orchestrator.cluster.file import read_inventory
-
-        return read_inventory(file)
-    if spec.cluster.backend == "slurm":
-        return _slurm_hosts(spec, environ).inventory
-    if spec.cluster.backend == "kubernetes":
-        return _kubernetes_hosts(spec, environ).inventory
-    from orchestrator.cluster.local import local_inventory
-
-    return local_inventory(spec.cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +160,7 @@ def inventory_at(
         from orchestrator.cluster.slurm.gpus import gpu_table
         from orchestrator.cluster.slurm.inventory import Use
 
-        found = read_cluster(_slurm(), partition, whole=True)
+        found = read_cluster(slurm(), partition, whole=True)
         return Seen(inventory=found.inventory(gpu_table(environ), Use()))
     if file is None and backend == "kubernetes":
         return _kubernetes_inventory(environ, context)
@@ -225,7 +177,7 @@ def _kubernetes_inventory(environ: Mapping[str, str], context: str | None) -> Se
     from orchestrator.backends.kubernetes.inventory import read_cluster, usual
     from orchestrator.cluster.kubernetes.gpus import gpu_table
 
-    seen = read_cluster(_api(context, environ))
+    seen = read_cluster(kubernetes_api(context, environ))
     return Seen(inventory=seen.inventory(gpu_table(environ), usual(seen)), notes=seen.notes)
 
 
@@ -237,13 +189,11 @@ def compare_plans(
     compare: Sequence[str],
 ) -> "list[Compared]":
     """A plan for each combination of the values in `compare`, each `KEY=VALUE,VALUE`."""
-    from itertools import product
-
+    from orchestrator.app.combinations import combinations
     from orchestrator.plan.show.compare import Compared
 
-    keys = [one.partition("=")[::2] for one in compare]
     found = []
-    for values in product(*([f"{key}={value}" for value in some.split(",")] for key, some in keys)):
+    for values in combinations(compare):
         said = " ".join(values)
         try:
             planned = plan_spec(path, (*overrides, *values), environ, inventory)
@@ -266,7 +216,7 @@ def zero_of(
     spec = read_spec(path, overrides)
     shape = shape_of(read_model_config(spec.model, hub_cache(environ)))
     devices = spec.cluster.hosts * spec.cluster.gpus_per_host
-    fabric = _inventory(spec, inventory, environ).fabric(spec.cluster.gpus_per_host)
-    real = inventory is not None or spec.cluster.backend != "local"
+    fabric = inventory_for(spec, environ, inventory).fabric(spec.cluster.gpus_per_host)
+    real = inventory is not None or spec.cluster.gpu or spec.cluster.backend != "local"
     limit = fabric.profile.memory_bytes if fabric and real else None
     return ZeroTable.of(shape, devices, spec.train.optimizer.name, limit)

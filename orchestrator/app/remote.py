@@ -4,13 +4,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from orchestrator.contract.actions import StartAttempt
 from orchestrator.contract.events import JobSubmitted
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.holding import Ask
-from orchestrator.errors import BackendError, JobError
+from orchestrator.errors import BackendError, JobError, Unreachable
 from orchestrator.jobs import find_job, has_run, jobs
 from orchestrator.seams import Clock, Copy
 from orchestrator.supervise.log import read
@@ -20,6 +21,8 @@ from orchestrator.supervise.state import Run
 from orchestrator.supervise.step import fold
 
 REFRESH_S = 2.0
+STOPPING_S = 0.5
+"""The same while ranks stop: with its job a pod may be gone a moment after its last word."""
 SKEW_S = 5.0
 """By which clocks of this machine and of the leader may differ."""
 LAST_LINES_S = 2 * REFRESH_S
@@ -43,6 +46,11 @@ class Found:
     copy: Copy | None = None
     """Where the run directory is elsewhere."""
 
+    @property
+    def stale(self) -> BackendError | None:
+        """Why the copy could not be brought up to date at the last look; None: it was."""
+        return self.copy.stale if self.copy is not None else None
+
     def here(self, run: Run) -> Run:
         """The job as this machine has to ask its scheduler for it."""
         if self.copy is None or run.job is None:
@@ -60,14 +68,14 @@ def find(
     from orchestrator.backends.kubernetes.places import known_mirrors
 
     if place is not None:
-        from orchestrator.backends.kubernetes.mirror import seek_mirror
+        from orchestrator.backends.kubernetes.find_mirrors import seek_mirror
 
         return _of(seek_mirror(run_root, name, place.context, place.namespace, environ, clock))
     if has_run(run_root, name):
         return Found(find_job(run_root, name))
     known = known_mirrors(run_root, name)
     if len(known) == 1:
-        from orchestrator.backends.kubernetes.mirror import open_mirror
+        from orchestrator.backends.kubernetes.find_mirrors import open_mirror
 
         return _of(open_mirror(known[0], environ, clock))
     if known:
@@ -94,7 +102,7 @@ def every(
     from orchestrator.backends.kubernetes.places import known_mirrors
 
     if place is not None:
-        from orchestrator.backends.kubernetes.mirror import mirrors_at
+        from orchestrator.backends.kubernetes.find_mirrors import mirrors_at
 
         found = mirrors_at(run_root, place.context, place.namespace, environ, clock)
         return [_of(one) for one in found]
@@ -102,41 +110,61 @@ def every(
     known = known_mirrors(run_root)
     if not known:
         return here
-    from orchestrator.backends.kubernetes.mirror import open_mirror
+    from orchestrator.backends.kubernetes.find_mirrors import open_mirror
 
     return here + [_of(open_mirror(path, environ, clock)) for path in known]
 
 
-def refresh(found: Found) -> str:
-    """Bring a copy up to date; a warning in words where that cannot be, and an older one is there.
+def matching(
+    run_root: Path, pattern: str, place: Place | None, environ: Mapping[str, str], clock: Clock
+) -> list[Found]:
+    """Jobs whose names a shell's pattern, as `sweep-*`, matches. Raises JobError without any."""
+    there = every(run_root, place, environ, clock)
+    found = [one for one in there if fnmatchcase(one.run_dir.path.name, pattern)]
+    if not found:
+        names = ", ".join(sorted({one.run_dir.path.name for one in there})) or "none"
+        raise JobError(
+            f"no job matches {pattern!r} in {run_root.absolute()}; there are: {names}",
+            fix="give --run-root or NDCTL_RUN_ROOT where they are elsewhere",
+        )
+    return found
+
+
+def refresh(found: Found) -> None:
+    """Bring a copy up to date; where that cannot be, it stays as it was, and `stale` says why.
 
     Raises BackendError where nothing is known at all.
     """
     if found.copy is None:
-        return ""
+        return
     try:
         found.copy.refresh()
-    except BackendError as exc:
+    except BackendError:
         if not found.run_dir.journal.exists():
             raise
-        return f"{exc.message}; shown is what was known before"
-    return ""
 
 
-def refresh_all(jobs: Sequence[Found]) -> list[str]:
-    """The same of many, side by side; a warning for each that nothing is known of."""
-    if all(found.copy is None for found in jobs):
-        return []
+def refresh_all(jobs: Sequence[Found]) -> None:
+    """The same of many, side by side. A cluster that cannot be reached is asked once: to wait for
+    it again for each of its jobs would take minutes."""
+    copies = [found.copy for found in jobs if found.copy is not None]
+    if not copies:
+        return
     from concurrent.futures import ThreadPoolExecutor
 
-    def told(found: Found) -> str:
-        try:
-            return refresh(found)
-        except BackendError as exc:
-            return exc.message
+    firsts = {copy.cluster: copy for copy in reversed(copies)}
+
+    def bring(copy: Copy) -> None:
+        first = firsts[copy.cluster].stale
+        if copy not in firsts.values() and isinstance(first, Unreachable):
+            copy.stale = first
+            return
+        with suppress(BackendError):
+            copy.refresh()
 
     with ThreadPoolExecutor(ABREAST) as pool:
-        return [warning for warning in pool.map(told, jobs) if warning]
+        list(pool.map(bring, firsts.values()))
+        list(pool.map(bring, [copy for copy in copies if copy is not firsts[copy.cluster]]))
 
 
 def await_begin(found: Found, ask: Ask, clock: Clock, say: Callable[[str], object]) -> bool:
@@ -144,12 +172,14 @@ def await_begin(found: Found, ask: Ask, clock: Clock, say: Callable[[str], objec
     scheduler says meanwhile; False where nothing of the job is left to wait for."""
     said = ""
     while found.copy is not None and not found.copy.has_begun:
-        words = ask(known(found.run_dir))
+        seen = ask(known(found.run_dir))
+        words = seen and (seen.unknown or seen.words)
         if words and words != said:
             say(words)
             said = words
-        refresh(found)
-        if words is None and not found.copy.has_begun:
+        with suppress(BackendError):
+            found.copy.refresh()
+        if not (seen and seen.held) and not found.copy.has_begun:
             say("its leader never began: `ndctl logs` and `kubectl get pods` may tell why")
             return False
         clock.sleep(REFRESH_S)
@@ -221,7 +251,7 @@ def kept_fresh(found: Found, *, logs: bool = False) -> Iterator[None]:
     copy = found.copy
 
     def follow() -> None:
-        while not over.wait(REFRESH_S):
+        while not over.wait(STOPPING_S if copy.stopping else REFRESH_S):
             with suppress(BackendError):
                 if logs:
                     copy.fetch_logs(follow=True)

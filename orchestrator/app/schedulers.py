@@ -1,9 +1,10 @@
 """The backend of a job, and what it has of it. The only place where the command line picks one."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import Backend, Clock, Sighting
 from orchestrator.supervise.roster import is_short
 from orchestrator.supervise.state import Run
 
@@ -28,29 +29,36 @@ def standing(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
     return backend_of(run.job.backend, environ, clock).standing(run.job.launch)
 
 
-def scheduler_words(
+def name_of(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
+    """What its scheduler calls it, without asking."""
+    if run.job is None:
+        return None
+    return backend_of(run.job.backend, environ, clock).name_of(run.job.launch)
+
+
+def sightings(
     jobs: Sequence[tuple[Run, bool]], environ: Mapping[str, str], clock: Clock
-) -> list[tuple[str | None, bool]]:
+) -> list[Sighting]:
     """Of each job with whether its leader lives: which job of a scheduler it is and, where no
-    leader says more, how that stands; and whether the scheduler may still bring it up again.
+    leader says more, how that stands.
 
     A scheduler is asked once for all jobs together, and not at all of those that are over, or led
     and in want of nothing from it.
     """
-    said: dict[int, tuple[str | None, bool]] = {}
+    said: dict[int, Sighting] = {}
     doubtful: dict[str, list[tuple[int, LaunchPlan]]] = {}
     for at, (run, led) in enumerate(jobs):
         if run.job is None or run.job.backend == "local":
             continue
         if run.ending is not None or (led and not is_short(run)):
             backend = backend_of(run.job.backend, environ, clock)
-            said[at] = (backend.name_of(run.job.launch), False)
+            said[at] = Sighting(backend.name_of(run.job.launch), held=False)
         else:
             doubtful.setdefault(run.job.backend, []).append((at, run.job.launch))
     for name, launches in doubtful.items():
         seen = backend_of(name, environ, clock).glance([launch for _, launch in launches])
         said |= {
-            at: (one.words, one.held and not jobs[at][1])
+            at: replace(one, held=one.held and not jobs[at][1])
             for (at, _), one in zip(launches, seen, strict=True)
         }
-    return [said.get(at, (None, False)) for at in range(len(jobs))]
+    return [said.get(at, Sighting(None, held=False)) for at in range(len(jobs))]

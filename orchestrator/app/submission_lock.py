@@ -1,12 +1,12 @@
 """One submission of a job at a time: from the look at what there is until a scheduler has it.
 
-The file lies beside the run directory, which `--new` puts aside, and stays there: to remove it
-would let two hold it.
+The file lies beside the run directory, which `--new` puts aside. It stays there as long as there is
+a run directory.
 """
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.contract.rundir import RunDir
@@ -18,25 +18,38 @@ from orchestrator.locks import is_held_alone, try_lock
 @contextmanager
 def alone(run_dir: RunDir) -> Iterator[None]:
     """Raises JobError while another process submits the job, and OSError."""
-    path = _path(run_dir)
+    path = run_dir.submission_lock
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    fd = _locked(path)
+    if fd is None:
+        raise _being_submitted(run_dir)
     try:
-        if not try_lock(fd):
-            raise _being_submitted(run_dir)
         yield
     finally:
+        if not run_dir.path.exists():  # the submission was refused: nothing of it stays
+            path.unlink()
+        os.close(fd)
+
+
+def _locked(path: Path) -> int | None:
+    """The file open and locked; None while another process holds it."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if not try_lock(fd):
+            os.close(fd)
+            return None
+        # Its last holder may have removed it after it was opened here: the next one would make a
+        # new file, and two would hold a lock of that name.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), path.stat()):
+                return fd
         os.close(fd)
 
 
 def refuse_while_submitting(run_dir: RunDir) -> None:
     """Raises JobError while some process submits the job."""
-    if is_held_alone(_path(run_dir)):
+    if is_held_alone(run_dir.submission_lock):
         raise _being_submitted(run_dir)
-
-
-def _path(run_dir: RunDir) -> Path:
-    return run_dir.path.with_name(f".{run_dir.path.name}.submitting")
 
 
 def _being_submitted(run_dir: RunDir) -> JobError:

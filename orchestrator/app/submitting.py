@@ -2,39 +2,42 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.app.commands import commands_of, remember
+from orchestrator.app.commands import commands_of, remember, submitted_from
+from orchestrator.app.excluded_hosts import excluded_hosts
 from orchestrator.app.planning import Planned
 from orchestrator.app.schedulers import backend_of, clear, standing
 from orchestrator.app.submission_lock import alone
+from orchestrator.app.submission_rollback import look, restore
+from orchestrator.backends import HERE
+from orchestrator.contract.access import access_of, as_said
 from orchestrator.contract.codec import Problem, encode
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.findings import Finding, words_of_finding
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
-from orchestrator.contract.spec import JobSpec
-from orchestrator.errors import BackendError, JobError, PlanError, SpecError
-from orchestrator.seams import Backend, Clock, Copy, RemoteBackend
+from orchestrator.contract.spec import INIT_TIMEOUT_S, JobSpec
+from orchestrator.errors import BackendError, JobError, PlanError, Refused, SpecError, Unsettled
+from orchestrator.seams import Backend, Clock, Copy, Former, RemoteBackend
 from orchestrator.supervise import snapshot
-from orchestrator.supervise.log import Journal, has_writer
+from orchestrator.supervise.log import BEGINNING, Journal, Place, has_writer
 from orchestrator.supervise.opening import (
     ARCHIVE,
     archive,
     left_behind,
+    refuse_look_alike,
     unknown_run,
     write_files,
 )
 from orchestrator.supervise.state import Run
 
 log = logging.getLogger(__name__)
-
-INIT_TIMEOUT_S = 600.0
-"""`init_timeout: auto`: imports on a cold file system, rendezvous, loading a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,10 @@ class Submission:
     drills: tuple[Drill, ...] = ()
     resume: bool = False
     new: bool = False
+    own: str | None = None
+    """The Slurm job in which this is said, and whose nodes it is to have."""
+    backend: str = ""
+    """Another than the spec's."""
 
     @property
     def run_dir(self) -> RunDir:
@@ -77,27 +84,19 @@ def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) 
     )
 
 
-def struck(run_root: Path, backend: Backend, clock: Clock) -> tuple[str, ...]:
-    """Hosts of the cluster that broke too many jobs to be asked for."""
-    from orchestrator import strikes
-
-    if isinstance(backend, RemoteBackend):
-        return ()  # the run root, where they are counted, is for the pods to see: the leader asks
-    if not _may_exist(run_root / strikes.FOLDER):
-        return ()  # without asking the scheduler its name
-    path = strikes.path_of(run_root, backend.cluster())
-    found = sorted(strikes.excluded(path, clock.now()))
-    known = backend.known(found) if found else ()
-    if gone := ", ".join(host for host in found if host not in known):
-        log.warning("%s: to be left out, but the cluster has no such host", gone)
+def struck(
+    run_root: Path, backend: Backend, environ: Mapping[str, str], clock: Clock
+) -> tuple[str, ...]:
+    """Hosts of the cluster that the job does without, each said with why and until when."""
+    found = excluded_hosts(run_root, backend, environ, clock)
+    names = sorted(host.name for host in found)
+    known = backend.known(names) if names else ()
+    for host in found:
+        if host.name in known:
+            log.warning("%s", host)
+    if gone := ", ".join(name for name in names if name not in known):
+        log.warning("%s: to be excluded, but the cluster has no such host", gone)
     return known
-
-
-def _may_exist(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # whoever reads it says what is wrong
-        return True
 
 
 def render(submission: Submission, environ: Mapping[str, str]) -> str:
@@ -106,7 +105,7 @@ def render(submission: Submission, environ: Mapping[str, str]) -> str:
 
     clock = SystemClock()
     backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
-    return backend.describe(_first(submission, backend, clock))
+    return backend.describe(_first(submission, backend, environ, clock))
 
 
 def render_token(submission: Submission) -> str:
@@ -117,8 +116,18 @@ def render_token(submission: Submission) -> str:
     return text([token_secret(launch_of(submission, 1), draw())])
 
 
-def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) -> str:
-    """What `submit` would write and start, and what a scheduler that can be asked says to it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    text: str
+    """What `submit` would write and start, with the scheduler's answers as comments."""
+    refused: BackendError | None = None
+    """What stands in the way of it."""
+
+
+def dry_run(
+    submission: Submission, environ: Mapping[str, str], clock: Clock, *, asks: bool = True
+) -> DryRun:
+    """What `submit` would write and start, and what a scheduler says to it, if it `asks` one.
 
     Raises as `submit` does where the spec names what is not there, or nothing is left to do.
     """
@@ -126,19 +135,28 @@ def dry_run(submission: Submission, environ: Mapping[str, str], clock: Clock) ->
     if submission.resume:
         _check_resume(submission, snapshot.known(submission.run_dir))
     backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
-    handover = _first(submission, backend, clock)
+    handover = _first(submission, backend, environ, clock)
     config = json.dumps(handover.trainer, indent=2)
+    text = f"# trainer configuration\n{config}\n\n{backend.describe(handover)}"
     try:
-        said = backend.check(handover)
+        said = backend.check(handover) if asks else ()
     except BackendError as exc:
-        said = str(exc)
-    answer = "".join(f"\n# {line}" for line in said.splitlines())
-    return f"# trainer configuration\n{config}\n\n{backend.describe(handover)}{answer}"
+        return DryRun(text=text, refused=exc)
+    lines = (line for one in said for line in words_of_finding(one).splitlines())
+    return DryRun(text=text + "".join(f"\n# {line}" for line in lines))
 
 
-def _first(submission: Submission, backend: Backend, clock: Clock) -> Handover:
+def first_handover(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Handover:
+    """What `submit` would hand over, to be looked at."""
+    backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
+    return _first(submission, backend, environ, clock)
+
+
+def _first(
+    submission: Submission, backend: Backend, environ: Mapping[str, str], clock: Clock
+) -> Handover:
     """As though nothing had been submitted before."""
-    without = struck(submission.run_root, backend, clock)
+    without = struck(submission.run_root, backend, environ, clock)
     return handover_of(submission, submitted_event(submission, Run(), 0.0, without))
 
 
@@ -148,9 +166,14 @@ def handover_of(submission: Submission, job: JobSubmitted) -> Handover:
     from orchestrator.plan.training import trainer_config
 
     planned, out = submission.planned, str(submission.run_dir_of_hosts)
-    spec = planned.spec
+    spec, submitted = planned.spec, None
     if spec.cluster.backend != "kubernetes":  # where another machine's folder says nothing
         spec = replace(spec, run_root=str(submission.run_root.absolute()))
+        submitted = (
+            None
+            if planned.written is None
+            else submitted_from(planned.written, here=submission.backend == HERE)
+        )
     config = trainer_config(planned.spec, planned.plan, planned.model_config, out)
     return Handover(
         job=job,
@@ -158,7 +181,26 @@ def handover_of(submission: Submission, job: JobSubmitted) -> Handover:
         plan=plan_json(planned.plan),
         trainer=encode(config),
         new=submission.new,
+        submitted=submitted,
     )
+
+
+def check(submission: Submission, environ: Mapping[str, str], clock: Clock) -> tuple[Finding, ...]:
+    """What the scheduler says to it. Raises what `submit` would before it writes anything."""
+    backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
+    _check_inputs(submission, environ)
+    _check_trainable(submission)
+    _check_drills(submission)
+    without = struck(submission.run_root, backend, environ, clock)
+    first = submitted_event(submission, Run(), 0.0, without)
+    said = backend.check(handover_of(submission, first))
+    if isinstance(backend, RemoteBackend):
+        _admit_remotely(submission, backend, first.launch, environ)
+    elif not submission.new:
+        _admit(submission, environ, clock)
+    elif has_writer(submission.run_dir.journal):
+        raise _is_running(submission, environ)
+    return said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +212,8 @@ class Submitted:
     """Where the run directory is elsewhere: what is known of it here."""
     at: float = 0.0
     """When it was handed over there."""
+    warnings: tuple[str, ...] = ()
+    """What did not stop it, and may make it wait or suffer."""
 
 
 def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Submitted:
@@ -181,46 +225,79 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         PlanError: the bundled trainer cannot train the model, which can be planned all the same.
         JobError: the job runs already, or is being submitted, or ended and neither `resume` nor
             `new` is said, or has nothing left to do.
-        BackendError: the agents could not be started; nothing is left running.
+        BackendError: the agents could not be started; nothing is left running. Where the scheduler
+            refuses the job, the run directory is as it was, or not there.
     """
     run_dir = submission.run_dir
     backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
     _check_inputs(submission, environ)
     _check_trainable(submission)
     _check_drills(submission)
-    without = struck(submission.run_root, backend, clock)
+    without = struck(submission.run_root, backend, environ, clock)
     first = submitted_event(submission, Run(), 0.0, without)
-    backend.check(handover_of(submission, first))
+    said = backend.check(handover_of(submission, first))
+    warnings = tuple(words_of_finding(one) for one in said if one.verdict == "warns")
     if isinstance(backend, RemoteBackend):
-        return _submit_remotely(submission, backend, first, environ, clock)
-    with ExitStack() as held:
+        submitted = _submit_remotely(submission, backend, first, environ, clock)
+        return replace(submitted, warnings=warnings)
+    with _writable(), alone(run_dir):
+        before = look(run_dir, _admit(submission, environ, clock))
+        end = _journal_end(run_dir, clock)
         try:
-            held.enter_context(alone(run_dir))
-            _admit(submission, environ, clock)
-            known, handover = _begin(submission, without, clock)
-        except OSError as exc:
-            raise BackendError(
-                f"the run directory cannot be written: {exc}",
-                fix="give --run-root a directory that you may write to; `ndctl doctor` looks at it",
-            ) from exc
-        backend.submit(handover)
-    return Submitted(run_dir=run_dir, known=known)
+            with as_said(access_of(first.launch)):
+                handover = _begin(submission, without, clock)
+                backend.submit(handover)
+        except (OSError, Refused):
+            restore(before, end, clock)
+            raise
+    return Submitted(run_dir=run_dir, known=end.lines, warnings=warnings)
 
 
-def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> tuple[int, Handover]:
-    """Write the run directory: how many lines its journal had before, and what is handed over."""
-    run_dir = submission.run_dir
-    run_dir.make()
+def begin_inside(
+    submission: Submission, environ: Mapping[str, str], clock: Clock
+) -> tuple[LaunchPlan, int]:
+    """Write the run directory of a job whose nodes are there already; also, how many lines its
+    journal had before. Raises as `submit`."""
+    _check_inputs(submission, environ)
+    _check_trainable(submission)
+    _check_drills(submission)
+    with _writable(), alone(submission.run_dir):
+        _admit(submission, environ, clock)
+        lines = _journal_end(submission.run_dir, clock).lines
+        with as_said(access_of(launch_of(submission, 0))):
+            return _begin(submission, (), clock).launch, lines
+
+
+@contextmanager
+def _writable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise BackendError(
+            f"the run directory cannot be written: {exc}",
+            fix="give --run-root a directory that you may write to; `ndctl doctor` looks at it",
+        ) from exc
+
+
+def _journal_end(run_dir: RunDir, clock: Clock) -> Place:
+    if not run_dir.journal.exists():
+        return BEGINNING
     with Journal(run_dir.journal, clock) as journal:
-        known = journal.seq
+        return journal.place
+
+
+def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> Handover:
+    """Write the run directory; what is handed over."""
+    run_dir = submission.run_dir
+    launch = launch_of(submission, 0)  # its number is known when the journal has been read
+    run_dir.make(access_of(launch))
+    with Journal(run_dir.journal, clock) as journal:
         past = snapshot.known(run_dir)
         job = submitted_event(submission, past, clock.now(), without)
         handover = handover_of(submission, job)
         write_files(run_dir, handover, job.plan_number)
-        if submission.planned.written is not None:
-            remember(run_dir, submission.planned.written)
         journal.append(job)
-    return known, handover
+    return handover
 
 
 def _submit_remotely(
@@ -231,15 +308,45 @@ def _submit_remotely(
     clock: Clock,
 ) -> Submitted:
     """Hand it all over; the leader writes the run directory."""
-    name, launch = submission.planned.spec.name, first.launch
-    former = backend.former(launch, submission.run_root)
+    launch = first.launch
+    former = _admit_remotely(submission, backend, launch, environ)
+    number = 1
+    if submission.resume or submission.new:
+        # Where nothing tells which launch was the last one, the time is later than all of them.
+        number = former.launch + 1 if former is not None else int(clock.now())
+    job = replace(first, launch=replace(launch, launch=number), resume=submission.resume)
+    at, handover = clock.now(), handover_of(submission, job)
+    try:
+        copy = backend.copy(replace(handover, job=replace(job, at=at)), submission.run_root)
+        if submission.planned.written is not None:
+            remember(copy.run_dir, submission.planned.written)
+    except OSError as exc:
+        raise BackendError(
+            f"what is known of the job cannot be written, so it is not submitted: {exc}",
+            fix="give --run-root a directory that you may write to; `ndctl doctor` looks at it",
+        ) from exc
+    try:
+        backend.submit(handover)
+    except Unsettled:
+        raise  # something of it may run: list, status and cancel know it
+    except BaseException:
+        copy.forget()
+        raise
+    copy.keep()
+    return Submitted(run_dir=copy.run_dir, known=0, copy=copy, at=at)
+
+
+def _admit_remotely(
+    submission: Submission, backend: RemoteBackend, launch: LaunchPlan, environ: Mapping[str, str]
+) -> Former | None:
+    """What there is of the job, in the cluster or here; refuses a second start."""
+    name, former = launch.job, backend.former(launch, submission.run_root)
     if former is not None and not former.over:
         raise JobError(
             f"job {name} is in the scheduler's hands: {former.words}",
             fix=_watch_or_end(submission, environ, "status"),
         )
-    again = submission.resume or submission.new
-    if former is not None and not again:
+    if former is not None and not (submission.resume or submission.new):
         raise JobError(
             f"job {name} exists: {former.words}",
             fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
@@ -247,17 +354,7 @@ def _submit_remotely(
         )
     if former is not None and former.copy is not None and submission.resume:
         _check_steps_left(submission, snapshot.known(former.copy))
-    number = 1
-    if again:
-        # Where nothing tells which launch was the last one, the time is later than all of them.
-        number = former.launch + 1 if former is not None else int(clock.now())
-    job = replace(first, launch=replace(launch, launch=number), resume=submission.resume)
-    at, handover = clock.now(), handover_of(submission, job)
-    backend.submit(handover)
-    copy = backend.copy(replace(handover, job=replace(job, at=at)), submission.run_root)
-    if submission.planned.written is not None:
-        remember(copy.run_dir, submission.planned.written)
-    return Submitted(run_dir=copy.run_dir, known=0, copy=copy, at=at)
+    return former
 
 
 def _check_inputs(submission: Submission, environ: Mapping[str, str]) -> None:
@@ -326,23 +423,19 @@ def _check_drills(submission: Submission) -> None:
             )
 
 
-def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> None:
-    """Refuse a second start; make room for a new one."""
+def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Path | None:
+    """Refuse a second start; make room for a new one: where the old run was put, if it was."""
     run_dir, name = submission.run_dir, submission.planned.spec.name
+    refuse_look_alike(run_dir)
     if has_writer(run_dir.journal):
-        raise JobError(
-            f"job {name} is running",
-            fix=_watch_or_end(submission, environ, "dashboard"),
-        )
+        raise _is_running(submission, environ)
     run = snapshot.known(run_dir)
     if run.job is None:
-        _admit_without_a_journal(submission, clock)
-        return
+        return _admit_without_a_journal(submission, clock)
     if submission.new:
         clear(run, environ, clock)
-        archive(run_dir, clock.now())
-        return
-    left = standing(run, environ, clock)
+        return archive(run_dir, clock.now())
+    left = None if _has_own(submission, run) else standing(run, environ, clock)
     if left is not None:
         raise JobError(
             f"job {name} is in the scheduler's hands: {left}",
@@ -350,25 +443,40 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         )
     if submission.resume:
         _check_resume(submission, run)
-    else:
-        state = run.state
-        ended = f"ended {state}" if state in ("SUCCEEDED", "FAILED", "CANCELLED") else "was cut off"
-        raise JobError(
-            f"job {name} exists in {run_dir.path} and {ended}",
-            fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
-            f" run in {ARCHIVE}/",
-        )
+        return None
+    state = run.state
+    ended = f"ended {state}" if state in ("SUCCEEDED", "FAILED", "CANCELLED") else "was cut off"
+    raise JobError(
+        f"job {name} exists in {run_dir.path} and {ended}",
+        fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
+        f" run in {ARCHIVE}/",
+    )
 
 
-def _admit_without_a_journal(submission: Submission, clock: Clock) -> None:
+def _has_own(submission: Submission, run: Run) -> bool:
+    """Whether the run was in this very Slurm job, which goes on without it."""
+    from orchestrator.backends.slurm.find import recorded
+
+    job = run.job
+    return submission.own is not None and job is not None and recorded(job.launch) == submission.own
+
+
+def _admit_without_a_journal(submission: Submission, clock: Clock) -> Path | None:
     run_dir, name = submission.run_dir, submission.planned.spec.name
     left = left_behind(run_dir)
     if left and submission.new:
-        archive(run_dir, clock.now())
-    elif left:
+        return archive(run_dir, clock.now())
+    if left:
         raise unknown_run(run_dir, left)
-    elif submission.resume:
+    if submission.resume:
         raise JobError(f"job {name} has no run to resume", fix="submit it without --resume")
+    return None
+
+
+def _is_running(submission: Submission, environ: Mapping[str, str]) -> JobError:
+    name = submission.planned.spec.name
+    fix = _watch_or_end(submission, environ, "dashboard")
+    return JobError(f"job {name} is running", fix=fix)
 
 
 def _watch_or_end(submission: Submission, environ: Mapping[str, str], verb: str) -> str:
@@ -385,7 +493,7 @@ def submitted_event(
     plans = max(past.current.number + 1, number) if past.job else number
     return JobSubmitted(
         at=at,
-        backend=spec.cluster.backend,
+        backend=submission.backend or spec.cluster.backend,
         steps=spec.train.steps,
         plan=submission.planned.plan,
         plan_number=plans,

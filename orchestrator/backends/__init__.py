@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from orchestrator.seams import Backend, Clock, Shell
 
+HERE = "slurm-here"
+"""Of a job in an allocation of Slurm that was there before it."""
+
 
 def backend_named(
     name: str, environ: Mapping[str, str], clock: "Clock", shell: "Shell"
@@ -22,6 +25,10 @@ def backend_named(
         from orchestrator.backends.slurm.backend import SlurmBackend
 
         return SlurmBackend(environ, clock, shell)
+    if name == HERE:
+        from orchestrator.backends.slurm.here import HereBackend
+
+        return HereBackend(environ, clock, shell)
     if name == "kubernetes":
         from orchestrator.backends.kubernetes.backend import KubernetesBackend
 

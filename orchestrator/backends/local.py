@@ -1,28 +1,22 @@
 """Hosts played by processes of this machine: one agent each, in a session of its own."""
 
-import contextlib
-import os
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.backends.host_processes import LEAVE_S, await_free, end_holder
 from orchestrator.cluster.local import visible_gpus
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.entry import command
 from orchestrator.errors import BackendError
-from orchestrator.locks import is_free, is_held_alone
-from orchestrator.seams import Clock, HostNotice, Sighting
+from orchestrator.seams import Clock, HostNotice, OwnRun, Sighting
 from orchestrator.strikes import LOCAL
-
-LEAVE_S = 15.0
-"""For an agent that was told to go (SIGTERM) before it is killed."""
-POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +78,8 @@ class LocalBackend:
             )
         return "\n".join(lines)
 
-    def check(self, handover: Handover) -> str:
-        return ""
+    def check(self, handover: Handover) -> tuple[Finding, ...]:
+        return ()
 
     def submit(self, handover: Handover) -> None:
         launch = handover.launch
@@ -125,6 +119,9 @@ class LocalBackend:
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         return ()
 
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+        return OwnRun(phase="running", words="this machine has no scheduler", hosts=launch.hosts)
+
     def why_ending(self, launch: LaunchPlan) -> Cause:
         return "cancelled"
 
@@ -140,6 +137,9 @@ class LocalBackend:
         whole: bool = True,
     ) -> None:
         raise BackendError("this machine has no queue to go back to", fix="submit it with --resume")
+
+    def clear_host(self, launch: LaunchPlan, host: str) -> str:
+        raise BackendError("on this machine no agent takes over from another")
 
     def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
         raise BackendError("on this machine nobody waits for another leader")
@@ -157,7 +157,7 @@ class LocalBackend:
         if former is not None:  # it may wait for the lock without holding it
             former.kill()
             former.wait()
-        _end_holder(RunDir(Path(launch.run_dir)).agent_lock(host), self.clock, leave_s=0.0)
+        end_holder(RunDir(Path(launch.run_dir)).agent_lock(host), self.clock, leave_s=0.0)
         agent = next(
             (a for a in render(launch, visible_gpus(self.environ)) if a.host == host), None
         )
@@ -165,12 +165,15 @@ class LocalBackend:
             raise BackendError(f"{host} is no host of this launch", fix="a defect: report it")
         self._start(agent)
 
+    def release(self, launch: LaunchPlan) -> None:
+        """Nothing is kept for agents that have left."""
+
     def clear(self, launch: LaunchPlan) -> None:
         run_dir = RunDir(Path(launch.run_dir))
         for lock in sorted(run_dir.logs.glob("agent-*.lock")):
-            _end_holder(lock, self.clock, leave_s=LEAVE_S)
+            end_holder(lock, self.clock, leave_s=LEAVE_S)
         for lock in sorted(run_dir.logs.glob("ranks-*.lock")):
-            _await_free(lock, self.clock)
+            await_free(lock, self.clock)
 
     def _start(self, agent: AgentProcess) -> None:
         try:
@@ -187,45 +190,3 @@ class LocalBackend:
         except OSError as exc:
             raise BackendError(f"the agent of {agent.host} could not be started: {exc}") from exc
         self.started[agent.host] = process
-
-
-def _end_holder(lock: Path, clock: Clock, leave_s: float) -> None:
-    """End the agent that holds `lock`: SIGTERM, and SIGKILL after `leave_s`."""
-    begun = clock.monotonic()
-    told: int | None = None
-    while is_held_alone(lock):
-        pid = _pid_in(lock)
-        overdue = clock.monotonic() - begun >= leave_s
-        if pid is not None and (overdue or pid != told):
-            _signal(pid, signal.SIGKILL if overdue else signal.SIGTERM)
-            told = pid
-        if clock.monotonic() - begun > leave_s + LEAVE_S:
-            raise BackendError(
-                f"process {pid}, an agent of this job, does not end",
-                fix=f"look at it with `ps -o pid,stat,wchan,cmd -p {pid}`",
-            )
-        clock.sleep(POLL_S)
-
-
-def _pid_in(lock: Path) -> int | None:
-    try:
-        return int(lock.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _await_free(lock: Path, clock: Clock) -> None:
-    """Wait for the ranks of an agent that is gone, which the kernel ends with it."""
-    deadline = clock.monotonic() + LEAVE_S
-    while not is_free(lock):
-        if clock.monotonic() > deadline:
-            raise BackendError(
-                f"processes of this job's ranks still run; they hold {lock}",
-                fix=f"look at them with `fuser -v {lock}`, end them with `fuser -k {lock}`",
-            )
-        clock.sleep(POLL_S)

@@ -11,6 +11,7 @@ import click
 from orchestrator.cli import (
     controlling,
     forecasting,
+    inside,
     jobs,
     launch,
     machines,
@@ -43,6 +44,7 @@ for _command in (
     plans.inventory,
     launch.submit,
     launch.render,
+    inside.agent,
     jobs.list_jobs,
     jobs.status,
     jobs.describe,

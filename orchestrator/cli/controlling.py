@@ -27,9 +27,10 @@ def controller(
     once: bool,
     lease_duration: int,
 ) -> None:
-    """In a Kubernetes cluster: restart jobs as a whole, delete pods of dead nodes, clean up.
+    """In a Kubernetes cluster: what pods ask for and may not do themselves; delete pods of dead
+    nodes; clean up.
 
-    Jobs do without it. manifests/controller/ has it as a Deployment. Several may run: one acts.
+    Jobs run without it. manifests/controller/ has it as a Deployment. Several may run: one acts.
     """
 
     from orchestrator.backends.kubernetes.api import Api

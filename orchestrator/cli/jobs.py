@@ -9,7 +9,9 @@ import click
 
 from orchestrator.cli.options import (
     find,
+    find_all,
     job_argument,
+    jobs_argument,
     json_option,
     place_options,
     print_json,
@@ -23,20 +25,14 @@ if TYPE_CHECKING:
     from orchestrator.dashboard.holding import Ask
     from orchestrator.dashboard.logs import LogLine
     from orchestrator.dashboard.moment import Snapshot
-    from orchestrator.supervise.state import Run
 
 
 def asker(found: "Found") -> "Ask":
-    """Asks what a scheduler that still has the job, which nobody leads, says of it."""
-    from orchestrator.app import schedulers
+    """Asks what a scheduler says of the job while no process leads it."""
+    from orchestrator.app.sighting import sight
     from orchestrator.system import SystemClock
 
-    def ask(run: "Run") -> str | None:
-        here = found.here(run)
-        words, held = schedulers.scheduler_words([(here, False)], os.environ, SystemClock())[0]
-        return words if held else None
-
-    return ask
+    return lambda run: sight([(found, run, False)], os.environ, SystemClock())[0]
 
 
 def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot]":
@@ -45,73 +41,110 @@ def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot
 
     if all(one.is_local for _, one in snapshots):
         return [one for _, one in snapshots]
-    from orchestrator.app import schedulers
+    from orchestrator.app.excluded_hosts import excluded_while_queued
+    from orchestrator.app.sighting import sight
     from orchestrator.system import SystemClock
 
-    jobs = [(found.here(one.seen.run), one.leader_alive) for found, one in snapshots]
-    said = schedulers.scheduler_words(jobs, os.environ, SystemClock())
+    # Another process may still hold the lock of a copy that could not be brought up to date.
+    led = [one.leader_alive and found.stale is None for found, one in snapshots]
+    jobs = [(found, one.seen.run, at) for (found, one), at in zip(snapshots, led, strict=True)]
     return [
-        replace(one, scheduler=words, held=held)
-        for (_, one), (words, held) in zip(snapshots, said, strict=True)
+        replace(
+            one,
+            leader_alive=alive,
+            sighting=seen,
+            excluded=excluded_while_queued(one.seen.run, seen, os.environ, SystemClock()),
+        )
+        for (_, one), alive, seen in zip(
+            snapshots, led, sight(jobs, os.environ, SystemClock()), strict=True
+        )
     ]
 
 
-@click.command("list", epilog="Example: ndctl list --json")
+@click.command("list", epilog="Example: ndctl list 'sweep-*' --json")
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @root_option
 @place_options
 @json_option
-def list_jobs(run_root: str | None, place: "Place | None", as_json: bool) -> None:
-    """Show every job of the run root, and those of clusters that were seen from here."""
+def list_jobs(
+    patterns: tuple[str, ...], run_root: str | None, place: "Place | None", as_json: bool
+) -> None:
+    """Show every job of the run root, and those of clusters that were seen from here; or those
+    whose names match."""
     from orchestrator.app import remote
     from orchestrator.dashboard.moment import read_snapshot
-    from orchestrator.dashboard.status import list_rows, list_text
+    from orchestrator.dashboard.status import list_rows, list_text, stale_reasons
     from orchestrator.jobs import run_root_of
     from orchestrator.system import SystemClock
 
     clock = SystemClock()
     root = run_root_of(run_root, os.environ)
-    jobs = remote.every(root, place, os.environ, clock)
-    for warning in remote.refresh_all(jobs):
+    if patterns:
+        jobs = [found for found, _ in find_all(patterns, run_root, place, warns=False)]
+    else:
+        jobs = remote.every(root, place, os.environ, clock)
+        remote.refresh_all(jobs)
+    seen = [(found, read_snapshot(found.run_dir, clock.now())) for found in jobs]
+    shown = _with_scheduler([(found, one) for found, one in seen if one is not None])
+    unseen = [found.stale.message for found, one in seen if one is None and found.stale is not None]
+    for warning in dict.fromkeys([*stale_reasons(shown), *unseen]):
         warn(warning)
-    seen = ((found, read_snapshot(found.run_dir, clock.now())) for found in jobs)
-    rows = list_rows(_with_scheduler([(found, one) for found, one in seen if one is not None]))
+    rows = list_rows(shown)
     if as_json:
         print_json(rows)
     else:
         where = f"in {root.absolute()}" if place is None else "of ndctl in that namespace"
-        say(list_text(rows, None) if rows else f"no jobs {where}")
+        say(list_text(rows, None, clock.now()) if rows else f"no jobs {where}")
 
 
-@click.command(epilog="Example: ndctl status quickstart --json")
-@job_argument
+@click.command(epilog="Example: ndctl status quickstart --json   or: ndctl status 'sweep-*'")
+@jobs_argument
 @root_option
 @place_options
 @json_option
-def status(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
-    """Show where a job stands, in a few lines."""
+def status(
+    jobs: tuple[str, ...], run_root: str | None, place: "Place | None", as_json: bool
+) -> None:
+    """Show where a job stands, in a few lines; or several, with --json as a list."""
     from orchestrator.dashboard.status import status_json, status_text
 
-    snapshot = _snapshot(job, run_root, place)
+    snapshots = _snapshots(find_all(jobs, run_root, place, warns=False))
     if as_json:
-        print_json(status_json(snapshot))
+        told = [status_json(snapshot) for snapshot in snapshots]
+        print_json(told[0] if _is_one(jobs) else told)
     else:
-        say(status_text(snapshot, None))
+        say("\n\n".join(status_text(snapshot, None) for snapshot in snapshots))
+
+
+def _is_one(jobs: tuple[str, ...]) -> bool:
+    from orchestrator.jobs import is_pattern
+
+    return len(jobs) == 1 and not is_pattern(jobs[0])
 
 
 def _snapshot(job: str, run_root: str | None, place: "Place | None") -> "Snapshot":
+    return _snapshots([(find(job, run_root, place, warns=False), True)])[0]
+
+
+def _snapshots(jobs: "list[tuple[Found, bool]]") -> "list[Snapshot]":
+    """Of each; of jobs that a pattern found without those that were never submitted to the end."""
     from orchestrator.app.commands import commands_for
     from orchestrator.dashboard.moment import read_snapshot
     from orchestrator.errors import JobError
     from orchestrator.system import SystemClock
 
-    found = find(job, run_root, place)
-    commands = commands_for(found, os.environ)
-    snapshot = read_snapshot(found.run_dir, SystemClock().now(), commands)
-    if snapshot is None:
-        raise JobError(
-            f"job {job} was never submitted to its end", fix="submit it again with --new"
-        )
-    return _with_scheduler([(found, snapshot)])[0]
+    clock, seen = SystemClock(), []
+    for found, is_named in jobs:
+        commands = commands_for(found, os.environ)
+        snapshot = read_snapshot(found.run_dir, clock.now(), commands)
+        if snapshot is not None:
+            seen.append((found, snapshot))
+        elif is_named:
+            name = found.run_dir.path.name
+            raise JobError(
+                f"job {name} was never submitted to its end", fix="submit it again with --new"
+            )
+    return _with_scheduler(seen)
 
 
 @click.command(epilog="Example: ndctl describe quickstart")
@@ -188,7 +221,7 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
 ) -> None:
     """Print the ranks' logs, merged, each line with its host and rank."""
     from orchestrator.app.remote import fetch_logs, kept_fresh, settled
-    from orchestrator.dashboard.session import agent_lines, ending_of, log_lines
+    from orchestrator.dashboard.session import EndWatch, agent_lines, log_lines
     from orchestrator.system import SystemClock
 
     if agents and (follow or rank is not None or attempt is not None):
@@ -199,7 +232,7 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
         for line in agent_lines(found.run_dir, tail):
             _say_line(line)
         return
-    ended = settled(found, ending_of(found.run_dir, clock, asker(found)), clock)
+    ended = settled(found, EndWatch(found.run_dir, clock, asker(found)), clock)
     lines = log_lines(found.run_dir, clock, ended, rank, attempt, tail, follow)
     try:
         with kept_fresh(found, logs=True) if follow else contextlib.nullcontext():
@@ -264,19 +297,30 @@ def dashboard(job: str, run_root: str | None, place: "Place | None") -> None:
         )
 
 
-@click.command(epilog="Example: ndctl cancel quickstart")
-@job_argument
+@click.command(epilog="Example: ndctl cancel quickstart   or: ndctl cancel 'sweep-*'")
+@jobs_argument
 @root_option
 @place_options
-@click.option("--no-wait", is_flag=True, help="Return at once, not when the job has ended.")
-def cancel(job: str, run_root: str | None, place: "Place | None", no_wait: bool) -> None:
-    """End a job: its ranks write a checkpoint and leave."""
+@click.option("--no-wait", is_flag=True, help="Return at once, not when the jobs have ended.")
+def cancel(
+    jobs: tuple[str, ...], run_root: str | None, place: "Place | None", no_wait: bool
+) -> None:
+    """End jobs: their ranks write a checkpoint and leave."""
     from orchestrator.app import cancelling
+    from orchestrator.app.cancelling_many import cancel_all
     from orchestrator.app.remote import kept_fresh
     from orchestrator.system import SystemClock
 
-    found, clock = find(job, run_root, place), SystemClock()
-    say(cancelling.cancel(found.run_dir, os.environ, clock, found))
+    clock = SystemClock()
+    found = [one for one, _ in find_all(jobs, run_root, place)]
+    if not _is_one(jobs):
+        outcome = cancel_all(found, os.environ, clock, say, wait=not no_wait)
+        say(outcome.words)
+        if outcome.error is not None:
+            raise outcome.error
+        return
+    (one,) = found
+    say(cancelling.cancel(one.run_dir, os.environ, clock, one))
     if not no_wait:
-        with kept_fresh(found):
-            say(cancelling.wait_until_ended(found.run_dir, os.environ, clock, found))
+        with kept_fresh(one):
+            say(cancelling.wait_until_ended(one.run_dir, os.environ, clock, one))

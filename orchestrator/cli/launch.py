@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -10,26 +10,37 @@ from orchestrator.cli.jobs import asker
 from orchestrator.cli.options import (
     backend_option,
     inventory_option,
+    keys_with_values,
     kind_option,
     plan_for,
     root_option,
     say,
     set_option,
     spec_argument,
+    warn,
+    warn_of_secrets,
 )
 
 if TYPE_CHECKING:
+    from orchestrator.app.planned_hosts import Purpose
     from orchestrator.app.planning import Planned
-    from orchestrator.app.submitting import Submitted
+    from orchestrator.app.submitting import Submission, Submitted
+    from orchestrator.app.sweeping import Element
     from orchestrator.contract.drills import Drill
     from orchestrator.dashboard.commands import Commands
 
 
 def _launchable(
-    spec: str, overrides: tuple[str, ...], inventory: str | None, *, look: bool
+    spec: str,
+    overrides: tuple[str, ...],
+    inventory: str | None,
+    run_root: str | None,
+    purpose: "Purpose",
+    *,
+    look: bool,
 ) -> "Planned":
     """This machine is what it is: only of a cluster a file may say what there is."""
-    planned = plan_for(spec, overrides, inventory, look=look)
+    planned = plan_for(spec, overrides, inventory, look=look, run_root=run_root, purpose=purpose)
     if inventory is not None and planned.spec.cluster.backend == "local":
         raise click.UsageError("--inventory needs a backend with hosts of its own: --backend slurm")
     return planned
@@ -49,8 +60,19 @@ def _drills(
         raise click.BadParameter(str(exc)) from exc
 
 
+class _DryRunAlone(click.Command):
+    """`--dry-run` without a value is `--dry-run=server`, whatever follows it: click itself would
+    take the next word, which may be SPEC, for the value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        given = ["--dry-run=server" if one == "--dry-run" else one for one in args[:end]]
+        return super().parse_args(ctx, [*given, *args[end:]])
+
+
 @click.command(
-    epilog="Example: ndctl submit examples/quickstart.yaml --follow --drill kill:rank=1@step=25"
+    cls=_DryRunAlone,
+    epilog="Example: ndctl submit examples/quickstart.yaml --follow --drill kill:rank=1@step=25",
 )
 @spec_argument
 @set_option
@@ -58,9 +80,33 @@ def _drills(
 @root_option
 @inventory_option
 @click.option("--follow", is_flag=True, help="Stay, show progress, exit 0 only on success.")
-@click.option("--dry-run", is_flag=True, help="Show what would be started, and start nothing.")
+@click.option(
+    "--dry-run",
+    type=click.Choice(["client", "server"]),
+    metavar="[=client|server]",
+    help="Show what would be started, and start nothing. server: the scheduler tries it. client:"
+    " nothing is asked of a Kubernetes cluster.  [server]",
+)
+@click.option(
+    "--here",
+    is_flag=True,
+    help="On the nodes of this Slurm allocation (salloc), as a step of it; stays to the end.",
+)
 @click.option("--resume", is_flag=True, help="Go on with the run that ended or was cut off.")
 @click.option("--new", is_flag=True, help="Start over; the old run is kept in .archive/.")
+@click.option(
+    "--sweep",
+    multiple=True,
+    callback=keys_with_values,
+    metavar="KEY=A,B",
+    help="Submit a job for each combination of these values, named for them.",
+)
+@click.option(
+    "--at-once",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of a sweep on Slurm: only so many run at the same time.",
+)
 @click.option(
     "--drill",
     "drills",
@@ -77,9 +123,12 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     run_root: str | None,
     inventory: str | None,
     follow: bool,
-    dry_run: bool,
+    dry_run: Literal["client", "server"] | None,
+    here: bool,
     resume: bool,
     new: bool,
+    sweep: tuple[str, ...],
+    at_once: int | None,
     drills: "tuple[Drill, ...]",
 ) -> None:
     """Start a job, under supervision, and return; or follow it to its end."""
@@ -89,7 +138,32 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
 
     if resume and new:
         raise click.UsageError("--resume and --new exclude each other")
-    planned = _launchable(spec, (*overrides, *on_backend), inventory, look=True)
+    if here:
+        if dry_run or sweep or inventory:
+            raise click.UsageError("--here goes with neither --dry-run, --sweep nor --inventory")
+        sys.exit(_submit_here(spec, overrides, run_root, resume, new, drills))
+    if at_once is not None and not sweep:
+        raise click.UsageError("--at-once goes with --sweep")
+    if sweep:
+        if follow or drills:
+            raise click.UsageError("--sweep goes with neither --follow nor --drill")
+        if dry_run == "client":
+            raise click.UsageError("--sweep goes with --dry-run=server: the scheduler is asked")
+        _submit_sweep(
+            spec,
+            (*overrides, *on_backend),
+            sweep,
+            dry_run=dry_run is not None,
+            inventory=inventory,
+            run_root=run_root,
+            resume=resume,
+            new=new,
+            at_once=at_once,
+        )
+        return
+    purpose: Purpose = "render" if dry_run == "client" else "submit"
+    settings = (*overrides, *on_backend)
+    planned = _launchable(spec, settings, inventory, run_root, purpose, look=True)
     submission = submitting.Submission(
         planned=planned,
         run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
@@ -97,12 +171,11 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
         resume=resume,
         new=new,
     )
-    if dry_run:
-        say(submitting.dry_run(submission, os.environ, SystemClock()))
+    if dry_run is not None:
+        _try_out(submission, asks=dry_run == "server")
         return
     submitted = submitting.submit(submission, os.environ, SystemClock())
-    if planned.looked is not None and planned.looked.unchecked:
-        say(f"note: {planned.looked.unchecked}", err=True)
+    _tell(planned, submitted)
     say(
         f"submitted {planned.spec.name} to {planned.spec.cluster.backend}: {submitted.run_dir.path}"
     )
@@ -111,8 +184,91 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     say(f"watch it with `{_commands(submitted).of('dashboard')}`")
 
 
+def _try_out(submission: "Submission", *, asks: bool) -> None:
+    """Print what would be started, and what stands in its way. Raises what the scheduler says."""
+    from orchestrator.app import submitting
+    from orchestrator.system import SystemClock
+
+    tried = submitting.dry_run(submission, os.environ, SystemClock(), asks=asks)
+    say(tried.text)
+    if tried.refused is not None:
+        raise tried.refused
+
+
+def _tell(planned: "Planned", submitted: "Submitted") -> None:
+    """What a person should know of a job that was submitted all the same."""
+    for one in submitted.warnings:
+        warn(one)
+    unchecked = planned.looked.unchecked if planned.looked is not None else ""
+    for one in filter(None, (*planned.notes, unchecked)):
+        say(f"note: {one}", err=True)
+
+
+def _submit_here(
+    spec: str,
+    overrides: tuple[str, ...],
+    run_root: str | None,
+    resume: bool,
+    new: bool,
+    drills: "tuple[Drill, ...]",
+) -> int:
+    """The exit code of a job that runs in this allocation."""
+    from pathlib import Path
+
+    from orchestrator.app.here import run_here, submit_here
+    from orchestrator.app.inside import Wanted
+    from orchestrator.system import SystemClock, run_command
+
+    clock = SystemClock()
+    wanted = Wanted(spec=Path(spec), overrides=overrides, run_root=run_root, resume=resume, new=new)
+    job = submit_here(wanted, drills, os.environ, clock, run_command)
+    say(f"{job.launch.job} runs on {', '.join(job.hosts)}: {job.launch.run_dir}; ^C ends it")
+    return run_here(job, os.environ, clock, run_command, say)
+
+
+def _submit_sweep(
+    spec: str,
+    overrides: tuple[str, ...],
+    keys: tuple[str, ...],
+    *,
+    dry_run: bool,
+    inventory: str | None,
+    **more: Any,
+) -> None:
+    from pathlib import Path
+    from shlex import quote
+
+    from orchestrator.app import sweeping
+    from orchestrator.system import SystemClock
+
+    clock = SystemClock()
+    hosts = None if inventory is None else Path(inventory)
+    sweep = sweeping.Sweep(spec=Path(spec), overrides=overrides, keys=keys, inventory=hosts, **more)
+    elements = sweeping.elements_of(sweep, os.environ, clock)
+    warn_of_secrets(elements[0].submission.planned.spec)
+    if dry_run:
+        say("\n".join(_element_text(element) for element in elements))
+        return
+    for element, submitted in sweeping.submit_all(sweep, elements, os.environ, clock):
+        for one in submitted.warnings:
+            warn(f"{element.name}: {one}")
+        say(f"submitted {element.name} ({' '.join(element.values)}): {submitted.run_dir.path}")
+    pattern = quote(sweeping.pattern_of([element.name for element in elements]))
+    say(f"see them with `ndctl list {pattern}`, end them with `ndctl cancel {pattern}`")
+
+
+def _element_text(element: "Element") -> str:
+    from orchestrator.contract.findings import words_of_finding
+
+    plan = element.submission.planned.plan
+    lines = [f"{element.name}: {' '.join(element.values)}; {plan.world_size} ranks, {plan.mesh}"]
+    said = (line for one in element.said for line in words_of_finding(one).splitlines())
+    return "\n".join([*lines, *(f"  {line}" for line in said)])
+
+
 @click.command(
-    epilog="Example: ndctl render examples/kubernetes.yaml --kind jobset | kubectl apply -f -"
+    epilog="Examples: ndctl render examples/slurm.yaml > job.sh; sbatch job.sh\n\n"
+    "ndctl render examples/kubernetes.yaml --kind jobset | kubectl apply -f -"
 )
 @spec_argument
 @set_option
@@ -135,7 +291,8 @@ def render(  # noqa: PLR0913 - click hands over one argument for each option
     from orchestrator.app import submitting
     from orchestrator.jobs import run_root_of
 
-    planned = _launchable(spec, (*overrides, *on_backend, *of_kind), inventory, look=False)
+    settings = (*overrides, *on_backend, *of_kind)
+    planned = _launchable(spec, settings, inventory, run_root, "render", look=False)
     if with_token and planned.spec.cluster.backend != "kubernetes":
         raise click.UsageError("--with-token needs --backend kubernetes: others keep it in a file")
     root = run_root_of(run_root, os.environ, planned.spec.run_root)

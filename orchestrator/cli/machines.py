@@ -60,15 +60,38 @@ def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...
     return examine_slurm(root, spec, slurm, read_mounts())
 
 
-def _kubernetes_findings(wish: "JobSpec | None") -> "tuple[Finding, ...]":
-    from orchestrator.backends.kubernetes.api import Api
+def _kubernetes_findings(
+    spec: str | None, overrides: tuple[str, ...], root: "Path"
+) -> "tuple[Finding, ...]":
+    """With a spec, all that `submit` would look at as well."""
+    from pathlib import Path
+
+    from orchestrator.app import planning, submitting
+    from orchestrator.app.planned_hosts import kubernetes_api
+    from orchestrator.cluster.kubernetes.gpus import gpu_table
+    from orchestrator.contract.findings import Finding
     from orchestrator.contract.kubernetes import KubernetesSpec
-    from orchestrator.doctor.kubernetes import examine_kubernetes
+    from orchestrator.doctor.kubernetes import Job, examine_kubernetes
+    from orchestrator.errors import NdctlError, Unanswered
+    from orchestrator.load import read_spec
     from orchestrator.system import SystemClock
 
-    spec = wish.cluster.kubernetes if wish else KubernetesSpec()
-    hosts = wish.cluster.hosts + wish.cluster.spare_hosts if wish else None
-    return examine_kubernetes(Api(spec.context, os.environ, SystemClock()), spec, hosts)
+    if spec is None:
+        return examine_kubernetes(kubernetes_api(None, os.environ), KubernetesSpec())
+    asked = read_spec(Path(spec), overrides).cluster.kubernetes
+    api = kubernetes_api(asked.context, os.environ)
+    try:
+        planned = planning.plan_spec(Path(spec), overrides, os.environ, purpose="submit")
+    except Unanswered:
+        return examine_kubernetes(api, asked)
+    except NdctlError as exc:
+        refused = Finding(what="plan", verdict="stops", found=exc.message, fix=exc.fix)
+        return (*examine_kubernetes(api, asked), refused)
+    submission = submitting.Submission(planned=planned, run_root=root)
+    handover = submitting.first_handover(submission, os.environ, SystemClock())
+    job = Job(handover, gpu_table(os.environ))
+    notes = (Finding(what="cluster", verdict="note", found=note) for note in planned.notes)
+    return (*examine_kubernetes(api, planned.spec.cluster.kubernetes, job), *notes)
 
 
 @click.command(epilog="Example: ndctl doctor examples/quickstart.yaml")
@@ -105,7 +128,7 @@ def doctor(
     if backend == "slurm":
         findings += _slurm_findings(root, wish)
     if backend == "kubernetes":
-        findings += _kubernetes_findings(wish)
+        findings += _kubernetes_findings(spec, (*overrides, "cluster.backend=kubernetes"), root)
     if as_json:
         print_json(encode(findings))
     else:

@@ -11,6 +11,7 @@ import click
 from orchestrator.contract.visible import visible
 
 if TYPE_CHECKING:
+    from orchestrator.app.planned_hosts import Purpose
     from orchestrator.app.planning import Planned
     from orchestrator.app.remote import Found, Place
     from orchestrator.contract.spec import JobSpec
@@ -37,6 +38,9 @@ def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 spec_argument = click.argument("spec")
 job_argument = click.argument("job", shell_complete=complete_job)
+jobs_argument = click.argument(
+    "jobs", metavar="JOB|PATTERN...", nargs=-1, required=True, shell_complete=complete_job
+)
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the spec."
 )
@@ -104,16 +108,55 @@ def place_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def find(name: str, run_root: str | None, place: "Place | None") -> "Found":
-    """A job, as it is now."""
+def keys_with_values(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...]:
+    for text in texts:
+        key, _, values = text.partition("=")
+        if not key or not values:
+            raise click.BadParameter(f"must be KEY=VALUE,VALUE, got {text}")
+    return texts
+
+
+def find_all(
+    names: tuple[str, ...], run_root: str | None, place: "Place | None", *, warns: bool = True
+) -> "list[tuple[Found, bool]]":
+    """The jobs that are named, in order, each once, and whether it was named by itself and not by a
+    pattern, as `sweep-*`. Not `warns`: the caller says that one is shown as it was before.
+
+    Raises JobError where there is no such job.
+    """
+    from orchestrator.app import remote
+    from orchestrator.jobs import is_pattern, run_root_of
+    from orchestrator.system import SystemClock
+
+    found: dict[str, tuple[Found, bool]] = {}
+    for name in names:
+        if not is_pattern(name):
+            one = find(name, run_root, place, warns=warns)
+            found[str(one.run_dir.path)] = (one, True)
+            continue
+        root = run_root_of(run_root, os.environ)
+        matching = remote.matching(root, name, place, os.environ, SystemClock())
+        remote.refresh_all(matching)
+        for why in dict.fromkeys(one.stale.message for one in matching if one.stale and warns):
+            warn(why)
+        for one in matching:
+            found.setdefault(str(one.run_dir.path), (one, False))
+    return list(found.values())
+
+
+def find(name: str, run_root: str | None, place: "Place | None", *, warns: bool = True) -> "Found":
+    """A job, as it is now. Not `warns`: the caller says that it is shown as it was before."""
     from orchestrator.app import remote
     from orchestrator.jobs import run_root_of
     from orchestrator.supervise.log import lost_end
     from orchestrator.system import SystemClock
 
     found = remote.find(run_root_of(run_root, os.environ), name, place, os.environ, SystemClock())
-    if warning := remote.refresh(found):
-        warn(warning)
+    remote.refresh(found)
+    if found.stale is not None and warns:
+        warn(f"{found.stale.message}; shown is what was known before")
     if lost := lost_end(found.run_dir.journal):
         warn(lost)
     return found
@@ -147,7 +190,13 @@ def print_as(
 
 
 def plan_for(
-    spec: str, overrides: tuple[str, ...], inventory: str | None = None, *, look: bool = True
+    spec: str,
+    overrides: tuple[str, ...],
+    inventory: str | None = None,
+    *,
+    look: bool = True,
+    purpose: "Purpose" = "look",
+    run_root: str | None = None,
 ) -> "Planned":
     """`look`: the job is to run, so that what it reads has to be there."""
     from pathlib import Path
@@ -156,7 +205,8 @@ def plan_for(
 
     hosts = None if inventory is None else Path(inventory)
     plan = planning.plan_and_look if look else planning.plan_spec
-    planned = plan(Path(spec), overrides, os.environ, hosts)
+    root = None if run_root is None else Path(run_root)
+    planned = plan(Path(spec), overrides, os.environ, hosts, root, purpose)
     warn_of_secrets(planned.spec)
     return planned
 
@@ -164,7 +214,16 @@ def plan_for(
 def warn_of_secrets(spec: "JobSpec") -> None:
     """Of those that a spec holds in plain text."""
     from orchestrator.contract.kubernetes import plain_secrets
+    from orchestrator.contract.slurm import plain_secrets as plain_on_slurm
 
+    for key in plain_on_slurm(spec.cluster.slurm) if spec.cluster.backend == "slurm" else ():
+        name = key.rpartition(".")[2]
+        warn(
+            f"cluster.slurm.{key} looks like a secret, and is plain text in the spec, in the run"
+            " directory and in the batch script, which Slurm keeps as well\n"
+            "  fix: write it into a file that you alone may read, and"
+            f" `- export {name}=$(cat FILE)` into cluster.slurm.setup"
+        )
     kubernetes, job = spec.cluster.kubernetes, spec.name
     for key in plain_secrets(kubernetes) if spec.cluster.backend == "kubernetes" else ():
         name = key.rpartition(".")[2]

@@ -10,6 +10,7 @@ from orchestrator.cli.options import (
     BACKENDS,
     inventory_option,
     json_option,
+    keys_with_values,
     plan_for,
     print_as,
     print_json,
@@ -78,16 +79,6 @@ def schema() -> None:
     print_json(json_schema())
 
 
-def _keys_with_values(
-    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
-) -> tuple[str, ...]:
-    for text in texts:
-        key, _, values = text.partition("=")
-        if not key or not values:
-            raise click.BadParameter(f"must be KEY=VALUE,VALUE, got {text}")
-    return texts
-
-
 @click.command(
     epilog="Example: ndctl plan examples/llama3-8b.yaml --inventory"
     " examples/inventories/h100.yaml --compare parallel.tp=1,2,4,8"
@@ -104,7 +95,7 @@ def _keys_with_values(
 @click.option(
     "--compare",
     multiple=True,
-    callback=_keys_with_values,
+    callback=keys_with_values,
     metavar="KEY=A,B",
     help="Set the plans with these values side by side.",
 )

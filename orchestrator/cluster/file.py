@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from orchestrator.cluster.generate import LEVELS, regular
-from orchestrator.cluster.inventory import Host, Inventory, State
+from orchestrator.cluster.inventory import Host, Inventory
 from orchestrator.cluster.profile import Profile
-from orchestrator.cluster.profiles import PROFILE_NAMES, load_profile
+from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.codec import Invalid, Problem, nearest
+from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.contract.limits import AtLeast, AtMost
 from orchestrator.contract.words import MOST_HOSTS, Count, Devices, Hosts
 from orchestrator.document import Document, decode_document, parse, read_text, spec_error
@@ -60,7 +61,7 @@ class HostEntry:
     """Or of several hosts that are alike: `node-[001-016]`."""
     devices: Annotated[int, AtLeast(0), AtMost(1_024)] | None = None
     profile: str | None = None
-    state: State = "free"
+    state: Literal["free", "busy", "drained"] = "free"
     switches: tuple[str, ...] = ()
     nvlink_block: str | None = None
 

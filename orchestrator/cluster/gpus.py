@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.cluster.profile import Profile
-from orchestrator.cluster.profiles import PROFILE_NAMES, load_profile
+from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.codec import Invalid, Problem, nearest
+from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.document import decode_document, parse, read_text
 
 EXAMPLE = "gpus: [{type: h100, profile: h100-sxm-80gb}]"

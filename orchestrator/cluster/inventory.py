@@ -8,7 +8,18 @@ from typing import Literal
 
 from orchestrator.cluster.profile import Fabric, Profile
 
-State = Literal["free", "busy", "drained"]
+State = Literal[
+    "free",
+    "busy",
+    "drained",
+    "excluded",
+    "not selected",
+    "cordoned",
+    "tainted",
+    "not ready",
+    "being deleted",
+]
+"""In the words of the cluster that the host is of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +31,9 @@ class Host:
     """Memory of one device; None where it is not known."""
     profile: Profile | None = None
     state: State = "free"
-    """`busy` with another job, or `drained`: its administrator wants nothing to start there."""
+    """`busy` with another job; `drained`: its administrator, or its scheduler, wants nothing to
+    start there (a Kubernetes node is `cordoned`, `tainted`, ...); `excluded` by strikes, by a
+    person or by the spec; `not selected`: it does not have what the spec asks for."""
     reason: str = ""
     """Why it is not free, where somebody says."""
     switches: tuple[str, ...] = ()

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.cluster.inventory import Host, Inventory
-from orchestrator.cluster.profiles import PROFILE_NAMES, load_profile
+from orchestrator.cluster.profiles import load_profile
+from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.contract.spec import ClusterSpec
 
 

@@ -5,20 +5,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.contract.devices import PROFILE_NAMES
+
 if TYPE_CHECKING:
     from orchestrator.cluster.profile import Profile
 
-PROFILE_NAMES = (
-    "h100-sxm-80gb",
-    "h100-sxm-96gb-500w",
-    "h200-sxm-141gb",
-    "a100-sxm-80gb",
-    "a100-sxm-40gb",
-    "b200-sxm-180gb",
-    "l40s-48gb",
-    "rtx4090-24gb",
-    "cpu",
-)
 FOLDER = Path(__file__).parent / "profiles"
 CALIBRATIONS = Path(__file__).parent / "calibration"
 UNCALIBRATED = {"cuda": "hopper", "cpu": "cpu"}

@@ -110,7 +110,7 @@ def _below(node: _Node, usual: str, indent: str) -> Iterator[str]:
         yield from _below(first, usual, indent + "  ")
     why = [_oddity(host, usual) for host in node.hosts]
     if why and _all_the_same(why) and node.hosts[0].state != "free":
-        if why[0] not in ("busy", "drained"):  # else the line of the switch has said so
+        if why[0] != node.hosts[0].state:  # else the line of the switch has said so
             yield f"{indent}all {why[0]}"
         return
     odd = [f"{host.name}  {said}" for host, said in zip(node.hosts, why, strict=True) if said]

@@ -17,6 +17,7 @@ from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.policy import PolicyRule
+from orchestrator.contract.reached import Reached
 
 Health = Literal["ok", "slow", "silent", "dead"]
 Span = tuple[int, int]
@@ -73,6 +74,10 @@ class LeaderStarted:
     """Why the scheduler itself ended the leader before this one; empty: it says nothing of that."""
     unable: str = ""
     """Why it cannot lead, and the job ends."""
+    former: str = ""
+    """How the leader before this one ended, from whom it took over in the same allocation."""
+    reached: Reached | None = None
+    """How far the newest attempt had come, as its metrics say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +106,9 @@ class AgentLost:
     """Seconds since its last word."""
     taken: str = ""
     """Why the scheduler itself ended it; empty: it says nothing of that."""
+    cut_off_s: float = 0.0
+    """For so long the leader heard no agent and no scheduler either: which of the hosts was cut off
+    is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +295,15 @@ class RankEvidence:
     """Seconds since its last datagram."""
     stack: tuple[str, ...]
     """Innermost frame of each thread first; empty when the process did not answer."""
+    place: str = ""
+    """Of a process in state D: the function of the kernel in which it waits, and of which module,
+    as far as that may be read."""
+    still_s: float = 0.0
+    """Seconds since its step or phase changed …"""
+    starved_s: float = 0.0
+    """… and how many of them it was ready to run and had no processor."""
+    throttled: bool = False
+    """Its control group used up its share of the processors in that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +375,9 @@ class HostStopped:
     """What torchrun itself said, where it is to blame."""
     reading: Reading | None = None
     """The class of that, where a restart meets it again."""
+    alone_s: float = 0.0
+    """How long ago its agent had last heard the leader, if it stopped the ranks for that; 0: it did
+    not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

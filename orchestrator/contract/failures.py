@@ -27,6 +27,8 @@ KINDS = (
     "host-lost",
     "hosts-lost",
     "leader-lost",
+    "cut-off",
+    "allocation-broke",
     "connection-lost",
     "launch-failed",
     "preflight",

@@ -61,6 +61,12 @@ def write_fence(path: Path, fence: Fence) -> None:
     write_whole(path, json.dumps(asdict(fence)).encode(), durable=True)
 
 
+def take_over(path: Path, leader: str) -> None:
+    """Tell a former leader that may still live that its time is over. Raises OSError."""
+    former = read_fence(path)
+    write_fence(path, Fence(leader=leader, attempt=former.attempt if former else 0))
+
+
 def check_leader(path: Path, leader: str) -> None:
     """Raises GivenUp when another leader has taken over from `leader`, and another OSError when
     that cannot be told."""

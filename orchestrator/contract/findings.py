@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["ok", "note", "warns", "stops"]
+BEFORE_HOOK = "before hook"
+"""What of a host on which the spec's own line of shell failed before its agent began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,12 @@ def why_unfit(findings: Iterable[Finding]) -> str | None:
 
 def _words(found: Finding) -> str:
     return f"{found.what}: {found.found}" + (f" ({found.fix})" if found.fix else "")
+
+
+def words_of_finding(found: Finding) -> str:
+    """As one text, with its fix on a line of its own."""
+    fix = f"\n  fix: {found.fix}" if found.fix and found.verdict in ("warns", "stops") else ""
+    return f"{found.what}: {found.found}{fix}"
 
 
 def troubles(findings: Iterable[Finding]) -> tuple[Finding, ...]:

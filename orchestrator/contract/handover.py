@@ -1,14 +1,15 @@
-"""What whoever submits hands to the leader where they share no file system: the beginnings of a
-run directory, as files.
+"""What a submission hands over: the beginnings of a run directory, as files.
 
-The leader writes the directory from it. Nothing in it tells of the time or of the machine that
-made it: `job.at` is 0 until the leader says when it started.
+Where whoever submits cannot write the directory, or its batch script is submitted by hand, the job
+writes it from these. Nothing in it tells of the time: `job.at` is 0 until the job has begun.
 """
 
 import gzip
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.codec import decode, encode
@@ -17,6 +18,7 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.read_json import read_json
 
 SUBMISSION = "submission.json"
+SUBMITTED = "submitted.json"
 SPEC = "spec.yaml"
 PLAN = "plan.json"
 TRAINER = "trainer.json"
@@ -36,6 +38,8 @@ class Handover:
     """Of its trainer-<n>.json."""
     new: bool = False
     """A run of the same name that ended before is put aside first."""
+    submitted: Mapping[str, Any] | None = None
+    """Of its submitted.json: what was typed. None where that says nothing to the job's hosts."""
 
     @property
     def launch(self) -> LaunchPlan:
@@ -48,14 +52,34 @@ class _Submission:
     new: bool
 
 
+def renamed(handover: Handover, run_dir: Path) -> Handover:
+    """The same job in another run directory, which it has its name from."""
+    launch, name = handover.launch, run_dir.name
+    if str(run_dir) == launch.run_dir:
+        return handover
+    submitted = handover.submitted
+    if submitted is not None:
+        submitted = {**submitted, "overrides": [*submitted["overrides"], f"name={name}"]}
+    return replace(
+        handover,
+        job=replace(handover.job, launch=replace(launch, job=name, run_dir=str(run_dir))),
+        # The name is the first key of a spec that ndctl wrote, and needs no escapes.
+        spec=re.sub(r"\Aname: .*", f"name: '{name}'", handover.spec),
+        trainer={**handover.trainer, "out": str(run_dir)},
+        submitted=submitted,
+    )
+
+
 def files_of(handover: Handover) -> dict[str, str]:
     """File name -> text."""
     submission = _Submission(job=handover.job, new=handover.new)
+    typed = {} if handover.submitted is None else {SUBMITTED: _json(handover.submitted)}
     return {
         SUBMISSION: _json(encode(submission)),
         SPEC: handover.spec,
         PLAN: _json(handover.plan),
         TRAINER: _json(handover.trainer),
+        **typed,
     }
 
 
@@ -90,4 +114,5 @@ def handover_from(files: Mapping[str, bytes]) -> Handover:
         plan=read_json(texts[PLAN]),
         trainer=read_json(texts[TRAINER]),
         new=submission.new,
+        submitted=read_json(texts[SUBMITTED]) if SUBMITTED in texts else None,
     )

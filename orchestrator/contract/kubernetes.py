@@ -1,12 +1,12 @@
 """What a site's Kubernetes needs to be told of a job, in Kubernetes' own words."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.limits import AtLeast, Matches
+from orchestrator.contract.secret_names import is_plain_secret
 from orchestrator.contract.words import Count, Seconds
 
 Name = Annotated[
@@ -197,9 +197,6 @@ class TopologyRequest:
             raise Invalid(problems)
 
 
-_SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|SECRET)$|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesSpec:
     kind: Kind = "pytorchjob"
@@ -231,10 +228,16 @@ class KubernetesSpec:
     """Of a pod; request, without a limit: a limit would throttle the ranks."""
     memory: Quantity | None = None
     """Of a pod; request and limit."""
+    guaranteed: bool = False
+    """Makes `cpu`, a whole number then, a limit as well: the pod is of the class Guaranteed, and a
+    kubelet with the static CPU policy gives it CPUs of its own, near its devices."""
     shm: Quantity | None = "64Gi"
     """Size limit of /dev/shm (an emptyDir in memory, counted as memory of the pod); None: the
     runtime's 64 MiB."""
     host_network: bool = False
+    network_policy: bool = True
+    """The job brings a NetworkPolicy: its pods accept connections from each other alone. It takes a
+    network plug-in that enforces policies, and has no effect with `host_network`."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     env: Mapping[str, str | ValueFrom] = field(default_factory=dict)
@@ -249,8 +252,10 @@ class KubernetesSpec:
     run_as_group: Annotated[int, AtLeast(1)] = 1000
     queue: Name | None = None
     """A LocalQueue of Kueue; jobs wait suspended until they are admitted."""
-    gang_scheduler: Literal["volcano", "coscheduling"] | None = None
-    """Puts schedulingPolicy on a PyTorchJob, for the operator's pod groups."""
+    gang_scheduler: Literal["auto", "volcano", "coscheduling"] | None = "auto"
+    """Has the pods bound all at once, by the operator's pod groups. `auto`, without a queue:
+    `submit` takes what the cluster has, the namespace's one queue of Kueue first, and says so;
+    `render` asks no cluster and puts none in. null: none."""
     topology_labels: tuple[Label, ...] = (
         "topology.kubernetes.io/zone",
         "network.topology.nvidia.com/core",
@@ -277,6 +282,9 @@ class KubernetesSpec:
     pod_patience: Seconds = 600.0
     """For a lost pod to be scheduled and started again before the job goes on with fewer hosts or
     queues anew; the others wait in place."""
+    ttl_after_finished: Annotated[int, AtLeast(0)] | None = None
+    """Seconds after its end at which the job's objects go, with their pods and logs; the run
+    directory stays. None: never by themselves."""
     pod_template: Mapping[str, Any] = field(default_factory=dict)
     """Merged into each pod template, for what has no key here: mappings key by key, null removes a
     key, lists of named things (containers, env, volumes) by name and volumeMounts by mountPath;
@@ -292,11 +300,7 @@ def plain_secrets(spec: KubernetesSpec) -> tuple[str, ...]:
         variables = one.get("env") if isinstance(one, Mapping) else None
         place = f"pod_template.spec.containers[{at}].env"
         given += [(place, *named) for named in _named_values(variables)]
-    return tuple(
-        f"{place}.{name}"
-        for place, name, value in given
-        if isinstance(value, str) and value and value[0] != "/" and _SECRET_NAME.search(name)
-    )
+    return tuple(f"{place}.{name}" for place, name, value in given if is_plain_secret(name, value))
 
 
 def _named_values(variables: Any) -> Iterator[tuple[str, Any]]:

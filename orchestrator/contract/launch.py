@@ -31,8 +31,19 @@ class LaunchPlan:
         return self.hosts[0]
 
 
-Cause = Literal["cancelled", "preempted", "time-limit", "requeued", "drained", "unknown"]
-"""Why a scheduler ends, or is about to end, an allocation."""
+Cause = Literal["cancelled", "preempted", "time-limit", "requeued", "drained", "failed", "unknown"]
+"""Why a scheduler ends, or is about to end, an allocation. `failed`: what it started there for the
+job has broken, as the batch script of a Slurm job that was killed; nobody wants the hosts back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Something that a scheduler ran for a job and that all agents depended on broke, as srun that
+    was killed: no host is to blame."""
+
+    what: str
+    """In words, as `SIGKILL ended srun on node3, and with it all agents`."""
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +65,8 @@ class Allocation:
     """Where the scheduler itself puts another host, of whatever name, in the place of one that is
     lost: how long that may take, while those that are left wait in place; `hosts` are then those
     of the moment. None: there are no others than `hosts`."""
+    broke_before: Breakdown | None = None
+    """What ended the run of the job before this one, where that is known to be no agent's end."""
     names_resolve: bool = True
     """Hosts reach each other by these names, too; not where they are merely what a scheduler calls
     the machines below them."""

@@ -226,6 +226,8 @@ class Stopped:
     why: str = ""
     reading: Reading | None = None
     """The class of `why`, where a restart meets it again."""
+    alone_s: float = 0.0
+    """How long ago the agent had last heard the leader, if it stopped the ranks for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

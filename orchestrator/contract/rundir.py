@@ -16,7 +16,10 @@
   leader.json             where the present leader listens
   fence.json              which leader and which attempt may write
   slurm/launch-<n>/       what Slurm was given, and what tasks said before the agents' own logs
+  report.json             in a copy of a job that runs elsewhere: what its leader last told its
+                          cluster, where the copy of its journal is older
   logs/agent-<host>.log   what the agent of a host said
+  logs/hooks-<host>.log   what the spec's hooks said there
   logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
   traces/attempt-<a>/     evidence of a hang: rank-<r>.stacks, flight-<r> (what its flight
                           recorder dumped), last-flight-<r> (the end of it, of
@@ -28,6 +31,8 @@
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+
+from orchestrator.contract.access import Access
 
 DEFAULT_RUN_ROOT = "ndctl-runs"
 FLIGHT_FILES = "flight-"
@@ -41,13 +46,24 @@ gloo count an operation that failed as one that is over."""
 class RunDir:
     path: Path
 
-    def make(self) -> None:
-        """With its folder of logs. Samples, specs and logs are its owner's: whoever else shall read
-        them is let in by `chmod`, which stays. Folders above are as the umask has them."""
+    def make(self, access: Access | None = None) -> None:
+        """With its folder of logs. Samples, specs and logs are its owner's, but for those whom
+        `access` or `chmod` lets in, which stays. Folders above are as the umask has them.
+
+        Raises OSError.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
+        if access is not None:
+            access.apply(self.path)
         self.logs.mkdir(exist_ok=True)
+
+    @property
+    def submission_lock(self) -> Path:
+        """Held by whoever submits or begins the job. It lies beside the run directory, which
+        `--new` puts aside, and stays there: to remove it would let two hold it."""
+        return self.path.with_name(f".{self.path.name}.submitting")
 
     @property
     def spec(self) -> Path:
@@ -79,6 +95,10 @@ class RunDir:
     @property
     def tokens(self) -> Path:
         return self.path / "tokens"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
 
     @property
     def token(self) -> Path:
@@ -117,6 +137,10 @@ class RunDir:
     def agent_log(self, host: str) -> Path:
         return self.logs / f"agent-{host}.log"
 
+    def hook_log(self, host: str) -> Path:
+        """What `hooks` of the spec said on `host`."""
+        return self.logs / f"hooks-{host}.log"
+
     def agent_lock(self, host: str) -> Path:
         """Held by the agent of `host` while it lives; the file has its process id."""
         return self.logs / f"agent-{host}.lock"
@@ -124,6 +148,11 @@ class RunDir:
     def ranks_lock(self, host: str) -> Path:
         """Shared by every process that the agent of `host` started: free means none is left."""
         return self.logs / f"ranks-{host}.lock"
+
+    @property
+    def starter_lock(self) -> Path:
+        """Held by the process that starts steps of the job in an allocation of its user's own."""
+        return self.logs / "starter.lock"
 
     @property
     def requeue_lock(self) -> Path:

@@ -4,14 +4,17 @@ Frozen values that state what is true of themselves alone; whether a cluster can
 `plan/`. The parts have files of their own: `model.py`, `data.py`, `train.py`, `parallel.py`.
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.data import DataSpec
+from orchestrator.contract.devices import GPU_NAMES
 from orchestrator.contract.failures import FailureRule
 from orchestrator.contract.kubernetes import KubernetesSpec
-from orchestrator.contract.limits import AtLeast, AtMost, Matches
+from orchestrator.contract.limits import AtLeast, AtMost, Matches, OneOf
 from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.parallel import ParallelSpec
 from orchestrator.contract.policy import PolicyRule
@@ -27,12 +30,23 @@ class ClusterSpec:
     hosts: Hosts = 1
     gpus_per_host: Devices = 1
     """Ranks per host, one for each device; on a machine without GPUs each is a CPU process."""
+    gpu: Annotated[str, OneOf(GPU_NAMES)] | None = None
+    """Of which kind these devices are, by the name of its hardware profile. With it a plan needs no
+    inventory: hosts and devices are those that stand here. None: what the hosts say."""
     spare_hosts: Annotated[int, AtLeast(0), AtMost(MOST_HOSTS)] = 0
     """Hosts that register and wait, to take the place of one that breaks."""
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
     """For `backend: slurm`."""
     kubernetes: KubernetesSpec = field(default_factory=KubernetesSpec)
     """For `backend: kubernetes`."""
+
+    def __post_init__(self) -> None:
+        if self.backend != "kubernetes" or self.gpu is None:
+            return
+        if self.kubernetes.gpu_resource is None:
+            limit = "left out where kubernetes.gpu_resource is null: ranks run on CPUs"
+            fix = "remove gpu, or name the resource, as in nvidia.com/gpu"
+            raise Invalid([Problem(path="gpu", value=self.gpu, limit=limit, fix=fix)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +108,24 @@ class ResilienceSpec:
     `ndctl policy` lists."""
 
 
+NAME = Matches(
+    r"(?!.*\.\.)[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[_A-Za-z0-9])?",
+    "1 to 63 letters, digits, -, . and _, first a letter or digit, last not - or ., without ..",
+    "llama-run-1",
+)
+"""Of a job: folders and Slurm jobs have it, which must be neither hidden nor taken for options."""
+KUBERNETES_NAME = Matches(
+    r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?",
+    "on Kubernetes 1 to 63 of a-z, 0-9 and -, first a letter, last not - (RFC 1035 label)",
+    "llama-run-1",
+)
+"""There it is part of host names and a label's value."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    name: Annotated[
-        str,
-        Matches(
-            r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?",
-            "1 to 63 of a-z, 0-9 and -, first a letter, last not - (RFC 1035 label)",
-            "llama-run-1",
-        ),
-    ]
+    name: Annotated[str, NAME]
+    """Of the run directory below `run_root`; Kubernetes takes lower case, digits and - alone."""
     model: ModelSpec
     data: DataSpec
     train: TrainSpec
@@ -118,8 +140,41 @@ class JobSpec:
     """Where run directories are made; on a cluster, a file system that every host sees."""
 
     def __post_init__(self) -> None:
+        if problems := [*self._problems()]:
+            raise Invalid(problems)
+
+    def _problems(self) -> Iterator[Problem]:
         if self.train.eval_every is not None and self.data.validation is None:
-            raise Invalid([eval_without_data(self.train.eval_every)])
+            yield eval_without_data(self.train.eval_every)
+        hooks, init = self.cluster.slurm.hooks, self.resilience.init_timeout
+        if hooks.before and hooks.timeout >= (INIT_TIMEOUT_S if init == "auto" else init):
+            yield hook_without_time(hooks.timeout)
+        if self.cluster.backend == "kubernetes" and not KUBERNETES_NAME.admits(self.name):
+            yield Problem(
+                path="name",
+                value=self.name,
+                limit=KUBERNETES_NAME.words,
+                fix=f"for example {kubernetes_name(self.name)}",
+            )
+
+
+INIT_TIMEOUT_S = 600.0
+"""`init_timeout: auto`: imports on a cold file system, rendezvous, loading a checkpoint."""
+
+
+def hook_without_time(timeout: float) -> Problem:
+    return Problem(
+        path="cluster.slurm.hooks.timeout",
+        value=timeout,
+        limit="less than resilience.init_timeout, after which a host without an agent is given up",
+        fix=f"set resilience.init_timeout to {timeout + INIT_TIMEOUT_S:g}, or this to less",
+    )
+
+
+def kubernetes_name(name: str) -> str:
+    """One that Kubernetes takes, as near to `name` as can be."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return plain if plain[:1].isalpha() else f"job-{plain}"[:63].rstrip("-")
 
 
 def eval_without_data(eval_every: int) -> Problem:

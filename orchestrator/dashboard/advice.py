@@ -14,6 +14,8 @@ from orchestrator.supervise.state import PREFLIGHT, Incident, Run
 def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
     """What a person should type now: words, and behind them one whole command."""
     run, standing, commands = snapshot.seen.run, snapshot.standing, snapshot.commands
+    if standing.as_of is not None:
+        return _ask_again(snapshot)
     if snapshot.leader_alive and is_short(run):
         return _short(run, commands, snapshot.now, zone)
     match standing.state:
@@ -28,13 +30,28 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
         case "SUCCEEDED":
             return f"nothing; the whole story: {commands.of('describe')}"
         case "CANCELLED":
-            saved = snapshot.seen.checkpoint
-            start = f"go on from {saved.name}" if saved.step else "begin anew"
-            return f"to {start}: {commands.submit()}"
+            return f"to {_newest(snapshot)}: {commands.submit()}"
         case _ if standing.fix:
             return standing.fix
         case _:
             return _go_on(run, commands)
+
+
+def _newest(snapshot: Snapshot) -> str:
+    """Where a job that was cancelled goes on."""
+    saved = snapshot.seen.checkpoint
+    if snapshot.seen.run.ending is not None:
+        return f"go on from {saved.name}" if saved.step else "begin anew"
+    # Its last words were not heard here, and its ranks may have written one more.
+    later = f", {saved.name} or a later one" if saved.step else " if there is one"
+    return f"go on from the newest checkpoint{later}"
+
+
+def _ask_again(snapshot: Snapshot) -> str:
+    """Of a job whose state is not known now: it may well train on."""
+    again = f"{snapshot.commands.of('status')} asks again"
+    fix = snapshot.sighting.fix if snapshot.sighting is not None else ""
+    return f"{fix}\n{' ' * 14}{again}" if fix else again
 
 
 def _wait(snapshot: Snapshot, zone: tzinfo | None) -> str:

@@ -11,6 +11,8 @@ class Commands:
     """The file to submit it from again: the user's own, where it is known."""
     overrides: tuple[str, ...] = ()
     """What was set besides when it was submitted."""
+    here: bool = False
+    """It ran in an allocation of its user's own."""
     folder: str = ""
     """Where it was submitted, if the spec names files that lie there."""
     root: tuple[str, ...] = ()
@@ -27,6 +29,7 @@ class Commands:
         """Resumes it; `edits` as they are typed."""
         sets = [word for override in self.overrides for word in ("--set", override)]
         root = self.root if self.submit_root is None else self.submit_root
-        again = join(["ndctl", "submit", self.spec, *sets, "--resume", *root])
+        where = ("--here",) if self.here else ()
+        again = join(["ndctl", "submit", self.spec, *sets, *where, "--resume", *root])
         whole = f"{again} {edits}" if edits else again
         return f"cd {quote(self.folder)} && {whole}" if self.folder else whole

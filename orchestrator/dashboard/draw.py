@@ -66,6 +66,8 @@ def _header(view: View, width: int, zone: tzinfo | None) -> list[Text]:
     attempt = f"attempt {view.attempt}" if view.attempt else ""
     restarts = words.count(view.restarts, "restart") if view.restarts else ""
     stage = "" if view.state in ENDED else view.stage
+    if view.as_of is not None:
+        stage = f"{words.duration(view.now - view.as_of)} ago"
     doing = joined([stage, attempt, restarts])
     name = Text(view.name, style=STRONG)
     name.truncate(max(8, width // 2 - 4), overflow="ellipsis")
@@ -105,7 +107,7 @@ def _numbers(view: View) -> str:
 
 def _reason(view: View, width: int) -> list[Text]:
     """Why the job stands where it stands, where that is news, and what to type."""
-    if view.state == "RUNNING" or view.reason in view.stage:
+    if view.as_of is None and (view.state == "RUNNING" or view.reason in view.stage):
         return []
     style = STATES[view.state][1]
     wrapped = textwrap.wrap(words.one_line(view.reason), max(10, width - 2), max_lines=3)

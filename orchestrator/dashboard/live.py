@@ -18,10 +18,12 @@ from orchestrator.dashboard.draw import draw
 from orchestrator.dashboard.holding import Ask, Holding
 from orchestrator.dashboard.metrics import NOTHING, MetricTail, Progress, fold_metrics
 from orchestrator.dashboard.recalled import recall
+from orchestrator.dashboard.reported import with_report
 from orchestrator.dashboard.view import View, fold_seen, view
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
 from orchestrator.supervise import log
+from orchestrator.supervise.job_report import read_report
 
 REFRESH_S = 0.5
 QUIT = ("q", "Q", "\x03", "\x04")
@@ -52,13 +54,14 @@ class Screen:
             self.progress = fold_metrics(self.progress, metrics)
         if self.seen.run.job is None:
             return None
-        held = self.holding(self.seen.run, alive)
+        sighting = self.holding(self.seen.run, alive)
+        seen, progress = with_report(self.seen, self.progress, read_report(self.run_dir))
         return view(
-            self.seen,
-            self.progress,
+            seen,
+            progress,
             leader_alive=alive,
             now=now,
-            held=held,
+            sighting=sighting,
             commands=self.commands,
         )
 

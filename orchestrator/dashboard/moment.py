@@ -1,15 +1,18 @@
 """One job at one moment: what every view but the live one reads."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.commands import Commands
 from orchestrator.dashboard.metrics import Progress, glance
 from orchestrator.dashboard.recalled import look
+from orchestrator.dashboard.reported import with_report
 from orchestrator.dashboard.view import Seen, Standing, View, effective_state, view
+from orchestrator.seams import Sighting
 from orchestrator.supervise import log
-from orchestrator.supervise.state import Stage
+from orchestrator.supervise.job_report import read_report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +24,10 @@ class Snapshot:
     progress: Progress
     leader_alive: bool
     now: float
-    scheduler: str | None = None
+    sighting: Sighting | None = None
     """What a scheduler calls the job and, while it has no leader, says of it."""
-    held: bool = False
-    """The scheduler still has it, or cannot be asked: it waits for a leader."""
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    """Of a job that waits: hosts that it does without, with why and what to type to use each."""
     known_by: Commands | None = None
     """What finds it from where ndctl was asked, where its name alone may not."""
 
@@ -54,22 +57,26 @@ class Snapshot:
             self.progress,
             leader_alive=self.leader_alive,
             now=self.now,
-            held=self._held_words,
+            sighting=self.sighting,
             commands=self.commands,
         )
 
     @property
     def standing(self) -> Standing:
         run, fix = self.seen.run, self.commands.submit()
-        gone = self.scheduler is not None and not self.held and not self.leader_alive
-        if gone and run.stage is Stage.SUBMITTED:
-            reason = f"no leader ever started: {self.scheduler}"
-            return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
-        return effective_state(run, self.leader_alive, self.now, fix, self._held_words)
+        return effective_state(
+            run, self.leader_alive, self.now, fix, self.sighting, self.seen.report
+        )
 
     @property
-    def _held_words(self) -> str | None:
-        return self.scheduler if self.held else None
+    def scheduler(self) -> str | None:
+        """What the scheduler calls it or says of it."""
+        return self.sighting.words if self.sighting is not None else None
+
+    @property
+    def held(self) -> bool:
+        """The scheduler still has it, or cannot be asked: it waits for a leader."""
+        return self.sighting is not None and self.sighting.held
 
 
 def read_snapshot(run_dir: RunDir, now: float, commands: Commands | None = None) -> Snapshot | None:
@@ -82,7 +89,7 @@ def read_snapshot(run_dir: RunDir, now: float, commands: Commands | None = None)
     seen = look(run_dir)
     if seen.run.job is None:
         return None
-    progress = glance(run_dir.metrics)
+    seen, progress = with_report(seen, glance(run_dir.metrics), read_report(run_dir))
     return Snapshot(
         run_dir=run_dir,
         seen=seen,

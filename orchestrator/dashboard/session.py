@@ -1,6 +1,7 @@
 """Loops around the views: `submit --follow` and `logs`, until the job ends."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from orchestrator.contract import exits
 from orchestrator.contract.rundir import RunDir
@@ -20,7 +21,7 @@ from orchestrator.dashboard.metrics import MetricTail
 from orchestrator.dashboard.moment import read_snapshot
 from orchestrator.dashboard.view import effective_state
 from orchestrator.errors import JobError
-from orchestrator.seams import Clock
+from orchestrator.seams import Clock, Sighting
 from orchestrator.supervise.log import Tail, has_writer
 from orchestrator.supervise.snapshot import recall
 from orchestrator.supervise.state import ENDED, Run
@@ -35,45 +36,74 @@ EXIT_CODES = {
 
 
 def follow_job(
-    run_dir: RunDir, known: int, clock: Clock, ask: Ask, commands: Commands | None = None
+    run_dir: RunDir,
+    known: int,
+    clock: Clock,
+    ask: Ask,
+    commands: Commands | None = None,
+    has_ended: Callable[[], bool] | None = None,
 ) -> int:
     """Print what happens until the job has ended, and its summary; the exit code for it.
 
     Args:
         known: lines of the journal that were there before, which are not told again.
+        has_ended: asked again and again; by default the journal and `ask` say it.
     """
     run, entries = recall(run_dir)
     if entries.lines > known:  # of a leader that wrote what is yet to be told
         run, entries = Run(), Tail(run_dir.journal)
     old, metrics = known - entries.lines, MetricTail(run_dir.metrics)
     console = VisibleConsole(highlight=False)
-    has_ended = ending_of(run_dir, clock, ask)
+    watch, unknown = EndWatch(run_dir, clock, ask), ""
+    is_over = has_ended or watch
     with Follower(console, None, run) as follower:
         first = entries.more()
         follower.skip(first[:old], metrics.more() if known else ())
         follower.feed(first[old:], metrics.more())
-        while not has_ended():
+        while not is_over():
+            if watch.unknown != unknown:
+                console.print(_outage(watch.unknown), markup=False, soft_wrap=True)
+                unknown = watch.unknown
             clock.sleep(FOLLOW_POLL_S)
             follower.feed(entries.more(), metrics.more())
         follower.feed(entries.more(), metrics.more())
     snapshot = read_snapshot(run_dir, clock.now(), commands)
     assert snapshot is not None
+    snapshot = replace(snapshot, sighting=watch.seen)
     console.print(summary_text(snapshot, None), markup=False, soft_wrap=True)
     return EXIT_CODES[snapshot.standing.state]
 
 
-def ending_of(run_dir: RunDir, clock: Clock, ask: Ask) -> Callable[[], bool]:
+def _outage(unknown: str) -> str:
+    """When it begins, and when it is over."""
+    if not unknown:
+        return "how the job stands is known again"
+    return f"{unknown}; the job may train on, and is followed again once that is over"
+
+
+class EndWatch:
     """Asks whether the job has ended, or lost its leader for good; reads each journal line once."""
-    (run, entries), holding = recall(run_dir), Holding(ask, clock)
 
-    def has_ended() -> bool:
-        nonlocal run
-        alive = has_writer(run_dir.journal)  # asked first: see `moment.read_snapshot`
-        run = fold((entry.event for entry in entries.each()), run)
-        held = holding(run, alive)
-        return effective_state(run, alive, clock.now(), held=held).state in ENDED
+    def __init__(self, run_dir: RunDir, clock: Clock, ask: Ask) -> None:
+        self.run_dir, self.clock = run_dir, clock
+        self.run, self.entries = recall(run_dir)
+        self.holding = Holding(ask, clock)
+        self.seen: Sighting | None = None
+        """What a scheduler said last of a job that no process leads."""
 
-    return has_ended
+    def __call__(self) -> bool:
+        alive = has_writer(self.run_dir.journal)  # asked first: see `moment.read_snapshot`
+        self.run = fold((entry.event for entry in self.entries.each()), self.run)
+        self.seen = self.holding(self.run, alive)
+        if self.seen is not None and self.seen.leaving:
+            return False  # its hosts write a last checkpoint, of which a line may yet come
+        now = self.clock.now()
+        return effective_state(self.run, alive, now, sighting=self.seen).state in ENDED
+
+    @property
+    def unknown(self) -> str:
+        """Why it is not known how the job stands; empty where it is."""
+        return self.seen.unknown if self.seen is not None else ""
 
 
 def agent_lines(run_dir: RunDir, tail: int | None) -> Iterator[LogLine]:

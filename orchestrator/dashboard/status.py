@@ -1,5 +1,6 @@
 """Where a job stands: for a script, and for a person at 3 a.m."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
@@ -27,11 +28,13 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "name": job.launch.job,
         "state": standing.state,
         "reason": standing.reason,
+        "as_of": standing.as_of,
         "fix": standing.fix,
         "since": standing.since,
         "backend": job.backend,
         "scheduler": snapshot.scheduler,
-        "attempt": run.attempt,
+        "excluded": dict(snapshot.excluded),
+        "attempt": snapshot.seen.attempt,
         "restarts": run.restarts,
         "max_restarts": job.max_restarts,
         "step": last_step(run, snapshot.progress),
@@ -46,7 +49,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "incidents": [incident_json(incident) for incident in run.incidents],
         "checkpoint": _checkpoint_json(snapshot),
         "drills": [{"drill": text, "fired": fired} for text, fired in shown.drills],
-        "leader_alive": snapshot.leader_alive,
+        "leader_alive": None if standing.as_of is not None else snapshot.leader_alive,
         "submitted_at": job.at,
         "updated_at": updated_at(snapshot),
         "run_dir": str(snapshot.run_dir.path),
@@ -82,9 +85,10 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
     shown, standing = snapshot.view, snapshot.standing
     ago = words.duration(snapshot.now - standing.since)
     lines = [
-        *state_lines(shown.name, standing.state, standing.reason),
+        *state_lines(shown.name, standing.state, standing.reason, _age(shown, zone)),
         row("since", f"{words.moment(standing.since, zone)} ({ago} ago)"),
         *scheduler(snapshot, zone),
+        *(row("excluded", f"{host} {why}") for host, why in snapshot.excluded.items()),
         row("progress", _progress(shown)),
         row("where", where(snapshot)),
         row("restarts", restarts(snapshot)),
@@ -99,14 +103,25 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
     return "\n".join(lines)
 
 
-def state_lines(name: str, state: State, reason: str) -> list[str]:
-    """The state and why, and on a line of its own what to do about it."""
+def state_lines(name: str, state: State, reason: str, age: str = "") -> list[str]:
+    """The state and why, and on a line of its own what to do about it. `age`: of the state, where
+    it is not known now."""
     why, fix = words.why_and_fix(reason)
-    return [f"{name}: {state}, {why}", *([row("fix:", fix)] if fix else [])]
+    said = f"{state}{age}; {why}" if age else f"{state}, {why}"
+    return [f"{name}: {said}", *([row("fix:", fix)] if fix else [])]
+
+
+def _age(shown: View, zone: tzinfo | None) -> str:
+    """Of a state that cannot be asked for now."""
+    if shown.as_of is None:
+        return ""
+    ago = words.duration(shown.now - shown.as_of)
+    return f" as of {words.moment(shown.as_of, zone)} ({ago} ago)"
 
 
 def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
-    if snapshot.scheduler is None:
+    """Unless that is the reason of the state, which stands above."""
+    if snapshot.scheduler is None or snapshot.scheduler == snapshot.standing.reason:
         return
     granted = snapshot.seen.run.allocation
     ends_at = granted.ends_at if granted is not None and snapshot.leader_alive else None
@@ -145,7 +160,7 @@ def restarts(snapshot: Snapshot) -> str:
     run, job = snapshot.seen.run, snapshot.seen.run.job
     assert job is not None
     budget = f"{run.fruitless} of {job.max_restarts} without a new checkpoint"
-    return f"attempt {run.attempt}, {words.count(run.restarts, 'restart')} ({budget})"
+    return f"attempt {snapshot.seen.attempt}, {words.count(run.restarts, 'restart')} ({budget})"
 
 
 def checkpoint_words(found: CheckpointView, shown: View) -> str:
@@ -219,6 +234,15 @@ def _see_why(snapshot: Snapshot, described: bool) -> Iterator[str]:
             yield snapshot.commands.of("describe")
 
 
+def stale_reasons(snapshots: Iterable[Snapshot]) -> list[str]:
+    """Why jobs are shown as they were last known, each reason once."""
+    counts = Counter(one.standing.reason for one in snapshots if one.standing.as_of is not None)
+    return [
+        f"{reason}; {words.count(count, 'job')} shown as last known"
+        for reason, count in counts.items()
+    ]
+
+
 def list_rows(snapshots: Iterable[Snapshot]) -> list[dict[str, Any]]:
     """`ndctl list --json`; newest first."""
     keys = (
@@ -231,14 +255,16 @@ def list_rows(snapshots: Iterable[Snapshot]) -> list[dict[str, Any]]:
         "loss",
         "updated_at",
         "scheduler",
+        "as_of",
+        "reason",
     )
     rows = [{key: body[key] for key in keys} for body in map(status_json, snapshots)]
     return sorted(rows, key=lambda row: -float(row["updated_at"]))
 
 
-def list_text(rows: Sequence[Mapping[str, Any]], zone: tzinfo | None) -> str:
+def list_text(rows: Sequence[Mapping[str, Any]], zone: tzinfo | None, now: float) -> str:
     head = ("NAME", "STATE", "STEP", "ATTEMPT", "RESTARTS", "LOSS", "UPDATED", "SCHEDULER")
-    table = [head, *(_cells(body, zone) for body in rows)]
+    table = [head, *(_cells(body, zone, now) for body in rows)]
     if not any(body["scheduler"] for body in rows):
         table = [cells[:-1] for cells in table]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -248,10 +274,12 @@ def list_text(rows: Sequence[Mapping[str, Any]], zone: tzinfo | None) -> str:
     )
 
 
-def _cells(body: Mapping[str, Any], zone: tzinfo | None) -> tuple[str, ...]:
+def _cells(body: Mapping[str, Any], zone: tzinfo | None, now: float) -> tuple[str, ...]:
+    as_of = body["as_of"]
+    age = "" if as_of is None else f" {words.duration(now - as_of)} ago"
     return (
         body["name"],
-        body["state"],
+        body["state"] + age,
         f"{body['step']}/{body['steps']}",
         str(body["attempt"]),
         str(body["restarts"]),

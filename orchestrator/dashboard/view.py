@@ -25,6 +25,8 @@ from orchestrator.contract.events import (
 from orchestrator.contract.mesh import Mesh
 from orchestrator.dashboard.commands import Commands
 from orchestrator.dashboard.metrics import NOTHING, Progress
+from orchestrator.seams import Sighting
+from orchestrator.supervise.job_report import JobReport
 from orchestrator.supervise.log import Entry
 from orchestrator.supervise.roster import gives_back_at, is_short
 from orchestrator.supervise.state import ENDED, IDLE, Incident, Run, Stage, State
@@ -97,6 +99,13 @@ class Seen:
     lost: frozenset[str] = frozenset()
     """Hosts that the present attempt lost."""
     checkpoint: CheckpointView = field(default_factory=CheckpointView)
+    report: JobReport | None = None
+    """What its leader last told its cluster, where that is newer than the journal that is here."""
+
+    @property
+    def attempt(self) -> int:
+        """The newest that is known of."""
+        return max(self.run.attempt, self.report.attempt if self.report is not None else 0)
 
 
 def fold_seen(seen: Seen, entries: Iterable[Entry]) -> Seen:
@@ -198,21 +207,32 @@ class Standing:
     since: float
     fix: str = ""
     """What to type, where nothing will happen by itself."""
+    as_of: float | None = None
+    """When the state was last known to hold, where it cannot be asked for now; None: it is live."""
 
 
 def effective_state(
-    run: Run, leader_alive: bool, now: float, fix: str = "", held: str | None = None
+    run: Run,
+    leader_alive: bool,
+    now: float,
+    fix: str = "",
+    sighting: Sighting | None = None,
+    report: JobReport | None = None,
 ) -> Standing:
     """A job that has not ended and has no leader is not running, whatever its journal says last.
 
     Args:
         fix: what submits it again.
-        held: what a scheduler says of it, which may bring up a leader yet.
+        sighting: what a scheduler says of it; None where there is none, or it was not asked.
+        report: as in `Seen`.
     """
     if run.state in ENDED or leader_alive:
         return Standing(state=run.state, reason=run.reason, since=run.since)
-    if held is not None:
-        return Standing(state="PENDING", reason=held, since=run.last_at)
+    if report is not None and report.state in ENDED:
+        return Standing(state=report.state, reason=report.message, since=report.updated)
+    seen = None if sighting is None else _seen_from_outside(run, sighting, report, now)
+    if seen is not None:
+        return replace(seen, fix=fix) if seen.state == "FAILED" else seen
     if run.stage is Stage.SUBMITTED and now - run.since < LEADER_START_S:
         return Standing(state=run.state, reason=run.reason, since=run.since)
     if run.stage is Stage.SUBMITTED:
@@ -221,6 +241,27 @@ def effective_state(
         reason = f"the leader went away without a word while {run.stage.value}"
         reason += f"; it was the agent of {run.leader}" if run.leader else ""
     return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
+
+
+def _seen_from_outside(
+    run: Run, sighting: Sighting, report: JobReport | None, now: float
+) -> Standing | None:
+    """What a scheduler knows better than the journal of a job that no process is known to lead."""
+    words = sighting.words or ""
+    if sighting.unknown:
+        # The job may well train on: what was known stays, with its age.
+        why, as_of = sighting.unknown, max(run.last_at, sighting.at or 0.0)
+        if report is not None and report.updated > as_of:
+            return Standing(state=report.state, reason=why, since=as_of, as_of=report.updated)
+        return Standing(state=run.state, reason=why, since=run.since, as_of=as_of)
+    if sighting.over is not None:
+        return Standing(state=sighting.over, reason=words, since=sighting.at or now)
+    if sighting.held:
+        return Standing(state="PENDING", reason=words, since=run.last_at)
+    if words and run.stage is Stage.SUBMITTED:
+        reason = f"no leader ever started: {words}"
+        return Standing(state="FAILED", reason=reason, since=run.last_at)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +282,8 @@ class View:
     state: State
     reason: str
     fix: str
+    as_of: float | None
+    """As in `Standing`."""
     stage: str
     """What is being done, in words."""
     backend: str
@@ -282,14 +325,14 @@ def view(
     *,
     leader_alive: bool,
     now: float,
-    held: str | None = None,
+    sighting: Sighting | None = None,
     commands: Commands | None = None,
 ) -> View:
-    """What to show at `now`; `held` as in `effective_state`."""
+    """What to show at `now`; `sighting` as in `effective_state`."""
     run, last = seen.run, progress.last
     assert run.job is not None, "a journal begins with JobSubmitted"
     commands = commands or Commands(job=run.job.launch.job)
-    standing = effective_state(run, leader_alive, now, commands.submit(), held)
+    standing = effective_state(run, leader_alive, now, commands.submit(), sighting, seen.report)
     over = standing.state in ENDED
     done = last_step(run, progress)
     return View(
@@ -297,9 +340,10 @@ def view(
         state=standing.state,
         reason=standing.reason,
         fix=standing.fix,
+        as_of=standing.as_of,
         stage=_doing(run),
         backend=_backend(run, run.job.backend),
-        attempt=run.attempt,
+        attempt=seen.attempt,
         restarts=run.restarts,
         step=done,
         steps=run.job.steps,
@@ -307,7 +351,7 @@ def view(
         tokens_per_second=last.tokens_per_second if last else None,
         step_s=progress.step_s,
         quiet_s=None if last is None or last.time is None else max(0.0, now - last.time),
-        eta_s=_eta(standing.state, run.job.steps - done, progress, now),
+        eta_s=None if standing.as_of else _eta(standing.state, run.job.steps - done, progress, now),
         elapsed_s=max(0.0, (_ended_at(run, progress) if over else now) - run.job.at),
         mesh=run.plan.mesh,
         hosts=tuple(_rows(seen, standing.state)),

@@ -8,7 +8,7 @@ evidence does not single anybody out, that is the verdict, and no host is blamed
 from dataclasses import replace
 
 from orchestrator.diagnosis.absent import not_waiting, went_past, without_dumps
-from orchestrator.diagnosis.case import Case
+from orchestrator.diagnosis.case import STARVED, Case
 from orchestrator.diagnosis.facts import Diagnosis, Kind, Scene
 from orchestrator.diagnosis.mismatch import mismatch, skipped, strayed
 from orchestrator.diagnosis.nobody import network, not_known, together
@@ -17,6 +17,10 @@ from orchestrator.diagnosis.words import ranks_words
 
 FOLLOWS: tuple[Kind, ...] = ("never-entered", "left-inside", "alone", "stopped")
 """Kinds of verdict that a rank comes to also because it does not run."""
+FOR_STARVED = (
+    "see what else runs on its host (top), and how many processors the job has there: cpus_per_task"
+    " of Slurm, the limits of a pod, cpu.max of the control group"
+)
 
 
 def analyse(scene: Scene) -> Diagnosis:
@@ -43,15 +47,19 @@ def analyse(scene: Scene) -> Diagnosis:
 
 def _most_direct_first(case: Case, found: Diagnosis) -> Diagnosis:
     """Of a rank whose process is stopped, gone or stuck in the kernel that is the news, and that it
-    did not call an operation is what follows from it. Not so of one that called something else."""
-    states = {case.odd_states.get(rank) for rank in found.ranks}
-    state = states.pop() if len(states) == 1 else None
-    if state is None or found.kind not in FOLLOWS:
+    did not call an operation is what follows from it. Not so of one that called something else.
+    The same of a rank that gets no processor, for which its host need not be to blame."""
+    how = case.how_it_is(found.ranks) if found.kind in FOLLOWS else ""
+    if not how:
         return found
+    starved = how.startswith(STARVED)
     verb = "is" if len(found.ranks) == 1 else "are"
-    what = f"{ranks_words(found.ranks)} {verb} {state}"
-    signs = tuple(sign for sign in found.evidence if sign != f"its process is {state}")
-    if found.kind != "stopped":
+    what = f"{ranks_words(found.ranks)} {verb} {how}"
+    said = (f"its process is {case.odd_states.get(found.ranks[0])}", f"it is {STARVED}")
+    signs = tuple(sign for sign in found.evidence if sign not in said)
+    if found.kind != "stopped" or starved:
         subject = "it " if len(found.ranks) == 1 else "they "
         what = f"{what}; {subject}{found.cause.removeprefix(f'{ranks_words(found.ranks)} ')}"
+    if starved:
+        return replace(found, cause=what, evidence=signs, hosts=(), advice=FOR_STARVED)
     return replace(found, kind="stopped", cause=what, evidence=signs)

@@ -28,6 +28,11 @@ STATES = {
     "Z": "dead but not reaped (state Z)",
     "gone": "gone",
 }
+STARVED = "starved of CPU"
+THROTTLED = ", and its control group is throttled (cpu.max)"
+STARVED_SHARE = 0.5
+"""Of the time since a rank got on: had it no processor for so long, though it was ready to run, it
+is late for that alone."""
 
 
 class Case:
@@ -59,6 +64,12 @@ class Case:
             for rank, facts in scene.facts.items()
             if facts.process_state in STATES and not self._harmless(facts)
         }
+        self.starved = {
+            rank
+            for rank, facts in scene.facts.items()
+            if _is_starved(facts) and not self._talks(rank)
+        }
+        """A reason, and no sign by itself: on a busy host many are late by some seconds."""
         self.mute = tuple(
             rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
         )
@@ -69,9 +80,28 @@ class Case:
         """Whether its wait of the kernel says nothing: it was over in a moment, as the rank gave
         its stack since and waits for others; or storage did not answer, which a rank that is asked
         writes its stack to."""
-        stack = self.stacks.get(facts.rank)
-        told = stacks.talks(stack) if stack else not facts.asked
+        told = self._talks(facts.rank) if self.stacks.get(facts.rank) else not facts.asked
         return facts.process_state == "D" and told
+
+    def _talks(self, rank: int) -> bool:
+        """Whether its stack waits for others."""
+        stack = self.stacks.get(rank)
+        return stack is not None and stacks.talks(stack)
+
+    def how_it_is(self, ranks: Sequence[int]) -> str:
+        """What keeps these processes from running, the same of all; empty where nothing does."""
+        facts = [self.scene.facts[rank] for rank in ranks if rank in self.scene.facts]
+        places = {one.place for one in facts}
+        states = {self.odd_states.get(rank) for rank in ranks}
+        alone = facts[0] if len(ranks) == 1 and facts else None
+        if states == {STATES["D"]} and len(places) == 1 and (place := places.pop()):
+            return f"blocked in the kernel in {place} (state D){_for_how_long(alone)}"
+        if len(states) == 1 and (state := states.pop()):
+            return state
+        if not ranks or not self.starved.issuperset(ranks):
+            return ""
+        limit = any(one.throttled for one in facts)
+        return f"{STARVED}{_without_processor(alone)}{THROTTLED if limit else ''}"
 
     def _all_ranks(self) -> set[int]:
         named = {*self.scene.dumps, *self.scene.facts, *range(self.scene.world or 0)}
@@ -85,6 +115,8 @@ class Case:
         """What else speaks against a rank: -1 (it waits itself), 0 (nothing), 1 or 2."""
         if rank in self.odd_states:
             return (f"its process is {self.odd_states[rank]}",), 2
+        if rank in self.starved:
+            return (f"it is {STARVED}",), 1
         if rank in self.mute and len(self.mute) < len(self.scene.facts):
             return ("it gave no stack when it was asked",), 2
         stack = self.stacks.get(rank)
@@ -137,6 +169,22 @@ class Case:
             missing=stuck.missing,
             unknown=stuck.unknown,
         )
+
+
+def _is_starved(facts: RankFacts) -> bool:
+    enough = facts.starved_s >= STARVED_SHARE * facts.still_s > 0
+    return facts.process_state == "R" and enough
+
+
+def _for_how_long(facts: RankFacts | None) -> str:
+    return f", and did not get on for {facts.still_s:.0f} s" if facts and facts.still_s else ""
+
+
+def _without_processor(facts: RankFacts | None) -> str:
+    if facts is None:
+        return ""
+    times = f"{facts.starved_s:.0f} of {facts.still_s:.0f} s"
+    return f" (ready to run without a processor for {times})"
 
 
 def named(stuck: Stuck) -> str:

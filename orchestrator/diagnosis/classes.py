@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from orchestrator.contract.failures import FailureRule, Reading
@@ -11,6 +12,17 @@ from orchestrator.diagnosis.patterns import Text, compiled, which
 from orchestrator.diagnosis.xids import xid_rules
 
 TABLE = Path(__file__).with_name("classes.yaml")
+GUESSES = (
+    r"\bit is possible (that|for)\b",
+    r"\b(potential|possible|common|likely) (root )?(causes?|reasons?)\b",
+    r"\b(might|may|could|can) (also )?(be|have been|happen|occur|mean|indicate)\b",
+    r"\b(possibly|probably|perhaps|maybe|likely|typically) (due|because|caused|from|an?|the)\b",
+    r"\b(usually|often|normally|generally) (means?|caused|happens?|indicates?|reflects?|due)\b",
+    r"\bplease (try|check|make sure|ensure|verify|see|refer|consider)\b",
+    r"\bmake sure (that|you|the)\b",
+)
+"""Where a message begins to guess at its cause, or to advise: `It is possible that workers are out
+of shared memory`, `potential root causes: (1) killed by the OOM killer`."""
 PIECE = 50
 """Lines that are read together, of a log that is read whole: fewer than a `Text` would leave out,
 however long they are."""
@@ -46,7 +58,15 @@ class Classified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
+    """In the order in which rules are tried."""
+
     classes: tuple[FailureRule, ...]
+    """Whose words are known."""
+    families: tuple[FailureRule, ...]
+    """What tells no more than which part of the software speaks."""
+    symptoms: tuple[FailureRule, ...]
+    ends: tuple[FailureRule, ...]
+    """How a process ended, and what was seen of an incident."""
 
 
 def classify(
@@ -54,11 +74,13 @@ def classify(
 ) -> Classified | None:
     """The first rule that fits; None: this is not known. `rules`: after `own`, instead of ours."""
     text = signs.text
-    for rule in (*own, *(default_rules() if rules is None else rules)):
-        found = _fit(rule, signs, text)
-        if found is not None:
-            return found
-    return None
+    # What a program guesses decides no rule of ours; a user may have a class for the very guess.
+    stated = text.cut_before(GUESSES)
+    ours = default_rules() if rules is None else rules
+    fits = chain(
+        (_fit(rule, signs, text) for rule in own), (_fit(rule, signs, stated) for rule in ours)
+    )
+    return next((found for found in fits if found is not None), None)
 
 
 def all_that_fit(signs: Signs, rules: Sequence[FailureRule]) -> tuple[Classified, ...]:
@@ -120,8 +142,19 @@ def reading_of(found: Classified | None, own: Sequence[FailureRule] = ()) -> Rea
 @cache
 def default_rules() -> tuple[FailureRule, ...]:
     """Ours; read when first needed, since most commands need none."""
+    table = _table()
+    first, *rest = table.classes
+    # What a driver says by number stands before all words.
+    return (first, *xid_rules(), *rest, *table.families, *table.symptoms, *table.ends)
+
+
+def families() -> tuple[FailureRule, ...]:
+    """Those of ours that say the least of all that say why a rank ended."""
+    return _table().families
+
+
+@cache
+def _table() -> _Table:
     from orchestrator.document import decode_document, parse, read_text
 
-    document = parse(read_text(TABLE, "it comes with ndctl"), str(TABLE))
-    first, *rest = decode_document(_Table, document).classes
-    return (first, *xid_rules(), *rest)  # what a driver says by number stands before all words
+    return decode_document(_Table, parse(read_text(TABLE, "it comes with ndctl"), str(TABLE)))

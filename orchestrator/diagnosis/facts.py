@@ -42,6 +42,14 @@ class RankFacts:
     step: int | None = None
     phase: str | None = None
     age_s: float | None = None
+    place: str = ""
+    """Where in the kernel a process in state D waits: `FUNCTION of MODULE`."""
+    still_s: float = 0.0
+    """Seconds since it last got on …"""
+    starved_s: float = 0.0
+    """… of which it was ready to run and had no processor."""
+    throttled: bool = False
+    """Its control group used up its share of the processors meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

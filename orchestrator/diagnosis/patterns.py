@@ -8,7 +8,7 @@ compiles its patterns here, or has a pattern that visibly cannot backtrack.
 import logging
 import re
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -32,10 +32,20 @@ _OUTER = re.compile(
     r"\s*(?:\[(?:rank|default|Rank|RANK )\d+\]:? ?"  # PyTorch, torchrun
     r"|\((?:[\w=]{1,40} ){0,3}pid=\d{1,9}(?:, ip=[\d.]{7,15})?\) ?"  # Ray, vLLM
     r"|\d{1,6}: "  # srun --label
+    r"|\[[\w.,: -]{1,60}\]<std(?:out|err|diag)>: ?"  # mpirun --tag-output
+    r"|\[pod/[\w./-]{1,200}\] "  # kubectl logs --prefix
     r"|\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?"  # Kubernetes
     r"|(?:ERROR|CRITICAL) \d\d-\d\d [\d:]{8} \[?[\w./]{1,60}:\d{1,5}\] )+"  # vLLM
 )
 """What others write before the line of a process."""
+_AT_THE_MARGIN = re.compile(
+    r"(.{1,80}?)(?:\[(?:rank|default)\d+\]:? ?)?"
+    r'(?:Traceback \(most recent call last\):\s*$|  File "[^"]{1,300}", line \d+, in )'
+)
+"""What begins at the margin of a process's output, or two columns from it."""
+_PART_OF_IT = ("Original ", "Exception ignored", "Exception in thread")
+MOST_PREFIXES = 4
+"""Shapes of prefixes that one text has."""
 TOO_LARGE = (
     f"a pattern of at most {LARGEST:,} instructions",
     "write .* for a counted repetition such as .{0,200}, or make two patterns of it",
@@ -63,7 +73,7 @@ class Text:
     @classmethod
     def of(cls, lines: Iterable[str]) -> "Text":
         kept = bounded(lines)
-        return _text(kept, [_bare(line).encode(errors="replace") for line in kept])
+        return _text(kept, [line.encode(errors="replace") for line in _bare(kept)])
 
     def pick(self, numbers: Iterable[int]) -> "Text":
         """Those lines alone."""
@@ -73,9 +83,29 @@ class Text:
     def without(self, numbers: Container[int]) -> "Text":
         return self.pick(n for n in range(len(self.lines)) if n not in numbers)
 
+    def rewritten(self, changes: Mapping[int, tuple[str, bytes]]) -> "Text":
+        """With other lines in some places: each as it is shown and as it is searched."""
+        numbers = range(len(self.lines))
+        lines = tuple(changes[n][0] if n in changes else self.lines[n] for n in numbers)
+        return _text(lines, [changes[n][1] if n in changes else self.line(n) for n in numbers])
+
+    def cut_before(self, patterns: tuple[str, ...]) -> "Text":
+        """Each line only up to where one of the patterns is found in it."""
+        regex = compiled(patterns)
+        changes = {}
+        for number in self.numbers(patterns):
+            found = regex.search(self.line(number))
+            assert found is not None
+            changes[number] = (self.lines[number], self.line(number)[: found.start()])
+        return self.rewritten(changes) if changes else self
+
+    def followed_by(self, other: "Text") -> "Text":
+        both = [*map(self.line, range(len(self.lines))), *map(other.line, range(len(other.lines)))]
+        return _text((*self.lines, *other.lines), both)
+
     def since(self, number: int) -> "Text":
-        """From that line on."""
-        return self.pick(range(number, len(self.lines)))
+        """From that line on; -3: the last three."""
+        return self.pick(range(len(self.lines))[number:])
 
     def numbers(self, patterns: tuple[str, ...]) -> Iterator[int]:
         """The lines in which one of the patterns is found, from the first on."""
@@ -101,9 +131,33 @@ class Text:
         return self.data[self.starts[number] : end]
 
 
-def _bare(line: str) -> str:
-    outer = _OUTER.match(line)
-    return line[outer.end() :] if outer else line
+def _bare(lines: Sequence[str]) -> Iterator[str]:
+    """Without what others wrote before them: known prefixes, and those that this text shows.
+
+    A traceback begins at the margin, so what stands before it is a prefix, and stands before the
+    other lines of the process as well: `[1,0]<stderr>:`, `worker-3: `, a time.
+    """
+    known = [_without_known(line) for line in lines]
+    shapes: dict[str, re.Pattern[str]] = {}
+    for line in known:
+        if len(shapes) == MOST_PREFIXES:
+            break
+        if not ("Traceback (most" in line or '  File "' in line):
+            continue
+        begin = _AT_THE_MARGIN.match(line)
+        if begin and begin[1].strip() and not begin[1].startswith(_PART_OF_IT):
+            shape = "[0-9]+".join(map(re.escape, re.split(r"[0-9]+", begin[1])))
+            shapes.setdefault(shape, re.compile(shape))
+    return (_without_prefix(line, shapes.values()) for line in known) if shapes else iter(known)
+
+
+def _without_known(line: str) -> str:
+    return line[outer.end() :] if (outer := _OUTER.match(line)) else line
+
+
+def _without_prefix(line: str, shapes: Iterable[re.Pattern[str]]) -> str:
+    found = next((found for shape in shapes if (found := shape.match(line))), None)
+    return _without_known(line[found.end() :]) if found else line
 
 
 def _text(lines: tuple[str, ...], pieces: Sequence[bytes]) -> Text:

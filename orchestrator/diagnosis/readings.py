@@ -7,7 +7,7 @@ the leader's loop nor a fold of the journal ever looks for a pattern in what oth
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from orchestrator.contract import exits
 from orchestrator.contract.events import RankError
@@ -23,13 +23,20 @@ from orchestrator.diagnosis.classes import (
 )
 from orchestrator.diagnosis.last_words import (
     before_steps_dropped,
+    before_the_abort,
     frames_that_tell,
+    last_warning,
     last_words,
+    points_back,
+    with_warnings,
+    without_cleanup,
     without_frames,
     without_noise,
     without_quotations,
 )
+from orchestrator.diagnosis.mentions import without_mentions
 from orchestrator.diagnosis.patterns import Text, cut
+from orchestrator.diagnosis.raised_in import with_packages
 
 OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 """A process does not end itself by these."""
@@ -41,6 +48,8 @@ SERVICE = "service-unreachable"
 """Says the same words as a lost peer of what is no peer."""
 ENDINGS = frozenset({"abort", "segfault", "python-exception", "unknown"})
 """Classes by how a process ended, where it said nothing else that is known."""
+POINTING = ENDINGS | {"data-loader"}
+"""Classes of an exception that may point at one before it."""
 BY_SHELL = 128
 """A shell leaves with this and the number of the signal that ended what it ran."""
 PASSED_ON = frozenset({"SIGKILL", "SIGTERM", "SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
@@ -182,17 +191,34 @@ def kind_of(exit_code: int | None, number: int | None, *, raised: bool) -> str:
 
 def _said(end: End) -> Text:
     """The end of its log without what tells nothing: frames of stacks, and what it outlived."""
-    return before_steps_dropped(without_quotations(without_frames(Text.of(end.lines))))
+    heard = without_frames(with_packages(without_cleanup(Text.of(end.lines))))
+    return before_steps_dropped(without_quotations(with_warnings(heard)))
 
 
 def _raised(end: End) -> Text | None:
     if end.error is None:
         return None
-    told = frames_that_tell(Text.of(end.error.traceback.splitlines())).lines
-    return Text.of((*told, *f"{end.error.error}: {end.error.message}".splitlines()))
+    said = f"{end.error.error}: {end.error.message}".splitlines()
+    frames = Text.of((*end.error.traceback.splitlines(), said[0]))
+    return frames_that_tell(with_packages(frames)).followed_by(with_warnings(Text.of(said)))
 
 
 def _failure_of(end: End, said: Text, own: tuple[FailureRule, ...]) -> Classified | None:
+    """The class of what ended a rank. No host is left out for what a program only speaks of."""
+    found = _class_of(end, said, own)
+    if found is None or found.rule in own or not is_broken_hardware(found.rule):
+        return found
+    reported = without_mentions(said, _of_broken_hardware())
+    return found if reported is said else _class_of(end, reported, own)
+
+
+@cache
+def _of_broken_hardware() -> tuple[str, ...]:
+    rules = [rule for rule in default_rules() if is_broken_hardware(rule)]
+    return tuple(pattern for rule in rules for pattern in rule.patterns)
+
+
+def _class_of(end: End, said: Text, own: tuple[FailureRule, ...]) -> Classified | None:
     """The class of what ended a rank, by what it raised, else by its log and how it ended.
 
     A log also tells of what did no harm, as a save that failed an hour ago or a connection that
@@ -208,17 +234,45 @@ def _failure_of(end: End, said: Text, own: tuple[FailureRule, ...]) -> Classifie
         kind=kind_of(end.exit_code, end.signal, raised=end.error is not None),
         phase=end.phase,
     )
-    if end.error is not None:
-        return classify(replace(signs, said=_raised(end)), own)
+    if (raised := _raised(end)) is not None:
+        found = classify(replace(signs, said=raised), own)
+        return _of_what_came_before(found, raised, said) or found
     if by in OUTSIDE:
         named = tuple(rule for rule in own if _names(rule, by))
         kills = [rule for rule in default_rules() if _kills(rule, by)]
         return classify(replace(signs, said=said), named, kills)
-    found = classify(replace(signs, said=last_words(said, _number(signs.signal))), own)
+    words = last_words(said, _number(signs.signal))
+    found = classify(replace(signs, said=words), own)
+    if not by and (before := _of_what_came_before(found, words, said)):
+        return before
+    if by == "SIGABRT" and (found is None or found.rule.name in ENDINGS):
+        complaint = classify(replace(signs, said=before_the_abort(said)), own)
+        found = found if complaint is None or complaint.rule.name in ENDINGS else complaint
     if found is not None and (found.rule in own or not _is_ending(found.rule)):
         return found
     anywhere = [rule for rule in default_rules() if _stands(rule)]
-    return classify(replace(signs, said=without_noise(said)), own if by else (), anywhere) or found
+    stands = classify(replace(signs, said=without_noise(said)), own if by else (), anywhere)
+    return stands or _warned_of(said, words, found) or found
+
+
+def _warned_of(said: Text, words: Text, found: Classified | None) -> Classified | None:
+    """Of a rank that said nothing else: the peer of which torch warned last."""
+    if (found is not None and found.line) or words.lines:
+        return None
+    symptoms = [rule for rule in default_rules() if rule.symptom]
+    return classify(Signs(said=last_warning(said)), (), symptoms)
+
+
+def _of_what_came_before(found: Classified | None, words: Text, said: Text) -> Classified | None:
+    """Of a rank whose last exception says only that something failed, the class of that.
+
+    `RuntimeError: Worker 1 failed, see above` stands below the words of the worker itself, which a
+    rank that handled an old error and then met another one does not point at.
+    """
+    if (found is not None and found.rule.name not in POINTING) or not points_back(words):
+        return None
+    before = classify(Signs(said=without_noise(said)), (), default_rules())
+    return None if before is None or _is_ending(before.rule) else before
 
 
 def _is_ending(rule: FailureRule) -> bool:

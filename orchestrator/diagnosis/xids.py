@@ -222,15 +222,17 @@ def _rules() -> Iterator[FailureRule]:
     known = {code: one for code, xid in codes.items() if (one := class_of(xid)) is not None}
     for code, one in CLASSES.items():
         if code == 94:  # after all that breaks a host, before what a program may have done
-            for number in NVLINK5:
+            # What the driver reported goes before what a 45 only refers to.
+            for harmful in (
+                r"{xid}{number},.* Fatal\b",
                 # No program is ended by what did no harm, so one that was cleaned up after it met
                 # what did.
-                harmful = (
-                    rf"{XID}{number},.* Fatal\b",
-                    rf"{XID}45\b.*caused by previous xid {number}\b",
-                )
-                name = f"xid-{number}-nvlink"
-                yield _told_by_words(name, harmful, CLASSES[74].advice, f"Xid {number}")
+                r"{xid}45\b.*caused by previous xid {number}\b",
+            ):
+                for number in NVLINK5:
+                    pattern = harmful.format(xid=XID, number=number)
+                    name = f"xid-{number}-nvlink"
+                    yield _told_by_words(name, (pattern,), CLASSES[74].advice, f"Xid {number}")
             yield _rule(SUPPORT, [n for n, other in known.items() if other is SUPPORT])
             advice = "the driver says what the GPU needs before it can be used again"
             yield _told_by_words("xid-154-recovery", RECOVERY, advice, "Xid 154")

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
 from orchestrator.backends.slurm.commands import Slurm
@@ -20,7 +19,6 @@ TIMEOUT_S = 15.0
 COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
 OLDEST = (22, 5)
 """The oldest version that all of this was tried on."""
-SUBMITIT = (1, 5)
 KILL_WAIT_S = 30
 """Slurm's default; ranks that get less cannot end a write that they have begun."""
 LOCAL_FILE_SYSTEMS = frozenset(
@@ -36,7 +34,6 @@ def examine_slurm(
     """Every check; `mounts` is what `read_mounts` gives."""
     return (
         *_commands(slurm),
-        _submitit(),
         *_cluster(spec, slurm),
         _shared(run_root, mounts),
     )
@@ -81,22 +78,6 @@ def _said(done: Completed) -> str:
     return (done.err or done.out).strip().partition("\n")[0] or f"exit code {done.code}"
 
 
-def _submitit() -> Finding:
-    bound = ".".join(map(str, SUBMITIT))
-    fix = f"pip install 'submitit>={bound}'"
-    try:
-        version = metadata.version("submitit")
-    except metadata.PackageNotFoundError:
-        return Finding(what="submitit", verdict="stops", found="not installed", fix=fix)
-    good = (parse_version(version) or (0, 0)) >= SUBMITIT
-    return Finding(
-        what="submitit",
-        verdict="ok" if good else "stops",
-        found=f"{version}, needs {bound}",
-        fix=fix,
-    )
-
-
 def _cluster(spec: SlurmSpec, slurm: Slurm) -> Iterator[Finding]:
     shown = _ask(slurm, "scontrol", "show", "config")
     if shown.code != 0:
@@ -112,15 +93,15 @@ def _cluster(spec: SlurmSpec, slurm: Slurm) -> Iterator[Finding]:
     found = f"cluster {name}, Slurm {config.get('SLURM_VERSION', 'of unknown version')}"
     yield Finding(what="controller", verdict="ok", found=found)
     partitions = _ask(slurm, *PARTITIONS)
-    yield judge_partition(spec.partition, parse_partitions(partitions.out))
+    yield judge_partition(spec.partitions, parse_partitions(partitions.out))
     yield _accounting(config, slurm)
     yield from judge_config(config, spec)
 
 
-def judge_partition(name: str | None, partitions: Sequence[Partition]) -> Finding:
+def judge_partition(asked: Sequence[str], partitions: Sequence[Partition]) -> Finding:
     names = ", ".join(one.name for one in partitions) or "none"
     fix = "set cluster.slurm.partition to one of them"
-    wanted = name.split(",") if name else [one.name for one in partitions if one.default]
+    wanted = asked or [one.name for one in partitions if one.default]
     there = [one for one in partitions if one.name in wanted]
     missing = [one for one in wanted if one not in {found.name for found in there}]
     if missing or not there:

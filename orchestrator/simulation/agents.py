@@ -5,8 +5,9 @@ it none. Pulses and digests come with the leader's look at the clock (`leaders.p
 """
 
 from collections import deque
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, assert_never, cast
 
 from orchestrator.contract import exits
 from orchestrator.contract.protocol import (
@@ -36,6 +37,7 @@ from orchestrator.simulation.training import Word
 if TYPE_CHECKING:
     from orchestrator.simulation.hosts import Host
     from orchestrator.simulation.leaders import Leader
+    from orchestrator.simulation.scheduler import Scheduler
     from orchestrator.simulation.world import World
 
 LEAVE_GRACE_S = 3.0
@@ -63,10 +65,17 @@ class Agent:
     ) -> None:
         self.world, self.host, self.launch, self.restarts = world, host, launch, restarts
         self.lead = lead
+        """From its beginning."""
         self.leader: Leader | None = None
+        self.leaderless: Leaderless | None = None
+        """While it sees to a job whose leader is gone."""
         self.incarnation = f"{host.name}.{world.drawn()}"
         self.ranks: HostRanks | None = None
+        self.unheeded = ""
+        """The last signal of the scheduler since a leader was heard."""
         self.ended: Stopped | None = None
+        self.alone_since: float | None = None
+        """When the leader was last heard, if that attempt was stopped for its silence."""
         self.outbox: deque[Report] = deque()
         self.line: Line | None = None
         self.talks_to: Leader | None = None
@@ -115,8 +124,11 @@ class Agent:
             self._hang_up()
         if self._lost_patience(self.patience):
             if self.ranks is not None and not self.ranks.stopping:
+                self.alone_since = self.last_heard
                 self.ranks.stop(LEAVE_GRACE_S)
-            if self._lost_patience(self.patience + (self.world.scenario.successor_s or 0.0)):
+            if self._outlives():
+                self._see_to_the_job()
+            elif self._lost_patience(self.patience + (self.world.scenario.successor_s or 0.0)):
                 self.world.history.note(self.host.name, "no word from the leader: leaving")
                 self.leave(exits.LEADER_LOST)
                 return
@@ -125,6 +137,25 @@ class Agent:
 
     def _lost_patience(self, limit: float) -> bool:
         return self.world.timeline.now - self.last_heard > limit
+
+    def _outlives(self) -> bool:
+        """Whether it stays when its leader is gone, for another to lead, or to lead itself."""
+        scenario = self.world.scenario
+        return scenario.scheduled and scenario.successor_s is None and not self.lead
+
+    @property
+    def is_alone(self) -> bool:
+        """No leader was heard for too long, and no rank is left here."""
+        return not self.leaving and self.ranks is None and self._lost_patience(self.patience)
+
+    def _see_to_the_job(self) -> None:
+        if self.leaderless is None and self.leader is None and self.is_alone:
+            scheduler = cast("Scheduler", self.world.scheduler)
+            self.leaderless = Leaderless(self.world, self, scheduler, self._saw_to_the_job)
+            self.leaderless.ask()
+
+    def _saw_to_the_job(self) -> None:
+        self.leaderless = None
 
     def _find(self) -> None:
         said = self.world.storage.announced()
@@ -165,7 +196,15 @@ class Agent:
         if self.ranks is not None:
             self.outbox.extend(self.ranks.reports)
         elif self.ended is not None:
-            self.outbox.append(self.ended)
+            former = self.ended
+            self.outbox = deque(report for report in self.outbox if report is not former)
+            self.outbox.append(self._as_of_now(self.ended))
+
+    def _as_of_now(self, stopped: Stopped) -> Stopped:
+        """With how long ago the leader was last heard, if it was stopped for that."""
+        if self.alone_since is None or stopped.finished:
+            return stopped
+        return replace(stopped, alone_s=max(0.1, self.world.timeline.now - self.alone_since))
 
     def _hang_up(self) -> None:
         if self.line is not None:
@@ -222,7 +261,7 @@ class Agent:
     def obey(self, line: Line, order: Order) -> None:
         if not self.alive or self.leaving or line is not self.line:
             return
-        self.last_heard = self.world.timeline.now
+        self.last_heard, self.unheeded = self.world.timeline.now, ""
         match order:
             case Pulse():
                 pass
@@ -249,7 +288,7 @@ class Agent:
                 return
         if self.ranks is not None or (self.ended and self.ended.attempt >= order.attempt):
             return
-        self.ranks = self.world.starts_ranks(self, order)
+        self.ranks, self.alone_since = self.world.starts_ranks(self, order), None
 
     def _start_late(self, order: Start) -> None:
         if self.alive and not self.leaving:
@@ -339,16 +378,6 @@ class Agent:
     code = exits.OK
 
     def exit(self, code: int) -> None:
-        if not self.alive:
-            return
-        scenario = self.world.scenario
-        queues = scenario.scheduled and scenario.successor_s is None
-        if code == exits.LEADER_LOST and queues and not self.lead:
-            Leaderless(self.world, self, partial(self._gone, code)).ask()
-        else:
-            self._gone(code)
-
-    def _gone(self, code: int) -> None:
         if self.alive:
             self._over()
             self.world.agent_left(self, code)

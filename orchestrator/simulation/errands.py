@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
+from orchestrator.agent.after_leader import no_more_of_it
 from orchestrator.contract.actions import CheckHosts, ReplaceAgent, Replan, Requeue
 from orchestrator.contract.events import (
     AgentLost,
@@ -19,21 +20,22 @@ from orchestrator.contract.launch import Cause
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.protocol import Checked, CheckFabric
 from orchestrator.errors import BackendError, PlanError, Unanswered
+from orchestrator.seams import OwnRun
 from orchestrator.simulation.jobs import plan_for
 from orchestrator.simulation.operators import Operators
 from orchestrator.supervise.fabric import judge
-from orchestrator.supervise.notices import asked_about, news
+from orchestrator.supervise.notices import asked_about, news, next_question_s
 
 if TYPE_CHECKING:
     from orchestrator.simulation.leaders import Leader
     from orchestrator.simulation.world import World
 
-NOTICES_S = 15.0
 CHECK_POLL_S = 0.5
 CHECK_SLACK_S = 5.0
 REQUEUE_RETRY_S = 5.0
 CUT_OFF_S = 300.0
 CUT_OFF_POLL_S = 2.0
+LISTEN_S = 3.0
 ANSWER_S = 0.5
 """For the scheduler to answer."""
 REPLAN_S = 1.0
@@ -44,6 +46,8 @@ class Errands:
         self.world, self.leader = world, leader
         self.checked: dict[str, Checked] = {}
         self.told: set[str] = set()
+        self.in_touch = True
+        """Not while neither agents nor scheduler are heard: then nothing is decided."""
 
     def _after(self, seconds: float, do: "partial[None]") -> None:
         self.world.timeline.after(seconds, partial(self._if_alive, do))
@@ -54,21 +58,38 @@ class Errands:
 
     def lose(self, lost: Sequence[AgentLost], *, alone: bool) -> None:
         if alone:
-            self._cut_off(lost, self.world.timeline.now + CUT_OFF_S)
+            self._alone(lost, self.world.timeline.now, 0.0)
         else:
-            self._lose(lost)
+            self._lose(lost, 0.0)
 
-    def _cut_off(self, lost: Sequence[AgentLost], deadline: float) -> None:
-        """While neither agents nor scheduler are heard, nobody is blamed."""
+    def _alone(self, lost: Sequence[AgentLost], begun: float, cut_off_s: float) -> None:
+        """While neither agents nor scheduler are heard, nobody is blamed; once the scheduler is,
+        it is asked about this host, and agents are listened to again."""
+        waited_s = self.world.timeline.now - begun
         try:
-            self.world.scheduler.notices(self.leader.host.name, ())
+            own = self._own_run()
         except Unanswered:
-            if self.world.timeline.now < deadline:
-                self._after(CUT_OFF_POLL_S, partial(self._cut_off, lost, deadline))
-                return
+            own, cut_off_s = None, waited_s + CUT_OFF_POLL_S
+            self.in_touch = False
         except BackendError:
-            pass
-        self._lose(lost)
+            self._lose(lost, cut_off_s)
+            return
+        if own is not None and (why := no_more_of_it(own, self.leader.host.name)):
+            self.leader.leave(why)
+        elif own is not None and own.phase == "running":
+            listens_s = self.world.job.agent_timeout + LISTEN_S if cut_off_s else 0.0
+            self._after(listens_s, partial(self._lose, lost, cut_off_s))
+        elif waited_s < CUT_OFF_S:
+            self._after(CUT_OFF_POLL_S, partial(self._alone, lost, begun, cut_off_s))
+        else:
+            self._lose(lost, cut_off_s)
+
+    def _own_run(self) -> OwnRun:
+        host, scheduler = self.leader.host.name, self.world.scheduler
+        if isinstance(scheduler, Operators):
+            scheduler.notices(host, ())
+            return OwnRun(phase="running", words="it answers")
+        return scheduler.own_run(host, self.leader.agent)
 
     def taken_before(self, host: str, silent_s: float) -> str:
         known, scheduler = self.leader.supervisor.run.hosts.get(host), self.world.scheduler
@@ -78,7 +99,9 @@ class Errands:
             return scheduler.taken(self.leader.host.name, {host: silent_s}).get(host, "")
         return ""
 
-    def _lose(self, lost: Sequence[AgentLost]) -> None:
+    def _lose(self, lost: Sequence[AgentLost], cut_off_s: float) -> None:
+        lost = [replace(event, cut_off_s=cut_off_s) for event in lost]
+        self.in_touch = True
         if isinstance(self.world.scheduler, Operators):
             self._after(ANSWER_S, partial(self._lost, lost, self.world.scheduler))
         else:
@@ -116,7 +139,9 @@ class Errands:
         self.leader.happened(LeaveAsked(at=self.leader.now(), cause=cause, words=signal_name))
 
     def hear_notices(self) -> None:
-        self._after(NOTICES_S, partial(self._hear_notices))
+        """When the next question is due is decided at the one before, not meanwhile as well."""
+        due_s = next_question_s(self.leader.supervisor.run)
+        self._after(due_s, partial(self._hear_notices))
 
     def _hear_notices(self) -> None:
         self.hear_notices()

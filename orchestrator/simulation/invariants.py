@@ -23,6 +23,7 @@ from orchestrator.contract.events import (
 )
 from orchestrator.simulation.blame import Blame, Strike
 from orchestrator.simulation.laws import hold
+from orchestrator.simulation.network import SCHEDULER, STORAGE
 from orchestrator.simulation.operators import Operators
 from orchestrator.simulation.remedies import AT_ONCE_S, Remedies
 from orchestrator.simulation.rules import Rules
@@ -32,6 +33,7 @@ from orchestrator.supervise.policy import BUDGET
 from orchestrator.supervise.state import IDLE, LIVE, OUTSIDE, PREFLIGHT, Run, Stage
 
 if TYPE_CHECKING:
+    from orchestrator.simulation.agents import Agent
     from orchestrator.simulation.hosts import Host
     from orchestrator.simulation.leaders import Leader
     from orchestrator.simulation.ranks import HostRanks
@@ -120,6 +122,25 @@ class Witness:
         others = [other for other in world.hosts.values() if other is not host and other.agent]
         known = any(leader.alive for leader in world.leaders.values()) or lost or bool(others)
         hold(known, f"{host.name} leaves the job to a leader that is dead")
+
+    def takes_over(self, agent: "Agent", run: Run) -> None:
+        """From a leader that is gone, or cut off from storage and scheduler, or that none of its
+        agents hears."""
+        former, network = self.world.leader, self.world.network
+        if former is None or former.host.name != run.leader:
+            return
+        if not all(network.reaches(run.leader, there) for there in (SCHEDULER, STORAGE)):
+            return
+        hears = [
+            name
+            for name in run.placement
+            if name not in (former.host.name, agent.host.name)
+            and (one := self.world.hosts[name].agent) is not None
+            and one.talks_to is former
+            and not one.is_alone
+        ]
+        well = former.alive and former.paused_until <= self.world.timeline.now
+        hold(not (well and hears), f"{agent.host.name} ends a leader that {hears} still hear")
 
     # Each decision
 

@@ -201,7 +201,8 @@ class Leader:
         for event in self.lookout.look(run, hears_all, self.world.timeline.now, at):
             self.happened(event)
         self.looking = False
-        self.happened(Tick(at=at))
+        if self.errands.in_touch:
+            self.happened(Tick(at=at))
 
     def look_now(self) -> None:
         """Look at the moment, and closely from now on."""
@@ -226,11 +227,14 @@ class Leader:
 
     def _pulse(self, now: float) -> None:
         for host, connection in self.connections.by_host.items():
-            agent = self.agents[host]
-            if connection.ws is None or cast(Any, connection.ws) is not agent.line:
+            agent = self.agents.get(host)
+            if agent is None or connection.ws is None:
+                continue  # of a leader before, and not here yet
+            if cast(Any, connection.ws) is not agent.line:
                 continue
             if agent.alive and self.world.passes(self.host.name, host):
                 connection.heard = agent.last_heard = now
+                agent.unheeded = ""
                 if self.lookout.watch is not None and agent.ranks is not None:
                     self._heard(agent.digest())
 
@@ -271,7 +275,8 @@ class Leader:
                 self._decide(events)
 
     def _can_decide(self) -> bool:
-        return self.alive and not (self.busy or self.looking) and self.ending is None
+        calm = self.errands.in_touch and not (self.busy or self.looking)
+        return self.alive and calm and self.ending is None
 
     def _wait(self, seconds: float, then: Any) -> None:
         self.busy = True

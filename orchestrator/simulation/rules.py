@@ -150,8 +150,9 @@ class Rules:
         if one.scope == "user":
             return False
         left_out = "replace" in (self.says[one.failure], one.remedy)
-        by = one.kind == "rank-killed" and one.evidence.signal in BY_MACHINES
-        return (one.scope == "host" and left_out) or one.kind in OF_MACHINES or by
+        explained = one.failure != "sigkill-from-outside"
+        by = one.kind == "rank-killed" and one.evidence.signal in BY_MACHINES and explained
+        return (one.scope == "host" and left_out and explained) or one.kind in OF_MACHINES or by
 
 
 def _counts(event: Event, before: Run) -> bool:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.errors import BackendError, Unanswered
-from orchestrator.seams import HostNotice
+from orchestrator.seams import HostNotice, OwnRun
 from orchestrator.simulation.agents import Agent
+from orchestrator.simulation.clock import EPOCH
 from orchestrator.simulation.laws import hold
 from orchestrator.simulation.network import SCHEDULER
 
@@ -193,6 +194,36 @@ class Scheduler:
                 found.append(HostNotice(name, "DRAINING", self.world.hosts[name].draining))
         return tuple(found)
 
+    def own_run(self, asker: str, agent: Agent) -> OwnRun:
+        """Raises Unanswered."""
+        self._answers(asker)
+        job = self.job
+        if job is None or job.launch != agent.launch or job.state == "ended":
+            return OwnRun(phase="over", words="the job is not known")
+        if job.restarts > agent.restarts or job.state == "queued":
+            return OwnRun(phase="queued again", words=f"the job is {job.state}")
+        if job.state == "leaving":
+            return OwnRun(phase="ending", words="the job is being ended")
+        gone = {name: "it was taken out of the job" for name in job.given if name not in job.nodes}
+        ends_at = None if job.ends_at is None else EPOCH + job.ends_at
+        return OwnRun(
+            phase="running", words="it runs", hosts=job.given, given_up=gone, ends_at=ends_at
+        )
+
+    def clear_host(self, asker: str, agent: Agent, name: str) -> str:
+        """Raises BackendError where nothing can be started there, or some of it does not end."""
+        self._answers(asker)
+        job, host = self.job, self.world.hosts[name]
+        if job is None or not self._current(job, agent.restarts) or name not in job.nodes:
+            raise BackendError(f"{name} is not in the job any more")
+        if not self._hears(host) or not self.world.storage.serves(name):
+            raise BackendError(f"nothing can be started on {name}")
+        for one in [one for one in host.agents if one.alive]:
+            one.die()
+        if host.ranks:
+            raise BackendError(f"ranks on {name} do not end")
+        return "its process had ended, or was killed"
+
     def why_ending(self, asker: str, agent: Agent) -> Cause:
         self._answers(asker)
         job = self.job
@@ -288,11 +319,6 @@ class Scheduler:
         there = [hosts[name] for name in exclude if name in hosts]
         job.excluded -= {host.name for host in there if host.down_since or host.draining}
 
-    def has_ended(self, asker: str) -> bool:
-        """Raises Unanswered."""
-        self._answers(asker)
-        return self.job is None or self.job.state == "ended"
-
     def _in_doubt(self, job: Job, name: str) -> bool:
         host = self.world.hosts.get(name)
         return host is not None and name in job.nodes and not self._hears(host)
@@ -311,6 +337,8 @@ class Scheduler:
             if agent.alive and self._hears(agent.host):
                 if agent.leader is not None:
                     agent.leader.warned(signal_name)
+                else:
+                    agent.unheeded = signal_name
                 if agent.ranks is not None:
                     agent.ranks.told_to_leave()
 

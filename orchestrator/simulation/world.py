@@ -39,8 +39,9 @@ from orchestrator.simulation.storage import LEASE_S, Crash, Storage, StoredJourn
 from orchestrator.simulation.training import Training, Work
 from orchestrator.simulation.troubles import Troubles
 from orchestrator.supervise.loop import Decide, Supervisor
-from orchestrator.supervise.policy import is_strike
+from orchestrator.supervise.policy import strike_weight
 from orchestrator.supervise.state import Incident, Run, Stage
+from orchestrator.supervise.succession import expected_back, takes_over
 
 LOGIN = "login"
 """Where the person sits."""
@@ -199,18 +200,46 @@ class World:
             leader=agent.incarnation, attempt=former.attempt if former else 0
         )
         patience = TAKE_OVER_S if self.scenario.scheduled else LOCK_PATIENCE_S
-        self._opens(agent, self.timeline.now + patience)
+        self._opens(agent, self.timeline.now + patience, partial(self._is_held, agent))
 
-    def _opens(self, agent: Agent, deadline: float) -> None:
+    def _is_held(self, agent: Agent) -> None:
+        self.history.note(agent.host.name, "the journal is held by another: leaving")
+        agent.die()
+
+    def claims(self, agent: Agent, how: str, leads: Callable[[bool], None]) -> None:
+        """As `Leaderless._claim` and `agent.leading.lead_on`: an agent that followed takes over
+        from a leader that ended so; `leads` is told whether the journal was to be had."""
+        if not agent.alive:
+            return
+        try:
+            self.storage.check_write(agent.host.name)
+        except OSError:
+            self.timeline.after(LOCK_POLL_S, partial(self.claims, agent, how, leads))
+            return
+        former = self.storage.fence
+        attempt = former.attempt if former else 0
+        self.storage.fence = Fence(leader=agent.incarnation, attempt=attempt)
+        self.history.note(agent.host.name, f"takes over: {how}")
+        deadline = self.timeline.now + TAKE_OVER_S
+        self._opens(agent, deadline, partial(leads, False), how, partial(leads, True))
+
+    def _opens(
+        self,
+        agent: Agent,
+        deadline: float,
+        is_held: Callable[[], None],
+        former: str = "",
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
         if not agent.alive:
             return
         storage = self.storage
         if not storage.serves(agent.host.name) or not self._locks(agent):
             if self.timeline.now > deadline:
-                self.history.note(agent.host.name, "the journal is held by another: leaving")
-                agent.die()
+                is_held()
             else:
-                self.timeline.after(LOCK_POLL_S, partial(self._opens, agent, deadline))
+                again = partial(self._opens, agent, deadline, is_held, former, begun)
+                self.timeline.after(LOCK_POLL_S, again)
             return
         journal = StoredJournal(storage, agent.host.name, partial(self._check_leader, agent))
         leader = Leader(self, agent, journal)
@@ -219,9 +248,10 @@ class World:
         if not self.announce(leader):
             agent.die()
             return
-        self._serves(leader)
+        begun()
+        self._serves(leader, former)
 
-    def _serves(self, leader: Leader) -> None:
+    def _serves(self, leader: Leader, former: str) -> None:
         agent, allocation = leader.agent, None
         exclude: dict[str, str] = {}
         always: tuple[str, ...] = ()
@@ -230,6 +260,10 @@ class World:
             exclude, always = self._struck(leader.now())
             leader.errands.hear_notices()
         self._arm(leader)
+        if takes_over(run := leader.supervisor.run, allocation):
+            followers = expected_back(run, agent.host.name)
+            known = {name: run.hosts[name].incarnation for name in followers}
+            leader.connections.await_agents(known)
         self.history.note(agent.host.name, "leads")
         leader.happened(
             LeaderStarted(
@@ -240,8 +274,11 @@ class World:
                 exclude=exclude,
                 always=always,
                 taken=self._taken(leader),
+                former=former,
             )
         )
+        if leader.agent.unheeded:
+            leader.warned(leader.agent.unheeded)
         leader.look()
 
     def _taken(self, leader: Leader) -> str:
@@ -291,7 +328,7 @@ class World:
         host = incident.culprit.host
         if host is None or not self.scenario.scheduled:
             return
-        if is_strike(incident):
+        if (weight := strike_weight(incident)) > 0:
             self.strikes.append(
                 strikes.Strike(
                     at=incident.at,
@@ -300,6 +337,7 @@ class World:
                     attempt=incident.attempt,
                     kind=incident.kind,
                     cause=incident.cause,
+                    weight=weight,
                 )
             )
 

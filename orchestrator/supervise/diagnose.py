@@ -7,12 +7,13 @@ stand for itself, those last that are what a peer's death looks like; among equa
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 
-from orchestrator.contract.events import AgentLost, RankExited
+from orchestrator.contract.events import AgentLost, HostStopped, RankExited
 from orchestrator.contract.failures import FailureRule, Reading
+from orchestrator.contract.launch import Breakdown
 from orchestrator.diagnosis.classes import Signs, classify, reading_of
 from orchestrator.diagnosis.readings import SERVICE
 from orchestrator.supervise.hang_verdict import hang_verdict
@@ -94,25 +95,42 @@ Sign = tuple[Weight, float, Verdict]
 
 
 def _signs(findings: Findings) -> Iterator[Sign]:
-    for lost in findings.lost:
-        yield Weight.CAUSE, lost.at - lost.silent_s, _host_lost(lost)
-    for stuck in findings.stuck:
-        yield Weight.WEAK, stuck.at, _host_lost(stuck)
-    kernels = kernel_words(findings)
-    for exited in findings.exits:
-        if not exited.stopped:
-            said = told_by_kernel(kernels.get(exited.host, ()), exited)
-            weight = Weight.CAUSE if said is not None else weigh(exited)
-            verdict = exited_verdict(exited, said)
-            if said is None and is_unfit(exited):
-                verdict = with_who_differed(verdict, exited, findings)
-            yield weight, exited.at, verdict
+    yield from _signs_of_hosts(findings)
+    yield from _signs_of_exits(findings)
     if findings.hang is not None or findings.judge_by is not None:
         hang = hang_verdict(findings)
         yield Weight.HANG, hang.at, hang
-    if findings.leader_lost is not None:
+    if findings.broke is not None:
+        yield Weight.CAUSE, findings.broke.at, _allocation_broke(findings.broke, findings)
+    elif findings.leader_lost is not None:
         verdict = _leader_lost(findings.leader_lost, findings)
         yield Weight.LEADER, findings.leader_lost, verdict
+
+
+def _signs_of_hosts(findings: Findings) -> Iterator[Sign]:
+    alone = [stopped for stopped in findings.stopped if stopped.alone_s]
+    if alone:
+        verdict = _cut_off(alone)
+        yield Weight.CAUSE, verdict.at, verdict
+    for lost in findings.lost:
+        if lost.host in {stopped.host for stopped in alone}:
+            continue  # it was there all the time
+        yield Weight.CAUSE, lost.at - lost.silent_s, _host_lost(lost)
+    for stuck in findings.stuck:
+        yield Weight.WEAK, stuck.at, _host_lost(stuck)
+
+
+def _signs_of_exits(findings: Findings) -> Iterator[Sign]:
+    kernels = kernel_words(findings)
+    for exited in findings.exits:
+        if exited.stopped:
+            continue
+        said = told_by_kernel(kernels.get(exited.host, ()), exited)
+        weight = Weight.CAUSE if said is not None else weigh(exited)
+        verdict = exited_verdict(exited, said)
+        if said is None and is_unfit(exited):
+            verdict = with_who_differed(verdict, exited, findings)
+        yield weight, exited.at, verdict
 
 
 def weigh(exited: RankExited) -> Weight:
@@ -134,7 +152,38 @@ def timed_out(exited: RankExited) -> bool:
     return exited.reading is not None and exited.reading.timed_out
 
 
+def _cut_off(alone: Sequence[HostStopped]) -> Verdict:
+    """Both the leader and the agents that did not hear it were there all the time."""
+    hosts = sorted({stopped.host for stopped in alone})
+    first = min(alone, key=lambda stopped: stopped.at - stopped.alone_s)
+    return Verdict(
+        kind="cut-off",
+        cause=f"the leader and {_names(hosts)} did not hear each other for {first.alone_s:.1f} s,"
+        " so ranks were stopped; they hear each other again",
+        culprit=NOBODY,
+        at=first.at - first.alone_s,
+        detected_after_s=first.alone_s,
+        evidence=Evidence(
+            notes=(
+                "the leader and these agents lived all the time; the way between them, or either"
+                " end of it, broke",
+            )
+        ),
+    )
+
+
 def _host_lost(lost: AgentLost) -> Verdict:
+    if lost.cut_off_s:
+        return Verdict(
+            kind="cut-off",
+            cause=f"for {lost.cut_off_s:.1f} s the leader heard neither the scheduler nor"
+            f" {lost.host}, which did not come back: which of the two hosts was cut off is not"
+            " known",
+            culprit=NOBODY,
+            at=lost.at - lost.silent_s,
+            detected_after_s=lost.silent_s,
+            evidence=Evidence(notes=(f"{lost.host}: {lost.why}",)),
+        )
     return Verdict(
         kind="host-lost",
         cause=f"the agent of {lost.host} is gone: {lost.why}",
@@ -179,28 +228,47 @@ def _nobodys(
     """What befell several hosts at once is none's own."""
     above = [switches.get(host, ()) for host in hosts]
     shared = [name for name in above[0] if all(name in others for others in above)]
-    named = ", ".join(hosts[:MOST_NAMED])
-    named += f" and {len(hosts) - MOST_NAMED} more" if len(hosts) > MOST_NAMED else ""
     under = f", all below {shared[-1]}" if shared else ""
     what = f"had {first.failure.name}" if first.failure is not None else "went away"
     return replace(
         first,
         kind="hosts-lost" if first.failure is None else first.kind,
-        cause=f"{len(hosts)} hosts {what} at once: {named}{under} (first: {first.cause})",
+        cause=f"{len(hosts)} hosts {what} at once: {_names(hosts)}{under} (first: {first.cause})",
         culprit=NOBODY,
+    )
+
+
+def _names(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - MOST_NAMED} more" if len(hosts) > MOST_NAMED else ""
+    return ", ".join(hosts[:MOST_NAMED]) + more
+
+
+def _allocation_broke(broke: Breakdown, findings: Findings) -> Verdict:
+    """All agents went, or are going, and none of them or of their hosts is the cause."""
+    return Verdict(
+        kind="allocation-broke",
+        cause=broke.what,
+        culprit=NOBODY,
+        at=broke.at,
+        detected_after_s=max(0.0, findings.noticed_at - broke.at),
+        evidence=Evidence(),
     )
 
 
 def _leader_lost(last_heard: float, findings: Findings) -> Verdict:
     where = f", and with it the agent of {findings.leader_host}" if findings.leader_host else ""
+    how = f": {findings.leader_ended}" if findings.leader_ended else ""
     return Verdict(
         kind="leader-lost",
-        cause=f"the leader went away without a word{where}",
+        cause=f"the leader went away without a word{where}{how}",
         culprit=Culprit(host=findings.leader_host),
         at=last_heard,
         detected_after_s=max(0.0, findings.noticed_at - last_heard),
         evidence=Evidence(
-            notes=("a new leader took over from the journal; `at` is the former one's last line",)
+            notes=(
+                "a new leader took over from the journal; `at` is the former one's last line there,"
+                " or the last step of its attempt",
+            )
         ),
     )
 

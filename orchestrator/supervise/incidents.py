@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+from orchestrator.contract.findings import BEFORE_HOOK
 from orchestrator.diagnosis.readings import EARLY
+from orchestrator.strikes import HOOK
 from orchestrator.supervise.diagnose import diagnose
 from orchestrator.supervise.policy import Decision, trouble_of, ways_to_go_on
 from orchestrator.supervise.rehearsals import rehearsed
@@ -88,6 +90,7 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
 
 def left_out(run: Run, at: float, host: str, why: str) -> Run:
     """With the incident of a host that was found wanting before ranks started on it."""
+    by_hook = why.startswith(f"{BEFORE_HOOK}: ")
     incident = Incident(
         id=len(run.incidents) + 1,
         attempt=run.attempt,
@@ -97,7 +100,7 @@ def left_out(run: Run, at: float, host: str, why: str) -> Run:
         culprit=Culprit(host=host),
         evidence=Evidence(notes=(why,)),
         action=f"{host} is left out",
-        failure="preflight",
+        failure=HOOK if by_hook else "preflight",
         scope="host",
         remedy="replace",
         rule="preflight",

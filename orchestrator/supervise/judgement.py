@@ -102,6 +102,10 @@ def facts_of(part: "Evidence | EvidenceGathered") -> dict[int, RankFacts]:
             step=found.step,
             phase=found.phase,
             age_s=found.age_s,
+            place=found.place,
+            still_s=found.still_s,
+            starved_s=found.starved_s,
+            throttled=found.throttled,
         )
         for found in part.ranks
     }

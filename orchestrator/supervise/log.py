@@ -346,6 +346,12 @@ class Journal:
         self.seq, self.size = self.seq + len(entries), self.size + len(data)
         return entries
 
+    def cut_back(self, end: Place) -> None:
+        """Remove the lines after `end`, which nothing was done about yet. Raises OSError."""
+        os.ftruncate(self.fd, end.offset)
+        os.fsync(self.fd)
+        self.seq, self.size = end.lines, end.offset
+
     def __enter__(self) -> Self:
         return self
 

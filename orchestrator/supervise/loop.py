@@ -14,6 +14,10 @@ Decide = Callable[[Run, Event], tuple[Run, tuple[Action, ...]]]
 """`step`, or a broken one of which a test wants to know whether it is caught."""
 
 
+Tell = Callable[[Run, Event, Run], None]
+"""Takes the state before an event, the event, and the state after it."""
+
+
 class Lines(Protocol):
     """What a supervisor asks of a journal."""
 
@@ -42,6 +46,8 @@ class Supervisor:
     def __init__(self, journal: Lines, decide: Decide = step, known: Folded = NOTHING) -> None:
         """`known`: of that journal, so that only what came after it is still to be folded."""
         self.journal, self.decide, self.known = journal, decide, known.place
+        self.tell: Tell | None = None
+        """Who hears of each line once it is on disk."""
         self.run = known.run
         for entry in journal.after(known.place):
             self.run, _ = decide(self.run, entry.event)
@@ -67,17 +73,21 @@ class Supervisor:
 
         Raises OSError, with nothing changed, when the journal cannot be written.
         """
-        run, count, lines = self.run, 0, []
+        run, count, lines, changes = self.run, 0, [], []
         actions: tuple[Action, ...] = ()
         while count < len(events) and not actions:
             event, before = events[count], run
             run, actions = self.decide(before, event)
             if is_told(event, before, run):
                 lines.append((event, actions))
+                changes.append((before, event, run))
             count += 1
         if lines:
             self.journal.extend(lines)
         self.run = run
+        if self.tell is not None:
+            for change in changes:
+                self.tell(*change)
         return count, actions
 
 

@@ -17,6 +17,7 @@ from orchestrator.contract.actions import (
 )
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
+from orchestrator.strikes import HOOK
 from orchestrator.supervise import rollback, shortage
 from orchestrator.supervise.away import in_the_way, make_room, send_away
 from orchestrator.supervise.cancelling import told
@@ -158,6 +159,8 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
         run = replace(run, replanning=None, refused=run.replanning)  # nobody answered
     if not overdue and room_for(run.plan, (*there, *coming(run, at)), switches_of(run)) >= need:
         return run, ()
+    if why := _hook_fails_everywhere(run, there):
+        return end(run, at, "FAILED", why)
     reason = f"{_left(run, there)}, and no spare"
     if has_successors(run):
         away = in_the_way(run, at)
@@ -173,6 +176,26 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
         run = replace(run, exclude={**run.exclude, **absent})
         return requeue(_short(run), at, f"{reason}{_refusal(run)}{many}")
     return _to_the_end(run, at, there, overdue=overdue)
+
+
+def _hook_fails_everywhere(run: Run, there: list[str]) -> str:
+    """In words, where the spec's line of shell failed on two hosts or more, and none is left: other
+    hosts would do no better."""
+    if there:
+        return ""
+    failed = {
+        incident.culprit.host: incident.evidence.notes[0]
+        for incident in run.incidents[run.forgiven :]
+        if incident.failure == HOOK and incident.culprit.host is not None
+    }
+    others = {*run.hosts} - {*failed}
+    if len(failed) < 2 or others:
+        return ""
+    host, why = list(failed.items())[-1]
+    return (
+        f"cluster.slurm.hooks.before failed on all {len(failed)} hosts on which it ran, so it, or"
+        f" what it needs, is at fault and no host; on {host}: {why}"
+    )
 
 
 def _short(run: Run) -> Run:
@@ -240,7 +263,7 @@ def requeue(run: Run, at: float, reason: str, *, whole: bool = True) -> Result:
     bad = {
         host.name: host.unfit or "its agent was gone when the job was queued again"
         for host in run.hosts.values()
-        if host.unfit or (silence_tells and not host.alive)
+        if host.unfit or (silence_tells and not (host.alive or host.back))
     }
     # Of other hosts than these a scheduler knows itself whether they are fit.
     carried = () if has_successors(run) else run.carried

@@ -4,8 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from orchestrator.contract.events import HostFlagged, HostOpened
-from orchestrator.supervise.roster import hosts_given
-from orchestrator.supervise.state import Run
+from orchestrator.supervise.roster import has_successors, hosts_given
+from orchestrator.supervise.state import Run, Stage
+
+NOTICES_S = 15.0
+"""Between two questions about the hosts …"""
+HURRY_S = 2.0
+"""… and where the job waits for agents that are gone: that a host is lost settles it."""
 
 
 class Notice(Protocol):
@@ -22,6 +27,14 @@ class Notice(Protocol):
 def asked_about(run: Run) -> tuple[str, ...]:
     """Also hosts that nobody of the job is on any more: they may be opened again."""
     return tuple(dict.fromkeys((*hosts_given(run), *run.shut)))
+
+
+def next_question_s(run: Run) -> float:
+    """How long after one question the scheduler is asked the next. Where it puts others in the
+    place of hosts that are lost, its word about a host does not matter so soon."""
+    waits = run.stage in (Stage.STOPPING, Stage.WAITING) and not has_successors(run)
+    gone = any(not host.alive and host.name not in run.exclude for host in run.hosts.values())
+    return HURRY_S if waits and gone else NOTICES_S
 
 
 def news(

@@ -7,8 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from orchestrator.contract.access import access_of
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.whole import write_whole
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
 from orchestrator.supervise.launched import note
@@ -31,6 +33,8 @@ def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool
         run_dir.spec.write_text(handover.spec)
     run_dir.plan(number).write_text(json.dumps(handover.plan, indent=2))
     run_dir.trainer_config(number).write_text(json.dumps(handover.trainer, indent=2))
+    if handover.submitted is not None:
+        write_whole(run_dir.submitted, json.dumps(handover.submitted, indent=2).encode())
     if token and not run_dir.token.exists():
         from orchestrator.job_secret import draw  # late: nothing else that is typed needs it
 
@@ -39,12 +43,12 @@ def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool
             file.write(draw())
 
 
-def archive(run_dir: RunDir, at: float) -> None:
-    """Put a run aside, so that another of its name can begin."""
+def archive(run_dir: RunDir, at: float) -> Path:
+    """Put a run aside, so that another of its name can begin; where it lies now."""
     stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
     shelf = run_dir.path.parent / ARCHIVE
     shelf.mkdir(exist_ok=True)
-    run_dir.path.rename(shelf / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
+    return run_dir.path.rename(shelf / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
 
 
 def left_behind(run_dir: RunDir) -> str:
@@ -52,6 +56,23 @@ def left_behind(run_dir: RunDir) -> str:
     if any(run_dir.checkpoints.glob("step-*")):
         return "checkpoints"
     return run_dir.metrics.name if run_dir.metrics.exists() else ""
+
+
+def refuse_look_alike(run_dir: RunDir) -> None:
+    """Raises JobError where another job's name differs in upper and lower case alone: some file
+    systems hold both for one, and so do people."""
+    name = run_dir.path.name
+    try:
+        others = sorted(path.name for path in run_dir.path.parent.iterdir())
+    except OSError:  # there is none yet; or it cannot be listed, which is no reason to refuse
+        return
+    for other in others:
+        if other != name and other.casefold() == name.casefold():
+            raise JobError(
+                f"job {name} would differ from {other} in {run_dir.path.parent} in upper and lower"
+                " case alone",
+                fix="give the job another name: --set name=…",
+            )
 
 
 def unknown_run(run_dir: RunDir, left: str) -> JobError:
@@ -80,7 +101,7 @@ def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> 
     if handover.new and (former or left_behind(run_dir)):
         archive(run_dir, clock.now())
         run = Run()
-    run_dir.make()
+    run_dir.make(access_of(handover.launch))
     with Journal(run_dir.journal, clock, PATIENCE_S) as journal:
         plans = run.current.number + 1 if run.job else handover.job.plan_number
         write_files(run_dir, handover, plans, token=token)
@@ -102,6 +123,7 @@ def is_of(run_dir: RunDir, handover: Handover, run: Run) -> bool:
 
 def _admit(run_dir: RunDir, handover: Handover, run: Run, former: int) -> None:
     name, number = handover.launch.job, handover.launch.launch
+    refuse_look_alike(run_dir)
     if former > number:
         raise JobError(
             f"this is launch {number} of job {name}, and launch {former} has come after it:"

@@ -193,7 +193,7 @@ def _is_same(rule: PolicyRule, run: Run, incident: Incident, trouble: Trouble) -
             return known and there and incident.failure == trouble.name
         case "strike":
             there = _counts_against(run, verdict.culprit.host, incident)
-            return there and is_strike(incident) and _would_strike(trouble)
+            return there and _is_whole_strike(incident) and _would_strike(trouble)
 
 
 def _counts_against(run: Run, host: str | None, incident: Incident) -> bool:
@@ -293,26 +293,39 @@ def ways_to_go_on(run: Run, incident: Incident, decision: Decision) -> tuple[str
 # Hosts
 
 
-def is_strike(incident: Incident) -> bool:
-    """Whether it is one against the host that it names, if it names one.
+def strike_weight(incident: Incident) -> float:
+    """What it counts against the host that it names, if it names one; 0: it is no strike.
 
     A host that its class would have replaced is no better where the job ended instead.
     """
     broken = any(
         one.name == incident.failure and one.action == "replace" for one in known_classes()
     )
-    return strikes.counts(
-        incident.kind,
-        incident.evidence.signal,
-        incident.drill,
-        incident.scope,
-        "replace" if broken else incident.remedy,
+    return strikes.weight(
+        strikes.Failure(
+            kind=incident.kind,
+            name=incident.failure,
+            signal=incident.evidence.signal,
+            drill=incident.drill,
+            scope=incident.scope,
+            remedy="replace" if broken else incident.remedy,
+        )
     )
+
+
+def _is_whole_strike(incident: Incident) -> bool:
+    return strike_weight(incident) >= 1.0
 
 
 def _would_strike(trouble: Trouble) -> bool:
-    """Whether this time is one against the host, if one is to blame."""
+    """Whether this time is a whole one against the host, if one is to blame."""
     verdict = trouble.verdict
-    return verdict.culprit.host is not None and strikes.counts(
-        verdict.kind, verdict.evidence.signal, verdict.drill, trouble.scope, trouble.remedy
+    failure = strikes.Failure(
+        kind=verdict.kind,
+        name=trouble.name,
+        signal=verdict.evidence.signal,
+        drill=verdict.drill,
+        scope=trouble.scope,
+        remedy=trouble.remedy,
     )
+    return verdict.culprit.host is not None and strikes.weight(failure) >= 1.0

@@ -12,7 +12,7 @@ from orchestrator.contract.events import (
     ReplanRefused,
     RequeueRefused,
 )
-from orchestrator.contract.launch import Cause
+from orchestrator.contract.launch import Breakdown, Cause
 from orchestrator.plan.placement.place import room_for
 from orchestrator.supervise.cancelling import cancelled
 from orchestrator.supervise.growing import shrunk
@@ -23,13 +23,14 @@ from orchestrator.supervise.moves import (
     checked,
     conclude,
     end,
+    recover,
     requeue,
     start_if_ready,
     stop,
 )
 from orchestrator.supervise.roster import has_successors, switches_of, usable
 from orchestrator.supervise.shortage import with_ways_out
-from orchestrator.supervise.state import IDLE, LIVE, OUTSIDE, JobPlan, Leaving, Run, Stage
+from orchestrator.supervise.state import IDLE, LIVE, OUTSIDE, Findings, JobPlan, Leaving, Run, Stage
 
 WORDS: dict[Cause | None, str] = {
     None: "the scheduler asks the job to leave",
@@ -39,6 +40,7 @@ WORDS: dict[Cause | None, str] = {
     "drained": "a host is wanted back",
     "unknown": "the scheduler asks the job to leave, and does not say why",
     "cancelled": "cancelled in the scheduler",
+    "failed": "the scheduler ends this run of the job, for what it ran for it has broken",
 }
 
 
@@ -53,13 +55,30 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     if run.leaving is not None and run.leaving.cause is not None and run.leaving.requeue:
         return run, ()
     words = f"{WORDS[event.cause]} ({event.words})"
-    run = brought(replace(run, leaving=Leaving(cause=event.cause, words=words)))
+    run = replace(run, leaving=Leaving(cause=event.cause, words=words))
+    if event.cause == "failed":
+        return _broke(run, event, words)
+    run = brought(run)
     if run.stage in IDLE:
         return (
             (run, ())
             if event.cause is None
             else requeue(run, event.at, words, whole=not has_successors(run))
         )
+    if run.stage in LIVE:
+        return stop(run, event.at, words, grace_to_leave_s(run, event.at))
+    return conclude(run, event.at) if all_done(run) else (run, ())
+
+
+def _broke(run: Run, event: LeaveAsked, words: str) -> Result:
+    """Nobody wants the hosts back, so this is an incident; and the run of the job ends all the
+    same."""
+    found = run.findings or Findings(opened_at=event.at)
+    broke = found.broke or Breakdown(what=words, at=event.at)
+    found = replace(found, broke=broke, noticed_at=event.at)
+    run = replace(run, findings=found)
+    if run.stage in IDLE:
+        return recover(run, replace(found, within=run.stage), event.at)
     if run.stage in LIVE:
         return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())

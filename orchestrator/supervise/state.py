@@ -17,7 +17,7 @@ from orchestrator.contract.events import (
     StragglerFound,
 )
 from orchestrator.contract.failures import Remedy, Scope
-from orchestrator.contract.launch import Allocation, Cause
+from orchestrator.contract.launch import Allocation, Breakdown, Cause
 from orchestrator.contract.phases import Phase
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.reliability import Exposure, SavePace
@@ -152,8 +152,8 @@ class Incident:
     step: int
     """The last step known to be done."""
     saved: int | None = None
-    """Newest complete checkpoint's step then: the steps since are to be made again. None where no
-    rank ran, so that none are."""
+    """Newest complete checkpoint's step then, and the one that the next attempt went on from once
+    that is known: the steps since are made again. None where no rank ran, so that none are."""
     signature: str = ""
     """Exception, message and step: two incidents that share it are the program's own error."""
     detected_after_s: float
@@ -201,10 +201,14 @@ class Findings:
     stopped: tuple[HostStopped, ...] = ()
     stuck: tuple[AgentLost, ...] = ()
     """Hosts given up because their ranks did not end: seldom the cause."""
+    broke: Breakdown | None = None
+    """What ended the allocation, or all agents in it."""
     leader_lost: float | None = None
     """When the former leader was last heard, where the attempt has no end."""
     leader_host: str | None = None
     """Where it ran, if that host is not the only one there is."""
+    leader_ended: str = ""
+    """How, where that was looked at."""
     noticed_at: float = 0.0
     """When that was noticed."""
     before_cancel: bool = False

@@ -13,7 +13,7 @@ else. Replaying a journal's events gives the same state and the same actions.
                  +------ HOLDING (what may heal by itself) <-------+
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -99,7 +99,7 @@ from orchestrator.supervise.scheduler import (
     replanned,
     requeue_refused,
 )
-from orchestrator.supervise.state import LIVE, Findings, HostState, Run, Stage
+from orchestrator.supervise.state import LIVE, Findings, HostState, Incident, Run, Stage
 from orchestrator.supervise.succession import leader_started, submitted
 from orchestrator.supervise.verdict import breaks_its_host, failure_of
 
@@ -210,7 +210,7 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
 
 def _resumed(run: Run, event: TrainingResumed) -> Run:
     """What was loaded had been saved, even where the news of it died with a leader."""
-    run = replace(run, step=event.step)
+    run = replace(run, step=event.step, incidents=tuple(_going_on(run, event)))
     if event.step <= run.saved:
         return run
     saves = (*run.saves, event.step)[-MOST_SAVES:]
@@ -218,6 +218,17 @@ def _resumed(run: Run, event: TrainingResumed) -> Run:
     advanced = max(run.advanced, len(run.incidents) - 1)
     run = replace(run, saves=saves, fruitless=min(run.fruitless, 1), advanced=advanced)
     return replace(run, saved=event.step, saved_at=None)
+
+
+def _going_on(run: Run, event: TrainingResumed) -> Iterator[Incident]:
+    """The incidents that the job recovers from just now, with the checkpoint that it goes on from:
+    the leader may have died before it heard of the newest one, or that could not be read."""
+    for incident in run.incidents:
+        open_still = incident.recovered_after_s is None and incident.attempt < event.attempt
+        if open_still and incident.saved is not None:
+            yield replace(incident, saved=event.step)
+        else:
+            yield incident
 
 
 def _step_reached(run: Run, event: StepReached) -> Result:

@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orchestrator.contract.actions import EndJob
+from orchestrator.contract.actions import Action, EndJob, ReplaceAgent
 from orchestrator.contract.events import JobSubmitted, LeaderStarted
+from orchestrator.contract.launch import Allocation
+from orchestrator.contract.reached import Reached
 from orchestrator.supervise import shortage
 from orchestrator.supervise.cancelling import told
 from orchestrator.supervise.incidents import first_cause, incident_of
 from orchestrator.supervise.moves import Result, end, recover, wait
-from orchestrator.supervise.state import LIVE, OUTSIDE, Findings, Run, Stage
+from orchestrator.supervise.state import LIVE, OUTSIDE, Findings, HostState, Run, Stage
 
 SETTLE_S = 5.0
 """For spares to register once enough hosts are there."""
@@ -72,31 +74,86 @@ def _interrupted(run: Run, at: float) -> Run:
     return replace(run, incidents=(*run.incidents, incident), restarts=run.restarts + 1)
 
 
-def _left_behind(run: Run, at: float) -> Findings | None:
-    """An attempt without an end means that the leader died under it, whatever had gone wrong."""
+def _as_far_as(run: Run, reached: Reached | None) -> Run:
+    """Of an attempt without an end the journal has few steps."""
+    if reached is None or reached.attempt != run.attempt:
+        return run
+    return replace(run, step=max(run.step, reached.step))
+
+
+def _left_behind(
+    run: Run,
+    at: float,
+    reached: Reached | None = None,
+    ended: str = "",
+    granted: Allocation | None = None,
+) -> Findings | None:
+    """An attempt without an end means that the leader died under it, whatever had gone wrong.
+    `ended`: how."""
     if run.stage not in (*LIVE, Stage.STOPPING):
         return None
     if run.leaving is not None and not run.leaving.by_choice:
         return run.findings  # of before it was asked to leave
+    ours = reached is not None and reached.attempt == run.attempt and reached.at <= at
+    lived_until = max(run.last_at, reached.at) if reached is not None and ours else run.last_at
     return replace(
         run.findings or Findings(opened_at=at),
-        leader_lost=run.last_at,
+        leader_lost=lived_until,
         leader_host=run.leader if run.allocation is not None else None,
+        leader_ended=ended,
+        broke=granted.broke_before if granted else None,
         noticed_at=at,
     )
+
+
+def takes_over(run: Run, allocation: Allocation | None) -> bool:
+    """Whether whoever begins to lead now has the very hosts that the leader before it had: it is
+    one of their agents."""
+    former = run.allocation
+    if run.stage in OUTSIDE or former is None or allocation is None:
+        return False
+    same = (former.id, former.restarts) == (allocation.id, allocation.restarts)
+    return same and allocation.successor_s is None
+
+
+def expected_back(run: Run, host: str) -> tuple[str, ...]:
+    """The hosts of a leader that is gone whose agents are to follow the next one, on `host`."""
+    return tuple(
+        known.name
+        for known in run.hosts.values()
+        if (known.alive or known.back) and known.name not in (host, run.leader)
+    )
+
+
+def _kept(run: Run, event: LeaderStarted) -> Mapping[str, HostState]:
+    """The hosts of an allocation that has a new leader. None counts before its agent has come to
+    that, and said that no rank is left there; the agent of the former leader's is gone."""
+    kept = {}
+    for name in (*expected_back(run, ""), run.leader):
+        if (known := run.hosts.get(name)) is not None:
+            gone = name == run.leader and name != event.host
+            lost_at = event.at if gone else known.lost_at
+            kept[name] = replace(
+                known, alive=False, back=not gone, runs=run.attempt, lost_at=lost_at, going=""
+            )
+    return kept
 
 
 def _asked_by_followers(run: Run, event: LeaderStarted) -> tuple[str, ...]:
     """Hosts that are left out, with that of a leader that could not ask for it itself."""
     dead = run.stage not in OUTSIDE and run.allocation is not None and event.allocation is not None
+    if takes_over(run, event.allocation):
+        return run.left_out
     return tuple(sorted({*run.left_out, run.leader})) if dead else run.left_out
 
 
 def _still_shut(run: Run, event: LeaderStarted) -> Mapping[str, str]:
-    """Where pods move about they may come to such a host the moment that it is opened. A run that
-    was queued again has the hosts it was given, and does without these as without others."""
+    """Where pods move about they may come to such a host the moment that it is opened, and in an
+    allocation that has a new leader it may be used then. A run that was queued again has the hosts
+    it was given, and does without these as without others."""
     moves = event.allocation is not None and event.allocation.successor_s is not None
-    return {host: why for host, why in run.exclude.items() if moves and host in run.shut}
+    stays = moves or takes_over(run, event.allocation)
+    return {host: why for host, why in run.exclude.items() if stays and host in run.shut}
 
 
 def _away_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
@@ -127,7 +184,9 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         return end(told(run), event.at, "CANCELLED", f"cancelled by {run.cancelled_by}")
     if event.unable:
         return end(run, event.at, "FAILED", event.unable)
-    findings = _left_behind(run, event.at)
+    same = takes_over(run, event.allocation)
+    findings = _left_behind(run, event.at, event.reached, event.former, event.allocation)
+    run = _as_far_as(run, event.reached)
     # The scheduler was asked to leave these out, and may have killed the leader before it heard.
     kept = _replaced_still(run, event)
     before = _away_still(run, event) if run.stage is Stage.QUEUED else _still_shut(run, event)
@@ -167,6 +226,14 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
             deadline=run.deadline,
             reason=run.reason,
         )
+    after, actions = _after_former(run, waiting, findings, event)
+    return _followed(run, after, actions, event) if same else (after, actions)
+
+
+def _after_former(
+    run: Run, waiting: Run, findings: Findings | None, event: LeaderStarted
+) -> Result:
+    """What follows from what the former leader left behind."""
     if findings is None and waiting.shortage is not None:
         return shortage.look(waiting, event.at, waiting.shortage)  # nobody heard the answer
     if findings is None:
@@ -175,3 +242,14 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
     if event.taken and verdict.kind == "leader-lost":
         return waiting, ()
     return recover(waiting, findings, event.at, verdict)
+
+
+def _followed(run: Run, after: Run, actions: tuple[Action, ...], event: LeaderStarted) -> Result:
+    """With the hosts that the former leader had: on its own, an agent is started again."""
+    kept = _kept(run, event)
+    after = replace(after, hosts={**kept, **after.hosts})
+    lost = kept.get(run.leader)
+    if after.stage in OUTSIDE or lost is None or lost.back or run.leader in after.exclude:
+        return after, actions
+    why = f"the agent of {run.leader} is gone with the leader that it was"
+    return after, (*actions, ReplaceAgent(host=run.leader, reason=why))

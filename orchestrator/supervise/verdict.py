@@ -188,7 +188,9 @@ def _explains(said: Reading, exited: RankExited, rank: Reading | None) -> bool:
         another = own_fault or (asked and not said.own)
         return said.action == "replace" or not another
     if said.name == OUT_OF_MEMORY:
-        return exited.signal == signal.SIGKILL or exited.exit_code == BY_SHELL + signal.SIGKILL
+        asked_first = exited.signal == signal.SIGTERM and "SIGTERM" in said.line  # earlyoom
+        killed = exited.signal == signal.SIGKILL
+        return killed or asked_first or exited.exit_code == BY_SHELL + signal.SIGKILL
     if said.symptom or said.action == "stop" or asked:
         return False
     if rank is None or not rank.line:

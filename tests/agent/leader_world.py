@@ -15,13 +15,13 @@ import aiohttp
 from orchestrator.agent.connections import Connection
 from orchestrator.agent.entering import nonce_in, proof_headers
 from orchestrator.agent.errands import Planners
-from orchestrator.agent.leader import DETECT_S, Granted, Leader, take_over
+from orchestrator.agent.leader import DETECT_S, Granted, Leader
 from orchestrator.agent.reception import PURPOSES
 from orchestrator.agent.whereabouts import Term, leader_of
 from orchestrator.contract.actions import EndJob, Requeue
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.datagrams import RankEnded
-from orchestrator.contract.fence import check_leader
+from orchestrator.contract.fence import check_leader, take_over
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.protocol import (
     AGENT_PATH,
@@ -196,7 +196,7 @@ async def led(
         supervisor = Supervisor(journal)
         supervisor.feed(a_job(folder, **{"agent_timeout": SILENT_S, **more}))
         backend = FakeBackend()
-        take_over(run_dir, NAME)
+        take_over(run_dir.fence, NAME)
         own = folder / "own"
         own.mkdir(mode=0o700)
         granted = Granted(term=Term(LAUNCH), allocation=allocation)

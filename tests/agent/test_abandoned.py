@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.abandoned import restarts_in_vain, see_to_the_job
-from orchestrator.agent.leaderless import UNLED
+from orchestrator.agent.after_leader import UNLED
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract import exits
 from orchestrator.contract.events import (

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -19,7 +20,7 @@ import pytest
 from aiohttp import ClientWSTimeout, WSMsgType, web
 
 from orchestrator.agent import attempts, gathering
-from orchestrator.agent.agent import FIND_LEADER_S, Agent, AgentConfig
+from orchestrator.agent.agent import ENDED_S, FIND_LEADER_S, Agent, AgentConfig
 from orchestrator.agent.attempts import Attempts
 from orchestrator.agent.entering import challenge, proved
 from orchestrator.agent.probes import HostProbe
@@ -402,6 +403,77 @@ def test_an_agent_that_waits_in_place_stops_its_ranks_and_serves_the_next_leader
         assert await here.ends() == exits.OK
 
     play(tmp_path, script, patience_s=2 * WAIT_S)
+
+
+def outlives(here: World) -> None:
+    here.agent.config = replace(here.agent.config, outlives_leader=True)
+
+
+@pytest.mark.process
+def test_an_agent_that_outlives_its_leader_stops_the_ranks_stays_and_says_why_to_the_next(
+    tmp_path: Path,
+) -> None:
+    async def script(here: World) -> None:
+        outlives(here)
+        leader, place = here.leader, here.agent.config.place
+        await leader.hear(Register)
+        await leader.say(a_start(place, SLEEPS))
+        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
+        await until(lambda: attempt.ranks.get(0), "the rank")
+        leader.pulses, leader.frozen = False, True
+        await leader.lines[-1].close()
+        here.clock.put_forward(TIMEOUT_S + 1.0)
+        await until(here.agent.alone.is_set, "it to be alone")
+        assert is_free(place.lock), "no rank is left"
+        assert not here.task.done()
+        leader.pulses, leader.frozen = True, False
+        await until(lambda: not here.agent.alone.is_set(), "a leader")
+        stopped = await leader.hear(Stopped)
+        assert (stopped.attempt, stopped.finished) == (1, False)
+        assert stopped.alone_s > TIMEOUT_S
+        assert len(leader.of(Stopped)) == 1, "once, as of now"
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_leader_whose_process_has_surely_ended_is_not_waited_for(
+    tmp_path: Path, held: bool
+) -> None:
+    """Its port is closed, and the kernel has let go of its journal."""
+
+    async def script(here: World) -> None:
+        outlives(here)
+        run_dir = here.agent.config.place.run_dir
+        await here.leader.hear(Register)
+        with run_dir.journal.open("w") as journal:
+            fcntl.flock(journal, fcntl.LOCK_EX)
+            announce(run_dir, Term(LAUNCH), "127.0.0.1", free_port("127.0.0.1"))
+            await here.leader.lines[-1].close()
+            await until(lambda: here.agent.unserved, "the closed port")
+            here.clock.put_forward(ENDED_S + 1.0)
+            if held:
+                await asyncio.sleep(0.5)
+                assert not here.agent.alone.is_set()
+        await until(here.agent.alone.is_set, "it to be alone")
+        assert here.agent.silent_for() < TIMEOUT_S
+
+    play(tmp_path, script)
+
+
+def test_one_that_does_not_answer_is_waited_for_whoever_holds_the_journal(tmp_path: Path) -> None:
+    """It may be back in a moment."""
+
+    async def script(here: World) -> None:
+        outlives(here)
+        await here.leader.hear(Register)
+        here.leader.frozen = True
+        await here.leader.lines[-1].close()
+        here.clock.put_forward(ENDED_S + 1.0)
+        await asyncio.sleep(0.5)
+        assert not here.agent.alone.is_set()
+
+    play(tmp_path, script, pulses=False)
 
 
 def test_an_agent_waits_in_place_for_so_long_and_no_longer(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.attempt import Attempt, keepers_killed
+from orchestrator.agent.evidence import process_state
 from orchestrator.agent.sockets import listen
 from orchestrator.agent.standby import Standby
 from orchestrator.contract.datagrams import Beat, Raised, RankEnded, RankStarted
@@ -28,6 +31,7 @@ from tests.agent.world import (
     is_gone,
     kill,
     until,
+    wait_for,
 )
 from tests.nfs_locks import byte_ranges
 from tests.nfs_locks.byte_ranges import flock
@@ -366,6 +370,30 @@ def test_words_of_a_rank_that_never_started_and_returns_of_0_are_no_exits(attemp
     assert attempt.hear(RankEnded(attempt=1, rank=7, exit_code=1, signal=None)) is None
     assert attempt.hear(RankEnded(attempt=1, rank=1, exit_code=0, signal=None)) is None
     assert attempt.digest()[1].ended
+
+
+@pytest.mark.process
+def test_evidence_of_a_rank_says_where_in_the_kernel_it_waits_and_what_it_had_no_processor_for(
+    tmp_path: Path, clock: TurnedClock
+) -> None:
+    place = a_place(tmp_path)
+    waits = "import ctypes, time; ctypes.CDLL(None).vfork(); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", waits], start_new_session=True)
+    throttled = iter((3, 8))
+    start = a_start(place, "", ranks=1)
+    attempt = Attempt(start, place, clock, throttles=lambda: next(throttled))
+    try:
+        wait_for(lambda: process_state(child.pid) == "D", "D")
+        attempt.hear(RankStarted(attempt=1, rank=0, local_rank=0, pid=child.pid))
+        attempt.ranks[0].pace.still(clock.monotonic() + 9.0, 1e9)
+        clock.sleep(9.0)
+        (told,) = asyncio.run(attempt.gather(0.1, {}))
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert told.process_state == "D"
+    assert "clone" in told.place or "vfork" in told.place
+    assert (told.still_s, told.starved_s, told.throttled) == (9.0, 9.0, True)
 
 
 def test_ranks_that_have_ended_are_not_asked_for_evidence(attempt: Attempt) -> None:

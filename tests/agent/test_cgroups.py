@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.cgroups import oom_kills, told
+from orchestrator.agent.cgroups import Counted, oom_kills, throttlings, told
 from orchestrator.diagnosis.classes import Signs, classify
 
 MOUNT = "30 23 0:28 {top} /sys/fs/cgroup{at} rw,nosuid shared:9 - {kind} {kind} rw{more}\n"
@@ -71,6 +71,33 @@ def test_where_nothing_can_be_read_nothing_is_known(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) is None
     root = machine(tmp_path, "0::/a\n", mount("cgroup2"), **{"a/memory.events": "oom_kill many\n"})
     assert oom_kills(root) is None
+
+
+CPU_V2 = "usage_usec 812\nuser_usec 9\nnr_periods 40\nnr_throttled {}\nthrottled_usec 5\n"
+CPU_V1 = "nr_periods 40\nnr_throttled {}\nthrottled_time 5\n"
+
+
+def test_a_group_is_throttled_also_by_the_limit_of_one_around_it(tmp_path: Path) -> None:
+    files = {"pod/cpu.stat": CPU_V2.format(30), "pod/job/cpu.stat": CPU_V2.format(2)}
+    root = machine(tmp_path, "0::/pod/job\n", mount("cgroup2"), **files)
+    assert throttlings(root) == 32
+
+
+def test_throttling_below_version_1(tmp_path: Path) -> None:
+    mounts = mount("cgroup", "/cpu", more=",cpu,cpuacct") + mount("cgroup2", "/unified")
+    files = {"cpu/a/cpu.stat": CPU_V1.format(7), "unified/cpu.stat": "usage_usec 9\n"}
+    root = machine(tmp_path, "1:cpu,cpuacct:/a\n0::/\n", mounts, **files)
+    assert throttlings(root) == 7
+    assert throttlings(tmp_path / "nowhere") is None
+
+
+def test_only_what_grew_since_then_counts() -> None:
+    counts = iter((4, 4, 9, 9))
+    counted = Counted(lambda: next(counts), 0.0)
+    assert not counted.grew(0.0, 20.0)
+    assert counted.grew(15.0, 40.0)
+    assert not counted.grew(41.0, 60.0)
+    assert not Counted(lambda: None, 0.0).grew(0.0, 20.0)
 
 
 def test_what_happened_since_is_told_as_the_kernel_would() -> None:

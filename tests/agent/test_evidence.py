@@ -16,6 +16,7 @@ from orchestrator.agent.evidence import (
     gather_stacks,
     holders,
     last_lines,
+    place_in_kernel,
     process_state,
     send_signal,
 )
@@ -72,6 +73,22 @@ def test_the_state_of_a_process_is_linuxs_letter() -> None:
         child.wait(WAIT_S)
     assert process_state(child.pid) == "gone"
     assert process_state(os.getpid()) == "R"
+
+
+IN_THE_KERNEL = "import ctypes, time; ctypes.CDLL(None).vfork(); time.sleep(600)"
+"""The parent waits in the kernel for its child, which sleeps."""
+
+
+@pytest.mark.process
+def test_a_process_that_waits_in_the_kernel_says_where() -> None:
+    child = subprocess.Popen([sys.executable, "-c", IN_THE_KERNEL], start_new_session=True)
+    try:
+        wait_for(lambda: process_state(child.pid) == "D", "D")
+        assert "clone" in place_in_kernel(child.pid) or "vfork" in place_in_kernel(child.pid)
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait(WAIT_S)
+    assert place_in_kernel(child.pid) == ""
 
 
 @pytest.mark.process

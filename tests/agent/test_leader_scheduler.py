@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.errands import Errands
+from orchestrator.agent.errands import LISTEN_S, Errands
+from orchestrator.agent.leader import FENCE_S
 from orchestrator.contract.actions import ReplaceAgent, Requeue
 from orchestrator.contract.events import (
     AgentLost,
@@ -39,9 +40,9 @@ from orchestrator.contract.protocol import (
 )
 from orchestrator.errors import BackendError, Ended, SpecError
 from orchestrator.open_files import OWN
-from orchestrator.seams import HostNotice
+from orchestrator.seams import HostNotice, OwnRun
 from orchestrator.supervise.state import JobPlan
-from tests.agent.leader_world import NAME, Led, exited, go, play, stopped
+from tests.agent.leader_world import NAME, SILENT_S, FakeAgent, Led, exited, go, play, stopped
 from tests.agent.world import LAUNCH, WAIT_S, a_plan, until
 
 GRANTED = Allocation(id="7", restarts=0, hosts=("host-0", "host-1"))
@@ -50,7 +51,7 @@ GRANTED = Allocation(id="7", restarts=0, hosts=("host-0", "host-1"))
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is waited for in vain here, or ends by itself, is waited for but a moment."""
-    monkeypatch.setattr("orchestrator.agent.errands.NOTICES_S", 0.05)
+    monkeypatch.setattr("orchestrator.supervise.notices.NOTICES_S", 0.05)
     monkeypatch.setattr("orchestrator.agent.errands.REQUEUE_RETRY_S", 0.05)
     monkeypatch.setattr("orchestrator.agent.errands.CUT_OFF_POLL_S", 0.05)
     monkeypatch.setattr("orchestrator.agent.connections.RECONNECT_S", 0.05)
@@ -329,12 +330,45 @@ def test_the_leaders_own_agent_is_not_replaced(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
+def test_an_agent_that_the_scheduler_may_not_end_is_told_to_leave_for_another_to_come(
+    tmp_path: Path,
+) -> None:
+    """Of a pod whose name a Role cannot know, where no controller deletes it."""
+
+    async def script(job: Led) -> None:
+        job.backend.powerless = True
+        one = await job.agent("host-1")
+        await job.happens(AgentRegistered)
+        away = ReplaceAgent(host="host-1", reason="host-1 failed its checks", elsewhere=True)
+        await job.leader.errands.run_errand(away)
+        told = await one.hear(Leave)
+        assert (told.reason, told.again) == ("host-1 failed its checks", True)
+        assert job.events(HostUnavailable) == []
+
+    play(tmp_path, script)
+
+
 def test_errands_do_not_end_with_the_scheduler_being_down(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         errands: Errands = job.leader.errands
         job.backend.broken = True
         await errands.ask_why("SIGTERM")
         assert (await job.happens(LeaveAsked)).cause == "unknown"
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+def test_a_run_that_broke_is_taken_back_at_once_before_ranks_have_left(tmp_path: Path) -> None:
+    """Slurm is ending it, and may kill the leader before they have."""
+
+    async def script(job: Led) -> None:
+        job.backend.cause = "failed"
+        job.backend.words = "Slurm job 7 is COMPLETING (JobLaunchFailure)"
+        await job.started()
+        job.leader.warned("SIGTERM")
+        await until(lambda: len(job.events(LeaveAsked)) == 2, "the cause")
+        assert job.events(LeaveAsked)[1].words == job.backend.words
+        assert job.backend.requeued == [()]
 
     play(tmp_path, script, allocation=GRANTED)
 
@@ -347,7 +381,7 @@ def test_a_leader_that_hears_nobody_blames_nobody(tmp_path: Path) -> None:
         job.backend.mute = True
         zero, one = await job.started()
         await one.ws.close()
-        await until(lambda: job.backend.asked >= 2, "the scheduler to be asked again")
+        await until(lambda: job.backend.asked_own >= 2, "the scheduler to be asked again")
         assert job.events(AgentLost) == []
         again = await job.agent("host-1")
         job.backend.mute = False
@@ -356,6 +390,137 @@ def test_a_leader_that_hears_nobody_blames_nobody(tmp_path: Path) -> None:
         await again.ws.close()
         assert (await job.happens(AgentLost)).host == "host-1", "the scheduler is heard: it is lost"
         await zero.hear(Stop)
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+OVER = OwnRun(phase="queued again", words="Slurm job 7 is PENDING (BeginTime)")
+TAKEN = OwnRun(
+    phase="running",
+    words="Slurm job 7 is RUNNING",
+    given_up={"host-0": "Slurm took it out of the job"},
+)
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        (OVER, "Slurm job 7 is PENDING"),
+        (TAKEN, "host-0, the leader's own host, is none of the run"),
+    ],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_leader_whose_own_host_was_taken_leaves_without_a_word(
+    tmp_path: Path, own: OwnRun, why: str
+) -> None:
+    """It hears no agent: others have queued the job again without it, or are about to."""
+
+    async def script(job: Led) -> None:
+        job.backend.own = own
+        _, one = await job.started()
+        lines = len(job.events(object))
+        await one.ws.close()
+        await until(lambda: job.leader.outlived, "what the scheduler says")
+        job.clock.put_forward(FENCE_S)
+        with pytest.raises(GivenUp, match=why):
+            await asyncio.wait_for(job.task, WAIT_S)
+        assert job.events(object)[lines:] == [], "nobody is blamed, and nothing is decided"
+        assert (job.backend.requeued, job.backend.replaced) == ([], [])
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_run_that_is_being_ended_is_waited_for_before_anybody_is_blamed(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        job.backend.own = OwnRun(phase="ending", words="Slurm job 7 is COMPLETING")
+        _, one = await job.started()
+        await one.ws.close()
+        await until(lambda: job.backend.asked_own >= 3, "the scheduler to be asked again")
+        assert job.events(AgentLost) == []
+        job.backend.own = OVER
+        await until(lambda: job.leader.outlived, "what the scheduler says")
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_once_the_scheduler_answers_agents_are_listened_to_before_any_is_lost(
+    tmp_path: Path,
+) -> None:
+    """What cut the leader off cut them off as well; one that does not come back is lost, and which
+    of the two hosts is to blame is not known."""
+
+    async def cut_off(job: Led, agent: FakeAgent) -> None:
+        """From the agent, and for two questions from the scheduler."""
+        job.backend.mute, asked = True, job.backend.asked_own
+        await agent.ws.close()
+        await until(lambda: job.backend.asked_own >= asked + 2, "the scheduler to be asked again")
+        job.backend.mute, asked = False, job.backend.asked_own
+        await until(lambda: job.backend.asked_own > asked, "its answer")
+        assert job.leader.beside, "it is listened to"
+        assert job.events(AgentLost) == []
+
+    async def script(job: Led) -> None:
+        _, one = await job.started()
+        await cut_off(job, one)
+        again = await job.agent("host-1")
+        await until(lambda: not job.leader.beside, "the end of that")
+        assert job.events(AgentLost) == []
+        await cut_off(job, again)
+        job.clock.put_forward(SILENT_S + LISTEN_S)
+        lost = await job.happens(AgentLost)
+        assert lost.host == "host-1"
+        assert lost.cut_off_s > 0
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_leader_that_is_cut_off_decides_nothing(tmp_path: Path) -> None:
+    """Its own ranks may fail for that, and whose fault it is cannot be told from there."""
+
+    async def script(job: Led) -> None:
+        job.backend.mute = True
+        zero, one = await job.started()
+        await one.ws.close()
+        await until(lambda: job.backend.asked_own >= 1, "the scheduler to be asked")
+        await zero.say(exited(0, "host-0"))
+        asked = job.backend.asked_own
+        await until(lambda: job.backend.asked_own > asked + 2, "some time to pass")
+        assert job.events(RankExited) == []
+        job.backend.mute = False
+        again = await job.agent("host-1")
+        await job.happens(RankExited)
+        for agent in (zero, again):
+            await agent.hear(Stop)
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_run_that_has_ended_says_nothing_against_a_host_that_wants_an_agent(
+    tmp_path: Path,
+) -> None:
+    async def script(job: Led) -> None:
+        job.backend.ended = Ended("this run of the job is over: Slurm job 7 is COMPLETING")
+        await job.started()
+        await job.leader.errands.run_errand(ReplaceAgent(host="host-1", reason="it was silent"))
+        assert job.events(HostUnavailable) == []
+
+    play(tmp_path, script, allocation=GRANTED)
+
+
+def test_the_hosts_are_given_back_when_the_job_has_ended(tmp_path: Path) -> None:
+    async def script(job: Led) -> None:
+        zero, one = await job.started()
+        for agent in (zero, one):
+            await agent.say(stopped(agent.host, finished=True))
+        for agent in (zero, one):
+            await agent.hear(Leave)
+            await agent.ws.close()
+        await job.end()
+        assert job.backend.released == 1
 
     play(tmp_path, script, allocation=GRANTED)
 

@@ -1,4 +1,5 @@
-"""Agents whose leader is gone, and a scheduler that answers late, refuses, or has ended the job."""
+"""Agents whose leader is gone: which takes over, which follow, which leave; and a scheduler that
+answers late, refuses, or has ended the job."""
 
 import errno
 import fcntl
@@ -7,23 +8,18 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.leaderless import (
-    GIVEN_UP_S,
-    LOOK_S,
-    REFUSED_S,
-    STRANGER_S,
-    TURN_S,
-    UNLED,
-    Following,
-    queue_again,
-)
+from orchestrator.agent.after_leader import UNLED, VERDICT_S
+from orchestrator.agent.asking import REFUSED_S, RETRY_S
+from orchestrator.agent.journal_watch import GIVEN_UP_S, LOOK_S, STRANGER_S, Following
+from orchestrator.agent.leaderless import Claim, Leaderless, Outcome
+from orchestrator.agent.turns import TURN_S
 from orchestrator.agent.whereabouts import Term
 from orchestrator.contract.events import (
     AgentLost,
@@ -31,32 +27,47 @@ from orchestrator.contract.events import (
     CancelRequested,
     Event,
     HealthChanged,
+    HostFlagged,
+    HostStopped,
     HostUnavailable,
     LeaderStarted,
 )
-from orchestrator.contract.fence import Fence, write_fence
+from orchestrator.contract.fence import Fence, GivenUp, check_leader, read_fence, write_fence
 from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.locks import is_free
+from orchestrator.seams import OwnRun, RunPhase
 from orchestrator.supervise import snapshot
-from orchestrator.supervise.log import Journal
+from orchestrator.supervise.log import Journal, has_writer
 from orchestrator.supervise.loop import Supervisor
+from orchestrator.supervise.state import Stage
 from orchestrator.system import SystemClock
-from tests.agent.world import LAUNCH, FakeBackend, TurnedClock, a_job
+from tests.agent.test_patience import Emptied
+from tests.agent.world import LAUNCH, RUNS, FakeBackend, TurnedClock, a_job
 
 TERM = Term(LAUNCH)
 SILENT = Unanswered("Slurm does not answer `scontrol show job`: Socket timed out")
 REFUSES = BackendError("Slurm refuses `scontrol requeue 1`: Requested operation is disabled")
 
 
+DEAD = OwnRun(
+    phase="running",
+    words="Slurm job 7 is RUNNING",
+    hosts=("host-0", "host-1"),
+    given_up=dict.fromkeys(("host-0", "host-2"), "Slurm says that it is DOWN"),
+)
+"""The leader's node is lost, and no spare is there."""
+
+
 @dataclass
 class Queue(FakeBackend):
     """A scheduler that says what it is told to before it takes the job back."""
 
+    own: OwnRun = DEAD
+
     says: Callable[[int], BackendError | None] = lambda before: None
     before_each: Callable[[], None] = field(default=lambda: None)
-    granted: tuple[str, ...] = ("host-0", "host-1")
 
     def requeue(
         self,
@@ -71,9 +82,6 @@ class Queue(FakeBackend):
         self.requeued.append(tuple(exclude))
         if trouble is not None:
             raise trouble
-
-    def allocation(self, launch: LaunchPlan) -> Allocation:
-        return Allocation(id="7", restarts=0, hosts=self.granted)
 
 
 @pytest.fixture
@@ -98,11 +106,22 @@ def append(run_dir: RunDir, *happened: Event) -> None:
 
 
 def asked(run_dir: RunDir, queue: Queue, term: Term = TERM) -> float:
-    """The seconds that it took."""
+    """The seconds until it left."""
     clock = TurnedClock()
     begun = clock.time
-    queue_again(run_dir, term, "host-1", lambda name: queue, clock)
+    assert settled(run_dir, queue, clock, term) == "leave"
     return clock.time - begun
+
+
+def settled(
+    run_dir: RunDir,
+    backend: FakeBackend,
+    clock: TurnedClock,
+    term: Term = TERM,
+    is_alone: Callable[[], bool] = lambda: True,
+) -> Outcome:
+    """What becomes of the agent of host-1."""
+    return Leaderless(run_dir, term, "host-1", lambda name: backend, clock, is_alone).settle()
 
 
 def test_a_scheduler_that_does_not_answer_is_asked_for_hours(run_dir: RunDir) -> None:
@@ -131,7 +150,7 @@ def test_one_that_goes_on_refusing_is_left_with_what_to_type(
 
 def test_a_job_that_the_scheduler_has_ended_is_let_go(run_dir: RunDir) -> None:
     queue = Queue(says=lambda before: Ended("Slurm job 1 has ended"))
-    assert asked(run_dir, queue) == LOOK_S
+    assert asked(run_dir, queue) == 0.0, "whoever held the journal has ended: nobody waits for it"
     assert len(queue.requeued) == 1
 
 
@@ -148,7 +167,7 @@ def test_a_fence_that_cannot_be_read_is_read_again(run_dir: RunDir) -> None:
     run_dir.fence.unlink()
     run_dir.fence.mkdir()
     queue = Queue()
-    queue_again(run_dir, TERM, "host-1", lambda name: queue, Disk())
+    settled(run_dir, queue, Disk())
     assert queue.requeued == [("host-0",)]
 
 
@@ -156,8 +175,8 @@ def ended_by_a_person(run_dir: RunDir) -> None:
     append(run_dir, CancelRequested(at=time.time(), by="me"))
 
 
-def led_by_another(run_dir: RunDir) -> None:
-    write_fence(run_dir.fence, Fence(leader="the next", attempt=2))
+def led_in_the_next_run(run_dir: RunDir) -> None:
+    append(run_dir, began("host-2", restarts=1))
 
 
 def submitted_again(run_dir: RunDir) -> None:
@@ -174,7 +193,7 @@ def submitted_again(run_dir: RunDir) -> None:
     append(run_dir, a_job(run_dir.path, launch=launch))
 
 
-@pytest.mark.parametrize("happens", [ended_by_a_person, led_by_another, submitted_again])
+@pytest.mark.parametrize("happens", [ended_by_a_person, led_in_the_next_run, submitted_again])
 def test_a_job_that_is_not_ours_any_more_is_let_go(
     run_dir: RunDir, happens: Callable[[RunDir], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,7 +202,7 @@ def test_a_job_that_is_not_ours_any_more_is_let_go(
     queue.before_each = lambda: happens(run_dir)
     asked(run_dir, queue)
     assert len(queue.requeued) == 1
-    assert "not queued again" in caplog.messages[-1]
+    assert caplog.messages[-1].startswith("leaving: ")
 
 
 def test_agents_ask_one_after_the_other(run_dir: RunDir) -> None:
@@ -219,7 +238,7 @@ def test_those_whose_turn_it_is_not_leave_a_silent_journal_alone(run_dir: RunDir
 
         clock = Writing(settles, 100.0)
         begun = clock.time
-        queue_again(run_dir, term, "host-1", lambda name: queue, clock)
+        settled(run_dir, queue, clock, term)
     assert 100.0 <= clock.time - begun < TURN_S
     assert queue.requeued == []
 
@@ -237,7 +256,7 @@ def test_one_whose_turn_it_is_not_looks_when_a_leader_writes(run_dir: RunDir) ->
     begun = clock.time
     with stack, run_dir.requeue_lock.open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        queue_again(run_dir, TERM, "host-1", lambda name: queue, clock)
+        settled(run_dir, queue, clock, TERM)
     assert 100.0 <= clock.time - begun < TURN_S
     assert queue.requeued == []
 
@@ -285,7 +304,7 @@ def test_where_no_leader_began_the_one_before_is_not_to_blame(
     run_dir: RunDir, granted: tuple[str, ...]
 ) -> None:
     """But the host that should have led, unless that is the one that asks."""
-    queue = Queue(granted=granted)
+    queue = Queue(own=replace(RUNS, hosts=granted))
     asked(run_dir, queue, Term(LAUNCH, restarts=1))
     assert queue.requeued == [tuple(host for host in granted[:1] if host != "host-1")]
 
@@ -293,7 +312,7 @@ def test_where_no_leader_began_the_one_before_is_not_to_blame(
 def test_after_some_runs_in_which_none_began_the_job_is_not_queued_again(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = Queue()
+    queue = Queue(own=replace(RUNS, hosts=("host-0", "host-1")))
     for restarts in range(1, UNLED):
         asked(run_dir, queue, Term(LAUNCH, restarts))
     assert len(queue.requeued) == UNLED - 1
@@ -302,8 +321,7 @@ def test_after_some_runs_in_which_none_began_the_job_is_not_queued_again(
     assert f"no leader has begun in {UNLED} allocations in a row" in caplog.messages[-1]
     write_fence(run_dir.fence, Fence(leader="a late one", attempt=1))
     append(run_dir, began("host-0", UNLED))
-    asked(run_dir, queue, Term(LAUNCH, UNLED))
-    assert queue.requeued[-1] == ("host-0",)
+    asked(run_dir, Queue(), Term(LAUNCH, UNLED))
 
 
 # A host that was cut off from a leader that lives, or died meanwhile
@@ -351,7 +369,7 @@ def test_a_leader_whose_last_line_gave_the_only_other_host_up_may_be_gone(
     append(run_dir, lost("host-1"))
     queue = Queue()
     with led(run_dir) if lives else nullcontext():
-        assert asked(run_dir, queue) == GIVEN_UP_S
+        assert asked(run_dir, queue) == (GIVEN_UP_S if lives else 0.0)
     assert queue.requeued == [("host-0",)]
 
 
@@ -376,7 +394,7 @@ def test_one_that_wrote_more_and_died_of_it_leaves_the_job_to_the_host_that_it_g
     here(run_dir, "host-0", "host-1", *others)
     append(run_dir, lost("host-1"), gone_on())
     queue = Queue()
-    assert asked(run_dir, queue) == GIVEN_UP_S
+    assert asked(run_dir, queue) == 0.0
     assert queue.requeued == [("host-0",)]
 
 
@@ -403,17 +421,16 @@ def test_a_leader_that_writes_lives_unless_it_has_died_since(
     """Whenever that is seen: also after the scheduler was asked, and did not answer."""
     caplog.set_level(logging.INFO)
     here(run_dir, "host-0", "host-1", "host-2")
-    stack = ExitStack()
-
-    def writes() -> None:
-        append(run_dir, lost("host-1"))
-        if lives:
-            stack.enter_context(led(run_dir))
-
-    clock = Writing(writes, lines_after_s)
     queue = Queue(says=lambda before: SILENT if before < 40 else None)
-    with stack:
-        queue_again(run_dir, TERM, "host-1", lambda name: queue, clock)
+    with ExitStack() as leading:
+        leading.enter_context(led(run_dir))
+
+        def writes() -> None:
+            writes_on(run_dir, leading, lost("host-1"))
+            if not lives:
+                leading.close()
+
+        assert settled(run_dir, queue, Writing(writes, lines_after_s)) == "leave"
     if lives:
         assert bool(queue.requeued) == (lines_after_s > LOOK_S)
         assert "host-1 was cut off from a leader that lives" in caplog.messages[-1]
@@ -426,16 +443,12 @@ def test_one_that_writes_and_never_gives_this_host_up_is_cut_off_itself(run_dir:
     """It blames no host before it hears another one, or the scheduler; its ranks grow silent."""
     here(run_dir, "host-0", "host-1")
     silent = HealthChanged(at=time.time(), attempt=0, ranks=((0, 0),), health="silent", age_s=10.0)
-    stack, queue = ExitStack(), Queue()
-
-    def writes() -> None:
-        append(run_dir, silent)
-        stack.enter_context(led(run_dir))
-
-    clock = Writing(writes, 1.0)
-    begun = clock.time
-    with stack:
-        queue_again(run_dir, TERM, "host-1", lambda name: queue, clock)
+    queue = Queue()
+    with ExitStack() as leading:
+        leading.enter_context(led(run_dir))
+        clock = Writing(lambda: writes_on(run_dir, leading, silent), 1.0)
+        begun = clock.time
+        settled(run_dir, queue, clock)
     assert queue.requeued == [("host-0",)]
     assert clock.time - begun == GIVEN_UP_S
 
@@ -458,13 +471,14 @@ class Writing(TurnedClock):
             self.write()
 
 
-def test_where_the_leader_is_dead_the_journal_is_silent_and_the_job_queued_again_soon(
-    run_dir: RunDir,
-) -> None:
-    """As on Slurm when the leader's node dies: its last lines were of training."""
+@pytest.mark.parametrize("kept", [True, False])
+def test_where_the_leader_is_dead_the_job_is_queued_again_soon(run_dir: RunDir, kept: bool) -> None:
+    """As on Slurm when the leader's node dies: its last lines were of training. A file server keeps
+    its lock for a while; the kernel of a node that lives does not."""
     here(run_dir, "host-0", "host-1", "host-2")
     queue = Queue()
-    assert asked(run_dir, queue) == LOOK_S
+    with led(run_dir) if kept else nullcontext():
+        assert asked(run_dir, queue) == (LOOK_S if kept else 0.0)
     assert queue.requeued == [("host-0",)]
 
 
@@ -516,7 +530,7 @@ def test_where_no_leader_began_in_this_run_nobody_is_a_stranger(run_dir: RunDir)
 def stranger_asks(run_dir: RunDir, queue: Queue, clock: "Writing", leading: ExitStack) -> float:
     leading.enter_context(led(run_dir))
     begun = clock.time
-    queue_again(run_dir, TERM, "host-1", lambda name: queue, clock)
+    settled(run_dir, queue, clock, TERM)
     return clock.time - begun
 
 
@@ -525,3 +539,192 @@ def writes_on(run_dir: RunDir, leading: ExitStack, event: Event) -> None:
     leading.close()
     append(run_dir, event)
     leading.enter_context(led(run_dir))
+
+
+# One of them takes over
+
+
+def claimed(run_dir: RunDir, backend: FakeBackend, clock: TurnedClock | None = None) -> Claim:
+    """What the agent of host-1 has; the lock of the journal and the turn are let go of."""
+    found = settled(run_dir, backend, clock or TurnedClock())
+    assert isinstance(found, Claim)
+    found.turn.close()
+    found.journal.__exit__(None, None, None)
+    return found
+
+
+def test_an_agent_takes_over_from_a_leader_whose_host_is_well(run_dir: RunDir) -> None:
+    """Nothing of the former leader is left there by then, and it could write nothing any more."""
+    here(run_dir, "host-0", "host-1")
+    backend = FakeBackend()
+    claim = claimed(run_dir, backend)
+    assert backend.cleared == ["host-0"]
+    assert backend.requeued == []
+    assert claim.how == "its process on host-0 had ended, and host-0 is well"
+    assert read_fence(run_dir.fence) == Fence(leader=claim.name, attempt=1)
+    with pytest.raises(GivenUp):
+        check_leader(run_dir.fence, "the former")
+
+
+def test_the_turn_and_the_journal_are_kept_until_the_new_leader_lets_go(run_dir: RunDir) -> None:
+    here(run_dir, "host-0", "host-1")
+    found = settled(run_dir, FakeBackend(), TurnedClock())
+    assert isinstance(found, Claim)
+    assert not is_free(run_dir.requeue_lock)
+    assert has_writer(run_dir.journal)
+    found.turn.close()
+    found.journal.__exit__(None, None, None)
+    assert is_free(run_dir.requeue_lock)
+
+
+def test_a_leaders_host_that_is_cut_off_for_a_moment_is_waited_for(
+    run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And once its leader is heard again nobody takes over, and it is not ended."""
+    here(run_dir, "host-0", "host-1")
+    backend = FakeBackend(uncleared=BackendError("nothing could be started on host-0"))
+    clock = TurnedClock()
+    begun = clock.time
+    found = settled(run_dir, backend, clock, is_alone=lambda: clock.time - begun < 25)
+    assert found == "follow"
+    assert 3 <= len(backend.cleared) <= 6
+    assert backend.requeued == []
+    assert read_fence(run_dir.fence) == Fence(leader="the former", attempt=1)
+    assert "nothing could be started on host-0" in caplog.text
+
+
+def test_one_that_never_answers_is_given_up_in_the_end(run_dir: RunDir) -> None:
+    here(run_dir, "host-0", "host-1")
+    backend = FakeBackend(uncleared=BackendError("nothing could be started on host-0"))
+    clock = TurnedClock()
+    begun = clock.time
+    assert settled(run_dir, backend, clock) == "leave"
+    assert backend.requeued == [("host-0",)]
+    assert VERDICT_S <= clock.time - begun <= VERDICT_S + 2 * RETRY_S
+
+
+def test_with_a_spare_a_leaders_host_that_does_not_answer_is_not_waited_for(
+    run_dir: RunDir,
+) -> None:
+    here(run_dir, "host-0", "host-1", "host-2")
+    backend = FakeBackend(uncleared=BackendError("nothing could be started on host-0"))
+    claim = claimed(run_dir, backend)
+    assert "nothing could be started on host-0" in claim.how
+
+
+def test_whoever_comes_second_finds_the_fence_changed_and_follows(
+    run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    here(run_dir, "host-0", "host-1", "host-2")
+    backend = FakeBackend()
+
+    def taken() -> None:
+        write_fence(run_dir.fence, Fence(leader="another agent", attempt=1))
+
+    with run_dir.requeue_lock.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert settled(run_dir, backend, Writing(taken, 20.0)) == "follow"
+    assert (backend.cleared, backend.requeued) == ([], [])
+    assert caplog.messages[-1] == "another agent takes over: waiting for it"
+
+
+def test_one_whose_leader_is_heard_again_follows_it(run_dir: RunDir) -> None:
+    here(run_dir, "host-0", "host-1")
+    with led(run_dir):
+        assert settled(run_dir, FakeBackend(), TurnedClock(), is_alone=lambda: False) == "follow"
+
+
+def test_a_journal_that_is_kept_by_a_process_that_cannot_be_ended_has_the_job_queued_again(
+    run_dir: RunDir,
+) -> None:
+    """As of a leader that is stopped on a host that nobody reaches."""
+    here(run_dir, "host-0", "host-1", "host-2")
+    backend = FakeBackend(uncleared=BackendError("nothing could be started on host-0"))
+    with led(run_dir):
+        assert settled(run_dir, backend, TurnedClock()) == "leave"
+    assert backend.requeued == [("host-0",)]
+    fence = read_fence(run_dir.fence)
+    assert fence is not None
+    assert fence.leader != "the former", "should it wake, it can write nothing"
+
+
+def test_a_full_disk_is_waited_for_before_anything_is_claimed(
+    run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    here(run_dir, "host-0", "host-1")
+    clock = Emptied()
+    try:
+        claim = claimed(run_dir, FakeBackend(), clock)
+    finally:
+        clock.make_room()
+    assert "the fence cannot be taken, trying again" in caplog.text
+    assert read_fence(run_dir.fence) == Fence(leader=claim.name, attempt=1)
+
+
+def test_a_run_directory_that_is_gone_leaves_nothing_to_take_over(
+    run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    here(run_dir, "host-0", "host-1")
+
+    def gone() -> None:
+        run_dir.path.rename(run_dir.path.with_name("elsewhere"))
+
+    class Moving(FakeBackend):
+        def clear_host(self, launch: LaunchPlan, host: str) -> str:
+            gone()
+            return super().clear_host(launch, host)
+
+    assert settled(run_dir, Moving(), TurnedClock()) == "leave"
+    assert "the run directory is gone" in caplog.text
+
+
+# What the leader had decided stands
+
+
+def given_back(run_dir: RunDir) -> None:
+    """The leader has host-1 stop, and the job queued again without it."""
+    here(run_dir, "host-0", "host-1")
+    append(
+        run_dir,
+        HostFlagged(at=time.time(), host="host-1", state="DOWN", reason="Not responding"),
+        *(
+            HostStopped(at=time.time(), attempt=1, host=host, finished=False)
+            for host in ("host-0", "host-1")
+        ),
+    )
+    with Journal(run_dir.journal, SystemClock()) as journal:
+        run = Supervisor(journal).run
+    assert run.stage is Stage.QUEUED
+    assert run.left_out == ("host-1",)
+
+
+@pytest.mark.parametrize("phase", ["queued again", "ending", "over"])
+def test_a_requeue_that_the_leader_decided_on_is_settled(
+    run_dir: RunDir, phase: RunPhase, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent of a node whose slurmd is dead outlives the run: nobody can end it."""
+    caplog.set_level(logging.INFO)
+    given_back(run_dir)
+    queue = Queue(own=OwnRun(phase=phase, words="Slurm job 7 is PENDING (BeginTime)"))
+    assert asked(run_dir, queue) == 0.0
+    assert queue.requeued == []
+    assert "Slurm job 7 is PENDING (BeginTime)" in caplog.messages[-1]
+
+
+def test_a_run_that_breaks_while_nobody_leads_it_is_queued_again(run_dir: RunDir) -> None:
+    """As one whose batch script was killed with the leader; no host is left out for that."""
+    here(run_dir, "host-0", "host-1")
+    queue = Queue(own=OwnRun(phase="broken", words="Slurm job 7 is COMPLETING (JobLaunchFailure)"))
+    assert asked(run_dir, queue) == 0.0
+    assert queue.requeued == [()]
+
+
+def test_one_that_died_before_the_scheduler_heard_of_it_is_asked_for_as_decided(
+    run_dir: RunDir,
+) -> None:
+    """Without the host that the leader left out, and with the leader's own."""
+    given_back(run_dir)
+    queue = Queue(own=RUNS)
+    assert asked(run_dir, queue) == 0.0
+    assert queue.requeued == [("host-1",)]

@@ -39,6 +39,7 @@ from orchestrator.supervise.step import fold
 from orchestrator.system import SystemClock
 from tests.agent.world import (
     LAUNCH,
+    RUNS,
     SECRET,
     SECRET_TEXT,
     WAIT_S,
@@ -222,8 +223,13 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     """The backend of an agent whose leader is gone."""
     found = FakeBackend()
 
-    async def lost(agent: object) -> int:
-        return exits.LEADER_LOST
+    async def lost(agent: Agent) -> int:
+        if not agent.config.outlives_leader:
+            return exits.LEADER_LOST
+        agent.alone.set()
+        await until(lambda: agent.exit_code is not None, "what becomes of the job")
+        assert agent.exit_code is not None
+        return agent.exit_code
 
     monkeypatch.setattr("orchestrator.agent.agent.Agent.run", lost)
     monkeypatch.setattr("orchestrator.agent.__main__.backend_named", lambda *_, **__: found)
@@ -276,11 +282,12 @@ def test_a_follower_whose_turn_it_is_sees_that_the_leader_is_replaced(
     assert queue.requeued == [], "the scheduler starts it again by itself"
 
 
-def test_who_lost_the_leader_has_the_job_queued_again_without_its_host(
+def test_who_lost_the_leader_with_its_host_has_the_job_queued_again_without_it(
     run_dir: RunDir, queue: FakeBackend
 ) -> None:
     granted = Allocation(id="7", restarts=1, hosts=("host-0", "host-1"))
     write(run_dir, LeaderStarted(at=time.time(), host="host-0", pid=1, allocation=granted))
+    queue.own = replace(RUNS, given_up={"host-0": "Slurm says that it is DOWN"})
     assert a_follower(run_dir, "--restarts=1") == exits.LEADER_LOST
     assert queue.requeued == [("host-0",)]
 

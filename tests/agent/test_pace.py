@@ -92,6 +92,16 @@ def test_waiting_for_a_processor_is_no_standstill(rank: Rank) -> None:
     assert rank.pace.still(17.0, 3.5) == 3.5
 
 
+def test_what_it_had_no_processor_for_counts_from_when_it_last_got_on(rank: Rank) -> None:
+    rank.pace.still(12.0, 1.5)
+    rank.pace.still(14.0, 3.0)
+    assert rank.pace.starved == 3.0
+    rank.beat(15.0, 9, "train")
+    assert rank.pace.starved == 0.0
+    rank.pace.still(16.0, 9.0)
+    assert rank.pace.starved == 1.0, "no more than the time that it was"
+
+
 def test_what_held_up_the_agent_is_excused(rank: Rank) -> None:
     rank.pace.excuse(3.0)
     assert rank.pace.still(15.0, 0.0) == 2.0

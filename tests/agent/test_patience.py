@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.__main__ import _hold_host
-from orchestrator.agent.leader import take_over
 from orchestrator.agent.patience import once_it_serves
 from orchestrator.agent.whereabouts import Term, announce, leader_of
-from orchestrator.contract.fence import GivenUp, read_fence
+from orchestrator.contract.fence import GivenUp, read_fence, take_over
 from orchestrator.contract.rundir import RunDir
 from tests.agent.world import TurnedClock
 
@@ -59,7 +58,7 @@ class Emptied(TurnedClock):
 
 
 def taken_over(run_dir: RunDir) -> None:
-    take_over(run_dir, "me")
+    take_over(run_dir.fence, "me")
 
 
 def announced(run_dir: RunDir) -> None:

@@ -15,15 +15,16 @@ from orchestrator.agent.evidence import process_state
 from orchestrator.agent.torchrun import HostPlace
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.events import JobSubmitted
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.protocol import Start
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, PlanError, Unanswered
+from orchestrator.errors import BackendError, MustLeave, PlanError, Unanswered
 from orchestrator.job_secret import draw, secret_from
-from orchestrator.seams import HostNotice, Sighting
+from orchestrator.seams import HostNotice, OwnRun, Sighting
 from orchestrator.supervise.state import JobPlan, Refit, Shortage
 
 SECRET_TEXT = draw()
@@ -152,6 +153,9 @@ def a_job(run_dir: Path, hosts: int = 2, agent_timeout: float = 10.0, **more: An
     return JobSubmitted(**{**fields, **more})
 
 
+RUNS = OwnRun(phase="running", words="Slurm job 7 is RUNNING")
+
+
 @dataclass
 class FakeBackend:
     """Remembers what it was asked for."""
@@ -164,8 +168,12 @@ class FakeBackend:
     whole: bool | None = None
     """Whether all hosts were given back, or the leader's alone."""
     broken: bool = False
+    powerless: bool = False
+    """It may end no agent."""
     flagged: tuple[HostNotice, ...] = ()
     cause: Cause = "unknown"
+    words: str | None = None
+    """How the job stands."""
     evicted: Mapping[str, str] = field(default_factory=dict)
     """Hosts that the scheduler took without a warning -> why."""
     requeued: list[tuple[str, ...]] = field(default_factory=list)
@@ -179,6 +187,18 @@ class FakeBackend:
     mute: bool = False
     asked: int = 0
     """How often what it holds against hosts was asked."""
+    own: OwnRun = RUNS
+    """What it says of the run …"""
+    asked_own: int = 0
+    """… and how often it was asked."""
+    cleared: list[str] = field(default_factory=list)
+    """Hosts on which all was ended that an agent had left."""
+    ended: BackendError | None = None
+    """With what it answers where an agent is asked for, since the run has ended."""
+    released: int = 0
+    """How often its hosts were given back at the end of the job."""
+    uncleared: BackendError | None = None
+    """Why that is not known."""
 
     def describe(self, handover: Handover) -> str:
         return "nothing"
@@ -186,11 +206,11 @@ class FakeBackend:
     def submit(self, handover: Handover) -> None:
         raise AssertionError("a leader submits nothing")
 
-    def check(self, handover: Handover) -> str:
+    def check(self, handover: Handover) -> tuple[Finding, ...]:
         raise AssertionError("a leader submits nothing")
 
     def standing(self, launch: LaunchPlan) -> str | None:
-        return None
+        return self.words
 
     def cluster(self) -> str:
         raise AssertionError("whoever starts the leader asks for it")
@@ -215,6 +235,18 @@ class FakeBackend:
         if self.mute:
             raise Unanswered("the scheduler does not answer")
         return self.flagged
+
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+        self.asked_own += 1
+        if self.mute:
+            raise Unanswered("the scheduler does not answer")
+        return self.own
+
+    def clear_host(self, launch: LaunchPlan, host: str) -> str:
+        self.cleared.append(host)
+        if self.uncleared is not None:
+            raise self.uncleared
+        return f"its process on {host} had ended, and {host} is well"
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
         if self.broken:
@@ -271,8 +303,15 @@ class FakeBackend:
         silent_s: float = 0.0,
     ) -> None:
         (self.moved if elsewhere else self.replaced).append(host)
+        if self.ended is not None:
+            raise self.ended
+        if self.powerless:
+            raise MustLeave("pod job-node-0-1-abcde is not deleted", fix="kubectl delete pod")
         if self.broken:
             raise BackendError("no such host")
+
+    def release(self, launch: LaunchPlan) -> None:
+        self.released += 1
 
     def clear(self, launch: LaunchPlan) -> None:
         raise AssertionError("a leader clears nothing")

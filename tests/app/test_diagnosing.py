@@ -1,6 +1,8 @@
 """`ndctl diagnose` on jobs of ours: which attempt it takes."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.app import submitting
-from orchestrator.app.diagnosing import story_of
+from orchestrator.app.diagnosing import diagnose_job, job_text, story_of
 from orchestrator.cli import cli
 from orchestrator.contract.events import (
     AgentRegistered,
@@ -20,10 +22,11 @@ from orchestrator.contract.events import (
     HostStopped,
     RankExited,
     StepReached,
+    StragglerFound,
 )
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import JobError
-from orchestrator.supervise.log import Entry, to_line
+from orchestrator.supervise.log import Entry, Journal, to_line
 from tests.agent.world import TurnedClock
 from tests.diagnosis.test_after import USUAL
 from tests.diagnosis.test_folder import ended_in
@@ -195,6 +198,70 @@ def test_of_a_job_that_ended_in_order_it_says_so_and_asks_for_nothing(
         [],
         "",
     )
+
+
+def stepped(at: float, attempt: int = 1) -> StepReached:
+    return StepReached(at=at, attempt=attempt, step=8, loss=1.0, tokens_per_second=9.0)
+
+
+@contextmanager
+def leading(root: Path) -> Iterator[None]:
+    """A leader has the journal."""
+    with Journal(RunDir(root / JOB).journal, TurnedClock()):
+        yield
+
+
+def said_at(root: Path, at: float) -> str:
+    return job_text(diagnose_job(RunDir(root / JOB), None, at))
+
+
+def test_of_a_job_that_runs_and_is_healthy_one_line_says_so(
+    tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led(tmp_path, stepped(NOW + 20))
+    reached(tmp_path, 8, NOW + 20)
+    line = f"{JOB} is healthy: step 8 of 24, last step 4.0 s ago; no rank is late"
+    with leading(tmp_path):
+        assert said_at(tmp_path, NOW + 24) == line
+        monkeypatch.setattr("orchestrator.cli.jobs.SystemClock", lambda: TurnedClock(NOW + 24))
+        told = diagnosed(tmp_path)
+        assert (told.exit_code, told.output) == (0, f"{line}\n")
+        said = json.loads(diagnosed(tmp_path, "--json").output)
+        assert (said["kind"], said["healthy"], said["cause"]) == ("healthy", True, line)
+    # Without a leader nothing says that it runs.
+    assert "is healthy" not in said_at(tmp_path, NOW + 24)
+
+
+def test_a_job_that_runs_again_after_a_hang_says_that_first(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    led(tmp_path, *attempt_fails(1, stood_still(1), judged(1)), stepped(NOW + 190, attempt=2))
+    reached(tmp_path, 8, NOW + 190)
+    with leading(tmp_path):
+        first, second, *rest = said_at(tmp_path, NOW + 195).splitlines()
+    assert first == f"{JOB} is healthy: step 8 of 24, last step 5.0 s ago; no rank is late"
+    assert second == "of an attempt that failed:"
+    assert any("attempt     1" in line for line in rest)
+
+
+def test_a_job_with_a_rank_that_is_late_is_not_called_healthy(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    late = StragglerFound(
+        at=NOW + 22,
+        attempt=1,
+        host="host-1",
+        rank=3,
+        own_s=2.0,
+        peers_s=1.0,
+        step_s=2.5,
+        steps=8,
+        lost_tokens_per_second=None,
+    )
+    led(tmp_path, stepped(NOW + 20), late)
+    reached(tmp_path, 8, NOW + 20)
+    with leading(tmp_path):
+        assert "is healthy" not in said_at(tmp_path, NOW + 24)
 
 
 def test_what_was_decided_stands_in_the_place_of_advice(tmp_path: Path, cluster: NoCluster) -> None:

@@ -13,12 +13,14 @@ from aiohttp import web
 from orchestrator.agent.reception import Reception
 from orchestrator.agent.whereabouts import Term, announce
 from orchestrator.app import cancelling, schedulers, submitting
+from orchestrator.contract import exits
 from orchestrator.contract.events import CancelRequested, JobSubmitted, LeaderStarted
 from orchestrator.contract.handover import Handover
-from orchestrator.contract.launch import Allocation
+from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.protocol import Register
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, JobError, PlanError
+from orchestrator.contract.spec import INIT_TIMEOUT_S
+from orchestrator.errors import BackendError, JobError, PlanError, Unanswered
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.jobs import find_job, jobs, run_root_of
 from orchestrator.supervise.launched import Launched, counting, counting_spec
@@ -77,7 +79,7 @@ def test_submitting_writes_the_run_directory_and_then_starts_the_agents(
     assert (config["out"], config["pause_s"]) == (str(run_dir.path), 0.0)
     (job,) = events(tmp_path)
     assert isinstance(job, JobSubmitted)
-    assert (job.resume, job.plan_number, job.init_timeout) == (False, 1, submitting.INIT_TIMEOUT_S)
+    assert (job.resume, job.plan_number, job.init_timeout) == (False, 1, INIT_TIMEOUT_S)
     (launch,) = cluster.submitted
     assert launch == job.launch
     assert counting(run_dir) == Launched(backend=job.backend, launch=launch)
@@ -112,6 +114,15 @@ def test_a_job_that_is_being_submitted_is_neither_submitted_nor_cancelled(
     assert len(others) == 3
     assert "ndctl status e2e" in others[0]
     assert cluster.cleared == []
+
+
+def test_a_job_whose_name_differs_in_case_alone_is_refused(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    submit(tmp_path)
+    with pytest.raises(JobError, match="job E2E would differ from e2e in"):
+        submit(tmp_path, "name=E2E")
+    assert len(cluster.submitted) == 1
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -238,7 +249,7 @@ def test_a_model_that_the_trainer_cannot_train_is_refused_before_anything_is_mad
 def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
-    shown = submitting.dry_run(submission(tmp_path), {}, TurnedClock())
+    shown = submitting.dry_run(submission(tmp_path), {}, TurnedClock()).text
     assert '"micro_batch_size"' in shown
     assert "2 agents would be started\n" in shown
     assert list(tmp_path.iterdir()) == []
@@ -258,8 +269,11 @@ def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(
 ) -> None:
     run_dir = submit(tmp_path).run_dir
     lead(tmp_path)
-    assert "had no leader any more" in cancelling.cancel(run_dir, {}, TurnedClock())
+    cluster.held = "Slurm job 12 is PENDING"
+    said = cancelling.cancel(run_dir, {}, TurnedClock())
+    assert said == "e2e was cancelled while it had no leader; Slurm job 12 has been ended"
     assert [launch.launch for launch in cluster.cleared] == [1]
+    cluster.held = None
     run = fold(events(tmp_path))
     assert (run.state, run.stage.name) == ("CANCELLED", "ENDED")
     assert "e2e: CANCELLED, cancelled by" in cancelling.wait_until_ended(run_dir, {}, TurnedClock())
@@ -278,19 +292,76 @@ def test_a_job_that_has_yet_to_begin_is_cancelled_and_has_lost_no_leader(
             held.enter_context(written(run_dir.journal))
             cluster.on_clear = held.close
         said = cancelling.cancel(run_dir, {}, TurnedClock())
-    assert said == "e2e was cancelled before it began: its leader had not started yet"
+    assert said.startswith("e2e was cancelled before it began: its leader had not started yet")
     assert [launch.launch for launch in cluster.cleared] == [1]
     assert fold(events(tmp_path)).state == "CANCELLED"
 
 
-def test_a_leader_that_could_not_be_asked_wrote_the_end_down_as_its_scheduler_ended_it(
+class Deaf(NoCluster):
+    """A scheduler that does not answer."""
+
+    def standing(self, launch: LaunchPlan) -> str | None:
+        raise Unanswered("Slurm does not answer `squeue`", fix="wait")
+
+
+@pytest.mark.parametrize("led", [True, False])
+def test_the_end_of_a_job_is_written_down_though_its_scheduler_does_not_answer(
+    tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch, led: bool
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: Deaf())
+    if led:
+        lead(tmp_path, CancelRequested(at=1.0, by="me"))
+    with pytest.raises(Unanswered) as failed:
+        (cancelling.wait_until_ended if led else cancelling.cancel)(run_dir, {}, TurnedClock())
+    assert failed.value.exit_code == exits.BACKEND
+    assert str(failed.value) == (
+        "e2e is CANCELLED, which is written down; its scheduler was not reached and may still have"
+        " Slurm job 12: Slurm does not answer `squeue`\n  fix: when it answers again,"
+        f" `ndctl cancel e2e --run-root {tmp_path}` ends what is left; should the job start before"
+        " that, it leaves at once"
+    )
+    assert fold(events(tmp_path)).state == "CANCELLED"
+
+    with pytest.raises(Unanswered, match="may still have Slurm job 12"):
+        cancelling.cancel(run_dir, {}, TurnedClock())
+    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: cluster)
+    cluster.held = "Slurm job 12 is PENDING"
+    said = cancelling.cancel(run_dir, {}, TurnedClock())
+    assert said == (
+        "e2e had already ended: CANCELLED; what its scheduler still had is ended:"
+        " Slurm job 12 is PENDING"
+    )
+    assert len(cluster.cleared) == 1
+
+
+def test_a_leader_that_begins_while_its_job_is_cancelled_is_ended_like_one_that_cannot_be_asked(
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+    monkeypatch.setattr(cancelling, "has_writer", lambda path: False)
+    with ExitStack() as held:
+        held.enter_context(written(run_dir.journal))
+        cluster.on_clear = held.close
+        said = cancelling.cancel(run_dir, {}, TurnedClock())
+    assert said == "e2e was cancelled before it began: its leader had not started yet"
+    assert [launch.launch for launch in cluster.cleared] == [1]
+
+
+def test_a_leader_that_could_not_be_asked_wrote_the_end_down_as_its_scheduler_ended_it(
+    tmp_path: Path, cluster: NoCluster
 ) -> None:
     """As a pod's, whose address and token are of no use on a machine outside the cluster."""
     run_dir = submit(tmp_path).run_dir
-    cancelled = CancelRequested(at=1.0, by="the scheduler")
-    monkeypatch.setattr(NoCluster, "clear", lambda cluster, launch: lead(tmp_path, cancelled))
-    assert "ended by its scheduler" in cancelling.cancel(run_dir, {}, TurnedClock())
+    with ExitStack() as held:
+        held.enter_context(written(run_dir.journal))
+
+        def end_it() -> None:
+            held.close()
+            lead(tmp_path, CancelRequested(at=1.0, by="the scheduler"))
+
+        cluster.on_clear = end_it
+        assert "ended by its scheduler" in cancelling.cancel(run_dir, {}, TurnedClock())
     assert sum(isinstance(event, CancelRequested) for event in events(tmp_path)) == 1
 
 
@@ -422,12 +493,30 @@ def test_what_stands_in_the_way_is_said_before_anything_is_written(
     with pytest.raises(BackendError, match="must be one of train"):
         submitting.submit(submission(tmp_path), {}, TurnedClock())
     assert not (tmp_path / "e2e").exists()
-    assert "# partition: must be" in submitting.dry_run(submission(tmp_path), {}, TurnedClock())
+    tried = submitting.dry_run(submission(tmp_path), {}, TurnedClock())
+    assert '"micro_batch_size"' in tried.text
+    assert "must be one of train" in str(tried.refused)
 
 
 def test_a_dry_run_has_the_schedulers_answer(cluster: NoCluster, tmp_path: Path) -> None:
-    shown = submitting.dry_run(submission(tmp_path), {}, TurnedClock())
-    assert shown.endswith("\n# it would start\n# at noon")
+    tried = submitting.dry_run(submission(tmp_path), {}, TurnedClock())
+    assert tried.refused is None
+    assert tried.text.endswith("\n# it would start: at noon\n# hosts: 2 are there\n#   fix: wait")
+
+
+def test_a_dry_run_that_asks_no_scheduler_has_no_answer(cluster: NoCluster, tmp_path: Path) -> None:
+    cluster.obstacle = "partition: must be one of train"
+    tried = submitting.dry_run(submission(tmp_path), {}, TurnedClock(), asks=False)
+    assert tried.refused is None
+    assert tried.text.endswith("2 agents would be started")
+
+
+def test_what_may_make_a_job_wait_is_told_and_does_not_stop_it(
+    cluster: NoCluster, tmp_path: Path
+) -> None:
+    submitted = submitting.submit(submission(tmp_path), {}, TurnedClock())
+    assert submitted.warnings == ("hosts: 2 are there\n  fix: wait",)
+    assert len(cluster.submitted) == 1
 
 
 def test_on_slurm_the_hosts_are_asked_for_by_their_number_with_the_spares(tmp_path: Path) -> None:
@@ -458,7 +547,8 @@ def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
     over = replace(queued, ending="FAILED")
 
     def said(*jobs: tuple[Run, bool]) -> list[tuple[str | None, bool]]:
-        return schedulers.scheduler_words(jobs, {}, TurnedClock())
+        found = schedulers.sightings(jobs, {}, TurnedClock())
+        return [(one.words, one.held) for one in found]
 
     assert said((run, False)) == [(None, False)], "of local jobs"
     assert said((queued, True), (over, False)) == [("Slurm job 12", False)] * 2

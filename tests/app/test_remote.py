@@ -11,12 +11,14 @@ import pytest
 
 from orchestrator.app import cancelling, remote
 from orchestrator.app.remote import Found, await_begin, lines_before, refresh, refresh_all, settled
+from orchestrator.app.sighting import sight
 from orchestrator.backends.kubernetes.places import folder_of
+from orchestrator.contract.actions import Ending
 from orchestrator.contract.events import CancelRequested, Event, LeaderStarted
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.rundir import RunDir
-from orchestrator.errors import BackendError, JobError
-from orchestrator.seams import Completed
+from orchestrator.errors import BackendError, JobError, Unreachable
+from orchestrator.seams import Completed, Sighting
 from orchestrator.supervise.log import Journal
 from orchestrator.supervise.loop import Supervisor
 from orchestrator.supervise.state import Run
@@ -34,15 +36,30 @@ class ACopy:
     comes: list[tuple[Event, ...]] = field(default_factory=list)
     """What each look brings."""
     broken: bool = False
+    away: bool = False
+    """The cluster cannot be reached at all."""
     has_begun: bool = True
+    led_at: float | None = None
+    cluster: str = "prod"
+    stale: BackendError | None = None
+    stopping: bool = False
+    looked: int = 0
+    let: bool = False
+    remembered: list[tuple[str, str]] = field(default_factory=list)
     logs_of: list[tuple[str, ...]] = field(default_factory=list)
 
     def here(self, launch: LaunchPlan) -> LaunchPlan:
         return replace(launch, job="as-here")
 
     def refresh(self) -> None:
+        self.looked += 1
+        self.stale = None
+        if self.away:
+            self.stale = Unreachable("prod cannot be reached: refused", fix="`kubectl` tells")
         if self.broken:
-            raise BackendError("the API server does not answer")
+            self.stale = BackendError("no right to pods/exec", fix="ask for it")
+        if self.stale is not None:
+            raise self.stale
         if self.comes:
             write(self.run_dir, *self.comes.pop(0))
             self.has_begun = True
@@ -52,6 +69,12 @@ class ACopy:
 
     def cancel(self) -> Completed | None:
         return None
+
+    def let_go(self) -> None:
+        self.let = True
+
+    def remember(self, ending: Ending, why: str) -> None:
+        self.remembered.append((ending, why))
 
 
 def write(run_dir: RunDir, *events: Event) -> None:
@@ -124,17 +147,79 @@ def test_a_scheduler_is_asked_for_the_job_as_this_machine_sees_it(found: Found) 
 # Looks
 
 
-def test_what_was_known_before_is_shown_with_a_warning(found: Found) -> None:
+def test_a_copy_that_cannot_be_brought_up_to_date_says_why(found: Found) -> None:
     copy_of(found).broken = True
     with pytest.raises(BackendError):
         refresh(found)
-    assert refresh_all([found, Found(found.run_dir)]) == ["the API server does not answer"]
     write(found.run_dir, submitted(found.run_dir))
-    assert "what was known before" in refresh(found)
+    refresh(found)
+    assert found.stale is not None
+    assert found.stale.message == "no right to pods/exec"
+    refresh_all([found, Found(found.run_dir)])
+    copy_of(found).broken = False
+    refresh_all([found])
+    assert found.stale is None
+
+
+def test_a_cluster_that_cannot_be_reached_is_asked_once_for_all_its_jobs(tmp_path: Path) -> None:
+    def a_copy(number: int, cluster: str) -> Found:
+        run_dir = RunDir(tmp_path / f"job-{number}")
+        write(run_dir, submitted(run_dir))
+        return Found(run_dir, ACopy(run_dir, away=cluster == "prod", cluster=cluster))
+
+    prod, test = [a_copy(at, "prod") for at in range(5)], [a_copy(at, "test") for at in (5, 6)]
+    refresh_all([*prod, *test])
+    assert sum(copy_of(one).looked for one in prod) == 1
+    assert all(one.stale is not None for one in prod)
+    assert [(copy_of(one).looked, one.stale) for one in test] == [(1, None), (1, None)]
+
+
+# How a job stands, of what is known here and what its scheduler says
+
+
+def asked(found: Found, cluster: NoCluster, says: Sighting) -> Sighting:
+    cluster.says = says
+    run = Run(job=a_job(found.run_dir.path, backend="kubernetes"))
+    (seen,) = sight([(found, run, False)], {}, TurnedClock())
+    return seen
+
+
+RUNS = Sighting("2 of 2 pods run", held=True, running=True)
+WAITS = Sighting("it waits for GPUs", held=True)
+PENDING = Sighting("Pending", held=True)
+
+
+def test_a_cluster_that_was_away_a_moment_ago_is_not_asked_again(
+    found: Found, cluster: NoCluster
+) -> None:
+    copy_of(found).stale, copy_of(found).led_at = Unreachable("prod is away", fix="look"), 70.0
+    seen = asked(found, cluster, RUNS)
+    assert (seen.words, seen.unknown, seen.fix) == ("Slurm job 12", "prod is away", "look")
+    assert (seen.held, seen.at, cluster.asked) == (True, 70.0, 0)
+
+
+def test_of_pods_that_run_and_may_not_be_asked_nothing_is_known(
+    found: Found, cluster: NoCluster
+) -> None:
+    copy_of(found).stale = BackendError("no right to pods/exec", fix="ask for it")
+    assert asked(found, cluster, RUNS).unknown == "no right to pods/exec"
+    assert asked(found, cluster, WAITS) == WAITS, "no leader can live there"
+    copy_of(found).stale = None
+    assert asked(found, cluster, RUNS) == RUNS
+
+
+def test_an_end_that_the_journal_does_not_know_of_is_remembered(
+    found: Found, cluster: NoCluster
+) -> None:
+    leaving = Sighting("it was deleted", held=False, over="CANCELLED", leaving=True)
+    asked(found, cluster, leaving)
+    assert copy_of(found).remembered == []
+    asked(found, cluster, replace(leaving, leaving=False))
+    assert copy_of(found).remembered == [("CANCELLED", "it was deleted")]
 
 
 def test_what_the_scheduler_says_is_told_until_the_leader_begins(found: Found) -> None:
-    copy, said, told = copy_of(found), iter(["Pending", "Pending", "Running"]), list[object]()
+    copy, said, told = copy_of(found), iter([PENDING, PENDING, RUNS]), list[object]()
     copy.has_begun = False
     copy.comes = [(), (), (submitted(found.run_dir),)]
     beginnings = iter([False, False, True])
@@ -144,7 +229,7 @@ def test_what_the_scheduler_says_is_told_until_the_leader_begins(found: Found) -
 
     copy.refresh = look  # type: ignore[method-assign]
     assert await_begin(found, lambda run: next(said), TurnedClock(), told.append)
-    assert told == ["Pending", "Running"]
+    assert told == ["Pending", "2 of 2 pods run"]
 
 
 def test_a_leader_that_never_comes_is_not_waited_for(found: Found) -> None:

@@ -181,8 +181,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = SPEC.read_text()
     (root / "key.yaml").write_text(f'{spec}\n"x{MARK}": 1\n')
     (root / "escaped-key.yaml").write_text(f'{spec}\n"x{MARK}": {{"{MARK}": 1}}\n')
-    (root / "escaped-value.yaml").write_text(spec.replace("name: e2e", f'name: "{MARK}"'))
-    (root / "value.yaml").write_text(spec.replace("name: e2e", f'name: "{MARK}"'))
+    # The dash: many a text is a name, and the job would run.
+    (root / "escaped-value.yaml").write_text(spec.replace("name: e2e", f'name: "-{MARK}"'))
+    (root / "value.yaml").write_text(spec.replace("name: e2e", f'name: "-{MARK}"'))
     (root / "broken.yaml").write_text(f"name: [{MARK}")
     (root / "escaped-inventory.yaml").write_text(f'hosts: [{{"{MARK}": 1, name: "{MARK}"}}]\n')
     (root / "inventory.yaml").write_text(f'hosts: [{{"{MARK}": 1, name: "{MARK}"}}]\n')

@@ -8,8 +8,9 @@ from typing import Any, get_args
 import pytest
 
 from orchestrator.cluster.profile import LinkKind
-from orchestrator.cluster.profiles import FOLDER, PROFILE_NAMES, load_profile
+from orchestrator.cluster.profiles import FOLDER, load_profile
 from orchestrator.contract.codec import encode
+from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.errors import SpecError
 
 

@@ -3,13 +3,16 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
 import yaml
 
+from benchmarks import corpus
 from benchmarks.corpus import (
     CORPUS,
+    ROUNDS,
     Case,
     DumpCase,
     Grade,
@@ -35,12 +38,14 @@ from orchestrator.errors import JobError
 PARTS = ("development", "heldout")
 CASES = [case for part in PARTS for case in read_cases(part)]
 DUMPS = [case for part in PARTS for case in read_dump_cases(part)]
-BOTH: list[Case | DumpCase] = [*CASES, *DUMPS]
+LATER = list(read_cases(ROUNDS))
+ALL: list[Case | DumpCase] = [*CASES, *LATER, *DUMPS]
 KEYS = {"name", "source", "about", "log", "kernel", "exit_code", "signal", "accepts", "generic"}
 KEYS |= {"scope", "excludes_host"}
 NEEDED = {"name", "source", "about", "accepts", "scope", "excludes_host"}
 LEAST = 300
 LEAST_DUMPS = 12
+LEAST_OF_A_ROUND = 40
 
 
 def test_there_are_as_many_cases_as_promised() -> None:
@@ -49,27 +54,27 @@ def test_there_are_as_many_cases_as_promised() -> None:
 
 
 def test_each_case_has_the_keys_of_a_case_and_no_others() -> None:
-    for path in [*CORPUS.glob("development/*.yaml"), *CORPUS.glob("heldout/*.yaml")]:
+    for path in [path for part in (*PARTS, ROUNDS) for path in CORPUS.glob(f"{part}/*.yaml")]:
         for fields in yaml.safe_load(path.read_text())["cases"]:
             assert fields.keys() >= NEEDED, (path, fields.get("name"))
             assert fields.keys() <= KEYS, (path, fields["name"])
 
 
 def test_names_are_unique_and_in_kebab_case() -> None:
-    names = [case.name for case in BOTH]
+    names = [case.name for case in ALL]
     assert [name for name, count in Counter(names).items() if count > 1] == []
     assert [name for name in names if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)] == []
 
 
 def test_each_case_says_where_it_comes_from_and_what_happened() -> None:
-    for case in BOTH:
+    for case in ALL:
         assert re.match(r"https?://\w", case.source), case.name
         assert case.about.strip(), case.name
 
 
 def test_each_case_has_something_to_judge_and_a_label() -> None:
     scopes = set(get_args(Scope))
-    for case in CASES:
+    for case in [*CASES, *LATER]:
         assert case.log or case.kernel or case.signal or case.exit_code, case.name
         assert case.accepts, case.name
         assert scopes.issuperset(case.scopes), case.name
@@ -81,6 +86,15 @@ def test_the_name_decides_what_is_held_out() -> None:
         assert [case.name for case in read_cases(part) if part_of(case.name) != part] == []
     share = sum(part_of(case.name) == "heldout" for case in CASES) / len(CASES)
     assert 0.15 < share < 0.25
+
+
+def test_each_round_has_cases_of_its_own_and_is_read_in_order() -> None:
+    files = [case.file for case in LATER]
+    numbers = [int(Path(file).stem) for file in dict.fromkeys(files)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert min(Counter(files).values()) >= LEAST_OF_A_ROUND
+    for case in LATER:
+        assert case.name.startswith(f"r{Path(case.file).stem}-"), case.name
 
 
 def test_each_folder_of_dumps_has_a_case() -> None:
@@ -217,6 +231,44 @@ def test_limits() -> None:
 
 def test_the_rules_keep_to_the_limits_on_the_cases_for_development() -> None:
     assert passes(run_cases(read_cases("development")))
+
+
+def test_the_rules_keep_to_the_limits_on_the_rounds() -> None:
+    assert passes(run_cases(LATER))
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A corpus of one case in each part, each of which is right."""
+    case = {
+        "name": "a",
+        "source": "https://example.org",
+        "about": "A name is wrong.",
+        "log": "Traceback (most recent call last):\nNameError: name 'x' is not defined\n",
+        "exit_code": 1,
+        "accepts": ["python-exception"],
+        "scope": "user",
+        "excludes_host": False,
+    }
+    for file in ("development/a.yaml", f"{ROUNDS}/1.yaml", f"{ROUNDS}/2.yaml"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(yaml.safe_dump({"cases": [case]}))
+    monkeypatch.setattr(corpus, "read_cases", lambda part: read_cases(part, root=tmp_path))
+    monkeypatch.setattr(corpus, "read_dump_cases", lambda part: ())
+    return tmp_path
+
+
+@pytest.mark.parametrize("part", ["development/a.yaml", f"{ROUNDS}/2.yaml"])
+def test_the_exit_code_says_whether_the_limits_hold(
+    small: Path, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([]) == 0
+    assert "FAIL" not in capsys.readouterr().out
+    (small / part).write_text((small / part).read_text().replace("python-exception", "disk-full"))
+    assert main(["--misses"]) == 1
+    shown = capsys.readouterr().out
+    assert f"{part} a: wrong" in shown
+    assert shown.count("FAIL") == 1
 
 
 def test_the_report_counts_each_column() -> None:

@@ -16,7 +16,9 @@ from orchestrator.contract.events import (
 )
 from orchestrator.dashboard.chart import chart, resample
 from orchestrator.dashboard.draw import draw
-from orchestrator.dashboard.view import View
+from orchestrator.dashboard.metrics import NOTHING, fold_metrics
+from orchestrator.dashboard.view import View, view
+from orchestrator.seams import Sighting
 from orchestrator.supervise.state import Culprit
 from tests.dashboard.dashboard_story import (
     DRILL,
@@ -27,6 +29,7 @@ from tests.dashboard.dashboard_story import (
     metrics,
     recovered,
     restarting,
+    seen_of,
     short_of_a_host,
     started,
     submitted,
@@ -272,3 +275,18 @@ def test_a_culprit_of_an_earlier_larger_plan_has_no_place_in_the_mesh() -> None:
 def test_a_job_whose_steps_have_stopped_says_for_how_long() -> None:
     shown = view_of(started(), metrics(1, 24), now=START + 90)
     assert "last step 1 min 03 s ago" in text_of(shown, 120, 40)
+
+
+def test_a_state_that_cannot_be_asked_for_has_its_age_and_says_why() -> None:
+    seen = seen_of(recovered())
+    away = Sighting("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
+    shown = view(
+        seen,
+        fold_metrics(NOTHING, metrics(1, 30)),
+        leader_alive=False,
+        now=seen.run.last_at + 200,
+        sighting=away,
+    )
+    text = draw(shown, 100, 30, UTC).plain
+    assert "RUNNING   3 min 20 s ago" in text
+    assert "the API server cannot be reached" in text

@@ -1,14 +1,24 @@
 """Jobs that wait in a scheduler's queue, or were put back there, have no leader and go on."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from orchestrator.contract import exits
+from orchestrator.contract.events import Event, JobSubmitted
+from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.holding import ASK_AGAIN_S, Holding
+from orchestrator.dashboard.session import EndWatch, follow_job
 from orchestrator.dashboard.view import effective_state, view
+from orchestrator.seams import Sighting
+from orchestrator.supervise.job_report import report_of
+from orchestrator.supervise.log import Journal
 from orchestrator.supervise.state import Run
 from tests.agent.world import TurnedClock
-from tests.dashboard.dashboard_story import START, recovered, seen_of
+from tests.dashboard.dashboard_story import START, journal, recovered, seen_of
 
-WAITS = "Slurm job 12 is PENDING (Resources)"
+WAITS = Sighting("Slurm job 12 is PENDING (Resources)", held=True)
 
 
 def on_slurm() -> Run:
@@ -20,7 +30,7 @@ def on_slurm() -> Run:
 def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
     asked: list[Run] = []
 
-    def ask(run: Run) -> str | None:
+    def ask(run: Run) -> Sighting | None:
         asked.append(run)
         return WAITS if len(asked) < 2 else None
 
@@ -42,8 +52,85 @@ def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
 def test_a_job_that_is_held_has_not_failed() -> None:
     run = on_slurm()
     assert effective_state(run, False, START + 9999).state == "FAILED"
-    found = effective_state(run, False, START + 9999, held=WAITS)
-    assert (found.state, found.reason) == ("PENDING", WAITS)
-    assert effective_state(run, True, START + 9999, held=WAITS).state == "RUNNING"
+    found = effective_state(run, False, START + 9999, sighting=WAITS)
+    assert (found.state, found.reason) == ("PENDING", WAITS.words)
+    assert effective_state(run, True, START + 9999, sighting=WAITS).state == "RUNNING"
     seen = replace(seen_of(recovered()), run=run)
-    assert view(seen, leader_alive=False, now=START + 9999, held=WAITS).state == "PENDING"
+    assert view(seen, leader_alive=False, now=START + 9999, sighting=WAITS).state == "PENDING"
+
+
+AWAY = Sighting("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
+
+
+def test_a_scheduler_that_does_not_answer_leaves_the_last_known_state_with_its_age() -> None:
+    run = on_slurm()
+    found = effective_state(run, False, START + 9999, sighting=AWAY)
+    assert (found.state, found.reason) == ("RUNNING", "the API server cannot be reached")
+    assert (found.since, found.as_of) == (run.since, run.last_at)
+    heard = replace(AWAY, at=START + 5000)
+    assert effective_state(run, False, START + 9999, sighting=heard).as_of == START + 5000
+    assert effective_state(run, True, START + 9999, sighting=AWAY).as_of is None
+
+
+def test_what_the_leader_told_its_cluster_later_counts() -> None:
+    run = on_slurm()
+    told = replace(report_of(run, START + 6000), state="RECOVERING", message="rank 3 was killed")
+    found = effective_state(run, False, START + 9999, sighting=AWAY, report=told)
+    assert (found.state, found.as_of) == ("RECOVERING", START + 6000)
+    waits = effective_state(run, False, START + 9999, sighting=WAITS, report=told)
+    assert waits.state == "PENDING", "the scheduler knows better that no leader lives"
+    over = replace(told, state="SUCCEEDED", message="all steps are done")
+    found = effective_state(run, False, START + 9999, sighting=AWAY, report=over)
+    assert (found.state, found.reason, found.as_of) == ("SUCCEEDED", "all steps are done", None)
+
+
+def test_what_was_deleted_is_cancelled_at_once() -> None:
+    gone = Sighting("it was deleted", held=False, over="CANCELLED", at=START + 7000)
+    found = effective_state(on_slurm(), False, START + 9999, sighting=gone)
+    assert (found.state, found.reason, found.since) == (
+        "CANCELLED",
+        "it was deleted",
+        START + 7000,
+    )
+    failed = effective_state(on_slurm(), False, START + 9999, "ndctl submit", FAILED)
+    assert (failed.state, failed.fix) == ("FAILED", "ndctl submit")
+
+
+FAILED = Sighting("it has Failed", held=False, over="FAILED")
+
+
+def test_one_whose_hosts_may_still_write_is_followed_on(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    with Journal(run_dir.journal, TurnedClock()) as written:
+        for entry in journal(on_kubernetes()):
+            written.append(entry.event, entry.actions)
+    said = [Sighting("it was deleted", held=False, over="CANCELLED", leaving=True)]
+    clock = TurnedClock()
+    ended = EndWatch(run_dir, clock, lambda run: said[-1])
+    assert not ended()
+    said.append(replace(said[0], leaving=False))
+    clock.sleep(ASK_AGAIN_S)
+    assert ended()
+
+
+def on_kubernetes() -> list[Event]:
+    first, *rest = recovered()
+    assert isinstance(first, JobSubmitted)
+    return [replace(first, backend="kubernetes"), *rest]
+
+
+def test_who_follows_hears_of_an_outage_once_and_when_it_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = RunDir(tmp_path)
+    with Journal(run_dir.journal, TurnedClock()) as written:
+        for entry in journal(on_kubernetes()):
+            written.append(entry.event, entry.actions)
+    gone = Sighting("it was deleted", held=False, over="CANCELLED")
+    told = iter([AWAY, AWAY, WAITS, gone])
+    code = follow_job(run_dir, 0, TurnedClock(), lambda run: next(told))
+    out = capsys.readouterr().out
+    assert code == exits.CANCELLED
+    assert out.count("the API server cannot be reached; the job may train on") == 1
+    assert out.count("how the job stands is known again") == 1
+    assert "CANCELLED, it was deleted" in out

@@ -10,6 +10,7 @@ from rich.console import Console
 from orchestrator.contract.rundir import RunDir
 from orchestrator.dashboard.live import run_dashboard, terminal_keys
 from orchestrator.errors import JobError
+from orchestrator.seams import Sighting
 from orchestrator.supervise.log import to_line
 from orchestrator.supervise.state import Run
 from tests.dashboard.dashboard_story import START, StoryClock, finished, journal, metrics, started
@@ -57,7 +58,7 @@ def write_metrics(run_dir: RunDir, last: int) -> None:
             file.write(metric_line(line))
 
 
-def nobody(run: Run) -> str | None:
+def nobody(run: Run) -> Sighting | None:
     raise AssertionError("there is no scheduler to ask")
 
 

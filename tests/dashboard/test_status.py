@@ -66,9 +66,16 @@ from orchestrator.dashboard.follow import summary_text
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.moment import Snapshot, read_snapshot
 from orchestrator.dashboard.narrate import action_words, event_line, event_words, in_order_of_time
-from orchestrator.dashboard.status import list_rows, list_text, status_json, status_text
+from orchestrator.dashboard.status import (
+    list_rows,
+    list_text,
+    stale_reasons,
+    status_json,
+    status_text,
+)
 from orchestrator.dashboard.words import moment
 from orchestrator.diagnosis.classes import default_rules
+from orchestrator.seams import Sighting
 from orchestrator.supervise.incidents import left_out
 from orchestrator.supervise.log import Entry, Journal
 from tests.dashboard.dashboard_story import (
@@ -439,7 +446,8 @@ def said_next(events: Iterable[Event], now: float) -> list[str]:
 
 
 def test_one_whose_pods_all_wait_says_how_often_they_were_made_anew() -> None:
-    waits = replace(snapshot(waited_in_vain(2)[:-2], alive=False), scheduler="it waits", held=True)
+    held = Sighting("it waits", held=True)
+    waits = replace(snapshot(waited_in_vain(2)[:-2], alive=False), sighting=held)
     assert status_text(waits, UTC).splitlines()[-1].strip() == (
         "next        wait for hosts since 2023-11-14 22:13:30 UTC, all given back 2 times; to give"
         " it up: ndctl cancel quickstart"
@@ -598,7 +606,7 @@ def test_checkpoints_are_where_the_hosts_have_them(tmp_path: Path) -> None:
 def test_list_shows_the_newest_first() -> None:
     rows = list_rows([snapshot(started(), metrics(1, 3)), snapshot(finished(), metrics(1, 60))])
     assert [row["state"] for row in rows] == ["SUCCEEDED", "RUNNING"]
-    head, first, second = list_text(rows, UTC).splitlines()
+    head, first, second = list_text(rows, UTC, START).splitlines()
     assert head.split() == ["NAME", "STATE", "STEP", "ATTEMPT", "RESTARTS", "LOSS", "UPDATED"]
     assert "60/60" in first
     assert "3/60" in second
@@ -787,14 +795,57 @@ def test_a_job_that_waits_at_a_scheduler_is_pending_and_says_for_what() -> None:
     from dataclasses import replace
 
     words = "Slurm job 12 is PENDING (JobHeldUser): it is held: `scontrol release 12` lets it go"
-    waiting = replace(snapshot(started(), alive=False), scheduler=words, held=True)
+    waiting = replace(snapshot(started(), alive=False), sighting=Sighting(words, held=True))
     assert status_json(waiting)["state"] == "PENDING"
     text = status_text(waiting, UTC)
     assert words in text.splitlines()[0]
     assert "scontrol release 12" in text
-    head, row = list_text(list_rows([waiting]), UTC).splitlines()
+    head, row = list_text(list_rows([waiting]), UTC, START).splitlines()
     assert head.endswith("SCHEDULER")
     assert row.endswith("Slurm job 12 is PENDING (JobHeldUser)")
+
+
+AWAY = Sighting(
+    "PyTorchJob ndctl/quickstart",
+    held=True,
+    unknown="the API server of context prod cannot be reached: Connection refused",
+    fix="`kubectl --context prod cluster-info` says whether it is up",
+    at=START + 40,
+)
+
+
+def test_a_job_whose_cluster_cannot_be_asked_is_shown_as_last_known_and_says_why_once() -> None:
+    """Not as one that waits: it may well train on."""
+    away = replace(snapshot(started(), metrics(1, 23), now=START + 240, alive=False), sighting=AWAY)
+    text = status_text(away, UTC)
+    at = moment(START + 40, UTC)
+    assert text.splitlines()[0] == (
+        f"quickstart: RUNNING as of {at} (3 min 20 s ago); the API server of context prod cannot be"
+        " reached: Connection refused"
+    )
+    assert text.count("cannot be reached") == 1
+    assert "step 23 of" in text
+    assert "left" not in text, "whether it still trains is not known"
+    assert text.endswith("is up\n              ndctl status quickstart asks again")
+    body = status_json(away)
+    assert (body["state"], body["as_of"], body["leader_alive"]) == ("RUNNING", START + 40, None)
+    _, row = list_text(list_rows([away]), UTC, START + 240).splitlines()
+    assert "RUNNING 3 min 20 s ago" in row
+    assert stale_reasons([away, away]) == [f"{AWAY.unknown}; 2 jobs shown as last known"]
+    there = status_json(snapshot(started(), metrics(1, 23)))
+    assert (there["as_of"], there["leader_alive"]) == (None, True)
+    assert stale_reasons([snapshot(started())]) == []
+
+
+def test_a_job_that_was_deleted_offers_to_go_on_from_its_checkpoint() -> None:
+    gone = Sighting("PyTorchJob a/b was deleted, not known by whom", held=False, over="CANCELLED")
+    text = status_text(
+        replace(snapshot(recovered(), metrics(1, 24), alive=False), sighting=gone), UTC
+    )
+    assert text.startswith("quickstart: CANCELLED, PyTorchJob a/b was deleted, not known by whom")
+    assert text.count("was deleted") == 1
+    newest = r"next +to go on from the newest checkpoint, step-\d+ or a later one: "
+    assert re.search(newest + "ndctl submit .* --resume$", text)
 
 
 def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads() -> None:
@@ -802,7 +853,7 @@ def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads(
     leads = [
         replace(e, allocation=granted) if isinstance(e, LeaderStarted) else e for e in started()
     ]
-    there = replace(snapshot(leads), scheduler="Slurm job 12")
+    there = replace(snapshot(leads), sighting=Sighting("Slurm job 12", held=False))
     ends = moment(START + 40 + 7200, UTC)
     assert f"Slurm job 12, whose allocation ends at {ends}, in 2 h" in status_text(there, UTC)
     assert "whose allocation" not in status_text(replace(there, leader_alive=False), UTC)
@@ -811,7 +862,7 @@ def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads(
 def test_a_job_that_was_taken_out_of_the_queue_waits_for_nothing() -> None:
     queued = snapshot([submitted()], now=START + 1, alive=False)
     assert status_json(queued)["state"] == "SUBMITTED"
-    gone = status_json(replace(queued, scheduler="Slurm job 12 has ended"))
+    gone = status_json(replace(queued, sighting=Sighting("Slurm job 12 has ended", held=False)))
     assert gone["state"] == "FAILED"
     assert gone["reason"] == "no leader ever started: Slurm job 12 has ended"
     assert gone["fix"].endswith("--resume")

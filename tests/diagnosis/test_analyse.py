@@ -126,6 +126,98 @@ def test_a_stopped_process_is_named_without_any_dump() -> None:
     assert len(verdict.hosts) == 1
 
 
+PLACE = "rpc_wait_bit_killable of sunrpc"
+IN_A_COLLECTIVE = (
+    '  File "/venv/torch/distributed/distributed_c10d.py", line 3245 in all_reduce',
+    '  File "/job/trainer/main.py", line 40 in <module>',
+)
+
+
+def test_where_a_process_is_blocked_in_the_kernel_is_the_news() -> None:
+    found = standstill(3, mesh=PLAIN, fault="stopped")
+    assert found.culprit is not None
+    facts = replace(found.scene.facts[found.culprit], process_state="D", place=PLACE, still_s=75.4)
+    scene = replace(found.scene, facts={**found.scene.facts, found.culprit: facts})
+    verdict = analyse(scene)
+    assert (verdict.kind, verdict.ranks) == ("stopped", (found.culprit,))
+    begin = f"rank {found.culprit} is blocked in the kernel in {PLACE} (state D), and did not get"
+    assert verdict.cause.startswith(f"{begin} on for 75 s; it did not call"), verdict.cause
+    assert not any("state D" in sign for sign in verdict.evidence), "it is said once"
+
+
+def test_ranks_of_a_host_that_are_blocked_in_one_place_are_said_together() -> None:
+    scene = Scene(
+        facts={
+            rank: RankFacts(
+                rank=rank,
+                host=f"host-{rank // 2}",
+                process_state="D" if rank in (2, 3) else "S",
+                asked=True,
+                stack=() if rank in (2, 3) else IN_A_COLLECTIVE,
+                place=PLACE if rank in (2, 3) else "",
+                still_s=60.0 + rank,
+            )
+            for rank in range(6)
+        }
+    )
+    verdict = analyse(scene)
+    assert (verdict.ranks, verdict.hosts) == ((2, 3), ("host-1",))
+    assert verdict.cause == f"ranks 2-3 are blocked in the kernel in {PLACE} (state D)"
+    elsewhere = {3: replace(scene.facts[3], place="nfs_getattr of nfs")}
+    apart = analyse(replace(scene, facts={**scene.facts, **elsewhere}))
+    assert apart.cause.endswith("in an uninterruptible wait of the kernel (state D)")
+
+
+@pytest.mark.parametrize("throttled", [False, True])
+def test_a_rank_without_a_processor_is_called_starved_and_costs_no_host(throttled: bool) -> None:
+    found = standstill(3, mesh=PLAIN, fault="busy")
+    before = analyse(found.scene)
+    assert found.culprit is not None
+    starved = replace(
+        found.scene.facts[found.culprit],
+        process_state="R",
+        still_s=60.0,
+        starved_s=52.0,
+        throttled=throttled,
+    )
+    verdict = analyse(replace(found.scene, facts={**found.scene.facts, found.culprit: starved}))
+    assert (verdict.kind, verdict.ranks, verdict.hosts) == (before.kind, before.ranks, ())
+    limit = ", and its control group is throttled (cpu.max)" if throttled else ""
+    begin = "is starved of CPU (ready to run without a processor for 52 of 60 s)"
+    assert verdict.cause.startswith(f"rank {found.culprit} {begin}{limit}; it "), verdict.cause
+    assert "cpu.max" in verdict.advice
+    assert not any("starved" in sign for sign in verdict.evidence), "it is said once"
+
+
+@pytest.mark.parametrize(
+    ("state", "starved_s", "stack"),
+    [
+        ("S", 52.0, None),  # it ran since
+        ("R", 12.0, None),  # a busy host, and no more
+        ("R", 52.0, "collective"),  # it waits for others, as one that spins for a GPU
+    ],
+)
+def test_waiting_for_a_processor_is_no_reason_by_itself(
+    state: str, starved_s: float, stack: str | None
+) -> None:
+    found = standstill(3, mesh=PLAIN, fault="busy")
+    assert found.culprit is not None
+    other = (found.culprit + 1) % len(found.scene.facts)
+    facts = dict(found.scene.facts)
+    for rank in (found.culprit, other):
+        usual = facts[rank].stack
+        facts[rank] = replace(
+            facts[rank],
+            process_state=state,
+            still_s=60.0,
+            starved_s=starved_s,
+            stack=IN_A_COLLECTIVE if stack else usual,
+        )
+    verdict = analyse(replace(found.scene, facts=facts))
+    assert "starved" not in verdict.cause
+    assert other not in verdict.ranks
+
+
 def test_the_minority_stack_is_named_without_any_dump_and_costs_no_host() -> None:
     found = standstill(3, mesh=PLAIN, fault="loader", lost=1.0)
     verdict = analyse(found.scene)

@@ -6,8 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from tests.kubernetes.api import Api, Object
+from tests.kubernetes.api import Api, Object, path
 from tests.kubernetes.operator import (
+    age_s,
     create_pod,
     delete_pods,
     has_condition,
@@ -48,6 +49,7 @@ class JobSets:
         status.setdefault("restarts", 0)
         if "terminalState" in status:
             await delete_pods(self.api, [pod for pod in pods if _active(pod)])
+            await self._expire(job, conditions)
         elif job["spec"].get("suspend"):
             await delete_pods(self.api, pods)
             said = "jobset is suspended"
@@ -58,6 +60,11 @@ class JobSets:
                 set_condition(conditions, "Suspended", False, "ResumeJobs", said)
             await self._run(job, pods, status)
         await write_status(self.api, self.resource, job, status)
+
+    async def _expire(self, job: Object, conditions: list[Object]) -> None:
+        ttl, metadata = job["spec"].get("ttlSecondsAfterFinished"), job["metadata"]
+        if ttl is not None and age_s(conditions[-1]["lastTransitionTime"]) >= ttl:
+            await self.api.delete(path(self.resource, metadata["namespace"], metadata["name"]))
 
     async def _run(self, jobset: Object, pods: list[Object], status: Object) -> None:
         attempt = str(status["restarts"])

@@ -7,6 +7,7 @@ import asyncio
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Protocol
 
 from tests.kubernetes.api import Api, ApiError, Informer, Key, Object, key_of, owned_by, path
@@ -120,6 +121,10 @@ async def write_status(api: Api, resource: str, job: Object, status: Object) -> 
         metadata = job["metadata"]
         where = path(resource, metadata["namespace"], metadata["name"], "status")
         await api.patch(where, {"metadata": {"uid": metadata["uid"]}, "status": status})
+
+
+def age_s(stamp: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds()
 
 
 def exit_code(pod: Object, container: str) -> int | None:

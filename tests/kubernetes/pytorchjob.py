@@ -2,12 +2,12 @@
 
 import copy
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from tests.kubernetes.api import Api, Object, path
 from tests.kubernetes.nodes import now
 from tests.kubernetes.operator import (
+    age_s,
     create_pod,
     delete_pods,
     exit_code,
@@ -49,7 +49,7 @@ class PyTorchJobs:
         running = [pod for pod in pods if phase(pod) in ("Running", "Pending")]
         await delete_pods(self.api, {"All": pods, "Running": running, "None": []}[clean])
         ttl, ended = policy.get("ttlSecondsAfterFinished"), status.get("completionTime")
-        if ttl is not None and ended and _age_s(ended) >= ttl:
+        if ttl is not None and ended and age_s(ended) >= ttl:
             metadata = job["metadata"]
             await self.api.delete(path(self.resource, metadata["namespace"], metadata["name"]))
 
@@ -162,7 +162,7 @@ def _retried(replica: Object, pod: Object) -> bool:
 def _over_the_limit(job: Object, pods: list[Object], status: Object) -> str:
     policy, name = job["spec"].get("runPolicy", {}), job["metadata"]["name"]
     deadline, limit = policy.get("activeDeadlineSeconds"), policy.get("backoffLimit")
-    if deadline is not None and _age_s(status["startTime"]) >= deadline:
+    if deadline is not None and age_s(status["startTime"]) >= deadline:
         return f"PyTorchJob {name} has failed because it was active longer than specified deadline"
     restarts = sum(
         container.get("restartCount", 0)
@@ -216,7 +216,3 @@ def _finish(status: Object, kind: str, reason: str, message: str) -> None:
 
 def _label(pod: Object, name: str) -> str:
     return str(pod["metadata"].get("labels", {}).get(PREFIX + name, ""))
-
-
-def _age_s(stamp: str) -> float:
-    return (datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds()

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,11 @@ import pytest
 import yaml
 
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
+from orchestrator.backends.kubernetes.controller.wishes import digest_of
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.topology import affinity
+from orchestrator.backends.kubernetes.resources import JOB_KINDS
+from orchestrator.backends.kubernetes.submitting import owner_reference
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.system import SystemClock
@@ -29,14 +33,12 @@ COMMAND = [sys.executable, "-m", "orchestrator", "controller", "--lease-duration
 HOSTS = 3
 MAY = (
     *("patch pytorchjobs.kubeflow.org", "create pods", "delete pods", "watch nodes"),
-    "delete secrets",
+    *("list configmaps", "delete configmaps", "delete serviceaccounts", "delete roles"),
 )
 MAY_NOT = (
-    "deletecollection secrets",
-    "list secrets",
-    "get secrets",
-    "patch nodes",
-    "delete jobsets",
+    *(f"{verb} secrets" for verb in ("get", "list", "create", "delete", "deletecollection")),
+    *("patch configmaps", "patch roles", "create rolebindings"),
+    *("patch nodes", "delete jobsets", "deletecollection pods"),
 )
 Object = dict[str, Any]
 
@@ -109,22 +111,40 @@ def running(kube: KubeTestbed, namespace: str) -> dict[str, str]:
     return where(kube, namespace)
 
 
+def apply(kube: KubeTestbed, made: Object, namespace: str = "default") -> None:
+    """A job, and the ConfigMap that its pods may write: it belongs to the job."""
+    kube.apply(made, namespace=namespace)
+    kind = next(one for one in JOB_KINDS.values() if one.resource.kind == made["kind"])
+    there = kube.get(kind.resource.word, "job", namespace)
+    labels, owner = names.labels_of_job("job"), [owner_reference(kind.resource, there)]
+    about = {"name": "job-launch", "labels": labels, "ownerReferences": owner}
+    kube.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": about}, namespace=namespace)
+
+
 def notes(kube: KubeTestbed, namespace: str) -> dict[str, str]:
     found: dict[str, str] = kube.get("pytorchjobs", "job", namespace)["metadata"]["annotations"]
     return found
 
 
+def asked(kube: KubeTestbed, namespace: str) -> dict[str, str]:
+    """What pods wrote down."""
+    about = kube.get("configmaps", "job-launch", namespace)["metadata"]
+    found: dict[str, str] = about.get("annotations", {})
+    return found
+
+
 def ask(kube: KubeTestbed, namespace: str, *exclude: str) -> None:
-    wish = json.dumps({"by": "ada", "exclude": exclude})
+    """As a person types it."""
+    wish = json.dumps({"by": "ada", "at": time.time(), "exclude": exclude})
     note = f"{names.GANG_ANNOTATION}={wish}"
-    kube.kubectl("annotate", "pytorchjob", "job", note, "-n", namespace)
+    kube.kubectl("annotate", "configmap", "job-launch", note, "--overwrite", "-n", namespace)
 
 
 def restarted(kube: KubeTestbed, namespace: str, times: int) -> None:
     def done() -> bool:
-        said = notes(kube, namespace)
-        counted = said.get(names.REQUEUES_ANNOTATION) == str(times)
-        return counted and names.GANG_ANNOTATION not in said
+        said, text = notes(kube, namespace), asked(kube, namespace)[names.GANG_ANNOTATION]
+        counted = said.get(names.RESTARTS_ANNOTATION) == str(times)
+        return counted and said.get(names.RESTARTED_ANNOTATION) == digest_of(text)
 
     kube.wait_for(f"restart {times}", done, 300)
 
@@ -151,7 +171,7 @@ def test_two_with_their_own_account_restart_a_job_and_outlive_a_node_and_the_api
     kube: KubeTestbed,
 ) -> None:
     deployed(kube)
-    kube.apply(job(), namespace="ndctl")
+    apply(kube, job(), "ndctl")
     for words in (*MAY, *MAY_NOT):
         argv = ["kubectl", "auth", "can-i", *words.split(), "-n", "ndctl", f"--as={ACCOUNT}"]
         assert kube(argv).out.strip() == ("yes" if words in MAY else "no"), words
@@ -170,6 +190,7 @@ def test_two_with_their_own_account_restart_a_job_and_outlive_a_node_and_the_api
     assert (
         f"suspend PyTorchJob ndctl/job: ada asks for new pods in place of all, not on {bad}" in said
     )
+    assert f"keep new pods of PyTorchJob ndctl/job off {bad}: its pods ask for that" in said
 
     kube.lose_node(at)  # of the one that leads; a pod of the job is there as well
     (lost,) = (uid for uid, node in after.items() if node == at)
@@ -218,7 +239,7 @@ def launched() -> LaunchPlan:
 
 
 def test_a_leader_asks_who_is_there_and_does_it_alone_where_nobody_is(kube: KubeTestbed) -> None:
-    kube.apply(job())
+    apply(kube, job())
     before = running(kube, "default")
     backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
     with controller(kube, "--taint") as process:
@@ -239,7 +260,7 @@ def test_a_leader_asks_who_is_there_and_does_it_alone_where_nobody_is(kube: Kube
         kube.kubectl("delete", "pytorchjob", "job")
         kube.wait_for("no taint", lambda: not taints())
         said = ended(process)
-    assert said.count("PyTorchJob default/job: ") == 3, "look after, suspend, resume"
+    assert said.count("PyTorchJob default/job") == 4, "look after, keep off, suspend, resume"
     sent = int(said.rpartition(" requests were sent")[0].split()[-1])
     assert sent < 60, said
     kube.wait_for("no pods", lambda: not kube.objects("pods"))
@@ -247,28 +268,30 @@ def test_a_leader_asks_who_is_there_and_does_it_alone_where_nobody_is(kube: Kube
 
     lonely = job()
     lonely["metadata"]["annotations"][names.CONTROLLER_ANNOTATION] = "default"
-    kube.apply(lonely)
+    kube.wait_for("no ConfigMap", lambda: not kube.objects("configmaps", selector=SELECTED))
+    apply(kube, lonely)
     before = running(kube, "default")
-    backend.requeue(launched(), [])
-    restarted(kube, "default", 1)
+    backend.requeue(launched(), ["node9"])
+    written = {names.REQUEUES_ANNOTATION: "1", names.AVOID_ANNOTATION: "node9"}
+    assert asked(kube, "default") == written, "it is done once a controller comes"
     assert not before.keys() & running(kube, "default").keys()
 
 
 def test_once_does_what_is_to_be_done_and_ends(kube: KubeTestbed) -> None:
-    kube.apply(job())
+    apply(kube, job())
     before = running(kube, "default")
     ask(kube, "default")
     with controller(kube, "--once") as process:
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
-    assert notes(kube, "default")[names.REQUEUES_ANNOTATION] == "1"
+    assert notes(kube, "default")[names.RESTARTS_ANNOTATION] == "1"
     assert not before.keys() & running(kube, "default").keys()
 
 
 def test_a_placeholder_keeps_the_pods_of_a_jobset_off_a_node_that_it_left_out(
     kube: KubeTestbed,
 ) -> None:
-    kube.apply(jobset())
+    apply(kube, jobset())
     kube.wait_for("both pods", lambda: len(where(kube, "default")) == 2, 300)
     first, bad = where(kube, "default").values()
     spare, *_ = others = [node for node in kube.nodes if node not in (first, bad)]

@@ -42,14 +42,14 @@ ALONE: Mapping[str, str] = {
     "ndctl validate examples/kubernetes.yaml": r"valid; 4 ranks",
     "ndctl plan examples/kubernetes.yaml": r"4 ranks on 2 hosts x 2 of cpu",
     "ndctl render examples/kubernetes.yaml": r"\nkind: PyTorchJob\n",
-    f"{SUBMIT} --dry-run": r"# dry run: .* takes the 5 objects of PyTorchJob ndctl/kubernetes-demo",
+    f"{SUBMIT} --dry-run=client": r"\nkind: PyTorchJob\n",
+    f"{SUBMIT} --dry-run": r"# dry run: .* takes the 7 objects of PyTorchJob ndctl/kubernetes-demo",
     "kubectl apply -k manifests/overlays/kueue": r"localqueue.kueue.x-k8s.io/train created",
     "ndctl render examples/kubernetes.yaml --set cluster.kubernetes.queue=train": (
         r"\n    kueue.x-k8s.io/queue-name: train\n"
     ),
     "kubectl apply -k manifests/overlays/rdma": r"namespace/ndctl configured",
-    "ndctl render examples/kubernetes-rdma.yaml"
-    " --inventory examples/inventories/kubernetes.yaml": r"rdma/hca_shared_devices_a: '1'",
+    "ndctl render examples/kubernetes-rdma.yaml": r"rdma/hca_shared_devices_a: '1'",
     "ndctl hosts": r"no strikes",
     "kubectl apply -k manifests/controller": r"deployment.apps/ndctl-controller created",
     "ndctl controller -n ndctl --once": r"\d+ requests were sent",
@@ -66,6 +66,12 @@ WITH_A_JOB: Mapping[str, str] = {
     "kubectl -n ndctl get pytorchjobs,pods -l ndctl.dev/job=kubernetes-demo": (
         r"kubernetes-demo-worker-0 +1/1 +Running"
     ),
+    "kubectl -n ndctl describe pytorchjob kubernetes-demo": r"Normal +Started .* ndctl +attempt 1",
+    "kubectl -n ndctl get configmaps -l ndctl.dev/holds=state -o"
+    r" 'custom-columns=JOB:.metadata.labels.ndctl\.dev/job,STATE:.data.state,STEP:.data.step,"
+    "OF:.data.steps,ATTEMPT:.data.attempt,CULPRIT:.data.culprit'": (
+        r"kubernetes-demo +RUNNING +\d+ +1000 +1 "
+    ),
     "ndctl list -n ndctl": r"kubernetes-demo +RUNNING",
     "ndctl status kubernetes-demo -n ndctl": r"RUNNING",
     SUSPEND: "patched",
@@ -78,7 +84,9 @@ WITH_A_JOB: Mapping[str, str] = {
     ),
     "kubectl -n ndctl get pytorchjob by-hand": r"by-hand",
     "ndctl cancel by-hand -n ndctl": r"by-hand: CANCELLED",
-    "kubectl -n ndctl delete pytorchjob by-hand": r"deleted",
+    "ndctl render examples/kubernetes.yaml --set name=by-hand | kubectl delete -f -": (
+        r"pytorchjob.kubeflow.org \"by-hand\" deleted"
+    ),
     "ndctl render examples/kubernetes.yaml --kind jobset --set name=by-jobset"
     " | kubectl apply -f -": r"jobset.jobset.x-k8s.io/by-jobset created",
     "ndctl status by-jobset -n ndctl": r"JobSet ndctl/by-jobset",
@@ -87,6 +95,9 @@ WITH_A_JOB: Mapping[str, str] = {
     " | kubectl apply -f -": r"trainjob.trainer.kubeflow.org/by-trainjob created",
     "ndctl status by-trainjob -n ndctl": r"TrainJob ndctl/by-trainjob",
     "ndctl cancel by-trainjob": r"by-trainjob: CANCELLED",
+    r"kubectl -n ndctl get jobsets -o 'custom-columns=NAME:.metadata.name,"
+    r"STATE:.metadata.annotations.ndctl\.dev/state,STEP:.metadata.annotations.ndctl\.dev/step,"
+    r"CULPRIT:.metadata.annotations.ndctl\.dev/culprit'": r"by-jobset +CANCELLED +\d+/1000 ",
 }
 """Each of the others."""
 SAYS = {**ALONE, **WITH_A_JOB}

@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.kubernetes.api import Api
-from orchestrator.backends.kubernetes.going import end_pod
+from orchestrator.backends.kubernetes.controller.actions import Delete, Ref
+from orchestrator.backends.kubernetes.controller.loop import perform
 from orchestrator.backends.kubernetes.render.kinds import NO_LIMIT
+from orchestrator.backends.kubernetes.resources import PODS
+from orchestrator.backends.kubernetes.tracked import failed
 from orchestrator.system import SystemClock
 from tests.kubernetes.testbed import KubeTestbed
 
@@ -49,7 +52,8 @@ def test_its_job_lets_go_of_it_and_makes_another(kube: KubeTestbed) -> None:
         host = pod["spec"]["nodeName"]
         kube.lose_node(host)
         api = Api(None, {"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
-        end_pod(api, SystemClock(), host, pod, 1.0)
+        # As the controller does: no pod's account may.
+        perform(api, Delete(what=Ref.of(PODS, pod), reason="lost", grace_s=0, status=failed(pod)))
         old = pod["metadata"]["uid"]
 
         def replaced() -> bool:

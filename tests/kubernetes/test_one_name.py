@@ -1,12 +1,13 @@
 """Objects of one name, and what a leader has changed of them, on a real API server."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
 from orchestrator.backends.kubernetes.looking import look
-from orchestrator.backends.kubernetes.render import names, spec_hash
+from orchestrator.backends.kubernetes.render import names, objects, spec_hash
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import Kind, KubernetesSpec
@@ -48,7 +49,7 @@ def test_a_name_that_a_job_of_another_kind_has_is_refused(kube: KubeTestbed) -> 
 def test_what_runs_is_noted_once_and_what_is_applied_later_is_told_from_it(
     kube: KubeTestbed,
 ) -> None:
-    """As `kubectl apply` leaves what it does not know of, so does `submit`."""
+    """`kubectl apply` leaves what it does not know of."""
     namespace = kube.namespace("text")
     backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
     asked = handover(kube, namespace)
@@ -59,12 +60,16 @@ def test_what_runs_is_noted_once_and_what_is_applied_later_is_told_from_it(
         (seen,) = look(backend.api(KubernetesSpec()), namespace, kind, [asked.launch])
         return "not what runs" in [one.what for one in seen.troubles]
 
+    def applied(text: Handover) -> None:
+        for one in objects(text):
+            backend.api(KubernetesSpec()).apply(one, namespace)
+
     backend.own(asked.launch, spec_hash(asked))
     assert not told()
-    backend.submit(replace(asked, spec="name: job\ntrain: {lr: 2}\n"))
+    applied(replace(asked, spec="name: job\ntrain: {lr: 2}\n"))
     backend.own(asked.launch)
     assert told()
-    backend.submit(asked)
+    applied(asked)
     assert not told()
 
 
@@ -74,13 +79,20 @@ def test_pods_are_kept_off_a_node_by_name_unless_the_cluster_shut_it(kube: KubeT
     asked = handover(kube, namespace)
     backend.submit(asked)
 
-    def left_out() -> tuple[str, bool]:
+    def left_out() -> tuple[str, str, bool]:
+        """As the job's pods ask for it, as the controller has noted it, and as pods are told."""
+        about = kube.get("configmaps", "job-launch", namespace)["metadata"]
         found = kube.get("pytorchjobs", "job", namespace)
         affinity = found["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["affinity"]
+        asks = about.get("annotations", {}).get(names.AVOID_ANNOTATION, "")
         noted = found["metadata"]["annotations"].get(names.EXCLUDED_ANNOTATION, "")
-        return noted, "NotIn" in str(affinity)
+        return asks, noted, "NotIn" in str(affinity)
 
     backend.replace(asked.launch, "node-1", elsewhere=True, shut=True)
-    assert left_out() == ("", False)
+    assert left_out() == ("", "", False)
     backend.replace(asked.launch, "node-1", elsewhere=True)
-    assert left_out() == ("node-1", True)
+    assert left_out() == ("node-1", "", False), "it takes a controller"
+    argv = [sys.executable, "-m", "orchestrator", "controller", "--once", "-n", namespace]
+    done = kube(argv, timeout=120)
+    assert done.code == 0, done.err
+    assert left_out() == ("node-1", "node-1", True)

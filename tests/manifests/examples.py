@@ -7,7 +7,6 @@ from orchestrator.backends.kubernetes.render import objects, text
 from orchestrator.supervise.state import Run
 
 ROOT = Path(__file__).parents[2]
-INVENTORY = ROOT / "examples" / "inventories" / "kubernetes.yaml"
 FOLDER = ROOT / "manifests" / "examples"
 EXAMPLES = {
     "pytorchjob": ("kubernetes", ()),
@@ -21,11 +20,11 @@ EXAMPLES = {
 def rendered(name: str) -> str:
     spec, overrides = EXAMPLES[name]
     kind = next((f" --kind {one.rpartition('=')[2]}" for one in overrides), "")
-    planned = planning.plan_spec(ROOT / "examples" / f"{spec}.yaml", overrides, {}, INVENTORY)
+    path = ROOT / "examples" / f"{spec}.yaml"
+    planned = planning.plan_spec(path, overrides, {}, purpose="render")
     submission = submitting.Submission(planned=planned, run_root=Path("/nowhere"))
     job = submitting.submitted_event(submission, Run(), 0.0)
-    inventory = INVENTORY.relative_to(ROOT)
-    command = f"ndctl render examples/{spec}.yaml --inventory {inventory}{kind}"
+    command = f"ndctl render examples/{spec}.yaml{kind}"
     return f"# {command}\n{text(objects(submitting.handover_of(submission, job)))}\n"
 
 

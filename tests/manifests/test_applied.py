@@ -1,20 +1,17 @@
 """Manifests on a real API server, as a person applies them with kubectl."""
 
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from orchestrator.backends.kubernetes.checks import base_for
-from orchestrator.backends.kubernetes.render import objects, text
-from orchestrator.backends.kubernetes.resources import JOB_KINDS
-from orchestrator.contract.kubernetes import Kind
-from tests.backends.handed import handed
-from tests.backends.kubernetes.rendered import CASES, PLAIN, a_launch
+from tests.backends.kubernetes.rendered import CASES
 from tests.kubernetes.testbed import KubeTestbed
 from tests.manifests.examples import EXAMPLES, FOLDER, ROOT
 
@@ -108,6 +105,9 @@ def pod_of(item: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+PERSON = ("--as=ada", "--as-group=ndctl-users", "--as-group=system:authenticated")
+
+
 @pytest.mark.parametrize("path", RENDERED, ids=[path.stem for path in RENDERED])
 def test_the_api_server_takes_the_pods_that_a_job_becomes(kube: KubeTestbed, path: Path) -> None:
     """Of which it says nothing when it takes the job."""
@@ -118,8 +118,9 @@ def test_the_api_server_takes_the_pods_that_a_job_becomes(kube: KubeTestbed, pat
     file = kube.folder / "pod.yaml"
     file.write_text(yaml.safe_dump(pod))
     try:
-        tried = kube.kubectl("create", "--dry-run=server", *strict(kube), "-f", str(file))
-        assert tried == "pod/pod created (server dry run)"
+        create = ("create", "--dry-run=server", *strict(kube), "-f", str(file), "-o", "json")
+        tried = json.loads(kube.kubectl(*create))
+        assert (tried["status"]["qosClass"] == "Guaranteed") is ("guaranteed" in path.stem)
     finally:
         for one in sites:
             kube.kubectl("delete", one["kind"], one["metadata"]["name"])
@@ -155,72 +156,38 @@ def test_kustomize_makes_of_each_folder_objects_of_the_namespace(kube: KubeTestb
     assert levels == {"base": ["baseline"], "overlays/kueue": [], "overlays/rdma": ["privileged"]}
 
 
-PERSON = ("--as=ada", "--as-group=ndctl-users", "--as-group=system:authenticated")
-MISSING = 'Error from server (NotFound): pods "theirs-master-0" not found'
-
-
-def submitted(kube: KubeTestbed, kind: Kind, job: str) -> dict[str, str]:
-    """Its objects, as somebody of `ndctl-users` makes them; kind -> name."""
-    launch = a_launch(replace(PLAIN, kind=kind, namespace="ndctl"), job=job)
-    made = objects(handed(launch, backend="kubernetes", stop_grace=30.0))
-    file = kube.folder / "job.yaml"
-    file.write_text(text(made))
-    done = kube(["kubectl", *PERSON, "apply", "-f", str(file)])
-    assert done.code == 0, done.err
-    return {one["kind"]: one["metadata"]["name"] for one in made}
-
-
-@pytest.mark.parametrize("kind", JOB_KINDS)
-def test_the_pods_of_a_job_change_that_job_and_no_other(still: KubeTestbed, kind: Kind) -> None:
-    """What a training program can do with the token that its pod has, tried on the API server."""
-    kube = still
-    kube.kubectl("apply", "-k", str(MANIFESTS / "base"))
-    mine, theirs = submitted(kube, kind, "mine"), submitted(kube, kind, "theirs")
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "other-teams"}}
-    kube.apply({**secret, "stringData": {"key": "TOPSECRET"}}, namespace="ndctl")
-    resource = JOB_KINDS[kind].resource.word
-    account = ("-n", "ndctl", "--as=system:serviceaccount:ndctl:mine-pods")
-    groups = ("--as-group=system:serviceaccounts:ndctl", "--as-group=system:serviceaccounts")
-
-    def tried(*words: str) -> str:
-        done = kube(["kubectl", *words, *account, *groups])
-        said = done.err.strip()
-        return "done" if done.code == 0 else "no" if "orbidden" in said else said
-
-    note = ("--type=merge", "-p", '{"metadata": {"annotations": {"ndctl.dev/excluded": "n"}}}')
-    assert tried("patch", resource, "mine", *note) == "done"
-    assert tried("patch", "configmap", mine["ConfigMap"], *note) == "done"
-    # Its owner is written by the pod where kubectl applied the job.
-    for one in ("serviceaccount", "role", "rolebinding"):
-        assert tried("patch", one, "mine-pods", *note) == "done"
-    assert tried("get", "pods", "-l", "ndctl.dev/job=mine") == "done"
-    assert tried("get", "nodes") == "done"
-    for what, name in ((resource, "theirs"), ("configmap", theirs["ConfigMap"])):
-        assert tried("patch", what, name, *note) == "no"
-        assert tried("delete", what, name) == "no"
-    assert tried("get", "secret", "other-teams") == "no"
-    assert tried("get", "secrets") == "no"
-    assert tried("delete", "pod", "theirs-master-0") == ("no" if kind == "pytorchjob" else MISSING)
-    run = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "thief"}}
-    file = kube.folder / "thief.yaml"
-    containers = [{"name": "a", "image": "a"}]
-    file.write_text(yaml.safe_dump({**run, "spec": {"containers": containers}}))
-    assert tried("create", "-f", str(file)) == "no"
-    everything = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
-    more = ("--type=merge", "-p", json.dumps({"rules": everything}))
-    assert tried("patch", "role", "mine-pods", *more) == "no", "nobody gives himself rights"
-    for job in ("mine", "theirs"):
-        kube.kubectl("-n", "ndctl", "delete", resource, job, "--wait=false")
-
-
 def test_two_namespaces_have_the_base_each_with_its_rights(kube: KubeTestbed) -> None:
-    """As `ndctl submit` says where the account is missing."""
-    for name in ("ndctl", "team-a"):
-        kube.namespace(name)
-        done = kube(["bash", "-c", f"cd {ROOT} && {base_for(name)}"])
-        assert done.code == 0, done.err
-    for name in ("ndctl", "team-a"):
-        argv = ["kubectl", "auth", "can-i", "list", "nodes", "--as=anybody"]
-        group = f"--as-group=system:serviceaccounts:{name}"
-        assert kube([*argv, group]).out.strip() == "yes"
-        assert kube([*argv, f"{group}-2"]).out.strip() == "no"
+    for folder in ("base", "overlays/another-namespace"):
+        kube.kubectl("apply", "-k", str(MANIFESTS / folder))
+    try:
+        for name in ("ndctl", "team-a"):
+            argv = ["kubectl", "auth", "can-i", "list", "nodes", "--as=anybody"]
+            group = f"--as-group=system:serviceaccounts:{name}"
+            assert kube([*argv, group]).out.strip() == "yes"
+            assert kube([*argv, f"{group}-2"]).out.strip() == "no"
+            person = ["kubectl", "auth", "can-i", "create", "configmaps", "-n", name]
+            assert kube([*person, *PERSON]).out.strip() == "yes"
+            labels = kube.get("namespaces", name)["metadata"]["labels"]
+            assert labels["pod-security.kubernetes.io/enforce"] == "baseline"
+    finally:
+        kube.kubectl("delete", "clusterrolebinding", "ndctl-nodes-of-namespace-team-a")
+
+
+def test_a_copy_of_the_overlay_is_of_the_namespace_that_it_names(
+    kube: KubeTestbed, tmp_path: Path
+) -> None:
+    """As its first lines say."""
+    manifests = tmp_path / "manifests"
+    shutil.copytree(MANIFESTS / "base", manifests / "base")
+    shutil.copytree(MANIFESTS / "overlays", manifests / "overlays")
+    text = (MANIFESTS / "overlays/another-namespace/kustomization.yaml").read_text()
+    lines = [one[4:].replace("NAME", "team-b") for one in text.splitlines() if one[:4] == "#   "]
+    assert [one.split()[0] for one in lines] == ["cp", "sed"]
+    for line in lines:
+        subprocess.run(line, cwd=tmp_path, shell=True, check=True)
+    printed = kube.kubectl("kustomize", str(manifests / "overlays" / "team-b"))
+    made = list(yaml.safe_load_all(printed))
+    assert {one["metadata"].get("namespace", "team-b") for one in made} == {"team-b"}
+    assert [one["metadata"]["name"] for one in made if one["kind"] == "Namespace"] == ["team-b"]
+    assert "team-a" not in printed
+    assert not re.search(r"(serviceaccounts:|namespace[-:] *)ndctl$", printed, re.MULTILINE)

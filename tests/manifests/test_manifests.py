@@ -1,23 +1,19 @@
 """What is below manifests/ says what it claims to."""
 
-import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 import yaml
 
+from orchestrator.backends.kubernetes.permissions import needed
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
 from orchestrator.contract.kubernetes import Kind, KubernetesSpec
-from orchestrator.doctor.kubernetes import needed
 from tests.backends.kubernetes import structural
 from tests.backends.kubernetes.rendered import CRDS
 from tests.manifests.examples import EXAMPLES, FOLDER, ROOT, rendered
 
 MANIFESTS = ROOT / "manifests"
-CONTAINERFILE = (MANIFESTS / "image" / "Containerfile").read_text()
-INSTRUCTIONS = ("FROM", "RUN", "ENV", "WORKDIR", "COPY", "USER", "CMD")
 
 
 def documents(path: str) -> list[dict[str, Any]]:
@@ -38,10 +34,19 @@ def test_an_example_has_only_fields_that_the_schemas_know(name: str) -> None:
             assert structural.problems(item, file) == []
 
 
-@pytest.mark.parametrize("folder", ["base", "controller", "overlays/kueue", "overlays/rdma"])
+FOLDERS = (
+    "base",
+    "controller",
+    "admission",
+    *(f"overlays/{it}" for it in ("another-namespace", "kueue", "rdma")),
+)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_every_file_of_a_kustomization_is_there_and_used(folder: str) -> None:
     (made,) = documents(f"{folder}/kustomization.yaml")
     listed = [*made.get("resources", ()), *made.get("patchesStrategicMerge", ())]
+    listed += [one["path"] for one in made.get("patchesJson6902", ())]
     there = {path.name for path in (MANIFESTS / folder).iterdir()} - {"kustomization.yaml"}
     assert sorted(listed) == sorted(there)
 
@@ -104,50 +109,3 @@ def _containers(item: Any) -> Iterator[dict[str, Any]]:
     parts = item.values() if isinstance(item, Mapping) else item if isinstance(item, list) else ()
     for part in parts:
         yield from _containers(part)
-
-
-def test_the_image_recipe_can_be_read_and_fits_the_rest() -> None:
-    lines = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", CONTAINERFILE)).splitlines()
-    steps = [line.split(None, 1) for line in lines if line.strip()]
-    assert {step[0] for step in steps} <= set(INSTRUCTIONS)
-    assert steps[0][0] == "FROM"
-    base = re.fullmatch(
-        r"docker\.io/library/python:(\d+\.\d+)\.\d+-slim-bookworm@sha256:\w+", steps[0][1]
-    )
-    assert base is not None
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["requires-python"] == f">={base[1]}"
-    for what, argument in steps:
-        if what == "COPY":
-            *sources, _ = argument.split()
-            assert all((ROOT / source).exists() for source in sources)
-    spec = KubernetesSpec()
-    assert ["USER", f"{spec.run_as_user}:{spec.run_as_group}"] in steps
-
-
-def test_pods_that_train_are_reached_by_pods_that_train_alone() -> None:
-    (policy,) = documents("base/network.yaml")
-    spec = policy["spec"]
-    ((entry,),) = (one["from"] for one in spec["ingress"])
-    assert spec["policyTypes"] == ["Ingress"]
-    assert entry == {"podSelector": spec["podSelector"]}
-    (chosen,) = spec["podSelector"].values()
-    for name in EXAMPLES:
-        for pod in templates(documents(f"examples/{name}.yaml")):
-            assert pod["metadata"]["labels"].items() >= chosen.items(), name
-    others = [
-        one for file in ("deployment", "account") for one in documents(f"controller/{file}.yaml")
-    ]
-    for pod in templates(others):
-        assert not pod["metadata"]["labels"].items() >= chosen.items()
-
-
-def templates(value: Any) -> Iterator[dict[str, Any]]:
-    """Every pod template, wherever it is."""
-    if isinstance(value, Mapping):
-        if "containers" in value.get("spec", {}) and "metadata" in value:
-            yield {**value}
-        value = list(value.values())
-    if isinstance(value, list):
-        for one in value:
-            yield from templates(one)

@@ -27,7 +27,7 @@ from orchestrator.diagnosis.classes import default_rules
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.supervise.loop import Decide
 from orchestrator.supervise.moves import end, recover, stop
-from orchestrator.supervise.policy import is_strike
+from orchestrator.supervise.policy import strike_weight
 from orchestrator.supervise.state import (
     IDLE,
     NOBODY,
@@ -148,7 +148,7 @@ def names_no_rule(run: Run, event: Event) -> Result:
 def leaves_out_whom_no_rule_did(run: Run, event: Event) -> Result:
     """Each strike counts, whatever the incident says was decided."""
     after, actions = step(run, event)
-    struck = [one for one in after.incidents[len(run.incidents) :] if is_strike(one)]
+    struck = [one for one in after.incidents[len(run.incidents) :] if strike_weight(one)]
     more = {one.culprit.host: "a strike" for one in struck if one.culprit.host is not None}
     return (replace(after, exclude={**more, **after.exclude}) if more else after), actions
 

@@ -35,6 +35,12 @@ class Node:
             f"case $1 in --query-gpu=*) printf '{listed}' ;; *) printf '{rows}' ;; esac",
         )
 
+    def stands(self, state: str) -> None:
+        """What Slurm says of the node; it remembers what else it is asked for."""
+        shown = f"NodeName=node7 Arch=x86_64 State={state} Reason=a cable"
+        asked = f'echo "$@" >> {self.root}/asked'
+        self.program("scontrol", f'case $1 in show) echo "{shown}" ;; *) {asked} ;; esac')
+
     def run(self, script: str, **environ: str) -> int:
         done = subprocess.run(
             [str(SLURM / script)],
@@ -63,7 +69,7 @@ def node(tmp_path: Path) -> Node:
     made = Node(tmp_path)
     (tmp_path / "proc/uptime").write_text("5000.00 9000.00\n")
     made.program("dmesg", "exit 1")
-    made.program("scontrol", f'echo "$@" >> {tmp_path}/asked')
+    made.stands("IDLE")
     return made
 
 
@@ -113,7 +119,7 @@ def test_what_the_kernel_said_of_a_gpu_drains_the_node_once(node: Node) -> None:
     node.has_gpus(2, GOOD)
     node.program("scontrol", "exit 1")
     node.run("healthcheck.sh")
-    node.program("scontrol", f'echo "$@" >> {node.root}/asked')
+    node.stands("IDLE")
     assert node.run("prolog.sh") == 1, "it is still to be told"
     assert node.drained.endswith("prolog: Xid 79 on GPU 0000:d8:00; Xid 48 on GPU 0000:af:00")
     assert node.run("healthcheck.sh") == 0
@@ -163,6 +169,26 @@ def test_a_full_or_missing_place_drains_the_node(node: Node) -> None:
     (node.root / "bin/df").unlink()
     assert node.run("healthcheck.sh", NDCTL_SCRATCH=f"{node.root}/gone") == 0
     assert node.drained.endswith(f"{node.root}/gone cannot be looked at")
+
+
+@pytest.mark.parametrize(
+    ("state", "kept"),
+    [
+        ("IDLE+DRAIN", True),
+        ("ALLOCATED+DRAIN", True),
+        ("MIXED*+DRAIN+NOT_RESPONDING", True),
+        ("ALLOCATED", False),
+        ("DOWN", False),
+        ("IDLE+UNDRAIN", False),
+    ],
+)
+def test_a_node_that_is_drained_keeps_its_reason(node: Node, state: str, kept: bool) -> None:
+    """Of an administrator, say, who looks for a bad cable there."""
+    node.has_gpus(2, GOOD.split(r"\n")[0] + r"\n")
+    node.stands(state)
+    assert node.run("healthcheck.sh") == 0
+    assert (node.drained == "") is kept
+    assert node.run("prolog.sh") == 1, "a job has no business there either way"
 
 
 def test_an_scontrol_that_fails_changes_no_exit_code(node: Node) -> None:

@@ -50,8 +50,8 @@ SAYS: Mapping[str, str] = {
     "ndctl dashboard slurm-demo": r"slurm-demo",
     "ndctl cancel slurm-demo": r"slurm-demo: CANCELLED",
     "ndctl submit examples/slurm.yaml --resume": r"submitted slurm-demo to slurm",
-    "ndctl render examples/slurm-spare.yaml": r"--exclude=node4\n(.*\n)*#SBATCH --nodes=3\n",
-    "ndctl hosts": r"node4 +2 strikes that count 2\.00, excluded until",
+    "ndctl render examples/slurm-spare.yaml": r"--nodes=3\n(.*\n)*#SBATCH --exclude=node4\n",
+    "ndctl hosts": r"node4 +2 strikes with a weight of 2\.00 by now, excluded until",
     "ndctl hosts clear node4": r"node4 has no strikes any more in tb",
     "sinfo -R": r"REASON",
     "scontrol update NodeName=node4 State=DRAIN Reason=bad-cable": "",
@@ -131,10 +131,10 @@ def _files(run: Path) -> list[str]:
     named = [
         line.split("  ")[0].strip() for line in re.findall(r"^    +(.+)$", block, re.MULTILINE)
     ]
-    assert len(named) == 7
+    assert len(named) == 9
     found = []
     for name in named:
-        if name.startswith(("snapshot", "slurm/launch-<n>/replaced")):
+        if name.startswith(("snapshot", "slurm/launch-<n>/replaced", "slurm/launch-<n>/srun")):
             continue
         path = name.replace("<run root>/", "").replace("<job>", run.name)
         path = path if path.startswith((".hosts", run.name)) else f"{run.name}/{path}"

@@ -1,11 +1,12 @@
 """What a real Slurm makes of a requeue; the job only sleeps."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.slurm import render
+from orchestrator.backends.slurm import find, render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.system import SystemClock
@@ -58,4 +59,38 @@ def test_a_drained_node_that_the_job_cannot_do_without_is_waited_for(
     pair.told("scontrol", "update", "NodeName=node2", "State=RESUME")
     pair.wait_for("its next run", lambda: shown(pair, job_id)["JobState"] == "RUNNING", 120)
     assert shown(pair, job_id)["Restarts"] == "1"
+    pair.told("scancel", job_id)
+
+
+def test_a_node_that_was_down_for_a_moment_is_used_again_where_no_other_would_do(
+    pair: SlurmTestbed, tmp_path: Path
+) -> None:
+    """In ExcNodeList it made the job BadConstraints until a person looked at it."""
+    pair.restore()
+    backend, launch, job_id = asleep(pair, tmp_path)
+    pair.told("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=a cable")
+    pair.told("scontrol", "update", "NodeName=node2", "State=RESUME")
+    backend.requeue(launch, ("node2",))
+    pair.wait_for("its next run", lambda: shown(pair, job_id)["JobState"] == "RUNNING", 120)
+    job = shown(pair, job_id)
+    assert (job["ExcNodeList"], job["NodeList"]) == ("(null)", "node[1-2]")
+    pair.told("scancel", job_id)
+
+
+def test_what_status_says_of_a_node_that_stays_out_lets_the_job_run(
+    pair: SlurmTestbed, tmp_path: Path
+) -> None:
+    """As one with strikes: no process of ours runs while the job waits."""
+    pair.restore()
+    backend, launch, job_id = asleep(pair, tmp_path)
+    find.record(launch, job_id)
+    pair.told("scontrol", "requeue", job_id)
+    exclude = ("scontrol", "update", f"JobId={job_id}", "ExcNodeList=node2")
+    pair.wait_for("the exclude list", lambda: pair(exclude).code == 0, 60)
+    pair.wait_for("Slurm's word", lambda: shown(pair, job_id)["Reason"] == "BadConstraints", 120)
+    (seen,) = backend.glance([launch])
+    assert "too few nodes fit the request without those that it excludes (node2)" in str(seen.words)
+    assert seen.excluded == {"node2": f"scontrol update JobId={job_id} ExcNodeList="}
+    pair.told(*shlex.split(seen.excluded["node2"]))
+    pair.wait_for("its next run", lambda: shown(pair, job_id)["JobState"] == "RUNNING", 120)
     pair.told("scancel", job_id)

@@ -304,6 +304,34 @@ def test_hosts_that_go_at_the_same_moment_blame_none_of_them() -> None:
     assert "all below" not in diagnose(Findings(opened_at=START, lost=many)).cause
 
 
+def alone(host: str, since: float = START + 40, at: float = START + 66) -> HostStopped:
+    """Its agent stopped the ranks for want of a leader, and is heard again."""
+    return HostStopped(at=at, attempt=1, host=host, finished=False, alone_s=at - since)
+
+
+def test_hosts_that_did_not_hear_a_leader_that_lives_blame_nobody() -> None:
+    """Neither those, nor those of ranks that lost their peers meanwhile."""
+    told = (alone("host-5"), alone("host-2"), alone("host-5"))
+    said = verdict(*PEERS, stopped=told, lost=(lost("host-5", at=START + 51),))
+    assert (said.kind, said.culprit) == ("cut-off", NOBODY)
+    assert said.cause.startswith(
+        "the leader and host-2, host-5 did not hear each other for 26.0 s, so ranks were stopped"
+    )
+    assert (said.at, said.detected_after_s) == (START + 40, 26.0)
+    assert said.failure is not None
+    assert (said.failure.name, said.failure.scope) == ("cut-off", "fabric")
+
+
+def test_what_broke_before_is_the_cause_though_agents_were_cut_off_later() -> None:
+    assert verdict(KILLED, stopped=(alone("host-5", since=START + 55),)).kind == "rank-killed"
+
+
+def test_a_host_that_went_while_the_leader_itself_was_cut_off_is_not_blamed() -> None:
+    said = verdict(lost=(replace(lost("host-5"), cut_off_s=27.0),))
+    assert (said.kind, said.culprit) == ("cut-off", NOBODY)
+    assert "for 27.0 s the leader heard neither the scheduler nor host-5" in said.cause
+
+
 def test_hosts_that_go_one_after_the_other_are_told_apart() -> None:
     said = verdict(lost=(lost("host-5"), lost("host-6", at=START + 60)))
     assert (said.kind, said.culprit.host) == ("host-lost", "host-5")

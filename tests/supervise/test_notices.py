@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from orchestrator.contract.events import HostFlagged, HostOpened
 from orchestrator.seams import HostNotice
-from orchestrator.supervise.notices import asked_about, news
+from orchestrator.supervise.notices import HURRY_S, NOTICES_S, asked_about, news, next_question_s
+from orchestrator.supervise.state import Stage
 from tests.supervise.supervise_stage import Job
 
 SHUT = HostNotice("host-1", "cordoned", "")
@@ -34,3 +35,16 @@ def test_hosts_that_nobody_is_on_any_more_are_asked_about_until_they_are_open() 
     assert asked_about(run) == ("host-0", "host-1")
     assert asked_about(gone) == ("host-0", "host-1", "host-9")
     assert news(gone, ("host-0",), (), (), 5.0) == (), "it was not asked about"
+
+
+def test_the_scheduler_is_asked_more_often_while_the_job_waits_for_an_agent_that_is_gone() -> None:
+    job = Job().granted().running()
+    assert next_question_s(job.run) == NOTICES_S
+    gone = replace(job.run.hosts["host-1"], alive=False)
+    lost = replace(job.run, hosts={**job.run.hosts, "host-1": gone})
+    assert next_question_s(lost) == NOTICES_S, "of a spare that is gone the job needs nothing"
+    waiting = replace(lost, stage=Stage.WAITING)
+    assert next_question_s(waiting) == HURRY_S
+    assert next_question_s(replace(waiting, exclude={"host-1": "it is slow"})) == NOTICES_S
+    others_come = Job().granted(successor_s=300.0).running().run
+    assert next_question_s(replace(others_come, hosts=waiting.hosts, stage=Stage.WAITING)) == 15.0

@@ -146,3 +146,12 @@ def test_what_no_journal_knows_is_refused_or_put_aside(run_dir: RunDir, left: st
     (old,) = (run_dir.path.parent / ARCHIVE).iterdir()
     assert (old / left).exists()
     assert not (run_dir.path / left).exists()
+
+
+def test_a_name_that_differs_from_anothers_in_case_alone_is_refused(run_dir: RunDir) -> None:
+    begin(run_dir, of(run_dir), CLOCK, token=True)
+    other = RunDir(run_dir.path.with_name("Job"))
+    with pytest.raises(JobError, match="job Job would differ from job in ") as refused:
+        begin(other, of(other), CLOCK, token=True)
+    assert "--set name=" in refused.value.fix
+    assert not other.path.exists()

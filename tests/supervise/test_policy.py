@@ -87,7 +87,7 @@ def test_a_broken_device_is_held_against_its_host_also_where_the_job_ends_with_i
     assert isinstance(end, EndJob)
     assert decided(job)[:2] == ("gpu-lost", "stop")
     assert last(job).culprit.host == "host-1"
-    assert policy.is_strike(last(job))
+    assert policy.strike_weight(last(job)) == 1.0
 
 
 def test_a_broken_device_moves_the_job_to_the_spare() -> None:
@@ -192,7 +192,7 @@ def test_twice_on_two_hosts_or_two_days_is_not(second: dict[str, float]) -> None
 
 def strikes_twice(job: Job) -> Sequence[Action]:
     """Two incidents of different classes that machines cause, both on host-1."""
-    job.exits(3)
+    job.exits(3, signal=7)
     job.stops()
     job.trains()
     job.hangs()
@@ -214,7 +214,7 @@ def test_a_second_strike_of_whatever_class_moves_the_job_and_the_incident_says_s
 
 
 def test_a_rule_of_the_user_goes_before_a_second_strike_also_with_the_next_leader() -> None:
-    own = PolicyRule(name="ours", classes=("hang", "sigkill-from-outside"), action="restart")
+    own = PolicyRule(name="ours", classes=("hang", "segfault"), action="restart")
     job = Job(policy=(own,), spares=1).granted().running()
     (start,) = strikes_twice(job)
     assert isinstance(start, StartAttempt)
@@ -222,6 +222,35 @@ def test_a_rule_of_the_user_goes_before_a_second_strike_also_with_the_next_leade
     assert decided(job) == ("hang", "restart", "ours")
     job.leads()
     assert job.run.exclude == {}
+
+
+def test_a_kill_that_nothing_explains_is_not_half_of_what_a_host_may_do() -> None:
+    """One `kill -9` by a person beside one hang: no machine is at fault for both."""
+    job = Job(spares=1).granted().running()
+    job.exits(3, signal=9)
+    job.stops()
+    job.trains()
+    job.hangs()
+    job.judged(3)
+    job.stops()
+    assert decided(job) == ("hang", "restart", "as-the-class-says")
+    job.trains()
+    job.exits(3, signal=9)
+    job.stops()
+    assert decided(job) == ("sigkill-from-outside", "restart", "as-the-class-says")
+    assert job.run.exclude == {}
+
+
+def test_many_kills_that_nothing_explains_are_the_hosts_all_the_same() -> None:
+    job = Job(spares=1, max_restarts=9).granted().running()
+    rules = []
+    for _ in range(4):
+        job.exits(3, signal=9)
+        job.stops()
+        rules.append(last(job).rule)
+        job.trains()
+    assert rules == ["as-the-class-says"] * 3 + ["repeated-kills-on-host"]
+    assert job.run.placement == ("host-0", "host-2")
 
 
 @pytest.mark.parametrize("no_strike", ["rehearsed", "of-the-user"])

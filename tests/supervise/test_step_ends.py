@@ -8,7 +8,7 @@ import pytest
 from orchestrator.contract import exits
 from orchestrator.contract.actions import EndJob, JudgeHang, StartAttempt, StopAttempt
 from orchestrator.contract.events import LeaderStarted, LeaveAsked
-from orchestrator.supervise.policy import is_strike
+from orchestrator.supervise.policy import strike_weight
 from orchestrator.supervise.state import NOBODY, Run, Stage
 from orchestrator.supervise.step import step
 from tests.supervise.supervise_stage import GLOO_CLOSED, Job, drills, error, found, submitted
@@ -83,7 +83,7 @@ def test_what_broke_before_a_job_was_cancelled_is_an_incident_with_its_strike(by
     assert (incident.failure, str(incident.culprit)) == ("uncorrectable-ecc", "rank 2 on host-1")
     assert (incident.action, incident.remedy, incident.rule) == (words, None, "")
     assert (incident.attempt, job.run.restarts, job.run.findings) == (1, 0, None)
-    assert is_strike(incident)
+    assert strike_weight(incident) == 1.0
 
 
 def test_a_job_that_is_cancelled_because_it_hangs_says_who_hung() -> None:

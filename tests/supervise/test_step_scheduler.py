@@ -26,11 +26,12 @@ from orchestrator.contract.events import (
     ReplanRefused,
     RequeueRefused,
 )
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.launch import Cause
+from orchestrator.contract.findings import BEFORE_HOOK, Finding
+from orchestrator.contract.launch import Breakdown, Cause
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Traffic
-from orchestrator.supervise.state import Stage
+from orchestrator.supervise.policy import strike_weight
+from orchestrator.supervise.state import NOBODY, Stage
 from orchestrator.supervise.step import step
 from tests.supervise.supervise_stage import START, Job, plan, submitted
 
@@ -103,6 +104,59 @@ def test_a_job_that_is_asked_to_leave_saves_and_goes_back_to_the_queue(cause: Ca
     assert requeue.exclude == ()
     assert (job.run.stage, job.run.state) == (Stage.QUEUED, "PENDING")
     assert (job.run.incidents, job.run.restarts, job.run.fruitless) == ((), 0, 0)
+
+
+def test_a_run_that_broke_is_an_incident_that_blames_no_host_and_the_job_is_queued_again() -> None:
+    """The batch script was killed: Slurm ends the run, though nobody asked it to."""
+    job = scheduled().running()
+    one(leave(job, None), StopAttempt)
+    words = "Slurm job 7 is COMPLETING (JobLaunchFailure)"
+    told = LeaveAsked(at=job.now(), cause="failed", words=words)
+    assert job.tell(told) == ()
+    job.exits(1, signal=15)
+    job.saves(7)
+    requeue = one(job.stops(), Requeue)
+    assert requeue.exclude == ()
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.culprit) == ("allocation-broke", NOBODY)
+    assert words in incident.cause
+    assert (incident.rule, incident.remedy) == ("broken-allocation", "restart")
+    assert (incident.step, incident.saved) == (1, 7), "no step is lost"
+    assert job.run.fruitless == 0
+    job.granted(restarts=1).starts().trains(first=7)
+    (incident,) = job.run.incidents
+    assert incident.recovered_after_s is not None
+
+
+def test_a_run_that_broke_before_ranks_began_goes_back_to_the_queue_at_once() -> None:
+    job = scheduled()
+    job.leads()
+    job.registers("host-0")
+    one(leave(job, "failed"), Requeue)
+    assert [incident.kind for incident in job.run.incidents] == ["allocation-broke"]
+
+
+def test_a_rank_that_broke_before_the_batch_script_did_is_the_cause() -> None:
+    job = scheduled().running()
+    job.exits(1, signal=9)
+    leave(job, "failed")
+    one(job.stops(), Requeue)
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.culprit.rank) == ("rank-killed", 1)
+
+
+def test_where_srun_was_killed_the_next_leader_does_not_blame_the_host_of_the_one_before() -> None:
+    job = scheduled().running()
+    killed = Breakdown(what="SIGKILL ended srun on host-0, and with it all agents", at=job.now())
+    assert job.allocation is not None
+    job.granted(restarts=1)
+    job.allocation = replace(job.allocation, restarts=1, broke_before=killed)
+    job.starts().trains()
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.culprit) == ("allocation-broke", NOBODY)
+    assert (incident.cause, incident.at) == (killed.what, killed.at)
+    assert incident.recovered_after_s is not None
+    assert (job.run.restarts, job.run.fruitless) == (1, 1), "it is taken from the budget"
 
 
 @pytest.mark.parametrize(
@@ -519,9 +573,9 @@ def test_a_host_that_was_culprit_twice_is_not_used_any_more() -> None:
     job = scheduled(spares=1).running()
     for number in (1, 2):
         job.saves(number)
-        job.exits(3)  # killed on host-1
+        job.exits(3, signal=7)  # on host-1
         starts = job.stops()
-    assert job.run.exclude == {"host-1": "rank 3 was killed by SIGKILL (rule twice-on-one-host)"}
+    assert job.run.exclude == {"host-1": "rank 3 was killed by SIGBUS (rule twice-on-one-host)"}
     assert one(starts, StartAttempt).hosts == ("host-0", "host-2")
 
 
@@ -529,13 +583,13 @@ def test_without_a_scheduler_no_host_is_given_up_but_for_a_spare() -> None:
     job = Job().running()
     for number in (1, 2, 3):
         job.saves(number)
-        job.exits(3)
+        job.exits(3, signal=7)
         job.stops()
     assert (job.run.exclude, job.run.placement) == ({}, ("host-0", "host-1"))
     job = Job(spares=1).running()
     for number in (1, 2):
         job.saves(number)
-        job.exits(3)
+        job.exits(3, signal=7)
         job.stops()
     assert job.run.placement == ("host-0", "host-2")
 
@@ -624,3 +678,58 @@ def test_what_these_hosts_cost_is_in_the_journal() -> None:
     (out_of_hosts, *beyond), (_, out_of_leaves, *_) = found
     assert out_of_hosts > 0
     assert (sum(beyond), out_of_leaves) == (0, out_of_hosts)
+
+
+# The spec's own line of shell on each host
+
+
+def hook_fails(said: str = "ended with 3; it said: no /scratch") -> tuple[Finding, ...]:
+    return (Finding(what=BEFORE_HOOK, verdict="stops", found=said, fix="correct it"),)
+
+
+def test_a_host_on_which_the_hook_fails_is_not_used_and_struck_by_nobody() -> None:
+    job = scheduled(spares=1)
+    job.leads()
+    job.registers("host-0")
+    job.registers("host-1", findings=hook_fails())
+    start = one(job.registers("host-2"), StartAttempt)
+    assert start.hosts == ("host-0", "host-2")
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.failure, str(incident.culprit)) == (
+        *("preflight", "before-hook"),
+        "host-1",
+    )
+    assert "ended with 3; it said: no /scratch" in incident.cause
+    assert strike_weight(incident) == 0.0, "the line of shell may be wrong"
+
+
+def test_a_host_on_which_the_hook_fails_is_done_without_in_the_next_run() -> None:
+    job = scheduled()
+    job.leads()
+    job.registers("host-0")
+    requeue = one(job.registers("host-1", findings=hook_fails()), Requeue)
+    assert requeue.exclude == ("host-1",)
+
+
+def test_a_hook_that_fails_on_two_hosts_and_not_on_a_third_is_not_to_blame() -> None:
+    job = scheduled()
+    job.leads()
+    job.registers("host-0", findings=hook_fails())
+    job.everywhere = ("host-1", "host-2")
+    job.granted(restarts=1).leads()
+    job.registers("host-1")
+    assert one(job.registers("host-2", findings=hook_fails()), Requeue).exclude
+
+
+def test_a_hook_that_fails_on_every_host_ends_the_job_and_is_itself_to_blame() -> None:
+    job = scheduled()
+    job.leads()
+    assert one(job.registers("host-0", findings=hook_fails("ended with 127")), Requeue)
+    job.everywhere = ("host-1", "host-2")
+    job.granted(restarts=1).leads()
+    end = one(job.registers("host-1", findings=hook_fails("ended with 127")), EndJob)
+    assert end.state == "FAILED"
+    assert end.reason.startswith(
+        "cluster.slurm.hooks.before failed on all 2 hosts on which it ran, so it, or what it needs,"
+        " is at fault and no host; on host-1: before hook: ended with 127"
+    )

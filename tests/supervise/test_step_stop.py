@@ -15,7 +15,7 @@ from orchestrator.contract.actions import (
 )
 from orchestrator.contract.events import EvidenceGathered, HostLeaving
 from orchestrator.supervise.moves import JUDGE_S
-from orchestrator.supervise.policy import is_strike
+from orchestrator.supervise.policy import strike_weight
 from orchestrator.supervise.state import Stage, pace_of
 from orchestrator.supervise.step import MOST_EXITS
 from tests.supervise.supervise_stage import Job, drills, error, found
@@ -301,10 +301,10 @@ def test_only_what_a_drill_can_have_done_was_rehearsed(
     job = Job(drills=drills(drill)).running()
     job.drill(1)
     job.steps(step)
-    job.fails_once(rank)
+    job.fails_once(rank, signal=7)
     (incident,) = job.run.incidents
     assert incident.drill == (drill if rehearsed else None)
-    assert is_strike(incident) is not rehearsed
+    assert strike_weight(incident) == (0.0 if rehearsed else 1.0)
     assert pace_of(job.run).exposure.failures == (0 if rehearsed else 1)
 
 
@@ -313,7 +313,7 @@ def test_the_second_failure_of_a_host_is_its_second_whatever_was_rehearsed_elsew
     for _ in range(2):
         job.drill(1)
         job.steps(9000)
-        job.fails_once(3)
+        job.fails_once(3, signal=7)
         job.trains()
     assert [i.drill for i in job.run.incidents] == [None, None]
     assert list(job.run.exclude) == ["host-1"]

@@ -92,16 +92,34 @@ class Access:
         return str(self.config.host)
 
     @property
+    def shown(self) -> str:
+        """The API server, as a person knows it."""
+        if self.in_cluster:
+            return "the API server"
+        return f"the API server of context {self.context} ({self.server})"
+
+    @property
+    def kubectl(self) -> str:
+        """The option that has kubectl ask the same one, with a space before it."""
+        return "" if self.in_cluster else f" --context {self.context}"
+
+    @property
     def authority(self) -> bytes | None:
         """The certificates that the server's own is signed with; None where the system's do."""
         path = self.config.ssl_ca_cert
         return Path(path).read_bytes() if path else None
 
     @cached_property
-    def rest(self) -> Any:
-        from kubernetes.client.rest import RESTClientObject
+    def client(self) -> Any:
+        """The Python client's DynamicClient, for its `request` alone.
 
-        return RESTClientObject(self.config)
+        Discovery would cost each terminal command a dozen requests, and rights that a tenant may
+        lack: ndctl knows its kinds (resources.py).
+        """
+        from kubernetes.client import ApiClient
+
+        dynamic: Any = import_module("kubernetes.dynamic")
+        return dynamic.DynamicClient(ApiClient(self.config), discoverer=lambda *_: None)
 
     def headers(self) -> dict[str, str]:
         """Asked each time: tokens are short-lived, and the client renews them here."""

@@ -8,14 +8,15 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.backends.kubernetes.access import Access
 from orchestrator.backends.kubernetes.executing import execute
-from orchestrator.backends.kubernetes.refusals import Asked, Missing, refusal
-from orchestrator.backends.kubernetes.requests import APPLY, READ_S, Requests
-from orchestrator.backends.kubernetes.resources import Object, Resource, resource_of
+from orchestrator.backends.kubernetes.refusals import JSON, Asked, Forbidden, Missing, refusal
+from orchestrator.backends.kubernetes.requests import APPLY, METADATA, READ_S, Requests
+from orchestrator.backends.kubernetes.resources import Object, Resource, lookup, resource_of
 from orchestrator.contract.read_json import read_json
+from orchestrator.errors import BackendError
 from orchestrator.seams import Clock
 
 MANAGER = "ndctl"
@@ -31,6 +32,27 @@ class Listed:
     """Where a watch goes on from."""
 
 
+class Asks(Protocol):
+    """An API server, of whom is asked and to whom nothing is done but on trial."""
+
+    @property
+    def context(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def server(self) -> str: ...
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+    def read(self, path: str) -> Any: ...
+    def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None: ...
+    def list(
+        self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> Listed: ...
+    def create(self, item: Object, namespace: str) -> Object: ...
+    def apply(self, item: Object, namespace: str, *, dry_run: bool = False) -> Object: ...
+    def refusal(self, verb: str, path: str) -> BackendError | None: ...
+
+
 class Api:
     def __init__(self, context: str | None, environ: Mapping[str, str], clock: Clock) -> None:
         self.access = Access(context, environ)
@@ -38,8 +60,17 @@ class Api:
 
     @property
     def requests(self) -> int:
-        """How many were sent, for those who count."""
+        """How many were sent, for measurements."""
         return self.sending.sent
+
+    @property
+    def clock(self) -> Clock:
+        return self.sending.clock
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the server warned of so far, each once: what it will drop, or what is unsafe."""
+        return tuple(self.sending.warnings)
 
     @property
     def context(self) -> str:
@@ -73,6 +104,15 @@ class Api:
                 raise
             return None
 
+    def about(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """The metadata of an object alone, which may hold much more."""
+        try:
+            path = resource.path(namespace, name)
+            found: Object = self.sending.json("get", path, accept=METADATA)
+            return found
+        except Missing:
+            return None
+
     def has(self, resource: Resource) -> bool:
         """Whether the cluster knows the kind, in this version."""
         root = f"/apis/{resource.group}/{resource.version}"
@@ -104,17 +144,39 @@ class Api:
                 return Listed(items=tuple(items), version=page["metadata"]["resourceVersion"])
 
     def apply(self, item: Object, namespace: str, *, dry_run: bool = False) -> Object:
-        """Server-side: what ndctl says of an object becomes so, whatever was there."""
+        """Server-side: what ndctl says of an object becomes so, whatever was there. A server from
+        1.25 on refuses a field that it does not know; older ones do not hear that they should."""
         resource = resource_of(item)
         path = resource.path(item["metadata"].get("namespace", namespace), item["metadata"]["name"])
-        query = {"fieldManager": MANAGER, "force": "true", "dryRun": "All" if dry_run else ""}
-        made: Object = self.sending.json("patch", path, query, item, APPLY)
+        query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
+        query["dryRun"] = "All" if dry_run else ""
+        try:
+            made: Object = self.sending.json("patch", path, query, item, APPLY)
+        except Forbidden as exc:
+            # An apply that would create is refused without our name; a creation has it.
+            better = None if exc.user else self.refusal("create", path.rpartition("/")[0])
+            raise (better if isinstance(better, Forbidden) else exc) from None
         return made
 
     def create(self, item: Object, namespace: str) -> Object:
         """Raises Conflict where it exists."""
-        made: Object = self.sending.json("create", resource_of(item).path(namespace), None, item)
+        place = lookup(item, ("metadata", "namespace"), namespace)
+        path, query = resource_of(item).path(place), {"fieldManager": MANAGER}
+        made: Object = self.sending.json("create", path, query, item)
         return made
+
+    def refusal(self, verb: str, path: str) -> BackendError | None:
+        """How the API server refuses a request, which has no effect; None where it does not."""
+        query = {"dryRun": "All"}
+        body: Object | None = {} if verb in ("create", "patch") else None
+        if verb in ("get", "list", "watch"):
+            query = {"watch": "true", "timeoutSeconds": "1"} if verb == "watch" else {}
+        try:
+            verb = "list" if verb == "watch" else verb
+            self.sending.json(verb, path, query, body, MERGE if verb == "patch" else JSON)
+        except BackendError as exc:
+            return exc
+        return None
 
     def merge(
         self, resource: Resource, namespace: str | None, name: str, change: Object, sub: str = ""
@@ -153,6 +215,7 @@ class Api:
         *,
         version: str,
         labels: str = "",
+        fields: str = "",
         timeout_s: float,
     ) -> Iterator[Object]:
         """Events from `version` on, until the server closes it. Raises as requests do, once."""
@@ -161,6 +224,7 @@ class Api:
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
             "labelSelector": labels,
+            "fieldSelector": fields,
             "timeoutSeconds": str(max(1, int(timeout_s))),
         }
         asked = Asked(verb="watch", path=resource.path(namespace))
@@ -171,7 +235,7 @@ class Api:
                 raise refusal(asked, code, json.dumps(event["object"]).encode())
             yield event
 
-    def log(
+    def log(  # noqa: PLR0913 - what may be asked of a log
         self,
         namespace: str,
         pod: str,
@@ -179,15 +243,18 @@ class Api:
         *,
         follow: bool = False,
         since: str | None = None,
+        tail: int | None = None,
         quiet_s: float = READ_S,
     ) -> Iterator[bytes]:
-        """Lines of a pod's output. `since` a time of whole seconds (RFC 3339), or empty for all:
-        with their times before them. `quiet_s`: how long nothing may come while it is followed."""
+        """Lines of a pod's output, the last `tail` alone. `since` a time of whole seconds (RFC
+        3339), or empty for all: with their times before them. `quiet_s`: how long nothing may come
+        while it is followed."""
         query = {
             "container": container,
             "follow": "true" if follow else "",
             "timestamps": "" if since is None else "true",
             "sinceTime": since or "",
+            "tailLines": "" if tail is None else str(tail),
         }
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
         yield from self.sending.lines(Asked(verb="get", path=path), query, quiet_s)
@@ -196,4 +263,4 @@ class Api:
         self, namespace: str, pod: str, container: str, argv: Sequence[str], *, timeout_s: float
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a pod: its exit code, what it wrote, and its errors."""
-        return execute(self.sending, namespace, pod, container, argv, timeout_s=timeout_s)
+        return execute(self.access, namespace, pod, container, argv, timeout_s=timeout_s)

@@ -2,7 +2,8 @@
 
 import getpass
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,19 @@ from orchestrator.backends.kubernetes import fields, observe, submitting
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.checks import check
 from orchestrator.backends.kubernetes.controller import asking
-from orchestrator.backends.kubernetes.controller.wish import (
-    GangRestart,
-    annotations_of,
-    excluding,
-    requeues_of,
-)
-from orchestrator.backends.kubernetes.exclusion import unchangeable, without
+from orchestrator.backends.kubernetes.controller.wishes import GangRestart
+from orchestrator.backends.kubernetes.exclusion import not_kept_off
 from orchestrator.backends.kubernetes.fields import CANCELLED, LABEL
-from orchestrator.backends.kubernetes.going import await_no_pods, end_pod
+from orchestrator.backends.kubernetes.going import NAMED, await_no_pods, end_pod
 from orchestrator.backends.kubernetes.leaders_nodes import LeadersNodes
 from orchestrator.backends.kubernetes.looking import look, shown_name
 from orchestrator.backends.kubernetes.mirror import Mirror
 from orchestrator.backends.kubernetes.naming import cluster_name
 from orchestrator.backends.kubernetes.observe import Observed
+from orchestrator.backends.kubernetes.own_job import OwnJob
 from orchestrator.backends.kubernetes.places import folder_of, is_mirror
 from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.reporting import LeaderReporter
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
     JOB_KINDS,
@@ -36,20 +34,26 @@ from orchestrator.backends.kubernetes.resources import (
     nested,
 )
 from orchestrator.backends.kubernetes.reviving import revive
+from orchestrator.backends.kubernetes.trainer_status import TrainerServer
+from orchestrator.cluster.kubernetes.gpus import gpu_table
 from orchestrator.cluster.kubernetes.standing import shut_nodes
 from orchestrator.cluster.kubernetes.taints import tolerations_of
 from orchestrator.cluster.kubernetes.topology import allocation_switches
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Unanswered
-from orchestrator.seams import Clock, Former, HostNotice, Sighting
+from orchestrator.seams import Clock, Former, HostNotice, OwnRun, Sighting
 
 log = logging.getLogger(__name__)
 
 POD_NAME = "NDCTL_POD_NAME"
+POD_UID = "NDCTL_POD_UID"
 NAMESPACE = "NDCTL_POD_NAMESPACE"
+DELETED_S = 2.0
+"""For the watch to tell that the job was deleted, with which its pods go; ranks stop meanwhile."""
 CLOCKS_S = 3.0
 """By which times of the API server and the nodes, in whole seconds, may be off."""
 
@@ -60,6 +64,8 @@ class KubernetesBackend:
         self.clock = clock
         self.apis: dict[str | None, Api] = {}
         self.nodes = LeadersNodes(clock)
+        self.own_job: OwnJob | None = None
+        """Of a leader."""
 
     def api(self, spec: KubernetesSpec) -> Api:
         """In a pod a kubeconfig's contexts mean nothing."""
@@ -81,37 +87,39 @@ class KubernetesBackend:
             return text(objects(handover))
         return text(objects(handover, self.namespace(spec)))
 
-    def check(self, handover: Handover) -> str:
+    def check(self, handover: Handover) -> tuple[Finding, ...]:
         spec = spec_of(handover.launch)
-        return check(self.api(spec), self.namespace(spec), handover)
+        table = gpu_table(self.environ)
+        return check(self.api(spec), self.namespace(spec), handover, table)
 
     def submit(self, handover: Handover) -> None:
         spec = spec_of(handover.launch)
         submitting.submit(self.api(spec), self.clock, self.namespace(spec), handover)
 
     def own(self, launch: LaunchPlan, runs: str = "") -> None:
-        """What `kubectl apply` made beside the job goes with it; not a Secret, for no pod needs a
-        right to those of its namespace. `runs`: the hash of what does, to be noted."""
+        """The ConfigMap goes with the job, and what belongs to it goes with both. `runs`: the hash
+        of what does, to be noted."""
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
         if job is not None:
-            if runs and annotations_of(job).get(names.RUNS_ANNOTATION) != runs:
-                noted = {"metadata": {"annotations": {names.RUNS_ANNOTATION: runs}}}
-                api.merge(kind.resource, namespace, launch.job, noted)
-            submitting.own(api, namespace, kind, job, submitting.rendered_beside(spec, launch.job))
+            submitting.adopt(api, namespace, kind, job)
+            if runs:
+                noted = {names.RUNS_ANNOTATION: runs}
+                asking.note(api, namespace, launch.job, lambda _: noted)
 
     def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
         seen, spec = self._seen([launch])[0], spec_of(launch)
         path = folder_of(run_root, self.api(spec).context, self.namespace(spec), launch.job)
-        number = Mirror(path, self.api(spec)).remote.launch if is_mirror(path) else None
+        remote = Mirror(path, self.api(spec)).remote if is_mirror(path) else None
+        number = remote.launch if remote is not None else None
         if seen.meaning != "missing" or seen.pods:
             # A copy of another launch's journal says nothing of how far this one came.
             copy = RunDir(path) if number is not None and number == seen.launch else None
             words, launched = seen.words, seen.launch or 0
             return Former(launch=launched, over=seen.is_over, words=words, copy=copy)
-        if number is None:
-            return None
+        if number is None or (remote is not None and not remote.settled):
+            return None  # never submitted, or not to the end
         words = f"{seen.name} was deleted after launch {number}; its run directory may be there"
         return Former(launch=number, over=True, words=words, copy=RunDir(path))
 
@@ -135,12 +143,12 @@ class KubernetesBackend:
             try:
                 seen = self._seen(mine)
             except BackendError as exc:
-                words = f"Kubernetes does not say: {exc.message}"
-                found |= {number: Sighting(words, held=True) for number in numbers}
+                for number in numbers:
+                    name = self.name_of(launches[number])
+                    found[number] = Sighting(name, held=True, unknown=exc.message, fix=exc.fix)
                 continue
             for number, launch, one in zip(numbers, mine, seen, strict=True):
-                gone = one.is_over or _other(one, launch)
-                found[number] = Sighting(one.words, held=not gone)
+                found[number] = sighting_of(one, launch)
         return [found[number] for number in range(len(launches))]
 
     def _by_place(self, launches: Sequence[LaunchPlan]) -> Iterator[list[int]]:
@@ -179,7 +187,7 @@ class KubernetesBackend:
         hosts = tuple(dict.fromkeys(node for pod in pods if (node := fields.node_of(pod))))
         return Allocation(
             id=shown_name(kind, namespace, launch.job),
-            restarts=requeues_of(job or {}),
+            restarts=asking.restarts_of(api, namespace, launch.job, job),
             hosts=hosts,
             switches=self._switches(spec, hosts),
             successor_s=spec.pod_patience,
@@ -215,7 +223,57 @@ class KubernetesBackend:
             found[host] = HostNotice(host, "REMOVED", "the cluster has no such node any more")
         return tuple(found[host] for host in hosts if host in found)
 
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+        """Pods come and go one by one, and the run with none of them: that the server answers is
+        all that is asked."""
+        self.notices(launch, hosts)
+        return OwnRun(phase="running", words="Kubernetes answers", hosts=tuple(hosts))
+
+    def reporter(
+        self, launch: LaunchPlan, run_dir: RunDir, guard: Callable[[], None]
+    ) -> LeaderReporter:
+        spec = spec_of(launch)
+        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        self.own_job = OwnJob(api, self.clock, kind, namespace, launch)
+        made = LeaderReporter(
+            api=api,
+            clock=self.clock,
+            kind=kind,
+            namespace=namespace,
+            launch=launch,
+            run_dir=run_dir,
+            guard=guard,
+            pod=self.environ.get(POD_NAME, ""),
+            own=self.own_job,
+            trainer=TrainerServer.from_mapping(self.environ) if spec.kind == "trainjob" else None,
+        )
+        made.begin()
+        return made
+
+    def is_leaving(self, launch: LaunchPlan) -> bool:
+        """Whether the pod in which we are was deleted; another one may have its name by now."""
+        spec, name = spec_of(launch), self.environ.get(POD_NAME)
+        if not name:
+            return False
+        pod, uid = self.api(spec).get(PODS, self.namespace(spec), name), self.environ.get(POD_UID)
+        return pod is None or fields.is_leaving(pod) or uid not in (None, pod["metadata"]["uid"])
+
     def why_ending(self, launch: LaunchPlan) -> Cause:
+        """Of a job that is deleted its account goes before its pods, or after: what the API server
+        refuses, or still has, is no answer until the watch had time to tell."""
+        gone = self.own_job.gone if self.own_job is not None else threading.Event()
+        if gone.is_set():
+            return "cancelled"
+        try:
+            found = self._why_ending(launch)
+        except BackendError:
+            if self.own_job is not None and gone.wait(DELETED_S):
+                return "cancelled"
+            raise
+        doubtful = found in ("requeued", "unknown") and self.own_job is not None
+        return "cancelled" if doubtful and gone.wait(DELETED_S) else found
+
+    def _why_ending(self, launch: LaunchPlan) -> Cause:
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
@@ -249,7 +307,7 @@ class KubernetesBackend:
         """The operator makes a pod anew once the old one is gone; perhaps it is already."""
         spec = spec_of(launch)
         if elsewhere and not shut:
-            self._exclude(launch, [host])
+            self._keep_off(launch, [host])
         for pod in self._pods(launch):
             if fields.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
                 continue
@@ -260,12 +318,15 @@ class KubernetesBackend:
                 words = "pod %s on %s began %.0f s ago: it may yet be heard"
                 log.info(words, name_of(pod), host, age_s)
                 continue
-            end_pod(self.api(spec), self.clock, host, pod, spec.force_delete_after)
+            end_pod(self.api(spec), self.clock, spec.kind, host, pod, spec.force_delete_after)
+
+    def clear_host(self, launch: LaunchPlan, host: str) -> str:
+        raise BackendError("a pod that is lost has a successor: no agent takes over from another")
 
     def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
-        exclude = partial(self._exclude, launch)
+        exclude = partial(self._keep_off, launch)
         revive(api, self.clock, namespace, launch, exclude, silent_s=silent_s)
 
     def requeue(
@@ -276,7 +337,8 @@ class KubernetesBackend:
         again: Sequence[str] = (),
         whole: bool = True,
     ) -> None:
-        """Pods go without the job, and come back on other nodes. Ours goes with them."""
+        """Pods go without the job, and come back on other nodes. What the controller does not do,
+        agents do themselves: they leave with a code for which an operator makes a pod again."""
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
         if whole and asking.ask(
@@ -287,17 +349,15 @@ class KubernetesBackend:
             GangRestart(by=self._who(), at=self.clock.now(), exclude=tuple(exclude)),
         ):
             return
-        self._exclude(launch, exclude, counted=whole)
-        if whole:
-            # One by one, by their names, and ours at last: the account may delete no others.
+        self._keep_off(launch, exclude, counted=whole)
+        if whole and spec.kind in NAMED:
+            # Also those that no agent runs in. By their names, as the account may; ours at last.
             mine = self.environ.get(POD_NAME)
             for pod in sorted(self._pods(launch), key=lambda one: name_of(one) == mine):
                 api.delete(PODS, namespace, name_of(pod))
-        elif (own := self.environ.get(POD_NAME)) is not None:
-            api.delete(PODS, namespace, own)
 
-    def _exclude(self, launch: LaunchPlan, hosts: Sequence[str], *, counted: bool = False) -> None:
-        """Keep new pods off `hosts`. `counted`: the job says how often it was given back."""
+    def _keep_off(self, launch: LaunchPlan, hosts: Sequence[str], *, counted: bool = False) -> None:
+        """Ask for new pods to be kept off `hosts`. `counted`: note that all pods are given back."""
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
@@ -305,39 +365,43 @@ class KubernetesBackend:
             raise BackendError(
                 f"{launch.job} is no job of the cluster any more: it cannot be queued again"
             )
-        notes = excluding(job, hosts)
-        if counted:
-            notes[names.REQUEUES_ANNOTATION] = str(requeues_of(job) + 1)
-        noted = {"metadata": {"annotations": notes}} if notes else {}
-        kept_off = without(spec.kind, job, hosts)
-        change = {**noted, **kept_off}
-        if not change:
-            return
         try:
-            api.merge(kind.resource, namespace, launch.job, change)
+            if counted:
+                asking.note(api, namespace, launch.job, asking.given_back)
+            if hosts:
+                asking.note(api, namespace, launch.job, asking.avoid(hosts))
         except Unanswered:
             raise
         except BackendError as exc:
             # Then the leader alone keeps to the list of those it does not use.
             log.warning("%s are not excluded: %s", ", ".join(hosts) or "no nodes", exc.message)
             return
-        if hosts and not kept_off and not asking.kept_off(api, self.clock, namespace, job, hosts):
-            log.warning("%s", unchangeable(spec.kind, hosts))
+        if hosts and not asking.kept_off(api, self.clock, namespace, spec.kind, job, hosts):
+            log.warning("%s", not_kept_off(hosts))
 
     # The end
+
+    def release(self, launch: LaunchPlan) -> None:
+        """Nothing is kept for agents that have left."""
 
     def clear(self, launch: LaunchPlan) -> None:
         """The objects stay, suspended, for whoever wants to know; no pod does."""
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        if POD_NAME in self.environ:
+            raise BackendError(
+                f"a pod of {launch.job} may not end it: that takes a change of the job",
+                fix=f"`ndctl cancel {launch.job} -n {namespace}`, where you have a kubeconfig",
+            )
         job = api.get(kind.resource, namespace, launch.job)
         if job is not None and not observe.has_ended(job):
             change = nested(kind.suspend, True)
             change["metadata"] = {"annotations": {CANCELLED: self._who()}}
             api.merge(kind.resource, namespace, launch.job, change)
-        elif job is None and not self._pods(launch):
-            return
-        await_no_pods(api, self.clock, namespace, launch.job)
+        if job is not None or self._pods(launch):
+            await_no_pods(api, self.clock, namespace, launch.job)
+        if job is None:  # of a submission that was cut off, there may be something beside it
+            submitting.remove_orphans(api, self.clock, namespace, spec, launch.job)
 
     def _who(self) -> str:
         return self.environ.get(POD_NAME) or getpass.getuser()
@@ -345,6 +409,20 @@ class KubernetesBackend:
 
 def spec_of(launch: LaunchPlan) -> KubernetesSpec:
     return launch.kubernetes or KubernetesSpec()
+
+
+def sighting_of(seen: Observed, launch: LaunchPlan) -> Sighting:
+    if _other(seen, launch):
+        return Sighting(seen.words, held=False)
+    over = seen.ending
+    return Sighting(
+        seen.words,
+        held=over is None,
+        over=over,
+        leaving=over is not None and seen.pods > 0,
+        running=seen.leader_runs,
+        at=seen.deleted_at,
+    )
 
 
 def _other(seen: Observed, launch: LaunchPlan) -> bool:

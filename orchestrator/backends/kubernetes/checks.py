@@ -1,210 +1,265 @@
-"""What stands in the way of a launch, all at once, before anything is made."""
+"""What stands in the way of a launch, and what may make it wait, before anything is made.
 
-import contextlib
+One list for `ndctl submit`, its dry run, and `ndctl doctor SPEC`.
+"""
+
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any
 
-from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes import permissions
+from orchestrator.backends.kubernetes.api import Asks
+from orchestrator.backends.kubernetes.kind_schemas import KindSchemas
+from orchestrator.backends.kubernetes.kinds_there import fields_unknown, kind_there
+from orchestrator.backends.kubernetes.nodes_there import nodes_there
+from orchestrator.backends.kubernetes.queues import gang_there, queue_there
+from orchestrator.backends.kubernetes.references import AT, get_or_none, missing
+from orchestrator.backends.kubernetes.refusals import Forbidden
 from orchestrator.backends.kubernetes.render import objects
+from orchestrator.backends.kubernetes.render.checks import problems, refuse
 from orchestrator.backends.kubernetes.resources import (
-    ACCOUNTS,
     CLAIMS,
-    CONFIG_MAPS,
     JOB_KINDS,
     NAMESPACES,
-    PRIORITIES,
     QUOTAS,
-    SECRETS,
+    ROLE_BINDINGS,
     Object,
-    Resource,
     lookup,
     name_of,
+    resource_of,
 )
-from orchestrator.backends.kubernetes.standards import level_of, privileges, to_allow
+from orchestrator.backends.kubernetes.standards import (
+    BURSTABLE,
+    INIT_CONTAINER,
+    level_of,
+    privileges,
+    to_allow,
+)
+from orchestrator.backends.kubernetes.submitting import strangers
+from orchestrator.cluster.gpus import GpuTable
 from orchestrator.cluster.kubernetes.quantities import quantity
-from orchestrator.contract.codec import Problem
+from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import EnvFrom, KubernetesSpec, MountedVolume, ValueFrom
+from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.errors import BackendError, Unanswered
+from orchestrator.errors import BackendError, SpecError, Unanswered
 
-AT = "cluster.kubernetes"
-BASE = "ndctl"
-"""The namespace of manifests/base."""
+SHARED = "ReadWriteMany"
+RIGHTS = "rights"
+"""What a finding on the rights of the person is about."""
 
 
-def check(api: Api, namespace: str, handover: Handover) -> str:
-    """A server-side dry run of every object, and a look at what they name.
+def check(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> tuple[Finding, ...]:
+    """What does not stop the job.
 
-    Raises BackendError with everything that stands in the way.
+    Raises SpecError, or BackendError where the cluster alone objects, with everything that does.
     """
-    made = objects(handover, namespace)
-    launch = handover.launch
+    try:
+        found = examine_job(api, namespace, handover, table)
+    except Unanswered:
+        refuse(handover)  # what is wrong with the spec itself is known all the same
+        raise
+    stops = [one for one in found if one.verdict == "stops"]
+    if not stops:
+        return found
+    said = "\n".join(f"{one.what}: {one.found}\n  fix: {one.fix}" for one in stops)
+    message = (
+        f"Kubernetes could not run this job as it is (namespace {namespace}, {api.server}):\n  "
+        + said.replace("\n", "\n  ")
+    )
+    if mistakes := tuple(problems(handover.launch)):
+        raise SpecError(message) from Invalid(mistakes)
+    raise BackendError(message)
+
+
+def examine_job(
+    api: Asks, namespace: str, handover: Handover, table: GpuTable
+) -> tuple[Finding, ...]:
+    """What is wrong with the spec, a dry run of every object by the server, and a look at all that
+    they need. Raises Unanswered where the server does not answer."""
+    mistakes = tuple(_stops(one) for one in problems(handover.launch))
+    there = namespace_there(api, namespace)
+    if there.verdict == "stops":
+        return (*mistakes, there)  # of all else the server would say the same
+    cluster = _objects(api, namespace, handover) if not mistakes else _kind(api, handover)
+    around = (
+        *missing(api, namespace, handover, of_pods=not mistakes),
+        *_around(api, namespace, handover, table),
+    )
+    warned = (
+        Finding(what="api server warns", verdict="warns", found=text) for text in api.warnings
+    )
+    return (*mistakes, there, *cluster, *around, *warned)
+
+
+def _kind(api: Asks, handover: Handover) -> tuple[Finding, ...]:
+    spec = handover.launch.kubernetes or KubernetesSpec()
+    return (kind_there(KindSchemas(api), spec.kind),)
+
+
+def _objects(api: Asks, namespace: str, handover: Handover) -> tuple[Finding, ...]:
+    """Of a spec that can be rendered: what its kinds and the server say to each object."""
+    launch, schemas = handover.launch, KindSchemas(api)
     spec = launch.kubernetes or KubernetesSpec()
-    said: list[str] = [str(one) for one in _of_other_kinds(api, namespace, launch)]
+    kind = kind_there(schemas, spec.kind)
+    known = kind.verdict == "ok"
+    unknown = tuple(fields_unknown(schemas, handover, namespace)) if known else ()
+    made = objects(handover, namespace)
+    return (kind, *unknown, *_tried(api, namespace, launch, made, own_kind=known))
+
+
+def _around(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> Iterator[Finding]:
+    """What is in the cluster already."""
+    launch = handover.launch
+    spec, hosts = launch.kubernetes or KubernetesSpec(), len(launch.hosts)
+    yield from _of_other_kinds(api, namespace, launch)
+    yield from _of_strangers(api, namespace, spec, launch.job)
+    yield from _runs(api, namespace, spec, hosts)
+    yield from _security(api, namespace, spec, hosts)
+    if spec.guaranteed and spec.kind == "pytorchjob" and hosts > 1:
+        fix = "have that template set, or use kind: jobset, whose pods have no such container"
+        yield Finding(what=f"{AT}.guaranteed", verdict="warns", found=BURSTABLE, fix=fix)
+    yield from _quotas(api, namespace, launch)
+    yield from queue_there(api, namespace, spec)
+    yield from gang_there(spec, hosts)
+    yield from nodes_there(api, handover.job.plan, launch, table)
+
+
+def namespace_there(api: Asks, namespace: str) -> Finding:
+    what = "namespace"
+    try:
+        there = api.get(NAMESPACES, None, namespace)
+    except Forbidden:
+        found = f"{namespace}; whether it exists may not be asked"
+        return Finding(what=what, verdict="note", found=found)
+    if there is None:
+        fix = f"`kubectl create namespace {namespace}`, or set {AT}.namespace"
+        found = f"there is no namespace {namespace}"
+        return Finding(what=what, verdict="stops", found=found, fix=fix)
+    phase = lookup(there, ("status", "phase"), "Active")
+    if phase != "Active":
+        fix = "wait until it is gone, and create it again"
+        return Finding(what=what, verdict="stops", found=f"{namespace} is {phase}", fix=fix)
+    return Finding(what=what, verdict="ok", found=namespace)
+
+
+def _tried(
+    api: Asks,
+    namespace: str,
+    launch: LaunchPlan,
+    made: list[dict[str, Any]],
+    *,
+    own_kind: bool,
+) -> Iterator[Finding]:
+    """What the server says to each object. `own_kind`: the job's kind is there to be tried."""
+    spec = launch.kubernetes or KubernetesSpec()
+    kind = JOB_KINDS[spec.kind].resource
+    submits = [one for one in permissions.needed(spec) if one.need == "submit"]
+    lacking = permissions.missing(api, submits, namespace)
+    if lacking:  # a dry run would say the same of each object, one verb at a time
+        refusal = permissions.refused(api, lacking, namespace, "nothing was submitted")
+        yield Finding(what=RIGHTS, verdict="stops", found=refusal.message, fix=refusal.fix)
+        return
+    refused: dict[str, Finding] = {}
     for item in made:
+        if not own_kind and resource_of(item).group == kind.group:
+            continue
+        if resource_of(item) == ROLE_BINDINGS:
+            continue  # of a person without the verb `bind` it takes a Role that is there already
         try:
             api.apply(item, namespace, dry_run=True)
         except Unanswered:
             raise
         except BackendError as exc:
-            if str(exc) not in said:
-                said.append(str(exc))
-    found = [
-        *_missing(api, namespace, spec),
-        *_refused(api, namespace, spec),
-        *_quotas(api, namespace, launch),
-    ]
-    said += [str(one) for one in found]
-    if said:
-        raise BackendError(
-            f"Kubernetes could not run this job as it is (namespace {namespace}, {api.server}):\n  "
-            + "\n".join(said).replace("\n", "\n  ")
+            what = f"{item['kind']} {name_of(item)}"
+            finding = Finding(what=what, verdict="stops", found=exc.message, fix=exc.fix)
+            refused.setdefault(exc.message, finding)  # a right that lacks for one lacks for others
+    yield from refused.values()
+    if not refused:
+        found = (
+            f"{api.server} takes the {len(made)} objects of {kind.kind} {namespace}/{launch.job}"
         )
-    kind = JOB_KINDS[spec.kind].resource.kind
-    return f"dry run: {api.server} takes the {len(made)} objects of {kind} {namespace}/{launch.job}"
+        yield Finding(what="dry run", verdict="ok", found=found)
 
 
-def _of_other_kinds(api: Api, namespace: str, launch: LaunchPlan) -> Iterator[Problem]:
+def _stops(problem: Problem) -> Finding:
+    return Finding(what=problem.path, verdict="stops", found=problem.said, fix=problem.fix)
+
+
+def _of_other_kinds(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
     """Jobs of one name have one run directory, and one ConfigMap that tells pods what to do."""
     mine = (launch.kubernetes or KubernetesSpec()).kind
     for kind in (JOB_KINDS[name].resource for name in JOB_KINDS if name != mine):
-        if _is_there(api, kind, namespace, launch.job):
-            yield Problem(
-                path="name",
-                value=launch.job,
-                limit=f"one that no {kind.kind} of namespace {namespace} has",
-                fix=f"`kubectl -n {namespace} delete {kind.word} {launch.job}` makes room for a"
-                f" {JOB_KINDS[mine].resource.kind}; or take another name",
+        if get_or_none(api, kind, namespace, launch.job) is not None:
+            yield _stops(
+                Problem(
+                    path="name",
+                    value=launch.job,
+                    limit=f"one that no {kind.kind} of namespace {namespace} has",
+                    fix=f"`kubectl -n {namespace} delete {kind.word} {launch.job}` makes room for a"
+                    f" {JOB_KINDS[mine].resource.kind}; or take another name",
+                )
             )
 
 
-def _is_there(api: Api, resource: Resource, namespace: str, name: str) -> bool:
-    """Not of a kind that the cluster does not have, nor of one that may not be looked at."""
-    try:
-        return api.get(resource, namespace, name) is not None
-    except Unanswered:
-        raise
-    except BackendError:
-        return False
+def _of_strangers(api: Asks, namespace: str, spec: KubernetesSpec, job: str) -> Iterator[Finding]:
+    """What has the name of an object of the job is not overwritten, nor deleted with it."""
+    for helper in strangers(api, namespace, spec, job):
+        limit = f"such that {helper} is free: namespace {namespace} has one, of something else"
+        yield _stops(Problem(path="name", value=job, limit=limit, fix="take another name"))
 
 
-def _missing(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem]:
-    """What pods would wait for. Who may not look is not told."""
-    claims = [(f"{AT}.runs.claim", spec.runs.claim)]
-    claims += [(f"{AT}.volumes", volume.claim) for volume in spec.volumes]
-    for path, claim in claims:
-        if claim and _is_absent(api, CLAIMS, namespace, claim):
-            yield Problem(
-                path=path,
-                value=claim,
-                limit=f"a PersistentVolumeClaim of namespace {namespace}",
-                fix=f"name one that `kubectl -n {namespace} get pvc` shows, or make it",
-            )
-    if spec.service_account and _is_absent(api, ACCOUNTS, namespace, spec.service_account):
-        yield Problem(
-            path=f"{AT}.service_account",
-            value=spec.service_account,
-            limit=f"a ServiceAccount of namespace {namespace}",
-            fix="leave it out: then the job gets one of its own, with the rights that it needs",
-        )
-    yield from _references(api, namespace, spec)
-    if spec.priority_class and _is_absent(api, PRIORITIES, None, spec.priority_class):
-        yield Problem(
-            path=f"{AT}.priority_class",
-            value=spec.priority_class,
-            limit="a PriorityClass of the cluster",
-            fix="name one that `kubectl get priorityclass` shows",
-        )
-
-
-def references(spec: KubernetesSpec) -> Iterator[tuple[str, Resource, str, str | None]]:
-    """The Secrets and ConfigMaps that a pod does not start without: the key of the spec that names
-    one, which it is, and the key that it has to have."""
-    for name, value in spec.env.items():
-        if isinstance(value, ValueFrom):
-            yield f"{AT}.env.{name}", *_source(value), value.key
-    for at, one in enumerate(spec.env_from):
-        yield f"{AT}.env_from[{at}]", *_source(one), None
-    for at, volume in enumerate(spec.volumes):
-        if volume.secret is not None or volume.config_map is not None:
-            yield f"{AT}.volumes[{at}]", *_source(volume), None
-
-
-def _source(one: ValueFrom | EnvFrom | MountedVolume) -> tuple[Resource, str]:
-    return (SECRETS, one.secret) if one.secret is not None else (CONFIG_MAPS, str(one.config_map))
-
-
-def _references(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem]:
-    for path, resource, name, key in references(spec):
-        lack = lacking(api, namespace, resource, name, key)
-        if lack is not None:
-            limit = f"of a {resource.kind} of namespace {namespace} that has what is named here"
-            fix = f"{lack}: {to_create(namespace, resource, name, key)}"
-            yield Problem(path=path, value=name, limit=limit, fix=fix)
-
-
-class Gets(Protocol):
-    def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None: ...
-
-
-def lacking(
-    api: Gets, namespace: str, resource: Resource, name: str, key: str | None
-) -> str | None:
-    """What of a Secret or ConfigMap is not there; None where all is, or may not be asked."""
-    try:
-        item = api.get(resource, namespace, name)
-    except Unanswered:
-        raise
-    except BackendError:
-        return None
-    if item is None:
-        return f"there is no {resource.kind} {name}"
-    keys = {*lookup(item, ("data",), {}), *lookup(item, ("binaryData",), {})}
-    if key is not None and key not in keys:
-        return f"{resource.kind} {name} has no key {key}, only {', '.join(sorted(keys)) or 'none'}"
-    return None
-
-
-def to_create(namespace: str, resource: Resource, name: str, key: str | None) -> str:
-    word = "secret generic" if resource == SECRETS else "configmap"
-    of = f" --from-file={key}=FILE" if key is not None else " --from-env-file=FILE"
-    return f"`kubectl -n {namespace} create {word} {name}{of}`"
-
-
-def base_for(namespace: str) -> str:
-    """What is typed to have manifests/base in another namespace than its own."""
-    if namespace == BASE:
-        return "kubectl apply -k manifests/base"
-    change = rf"s/\(namespace[:-] *\|serviceaccounts:\){BASE}$/\1{namespace}/"
-    return f"kubectl kustomize manifests/base | sed '{change}' | kubectl apply -f -"
-
-
-def _is_absent(api: Api, resource: Resource, namespace: str | None, name: str) -> bool:
-    with contextlib.suppress(BackendError):
-        return api.get(resource, namespace, name) is None
-    return False
-
-
-def _refused(api: Api, namespace: str, spec: KubernetesSpec) -> Iterator[Problem]:
-    """What pods would not be made for: the dry run of a job makes none."""
-    try:
-        there = api.get(NAMESPACES, None, namespace)
-    except BackendError:
+def _runs(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
+    """The volume of run directories, that all pods of a job read and write."""
+    what, claim = "run volume", spec.runs.claim
+    if claim is None and spec.runs.host_path is None:
+        return  # the spec lacks it, which was said
+    if claim is None:
+        found = f"{spec.runs.host_path} of each node, which has to be the same everywhere"
+        yield Finding(what=what, verdict="note", found=found)
         return
-    level = level_of(there or {})
+    item = get_or_none(api, CLAIMS, namespace, claim)
+    if item is None:
+        return  # where it is absent that was said already
+    modes = lookup(item, ("spec", "accessModes"), ())
+    phase = lookup(item, ("status", "phase"), "Pending")
+    found = f"{claim} is {phase}, {', '.join(modes)}"
+    if SHARED not in modes and hosts > 1:
+        fix = f"make it of a storage class of a shared file system, with accessModes [{SHARED}]"
+        yield Finding(what=what, verdict="stops", found=f"{found}; {hosts} hosts write", fix=fix)
+    elif phase == "Lost":
+        fix = "its volume is gone: make another claim"
+        yield Finding(what=what, verdict="stops", found=found, fix=fix)
+    else:
+        yield Finding(what=what, verdict="ok" if phase == "Bound" else "note", found=found)
+
+
+def _security(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
+    """Whether the job's pods would be let in: a dry run of the job makes none."""
+    there = get_or_none(api, NAMESPACES, None, namespace)
+    level, what = level_of(there or {}), "pod security"
     if level == "privileged":
         return
-    allow = to_allow("privileged", namespace)
-    for key in privileges(spec):
-        yield Problem(
-            path=f"{AT}.{key}",
-            limit=f"unset: pods of namespace {namespace} have to keep to the standard {level}",
-            fix=f"leave it out, or have an administrator type `{allow}`",
+    asked = privileges(spec)
+    for key in asked:
+        yield _stops(
+            Problem(
+                path=f"{AT}.{key}",
+                limit=f"unset: pods of namespace {namespace} have to keep to the standard {level}",
+                fix="leave it out, or have an administrator type"
+                f" `{to_allow('privileged', namespace)}`",
+            )
         )
+    found = f"pods of {namespace} have to keep to the standard {level}"
+    if level == "restricted" and spec.kind == "pytorchjob" and hosts != 1:
+        fix = f"{to_allow('baseline', namespace)}  (as an administrator)"
+        found = f"{found}: {INIT_CONTAINER}"
+        yield Finding(what=what, verdict="warns", found=found, fix=fix)
+    elif not asked:
+        yield Finding(what=what, verdict="ok", found=found)
 
 
-def _quotas(api: Api, namespace: str, launch: LaunchPlan) -> Iterator[Problem]:
+def _quotas(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
     """What can never fit; what does not fit now waits, and says so."""
     try:
         quotas = api.list(QUOTAS, namespace).items
@@ -216,12 +271,14 @@ def _quotas(api: Api, namespace: str, launch: LaunchPlan) -> Iterator[Problem]:
         for resource, (key, amount) in wanted.items():
             if resource in hard and quantity(amount) * len(launch.hosts) > quantity(hard[resource]):
                 total = f"{len(launch.hosts)} pods with {amount} each"
-                yield Problem(
-                    path=key,
-                    value=amount,
-                    limit=f"such that {total} fit into {hard[resource]}, the quota"
-                    f" {name_of(quota)}'s {resource}",
-                    fix="ask for less or for fewer hosts, or for more quota",
+                yield _stops(
+                    Problem(
+                        path=key,
+                        value=amount,
+                        limit=f"such that {total} fit into {hard[resource]}, the quota"
+                        f" {name_of(quota)}'s {resource}",
+                        fix="ask for less or for fewer hosts, or for more quota",
+                    )
                 )
 
 
@@ -237,4 +294,6 @@ def _wanted(launch: LaunchPlan) -> dict[str, tuple[str, str]]:
     if spec.memory:
         keys = ("memory", "requests.memory", "limits.memory")
         found |= dict.fromkeys(keys, (f"{AT}.memory", spec.memory))
+    if spec.cpu and spec.guaranteed:
+        found["limits.cpu"] = (f"{AT}.cpu", spec.cpu)
     return found

@@ -7,6 +7,7 @@ from orchestrator.backends.kubernetes.render.topology import CHANGEABLE, HOSTNAM
 from orchestrator.backends.kubernetes.resources import Object, lookup
 from orchestrator.contract.kubernetes import Kind
 
+INSTALL = "kubectl apply -k manifests/controller"
 TERMS = (
     "affinity",
     "nodeAffinity",
@@ -19,6 +20,7 @@ def without(kind: Kind, job: Object, hosts: Sequence[str]) -> dict[str, Any]:
     """The merge patch that keeps new pods off `hosts`, besides those that they keep off already.
 
     Empty where nothing changes, or the kind does not let its pods be changed: a Job's never can.
+    The controller's to send: it alone may change a job.
     """
     if kind not in CHANGEABLE or not hosts:
         return {}
@@ -30,11 +32,11 @@ def without(kind: Kind, job: Object, hosts: Sequence[str]) -> dict[str, Any]:
     return {"spec": {"pytorchReplicaSpecs": changed}}
 
 
-def unchangeable(kind: Kind, hosts: Sequence[str]) -> str:
-    """Who does what `without` cannot, and what there is to do where nobody does."""
+def not_kept_off(hosts: Sequence[str]) -> str:
+    """What there is to do where no controller keeps new pods off `hosts`."""
     return (
-        f"a running {kind} takes no change of its pods: `ndctl controller`, where it runs, keeps"
-        f" new ones off {', '.join(hosts)}; `kubectl cordon {' '.join(hosts)}` does it for all"
+        f"no controller keeps new pods of this job off {', '.join(hosts)}: `kubectl cordon"
+        f" {' '.join(hosts)}` keeps all pods off; a controller (`{INSTALL}`) does it for this job"
     )
 
 

@@ -1,17 +1,22 @@
-"""Commands in pods, as `kubectl exec` runs them."""
+"""Commands in pods, as `kubectl exec` runs them.
+
+With the client's WSClient and not its `stream()`: that one turns every refusal into status 0, and
+keeps all output twice.
+"""
 
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from orchestrator.backends.kubernetes.access import Access
 from orchestrator.backends.kubernetes.refusals import Asked, refusal
-from orchestrator.backends.kubernetes.requests import Requests, unanswered
+from orchestrator.backends.kubernetes.requests import unreachable
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import Unanswered
 
 
 def execute(
-    requests: Requests,
+    access: Access,
     namespace: str,
     pod: str,
     container: str,
@@ -25,14 +30,13 @@ def execute(
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
     query = [("container", container), ("stdout", "true"), ("stderr", "true")]
     query += [("command", word) for word in argv]
-    url = client.get_websocket_url(requests.access.server + path, query)
+    url = client.get_websocket_url(access.server + path, query)
     asked = Asked(verb="create", path=path)
-    requests.sent += 1
     import websocket
 
     try:
         socket = client.WSClient(
-            requests.access.config, url, requests.access.headers(), capture_all=False, binary=True
+            access.config, url, access.headers(), capture_all=False, binary=True
         )
         try:
             socket.run_forever(timeout=timeout_s)
@@ -49,7 +53,7 @@ def execute(
         body = exc.resp_body or b""
         raise refusal(asked, exc.status_code, body) from exc
     except (websocket.WebSocketException, OSError) as exc:
-        raise unanswered(asked, exc) from exc
+        raise unreachable(access, exc) from exc
 
 
 def _exit_code(status: bytes) -> int:

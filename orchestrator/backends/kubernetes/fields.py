@@ -13,6 +13,11 @@ QUEUE = names.QUEUE_LABEL
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 
+def annotations_of(item: Object | None) -> Mapping[str, str]:
+    found: Mapping[str, str] = lookup(item, ("metadata", "annotations"), {})
+    return found
+
+
 def launch_of(item: Object) -> int | None:
     """Which submission an object is of."""
     said = lookup(item, ("metadata", "annotations", LAUNCH), "")
@@ -43,6 +48,15 @@ def is_running(pod: Object) -> bool:
 
 def is_leaving(pod: Object) -> bool:
     return lookup(pod, ("metadata", "deletionTimestamp")) is not None
+
+
+def deleted_at(item: Object) -> float | None:
+    """Unix seconds at which somebody asked for its end; None where nobody did. Kubernetes writes
+    down until when it may take."""
+    until = lookup(item, ("metadata", "deletionTimestamp"))
+    if until is None:
+        return None
+    return seconds_of(until) - float(lookup(item, ("metadata", "deletionGracePeriodSeconds"), 0))
 
 
 def begun_at(pod: Object) -> float:

@@ -6,7 +6,10 @@ wait for it.
 """
 
 import logging
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -99,6 +102,8 @@ def _run(environ: Mapping[str, str]) -> int:
         return exits.REFUSED
     run_dir = RunDir(Path(handover.launch.run_dir))
     token = environ.get(env.TOKEN)
+    terminate = partial(os.kill, os.getpid(), signal.SIGTERM)
+    hear_late(partial(_was_deleted, handover, environ, clock), terminate)
     try:
         if pod.leads:
             begun = begin(run_dir, handover, clock, token=not token)
@@ -122,6 +127,35 @@ def _run(environ: Mapping[str, str]) -> int:
         log.critical(words, pod.kind, handover.launch.launch, run_dir.path, theirs)
         return exits.FAILED
     return _be_agent(pod, handover, run_dir, environ)
+
+
+def hear_late(is_leaving: Callable[[], bool], leave: Callable[[], object]) -> threading.Thread:
+    """Hear of the SIGTERM that came before this process listened for it.
+
+    The kernel drops it then, for this is the first process of its container: a pod that is deleted
+    in its first moment would go on as if it was to stay, and be killed at the end of its grace. The
+    API server knows of the deletion before the kubelet does, so that to ask once is enough.
+    """
+
+    def ask() -> None:
+        try:
+            leaving = is_leaving()
+        except BackendError as exc:
+            log.info("whether this pod is to go already is not known: %s", exc)
+            return
+        if leaving:
+            log.warning("this pod was deleted before its process listened: it leaves")
+            leave()
+
+    thread = threading.Thread(target=ask, name="hear-late", daemon=True)
+    thread.start()
+    return thread
+
+
+def _was_deleted(handover: Handover, environ: Mapping[str, str], clock: Clock) -> bool:
+    from orchestrator.backends.kubernetes.backend import KubernetesBackend
+
+    return KubernetesBackend(environ, clock).is_leaving(handover.launch)
 
 
 def await_launch(run_dir: RunDir, launch: int, clock: Clock, see: Callable[[float], None]) -> Run:

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
-from orchestrator.backends.kubernetes.api import Listed
+from orchestrator.backends.kubernetes.api import Asks
 from orchestrator.backends.kubernetes.refusals import Expired, Forbidden, Missing
 from orchestrator.backends.kubernetes.resources import NODES, PODS, Object, Resource, lookup
 from orchestrator.cluster.gpus import GpuTable
@@ -13,25 +12,22 @@ from orchestrator.cluster.kubernetes.gpus import KINDS, features
 from orchestrator.cluster.kubernetes.inventory import Use, inventory_of, use_of
 from orchestrator.cluster.kubernetes.nodes import Node, parse_node
 from orchestrator.cluster.kubernetes.pods import Taken, taken
+from orchestrator.contract.devices import GPU_NAMES
 from orchestrator.contract.env import KUBERNETES_GPUS
 from orchestrator.contract.spec import ClusterSpec
 from orchestrator.errors import BackendError, PlanError
 
 BOUND = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 KUEUE = "kueue.x-k8s.io"
+WITHOUT_NODES = (
+    f"set cluster.gpu to one of {', '.join(GPU_NAMES)}: then no nodes need be looked at, nor be"
+    " there yet; or give the hosts with --inventory FILE"
+)
+MAKERS = {"karpenter.sh": "Karpenter", "autoscaling.x-k8s.io": "an autoscaler"}
+"""Groups of an API whose controllers make nodes for pods that wait. (The cluster autoscaler alone
+serves none: there the spec says `cluster.gpu`.)"""
 ANY = tuple({*Use().resources, *Use(device=None).resources})
 """What devices may be where no spec says it."""
-
-
-class Reads(Protocol):
-    """What of `Api` is used here."""
-
-    @property
-    def namespace(self) -> str: ...
-    def read(self, path: str) -> Any: ...
-    def list(
-        self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = ""
-    ) -> Listed: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +52,14 @@ class HostsFor:
     """The labels that are levels of Kueue's Topology; None where these were not read."""
     notes: tuple[str, ...] = ()
     """What a person should know of it."""
+    to_come: str | None = None
+    """Where too few of the nodes are there, and more are made on demand: the profile of those."""
+    advice: str = ""
+    """The end of a fix, where too few nodes are there: what to write if more are to come."""
 
 
 def read_cluster(
-    api: Reads, namespace: str | None = None, resources: Sequence[str] = ANY
+    api: Asks, namespace: str | None = None, resources: Sequence[str] = ANY
 ) -> Cluster:
     """Every node, with what pods take of `resources`: those of all namespaces, or where this may
     not be asked those of `namespace`, which a note says then.
@@ -69,13 +69,12 @@ def read_cluster(
     try:
         nodes = tuple(parse_node(item) for item in _listed(api, NODES, None))
     except Forbidden as exc:
-        fix = f"{exc.fix}\n  or give the hosts with --inventory FILE"
-        raise Forbidden(exc.message, fix=fix) from exc
+        raise Forbidden(exc.message, fix=f"{exc.fix}\n  or {WITHOUT_NODES}") from exc
     pods, notes = _pods(api, namespace or api.namespace)
     return Cluster(nodes=nodes, used=taken(pods, resources), notes=notes)
 
 
-def _pods(api: Reads, namespace: str) -> tuple[Sequence[Object], tuple[str, ...]]:
+def _pods(api: Asks, namespace: str) -> tuple[Sequence[Object], tuple[str, ...]]:
     try:
         return _listed(api, PODS, None), ()
     except Forbidden as exc:
@@ -87,7 +86,7 @@ def _pods(api: Reads, namespace: str) -> tuple[Sequence[Object], tuple[str, ...]
     return own, (f"{note} only those that pods of {namespace} take are left out",)
 
 
-def _listed(api: Reads, resource: Resource, namespace: str | None) -> tuple[Object, ...]:
+def _listed(api: Asks, resource: Resource, namespace: str | None) -> tuple[Object, ...]:
     """In pages; from the start again where the pages that are left have expired meanwhile."""
     fields = BOUND if resource is PODS else ""
     try:
@@ -103,11 +102,12 @@ def usual(cluster: Cluster) -> Use:
     return use if has_gpus else replace(use, device=None)
 
 
-def hosts_for(api: Reads, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
+def hosts_for(api: Asks, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
     """The hosts to plan a job for.
 
     Those that are free; where these are too few, those as well that other pods use now, for the
-    job can wait.
+    job can wait; where all are too few, and a queue or an autoscaler makes nodes on demand, those
+    that will be there.
     """
     spec, use = cluster.kubernetes, use_of(cluster)
     seen = read_cluster(api, spec.namespace, use.resources)
@@ -122,11 +122,40 @@ def hosts_for(api: Reads, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
     if (count := len(found.inventory.with_devices(devices))) >= wanted:
         return found
     later = seen.inventory(table, replace(use, patient=True))
-    if len(later.with_devices(devices)) <= count:
-        return found
-    waits = "in the queue" if spec.queue else "until pods of others have ended"
-    note = f"{count} of the {wanted} hosts are free now: planned for hosts that are busy as well,"
-    return replace(found, inventory=later, notes=(*found.notes, f"{note} so the job waits {waits}"))
+    if (in_all := len(later.with_devices(devices))) > count:
+        waits = "in the queue" if spec.queue else "until pods of others have ended"
+        note = f"{count} of the {wanted} hosts are free now: planned for hosts that are busy as"
+        notes = (*found.notes, f"{note} well, so the job waits {waits}")
+        found = replace(found, inventory=later, notes=notes)
+    return found if in_all >= wanted else _with_those_to_come(api, found, cluster, in_all)
+
+
+def _with_those_to_come(api: Asks, found: HostsFor, cluster: ClusterSpec, in_all: int) -> HostsFor:
+    """Of a job that wants more hosts than the `in_all` that there are."""
+    kinds = {
+        host.profile.name
+        for host in found.inventory.hosts
+        if host.profile and host.state != "not selected"
+    }
+    kind = kinds.pop() if len(kinds) == 1 else None
+    maker = f"queue {cluster.kubernetes.queue}" if cluster.kubernetes.queue else makes_nodes(api)
+    if maker is None or kind is None:
+        name = kind or f"one of {', '.join(GPU_NAMES)}"
+        advice = f"; where nodes are made on demand, set cluster.gpu to {name}: then none has to"
+        return replace(found, advice=f"{advice} be there yet")
+    wanted = cluster.hosts + cluster.spare_hosts
+    note = f"{in_all} of the {wanted} hosts are there: planned for {wanted} of {kind} all the same,"
+    notes = (*found.notes, f"{note} for {maker} may bring them")
+    return replace(found, to_come=kind, notes=notes)
+
+
+def makes_nodes(api: Asks) -> str | None:
+    """What makes nodes on demand in this cluster; None where nothing is known to."""
+    try:
+        groups = api.read("/apis").get("groups", ())
+    except BackendError:
+        return None
+    return next((MAKERS[one["name"]] for one in groups if one["name"] in MAKERS), None)
 
 
 def _check_known(found: HostsFor, use: Use, devices: int) -> None:
@@ -138,7 +167,7 @@ def _check_known(found: HostsFor, use: Use, devices: int) -> None:
         raise PlanError(
             f"none of the {len(found.nodes)} nodes has {use.device}{there}",
             fix="set cluster.kubernetes.gpu_resource to what the device plugin calls them, or to"
-            " null for ranks on CPUs",
+            f" null for ranks on CPUs; where nodes are made on demand, {WITHOUT_NODES}",
         )
     able = [host for host in hosts if host.devices >= devices]
     if not able or any(host.profile for host in able):
@@ -153,11 +182,11 @@ def _check_known(found: HostsFor, use: Use, devices: int) -> None:
     raise PlanError(
         f"what the GPUs are is not known: {node.name} has {said}",
         fix=f"write it into a file, for example gpus: [{{{entry.lower()}, profile: h100-sxm-80gb}}]"
-        f", and name that in {KUBERNETES_GPUS}; or give the hosts with --inventory FILE",
+        f", and name that in {KUBERNETES_GPUS}; or {WITHOUT_NODES}",
     )
 
 
-def kueue_levels(api: Reads) -> tuple[str, ...] | None:
+def kueue_levels(api: Asks) -> tuple[str, ...] | None:
     """Labels that are levels in every Topology of Kueue; None where there is no telling."""
     try:
         group = api.read(f"/apis/{KUEUE}")

@@ -1,13 +1,26 @@
 """How jobs stand: asked of the API server as seldom as can be."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from orchestrator.backends.kubernetes import fields, observe
 from orchestrator.backends.kubernetes.api import Api
-from orchestrator.backends.kubernetes.fields import LABEL
+from orchestrator.backends.kubernetes.fields import LABEL, deleted_at, is_leaving
 from orchestrator.backends.kubernetes.observe import Observed
-from orchestrator.backends.kubernetes.resources import EVENTS, PODS, JobKind, Object, name_of
+from orchestrator.backends.kubernetes.refusals import Forbidden
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.resources import (
+    CONFIG_MAPS,
+    EVENTS,
+    NAMESPACES,
+    PODS,
+    JobKind,
+    Object,
+    name_of,
+)
+from orchestrator.backends.kubernetes.troubles import Trouble
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.errors import BackendError
 
 
 def look(api: Api, namespace: str, kind: JobKind, launches: Sequence[LaunchPlan]) -> list[Observed]:
@@ -24,8 +37,8 @@ def look(api: Api, namespace: str, kind: JobKind, launches: Sequence[LaunchPlan]
     # Only who waits has something to explain.
     calm = jobs and all(fields.is_running(pod) for pod in pods)
     whole = len(pods) >= sum(len(one.hosts) for one in launches)
-    events = () if calm and whole else api.list(EVENTS, namespace, cached=True).items
-    return [
+    events, unseen = ((), "") if calm and whole else events_of(api, namespace)
+    seen = [
         observe.observe(
             kind,
             shown_name(kind, namespace, one.job),
@@ -36,6 +49,58 @@ def look(api: Api, namespace: str, kind: JobKind, launches: Sequence[LaunchPlan]
         )
         for one in launches
     ]
+    seen = _with_notes(api, namespace, seen, jobs)
+    if unseen:
+        seen = [_without_events(one, unseen) for one in seen]
+    if all(one.meaning not in ("missing", "leaving") for one in seen):
+        return seen
+    gone, at = namespace_gone(api, namespace)
+    return [_with_namespace(one, at) if gone else one for one in seen]
+
+
+def events_of(api: Api, namespace: str) -> tuple[Sequence[Object], str]:
+    """All of the namespace; without the right to them none, and what that right is."""
+    try:
+        return api.list(EVENTS, namespace, cached=True).items, ""
+    except Forbidden as exc:
+        return (), exc.message
+
+
+def _without_events(seen: Observed, why: str) -> Observed:
+    """Where nothing else tells why pods wait, their events would."""
+    if seen.troubles or seen.meaning not in ("waiting", "suspended"):
+        return seen
+    said = Trouble(what="why is not known", why=why, advice="ask an administrator for that right")
+    return replace(seen, troubles=(said,))
+
+
+def _with_namespace(seen: Observed, at: float | None) -> Observed:
+    if seen.meaning not in ("missing", "leaving"):
+        return seen
+    return replace(seen, with_namespace=True, deleted_at=at or seen.deleted_at)
+
+
+def namespace_gone(api: Api, namespace: str) -> tuple[bool, float | None]:
+    """Whether it was deleted, and when, as far as one may see that."""
+    try:
+        found = api.get(NAMESPACES, None, namespace)
+    except BackendError:  # without the right to look the job alone was deleted
+        return False, None
+    return found is None or is_leaving(found), deleted_at(found or {})
+
+
+def _with_notes(
+    api: Api, namespace: str, seen: list[Observed], jobs: Mapping[str, Object]
+) -> list[Observed]:
+    """With what the pods of a single job wrote down; of many it is not worth a request each."""
+    if len(seen) != 1 or not jobs:
+        return seen
+    ((name, job),) = jobs.items()
+    try:
+        about = api.about(CONFIG_MAPS, namespace, names.config_map_of(name))
+    except BackendError:
+        return seen
+    return [observe.with_notes(seen[0], job, fields.annotations_of(about))]
 
 
 def shown_name(kind: JobKind, namespace: str, job: str) -> str:

@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,35 +23,43 @@ from orchestrator.backends.kubernetes import fields
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.fetch import read_news
 from orchestrator.backends.kubernetes.fields import LABEL, leads
-from orchestrator.backends.kubernetes.places import IN_CLUSTER, REMOTE, folder_of, is_mirror
+from orchestrator.backends.kubernetes.places import IN_CLUSTER, REMOTE, is_mirror
 from orchestrator.backends.kubernetes.podlogs import (
     JOURNAL_MARK,
     METRICS_MARK,
     PodLogs,
     uid_of,
 )
-from orchestrator.backends.kubernetes.refusals import Missing
+from orchestrator.backends.kubernetes.refusals import Forbidden
 from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.report_lookup import newest_report
 from orchestrator.backends.kubernetes.resources import (
     CONFIG_MAPS,
-    JOB_KINDS,
     PODS,
     Object,
     name_of,
 )
+from orchestrator.contract.actions import Ending, StartAttempt, StopAttempt
+from orchestrator.contract.codec import encode
+from orchestrator.contract.events import JobSubmitted, StepReached
 from orchestrator.contract.handover import Handover, handover_from
 from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.rundir import RunDir
 from orchestrator.contract.whole import write_whole
-from orchestrator.errors import BackendError, JobError, Unanswered
+from orchestrator.errors import BackendError, Unanswered, Unreachable
 from orchestrator.locks import try_lock
-from orchestrator.seams import Clock, Completed
-from orchestrator.supervise.log import Entry, read, to_line
+from orchestrator.seams import Completed
+from orchestrator.supervise.job_report import JobReport, is_newer, read_report, report_of
+from orchestrator.supervise.log import Entry, Place, mark, newest, read, to_line
+from orchestrator.supervise.snapshot import known
+from orchestrator.supervise.state import ENDED
 
 FETCH_S = 30.0
 CANCEL_S = 30.0
+LEARN_S = 10.0
+"""Between two looks for what a job whose pods do not answer told elsewhere."""
 MOST_ASKED = 3
 """Pods, in one look: where none of these can say, all others would hardly either."""
 
@@ -69,63 +77,13 @@ class Remote:
     python: str
     """The interpreter there."""
     launch: int
+    settled: bool = True
+    """False: it is being handed over, or that was cut off, and the cluster may not have it."""
     journal: int = 0
     """Bytes that have come; what lies behind them is this machine's own guess."""
     metrics: int = 0
-
-
-def open_mirror(path: Path, environ: Mapping[str, str], clock: Clock) -> "Mirror":
-    """One that was made before."""
-    context = read_json((path / REMOTE).read_text())["context"]
-    api = Api(None if context == IN_CLUSTER else context, environ, clock)
-    return Mirror(path, api)
-
-
-def seek_mirror(
-    run_root: Path,
-    job: str,
-    context: str | None,
-    namespace: str | None,
-    environ: Mapping[str, str],
-    clock: Clock,
-) -> "Mirror":
-    """Of a job of the cluster, seen before or not. Raises JobError where there is none."""
-    api = Api(context, environ, clock)
-    space = namespace or api.namespace
-    made = Mirror(folder_of(run_root, api.context, space, job), api)
-    for kind, one in JOB_KINDS.items():
-        try:
-            found = api.get(one.resource, space, job)
-        except Missing:
-            continue  # the cluster has no such kind
-        if found is not None and made.adopt(kind, space, found):
-            return made
-    if is_mirror(made.run_dir.path):
-        return made
-    raise JobError(
-        f"no job {job!r} in namespace {space} of {api.context} ({api.server})",
-        fix=f"`ndctl list --backend kubernetes -n {space}` lists those that there are",
-    )
-
-
-def mirrors_at(
-    run_root: Path,
-    context: str | None,
-    namespace: str | None,
-    environ: Mapping[str, str],
-    clock: Clock,
-) -> list["Mirror"]:
-    """Of all of ndctl's jobs in a namespace."""
-    api = Api(context, environ, clock)
-    space = namespace or api.namespace
-    found = []
-    for kind, one in JOB_KINDS.items():
-        with contextlib.suppress(Missing):
-            for job in api.list(one.resource, space, labels=LABEL).items:
-                made = Mirror(folder_of(run_root, api.context, space, name_of(job)), api)
-                if made.adopt(kind, space, job):
-                    found.append(made)
-    return sorted(found, key=lambda one: one.run_dir.path.name)
+    led_at: float | None = None
+    """When a leader was last heard to live, by this machine's clock."""
 
 
 class Mirror:
@@ -139,6 +97,14 @@ class Mirror:
         """The pod that answered last: asked again, without a list of all pods before."""
         self.heard: set[str] = set()
         """Leaders' pods, by uid, that have ended and whose last words are known."""
+        self.before: dict[Path, bytes] | None = None
+        """What `expect` found, by path; None: no launch is being handed over."""
+        self.stale: BackendError | None = None
+        """Why the last look failed; None where it did not."""
+        self.learned_at: float | None = None
+        """When reports were last looked for, monotonic."""
+        self.stopping = False
+        """Ranks were told to stop: their last checkpoint and the job's end may come any moment."""
 
     @property
     def remote(self) -> Remote:
@@ -149,7 +115,8 @@ class Mirror:
         write_whole(self.run_dir.path / REMOTE, json.dumps(asdict(remote), indent=2).encode())
 
     def expect(self, handover: Handover, namespace: str) -> None:
-        """A launch has been handed to the cluster: until its leader says so, say it here."""
+        """A launch is about to be handed to the cluster: until its leader says so, say it here. So
+        it is known here whatever becomes of this process; `keep` or `forget` follows."""
         job, launch = handover.job, handover.launch
         spec = launch.kubernetes or KubernetesSpec()
         former = self.remote if job.resume and is_mirror(self.run_dir.path) else None
@@ -161,17 +128,49 @@ class Mirror:
             run_dir=launch.run_dir,
             python=spec.python,
             launch=launch.launch,
+            settled=False,
             journal=former.journal if former else 0,
             metrics=former.metrics if former else 0,
         )
+        self.before = {
+            path: path.read_bytes() for path in self._written(launch.launch) if path.exists()
+        }
         self.write(remote)
-        self.run_dir.spec.write_text(handover.spec)
+        self.run_dir.spec_of(launch.launch).write_text(handover.spec)
+        if not former or not self.run_dir.spec.exists():
+            # Else it is that of a launch that trained, as this one has yet to.
+            write_whole(self.run_dir.spec, handover.spec.encode())
+        self.run_dir.report.unlink(missing_ok=True)
         known = read(self.run_dir.journal)[-1:] if former else ()
         guess = Entry(seq=known[0].seq + 1 if known else 1, event=job, actions=())
         put(self.run_dir.journal, remote.journal, to_line(guess))
-        if not former:
+
+    def _written(self, launch: int) -> tuple[Path, ...]:
+        """By `expect`, and by the command that submits."""
+        run_dir = self.run_dir
+        specs = (run_dir.spec, run_dir.spec_of(launch))
+        return run_dir.path / REMOTE, *specs, run_dir.journal, run_dir.submitted, run_dir.report
+
+    def keep(self) -> None:
+        """The cluster has the launch of `expect`."""
+        remote = self.remote
+        self.write(replace(remote, settled=True))
+        if not remote.journal:  # it starts over
             put(self.run_dir.metrics, 0, b"")
             shutil.rmtree(self.run_dir.logs, ignore_errors=True)
+        self.before = None
+
+    def forget(self) -> None:
+        """The cluster has nothing of the launch of `expect`: all is as it was before."""
+        before, self.before = self.before or {}, None
+        if self.run_dir.path / REMOTE not in before:
+            shutil.rmtree(self.run_dir.path, ignore_errors=True)
+            return
+        for path in self._written(self.remote.launch):
+            if path in before:
+                write_whole(path, before[path])
+            else:
+                path.unlink(missing_ok=True)
 
     def adopt(self, kind: Kind, namespace: str, job: Object) -> bool:
         """Learn of a job that is in the cluster; whether it is one of ndctl's."""
@@ -184,6 +183,7 @@ class Mirror:
         handed = handover_from(contents(parcel))
         made_at = fields.seconds_of(job["metadata"]["creationTimestamp"])
         self.expect(replace(handed, job=replace(handed.job, at=made_at)), namespace)
+        self.keep()
         return True
 
     @property
@@ -198,6 +198,14 @@ class Mirror:
             launch, kubernetes=replace(spec, context=context, namespace=remote.namespace)
         )
 
+    @property
+    def led_at(self) -> float | None:
+        return self.remote.led_at if is_mirror(self.run_dir.path) else None
+
+    @property
+    def cluster(self) -> str:
+        return self.api.context
+
     # What has happened
 
     def refresh(self) -> None:
@@ -205,28 +213,54 @@ class Mirror:
 
         Raises BackendError where the API server or none of the pods' nodes answers, or one refuses.
         """
+        try:
+            self._refresh()
+        except BackendError as exc:
+            self.stale = exc
+            self._hold(False)
+            raise
+        self.stale = None
+
+    def _refresh(self) -> None:
         remote = self.remote
         if self.speaker is not None:
             with contextlib.suppress(BackendError):  # it may be gone; the list below tells
                 if self._hear(self.speaker):
                     return
             self.speaker = None
-        pods = self.pods(remote)
-        running = [pod for pod in sorted(pods, key=_usefulness) if fields.is_running(pod)]
-        unheard: BackendError | None = None
-        for pod in running[:MOST_ASKED]:
-            try:
-                heard = self._hear(pod)
-            except BackendError as exc:  # its node may be dead, with the phase that it had
-                unheard = exc
-                continue
-            if heard:
-                self.speaker = pod
-                return
+        try:
+            pods = self.pods(remote)
+        except Unreachable:
+            raise
+        except BackendError:
+            self._learn(remote, ())
+            raise
+        unheard = self._hear_one_of(pods)
+        if self.speaker is not None:
+            if fields.is_leaving(self.speaker):
+                # No sign of a job that goes on: whether it does is to be asked of Kubernetes.
+                self.speaker = None
+                self._hold(False)
+            return
+        if unheard is None:
+            self._hold(False)
+            self._from_logs(remote, pods)
+        self._learn(remote, pods)
         if unheard is not None:
             raise unheard
-        self._hold(False)
-        self._from_logs(remote, pods)
+
+    def _hear_one_of(self, pods: Iterable[Object]) -> BackendError | None:
+        """Make the first that answers the speaker; why the last of those that do not does not."""
+        there = [pod for pod in sorted(pods, key=_usefulness) if fields.phase_of(pod) == "Running"]
+        unheard: BackendError | None = None
+        for pod in there[:MOST_ASKED]:
+            try:
+                if self._hear(pod):
+                    self.speaker = pod
+                    return None
+            except BackendError as exc:  # its node may be dead, with the phase that it had
+                unheard = exc
+        return unheard
 
     def pods(self, remote: Remote) -> list[Object]:
         labels = f"{LABEL}={remote.job}"
@@ -268,6 +302,7 @@ class Mirror:
             begun = 0  # another run of the same name, or the first look
         if journal:
             put(self.run_dir.journal, begun, journal)
+            self.stopping = is_stopping(journal, before=self.stopping)
         if state:
             write_whole(self.run_dir.state, state)
         if metrics:
@@ -276,12 +311,24 @@ class Mirror:
         self.write(
             replace(
                 remote,
+                settled=True,
                 journal=begun + told.journal,
                 metrics=told.metrics_from + told.metrics,
+                led_at=self.api.clock.now() if told.led else remote.led_at,
             )
         )
         self._hold(told.led)
+        if journal and not told.more:
+            self._accept(told.launch)
         return told.more
+
+    def _accept(self, launch: int) -> None:
+        """`spec.yaml` is that of the newest launch that came to train, as the leader has it."""
+        path = self.run_dir.spec_of(launch)
+        if path.exists() and has_trained(self.run_dir):
+            spec = path.read_bytes()
+            if spec != self.run_dir.spec.read_bytes():
+                write_whole(self.run_dir.spec, spec)
 
     def _from_logs(self, remote: Remote, pods: Iterable[Object]) -> None:
         """A leader's last words, in the log of its pod that has ended: read once.
@@ -308,7 +355,7 @@ class Mirror:
             if begun + len(journal) >= max(1, remote.journal):
                 put(self.run_dir.journal, begun, journal)
                 put(self.run_dir.metrics, 0, _marked(lines, METRICS_MARK))
-                self.write(replace(remote, journal=begun + len(journal), metrics=0))
+                self.write(replace(remote, settled=True, journal=begun + len(journal), metrics=0))
 
     def lines(self, remote: Remote, pod: Object) -> list[bytes]:
         """What a pod has printed; nothing where its node does not say."""
@@ -318,6 +365,37 @@ class Mirror:
         except BackendError:
             return []
 
+    def _learn(self, remote: Remote, pods: Sequence[Object]) -> None:
+        """What the job told elsewhere since its journal was last heard; looked for now and then."""
+        now = self.api.clock.monotonic()
+        if self.learned_at is not None and now - self.learned_at < LEARN_S:
+            return
+        self.learned_at, run = now, known(self.run_dir)
+        if run.ending is not None:
+            return
+        begun = [pod for pod in sorted(pods, key=_usefulness) if fields.has_begun(pod)]
+        report = newest_report(self.api, remote, run, begun[:MOST_ASKED])
+        before = read_report(self.run_dir)
+        if report is not None and (before is None or is_newer(report, before)):
+            self._write_report(report)
+
+    def remember(self, ending: Ending, why: str) -> None:
+        """Its scheduler says that it is over: so it is also while the cluster cannot be asked."""
+        run = known(self.run_dir)
+        if run.job is None or run.ending is not None:
+            return
+        before, now = read_report(self.run_dir), self.api.clock.now()
+        if before is not None and before.launch == self.remote.launch:
+            if before.state in ENDED:
+                return
+            self._write_report(replace(before, state=ending, message=why, updated=now))
+        else:
+            self._write_report(replace(report_of(run, now), state=ending, message=why))
+
+    def _write_report(self, report: JobReport) -> None:
+        body = json.dumps(encode(report), indent=2)
+        write_whole(self.run_dir.report, body.encode())
+
     def _hold(self, led: bool) -> None:
         if led and self.held is None:
             fd = os.open(self.run_dir.journal, os.O_RDWR | os.O_CREAT, 0o644)
@@ -326,6 +404,9 @@ class Mirror:
         elif not led and self.held is not None:
             os.close(self.held)
             self.held = None
+
+    def let_go(self) -> None:
+        self._hold(False)
 
     # Its logs
 
@@ -348,13 +429,14 @@ class Mirror:
     # Its end
 
     def cancel(self) -> Completed | None:
-        """Have `ndctl cancel` done in a pod; None where none runs, or none answers."""
+        """Have `ndctl cancel` done in a pod; None where none runs, none answers, or it may not be
+        asked: then the job is suspended, which its ranks take as an order to leave as well."""
         remote = self.remote
         running = filter(fields.is_running, sorted(self.pods(remote), key=_usefulness))
         root = str(Path(remote.run_dir).parent)
         argv = [remote.python, "-P", "-m", "orchestrator", "cancel", remote.job, "--no-wait"]
         for pod in islice(running, MOST_ASKED):
-            with contextlib.suppress(Unanswered):
+            with contextlib.suppress(Unanswered, Forbidden):
                 code, out, err = self.api.exec(
                     remote.namespace,
                     name_of(pod),
@@ -366,9 +448,11 @@ class Mirror:
         return None
 
 
-def _usefulness(pod: Object) -> tuple[bool, bool, str]:
-    """The leader's first: it sees its own writes at once. Last those whose node is not heard."""
-    return "Ready" not in fields.conditions_of(pod), not leads(pod), name_of(pod)
+def _usefulness(pod: Object) -> tuple[bool, bool, bool, str]:
+    """The leader's first: it sees its own writes at once. Then those that are to go, and last
+    those whose node is not heard."""
+    silent = "Ready" not in fields.conditions_of(pod)
+    return silent, fields.is_leaving(pod), not leads(pod), name_of(pod)
 
 
 def contents(config_map: Object) -> dict[str, bytes]:
@@ -376,6 +460,21 @@ def contents(config_map: Object) -> dict[str, bytes]:
     plain = {key: text.encode() for key, text in (config_map.get("data") or {}).items()}
     packed = config_map.get("binaryData") or {}
     return plain | {key: base64.b64decode(text) for key, text in packed.items()}
+
+
+def is_stopping(journal: bytes, *, before: bool) -> bool:
+    """Whether the last order to ranks that these lines have is to stop; `before`: without one."""
+    stop, start = journal.rfind(mark(StopAttempt)), journal.rfind(mark(StartAttempt))
+    return before if stop == start else stop > start
+
+
+def has_trained(run_dir: RunDir) -> bool:
+    """Whether a step of the newest launch is in the journal."""
+    path = run_dir.journal
+    begun = newest(path, JobSubmitted, Place(offset=path.stat().st_size))
+    with path.open("rb") as file:
+        file.seek(begun.offset)
+        return mark(StepReached) in file.read()
 
 
 def put(path: Path, offset: int, data: bytes) -> None:

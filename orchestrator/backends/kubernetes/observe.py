@@ -1,9 +1,10 @@
 """What Kubernetes has of a job, in words to act on. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from orchestrator.backends.kubernetes.exclusion import not_kept_off
 from orchestrator.backends.kubernetes.fields import (
     CANCELLED,
     LABEL,
@@ -11,10 +12,12 @@ from orchestrator.backends.kubernetes.fields import (
     alive,
     begun_at,
     conditions_of,
+    deleted_at,
     event_time,
     is_leaving,
     is_running,
     launch_of,
+    leads,
     newest_first,
     node_of,
     one_line,
@@ -24,6 +27,8 @@ from orchestrator.backends.kubernetes.fields import (
     seconds_of,
 )
 from orchestrator.backends.kubernetes.render.names import (
+    AVOID_ANNOTATION,
+    EXCLUDED_ANNOTATION,
     HASH_ANNOTATION,
     RUNS_ANNOTATION,
     is_pod_of,
@@ -36,10 +41,11 @@ from orchestrator.backends.kubernetes.troubles import (
     job_troubles,
     pod_trouble,
 )
+from orchestrator.contract.actions import Ending
 from orchestrator.contract.kubernetes import Kind
 from orchestrator.contract.launch import Cause
 
-Meaning = Literal["missing", "suspended", "waiting", "running", "succeeded", "failed"]
+Meaning = Literal["missing", "leaving", "suspended", "waiting", "running", "succeeded", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +67,36 @@ class Observed:
     cancelled_by: str = ""
     queue: str = ""
     """Of Kueue."""
+    leader_runs: bool = False
+    """The pod that leads runs."""
+    deleted_at: float | None = None
+    """When the job was deleted, as near as what is left of it tells; None: not known."""
+    with_namespace: bool = False
+    """It was deleted with its namespace."""
 
     @property
     def is_over(self) -> bool:
         """No pod is there, and none will be unless somebody asks for it."""
-        return self.pods == 0 and (
-            self.meaning in ("missing", "succeeded", "failed") or bool(self.cancelled_by)
-        )
+        return self.pods == 0 and self.ending is not None
+
+    @property
+    def ending(self) -> Ending | None:
+        """How it ended, where no pod will come again; None where one may."""
+        match self.meaning:
+            case "missing" | "leaving":
+                return "CANCELLED"
+            case "succeeded":
+                return "SUCCEEDED"
+            case "failed":
+                return "FAILED"
+        return "CANCELLED" if self.cancelled_by else None
 
     @property
     def words(self) -> str:
         """In one line."""
         match self.meaning:
-            case "missing":
-                return f"{self.name} does not exist (any more)"
+            case "missing" | "leaving":
+                return f"{self._deleted}{self._left}"
             case "succeeded":
                 return f"{self.name} has ended (Succeeded)"
             case "failed":
@@ -90,6 +112,21 @@ class Observed:
                 return f"{self.name} waits, {self._count}{self._first}"
             case "running":
                 return f"{self.name}: {self._count}{self._first}"
+
+    @property
+    def _deleted(self) -> str:
+        if self.with_namespace:
+            namespace = self.name.partition(" ")[2].partition("/")[0]
+            return f"namespace {namespace} was deleted, and {self.name} with it"
+        verb = "is being" if self.meaning == "leaving" else "was"
+        return f"{self.name} {verb} deleted, not known by whom"
+
+    @property
+    def _left(self) -> str:
+        if not self.pods:
+            return ""
+        pods = "1 pod" if self.pods == 1 else f"{self.pods} pods"
+        return f"; {pods} of it may still write a checkpoint"
 
     @property
     def _count(self) -> str:
@@ -118,14 +155,17 @@ def observe(
     None: there is no such job."""
     if job is None:
         mine = [pod for pod in pods if lookup(pod, ("metadata", "labels", LABEL)) == _bare(name)]
-        return Observed(name=name, meaning="missing", launch=None, pods=len(alive(mine)))
+        gone_at = max(filter(None, map(deleted_at, mine)), default=None)
+        left = len(alive(mine))
+        return Observed(name=name, meaning="missing", launch=None, pods=left, deleted_at=gone_at)
     mine = pods_of(job, pods)
     there = alive(mine)
     running = [pod for pod in there if is_running(pod)]
     troubles = [trouble for pod in mine if (trouble := pod_trouble(pod, events)) is not None]
     troubles += job_troubles(kind, job, events, whole=bool(mine) and len(mine) >= hosts)
-    troubles += _not_what_runs(job)
     meaning, reason = _standing(kind, job, bool(running))
+    if is_leaving(job) and not has_ended(job):
+        meaning = "leaving"  # finalizers hold the object; nothing brings its pods back
     notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
     return Observed(
         name=name,
@@ -138,20 +178,42 @@ def observe(
         reason=reason,
         cancelled_by=notes.get(CANCELLED, ""),
         queue=str(lookup(job, ("metadata", "labels", QUEUE), "")),
+        leader_runs=any(leads(pod) for pod in running),
+        deleted_at=deleted_at(job),
     )
 
 
-def _not_what_runs(job: Object) -> list[Trouble]:
+def with_notes(seen: Observed, job: Object, asked: Mapping[str, str]) -> Observed:
+    """With what the job's pods wrote down: `asked`, the annotations of their ConfigMap."""
+    if has_ended(job):
+        return seen
+    more = (*_not_what_runs(job, asked), *_not_kept_off(job, asked))
+    return replace(seen, troubles=tuple(sorted((*seen.troubles, *more), key=gravity)))
+
+
+def _not_what_runs(job: Object, asked: Mapping[str, str]) -> list[Trouble]:
     """The same launch was applied again with another text: pods that are made anew read it, and go
     on with the run as it began."""
     notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
-    runs, applied = notes.get(RUNS_ANNOTATION), notes.get(HASH_ANNOTATION)
-    if runs is None or runs == applied or has_ended(job):
+    runs, applied = asked.get(RUNS_ANNOTATION), notes.get(HASH_ANNOTATION)
+    if runs is None or runs == applied:
         return []
     why = f"what was applied last is not what launch {launch_of(job)} began with, and goes on with"
     name = name_of(job)
     advice = f"`ndctl cancel {name}`, then `ndctl submit SPEC --resume` runs it"
     return [Trouble(what="not what runs", why=why, advice=advice)]
+
+
+def _not_kept_off(job: Object, asked: Mapping[str, str]) -> list[Trouble]:
+    """Pods may come again to nodes that the job has no use for: it takes a controller to keep them
+    off."""
+    wanted = dict.fromkeys(filter(None, asked.get(AVOID_ANNOTATION, "").split(",")))
+    notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
+    done = notes.get(EXCLUDED_ANNOTATION, "").split(",")
+    if not (left := [host for host in wanted if host not in done]):
+        return []
+    why = f"new pods may come to {', '.join(left)}, which the job does not use"
+    return [Trouble(what="no controller", why=why, advice=not_kept_off(left))]
 
 
 def _bare(name: str) -> str:

@@ -17,8 +17,19 @@ ACCOUNT = re.compile(r"system:serviceaccount:(?P<namespace>[^:]+):(?P<name>.+)")
 WORDLESS = re.compile(r'(?P<resource>[a-z]+)(?:\.(?P<group>\S+))? "[^"]*" is forbidden:\s*')
 """How an API server refuses an apply to who may patch, where it would have to create: without a
 reason, and without a name."""
+JSON = "application/json"
+GRANT = re.compile(
+    r'user "(?P<user>[^"]+)".* is attempting to grant RBAC permissions not currently held:'
+    r"\s*(?P<rules>.*)",
+    re.DOTALL,
+)
+"""RBAC's own wall: a person gives to a job's pods only what that person has."""
+YOU = "YOU"
+"""Stands for a name that is not known."""
 AGAIN = (429, 500, 502, 503, 504)
-"""Nothing was decided: the same request may well be answered in a moment."""
+UNTYPED = "failed to create typed patch object"
+"""How a server-side apply is refused whose object has a field that the schema lacks: as an internal
+error, 500, in every version so far (kubernetes issue 139253)."""
 
 
 class Missing(BackendError):
@@ -27,6 +38,11 @@ class Missing(BackendError):
 
 class Forbidden(BackendError):
     """RBAC gives no right to it."""
+
+    def __init__(self, message: str, *, fix: str = "", user: str = "") -> None:
+        """`user`: as the API server knows us; empty where it does not say."""
+        super().__init__(message, fix=fix)
+        self.user = user
 
 
 class Conflict(BackendError):
@@ -44,9 +60,16 @@ class Asked:
     verb: str
     """As RBAC has it."""
     path: str
+    accept: str = JSON
+    """In which form the answer is wanted."""
 
     def __str__(self) -> str:
         return f"{self.verb} {self.path}"
+
+
+def is_undecided(status: int, body: bytes) -> bool:
+    """The same request may well be answered in a moment."""
+    return status in AGAIN and UNTYPED.encode() not in body
 
 
 def refusal(asked: Asked, status: int, body: bytes) -> BackendError:
@@ -68,7 +91,7 @@ def refusal(asked: Asked, status: int, body: bytes) -> BackendError:
             return Conflict(f"the API server refuses to {asked}: {message}", fix="try it again")
         case 410:
             return Expired(message)
-        case _ if status in AGAIN:
+        case _ if is_undecided(status, body):
             return Unanswered(
                 f"the API server does not answer {asked}: {status}, {message}",
                 fix="try again in a moment",
@@ -92,7 +115,7 @@ def _forbidden(asked: Asked, message: str) -> BackendError:
     if asked.verb == "patch" and (wordless := WORDLESS.fullmatch(message)) is not None:
         place = re.search("/namespaces/([^/]+)/", asked.path)
         space = f' in the namespace "{place[1]}"' if place else ""
-        message = f'User "YOU" cannot create resource "{wordless["resource"]}" in API group' + (
+        message = f'User "{YOU}" cannot create resource "{wordless["resource"]}" in API group' + (
             f' "{wordless["group"] or ""}"{space}'
         )
     found = FORBIDDEN.search(message)
@@ -100,6 +123,16 @@ def _forbidden(asked: Asked, message: str) -> BackendError:
         return Forbidden(
             f"{found['user']} may not {found['verb']} {_word(found)}{_where(found)}",
             fix="an administrator gives that right with\n" + role_lines(found),
+            user="" if found["user"] == YOU else found["user"],
+        )
+    if (grant := GRANT.search(message)) is not None:
+        return Forbidden(
+            f"{grant['user']} may not give the job's pods rights that {grant['user']} does not"
+            f" have: {' '.join(grant['rules'].split())}",
+            fix="an administrator gives you those rights as well (the Role ndctl-user of"
+            " manifests/base has all of them), or name an account that is there in"
+            " cluster.kubernetes.service_account",
+            user=grant["user"],
         )
     if "exceeded quota" in message:
         return BackendError(
@@ -126,11 +159,8 @@ def _where(found: re.Match[str]) -> str:
 def role_lines(found: re.Match[str]) -> str:
     """What gives the right, to be typed as it is."""
     role = f"ndctl-{found['verb']}-{found['resource'].replace('/', '-')}"
-    verbs = {
-        **dict.fromkeys(("get", "list", "watch"), "get,list,watch"),
-        **dict.fromkeys(("create", "patch"), "create,patch"),  # an apply needs both
-    }
-    verb = verbs.get(found["verb"], found["verb"])
+    # What can be looked at is looked at in all three ways; what changes something is given alone.
+    verb = "get,list,watch" if found["verb"] in ("get", "list", "watch") else found["verb"]
     account = ACCOUNT.fullmatch(found["user"])
     whom = f"--user={found['user']}"
     if account is not None:

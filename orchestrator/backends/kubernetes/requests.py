@@ -1,25 +1,33 @@
-"""One request to the API server: with timeouts, asked again where that may help."""
+"""One request to the API server: with timeouts, and sent again where that may help.
+
+The Python client's DynamicClient carries it: plain JSON of any kind, the user's credentials, TLS
+and proxies. It neither sends a request again nor says in words what went wrong; this does.
+"""
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
-from json import dumps
 from typing import Any
-from urllib.parse import quote, urlencode
 
 from orchestrator.backends.kubernetes.access import Access
-from orchestrator.backends.kubernetes.refusals import AGAIN, Asked, refusal
+from orchestrator.backends.kubernetes.refusals import JSON, Asked, is_undecided, refusal
 from orchestrator.backends.kubernetes.resources import Object
 from orchestrator.contract.read_json import read_json
-from orchestrator.errors import Unanswered
+from orchestrator.errors import BackendError, Unreachable
 from orchestrator.seams import Clock
 
 CONNECT_S = 5.0
 READ_S = 30.0
-TRIES = 3
 AGAIN_S = (0.5, 2.0)
 """Before a second and a third try; Retry-After is heard up to `MOST_S`."""
 MOST_S = 10.0
 APPLY = "application/apply-patch+yaml"
+WARNING = re.compile(r'\b299 \S+ "((?:[^"\\]|\\.)*)"')
+"""One of the header's warnings, which a proxy may put into one line."""
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""Of an object what it is called and its labels and annotations, without what it holds."""
+CONNECTION = re.compile(r"HTTPS?Connection(Pool)?\(host='[^']*', port=\d+\): ")
+"""What urllib3 puts before what it has to say."""
 
 
 class Requests:
@@ -27,6 +35,8 @@ class Requests:
         self.access = access
         self.clock = clock
         self.sent = 0
+        self.warnings: dict[str, None] = {}
+        """What the server said beside its answers, each once, in the order in which it came."""
 
     def json(
         self,
@@ -34,27 +44,56 @@ class Requests:
         path: str,
         query: Mapping[str, str] | None = None,
         body: Object | None = None,
-        content: str = "application/json",
+        content: str = JSON,
+        accept: str = JSON,
     ) -> Any:
-        asked = Asked(verb=verb, path=path)
-        method = METHODS[verb]
-        for wait_s in (*AGAIN_S[: TRIES - 1], None):
+        """The object that the API server answers with. Raises BackendError."""
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
+        asked = Asked(verb=verb, path=path, accept=accept)
+        for wait_s in (*AGAIN_S, None):
             try:
-                answer = self.send(method, asked, query or {}, body, content, (CONNECT_S, READ_S))
-            except Unanswered:
+                timeout = (CONNECT_S, READ_S)
+                answer = self._send(METHODS[verb], asked, query or {}, body, content, timeout)
+                self.warnings |= dict.fromkeys(warnings_in(answer.headers.get("Warning")))
+                return read_json(answer.data)
+            except ApiException as exc:
+                if wait_s is None or not is_undecided(exc.status, (exc.body or "").encode()):
+                    raise _refused(self.access, asked, exc) from exc
+                self.clock.sleep(_retry_after(exc, wait_s))
+            except (urllib3.exceptions.HTTPError, OSError) as exc:
+                # A create without an answer may have been carried out: a second one would
+                # be refused for the first one's sake.
                 if wait_s is None or verb == "create":
-                    raise
+                    raise unreachable(self.access, exc) from exc
                 self.clock.sleep(wait_s)
-                continue
-            said = answer.read()
-            if 200 <= answer.status < 300:
-                return read_json(said)
-            if answer.status not in AGAIN or wait_s is None:
-                raise refusal(asked, answer.status, said)
-            self.clock.sleep(_retry_after(answer.getheader("Retry-After"), wait_s))
         raise AssertionError("the last try returns or raises")
 
-    def send(
+    def lines(self, asked: Asked, query: Mapping[str, str], quiet_s: float) -> Iterator[bytes]:
+        """Lines of an answer as they come. Raises Unanswered after `quiet_s` without a byte."""
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
+        try:
+            answer = self._send("GET", asked, query, None, "", (CONNECT_S, quiet_s))
+        except ApiException as exc:
+            raise _refused(self.access, asked, exc) from exc
+        except (urllib3.exceptions.HTTPError, OSError) as exc:
+            raise unreachable(self.access, exc) from exc
+        rest = b""
+        try:
+            for chunk in answer.stream(amt=None, decode_content=False):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+        except urllib3.exceptions.HTTPError as exc:
+            raise unreachable(self.access, exc) from exc
+        finally:
+            answer.close()
+        if rest:
+            yield rest
+
+    def _send(
         self,
         method: str,
         asked: Asked,
@@ -63,39 +102,22 @@ class Requests:
         content: str,
         timeout: tuple[float, float],
     ) -> Any:
-        import urllib3
-        from kubernetes.client.exceptions import ApiException
+        """The answer of a request that was granted, unread.
 
-        said = urlencode({key: value for key, value in query.items() if value}, quote_via=quote)
-        url = f"{self.access.server}{asked.path}" + (f"?{said}" if said else "")
-        headers = {"Accept": "application/json", **self.access.headers()}
-        data: Any = body
-        if body is not None:
-            headers["Content-Type"] = content
-            data = dumps(body) if content == APPLY else body  # the client dumps JSON itself
+        Raises ApiException with the status of any other answer (0: TLS failed), and what urllib3
+        raises where there is none.
+        """
         self.sent += 1
-        try:
-            return self.access.rest.request(method, url, headers, data, _request_timeout=timeout)
-        except (urllib3.exceptions.HTTPError, ApiException, OSError) as exc:
-            raise unanswered(asked, exc) from exc
-
-    def lines(self, asked: Asked, query: Mapping[str, str], quiet_s: float) -> Iterator[bytes]:
-        import urllib3
-
-        answer = self.send("GET", asked, query, None, "", (CONNECT_S, quiet_s))
-        if answer.status != 200:
-            raise refusal(asked, answer.status, answer.read())
-        rest = b""
-        try:
-            for chunk in answer.response.stream(amt=None, decode_content=False):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from lines
-        except urllib3.exceptions.HTTPError as exc:
-            raise unanswered(asked, exc) from exc
-        finally:
-            answer.response.close()
-        if rest:
-            yield rest
+        return self.access.client.request(
+            method,
+            asked.path,
+            body,
+            query_params=[(key, value) for key, value in query.items() if value],
+            header_params={"Accept": asked.accept},
+            content_type=content,
+            _request_timeout=timeout,
+            serialize=False,
+        )
 
 
 METHODS: Mapping[str, str] = {
@@ -108,15 +130,37 @@ METHODS: Mapping[str, str] = {
 }
 
 
-def _retry_after(said: str | None, wait_s: float) -> float:
+def warnings_in(header: str | None) -> list[str]:
+    """The texts of a Warning header (RFC 7234, 5.5), as API servers since 1.19 send it."""
+    return [re.sub(r"\\(.)", r"\1", one) for one in WARNING.findall(header or "")]
+
+
+def _retry_after(exc: Any, wait_s: float) -> float:
+    said = (exc.headers or {}).get("Retry-After")
     with contextlib.suppress(TypeError, ValueError):
         return min(float(said or ""), MOST_S)
     return wait_s
 
 
-def unanswered(asked: Asked, exc: Exception) -> Unanswered:
-    words = str(exc).split("object at 0x")[-1].split(">: ")[-1]
-    return Unanswered(
-        f"the API server cannot be reached ({asked}): {words or type(exc).__name__}",
-        fix="`kubectl cluster-info` says whether it is up; is the context the right one?",
+def _refused(access: Access, asked: Asked, exc: Any) -> BackendError:
+    """Of the client's ApiException. It has no status where TLS failed."""
+    if not exc.status:
+        return unreachable(access, exc)
+    return refusal(asked, exc.status, (exc.body or "").encode())
+
+
+def unreachable(access: Access, exc: Exception) -> Unreachable:
+    """No connection came about, or it broke."""
+    return Unreachable(
+        f"{access.shown} cannot be reached: {_why(exc)}",
+        fix=f"`kubectl{access.kubectl} cluster-info` says whether it is up",
     )
+
+
+def _why(exc: Exception) -> str:
+    """Without the addresses of objects in memory, and the host, which is said before."""
+    cause = exc.__cause__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    words = CONNECTION.sub("", str(exc).split("object at 0x")[-1].split(">: ")[-1])
+    return " ".join(words.split()) or type(exc).__name__

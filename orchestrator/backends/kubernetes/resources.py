@@ -43,6 +43,7 @@ QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
 PRIORITIES = Resource(
     "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False
 )
+RUNTIME_CLASSES = Resource("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", namespaced=False)
 ACCESS_REVIEWS = Resource(
     "authorization.k8s.io",
     "v1",
@@ -52,6 +53,7 @@ ACCESS_REVIEWS = Resource(
 )
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
@@ -61,10 +63,12 @@ CORE = (PODS, EVENTS, NODES, NAMESPACES, SECRETS, CONFIG_MAPS, CLAIMS, SERVICES,
 OWN = (
     *CORE,
     PRIORITIES,
+    RUNTIME_CLASSES,
     ACCESS_REVIEWS,
     LEASES,
     ROLES,
     ROLE_BINDINGS,
+    POLICIES,
     PYTORCHJOBS,
     JOBSETS,
     TRAINJOBS,
@@ -92,6 +96,10 @@ class JobKind:
     """What an administrator types where it is missing."""
     suspend: tuple[str, ...]
     """Where the field lies that takes all pods away."""
+    since: str
+    """The first version of the operator whose kind has all that is sent."""
+    needs: tuple[tuple[str, ...], ...]
+    """Fields that no version before `since` has."""
 
 
 JOB_KINDS: Mapping[Kind, JobKind] = {
@@ -101,6 +109,8 @@ JOB_KINDS: Mapping[Kind, JobKind] = {
         install='kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/'
         'manifests/overlays/standalone?ref=v1.9.3"',
         suspend=("spec", "runPolicy", "suspend"),
+        since="1.7",
+        needs=(("spec", "nprocPerNode"), ("spec", "runPolicy", "suspend")),
     ),
     "jobset": JobKind(
         resource=JOBSETS,
@@ -108,6 +118,8 @@ JOB_KINDS: Mapping[Kind, JobKind] = {
         install="kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/"
         "download/v0.12.0/manifests.yaml",
         suspend=("spec", "suspend"),
+        since="0.6",
+        needs=(("spec", "network", "publishNotReadyAddresses"),),
     ),
     "trainjob": JobKind(
         resource=TRAINJOBS,
@@ -115,6 +127,8 @@ JOB_KINDS: Mapping[Kind, JobKind] = {
         install='kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/'
         'overlays/manager?ref=v2.0.0"',
         suspend=("spec", "suspend"),
+        since="2.0",
+        needs=(("spec", "trainer", "numProcPerNode"),),
     ),
 }
 

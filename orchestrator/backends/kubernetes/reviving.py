@@ -6,11 +6,12 @@ taken elsewhere, a few times: where it begins nowhere it is no node's fault.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.controller import asking
 from orchestrator.backends.kubernetes.fields import (
     LABEL,
     alive,
@@ -23,14 +24,13 @@ from orchestrator.backends.kubernetes.fields import (
     scheduled_at,
 )
 from orchestrator.backends.kubernetes.going import end_pod, node_answers
-from orchestrator.backends.kubernetes.refusals import Conflict, Forbidden
+from orchestrator.backends.kubernetes.looking import events_of
+from orchestrator.backends.kubernetes.refusals import Forbidden
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
-    EVENTS,
     JOB_KINDS,
     PODS,
     Object,
-    lookup,
     name_of,
 )
 from orchestrator.backends.kubernetes.troubles import pod_trouble
@@ -110,7 +110,9 @@ def revive(
     """Raises BackendError where it may not, or where nothing more can be done about it here."""
     spec = launch.kubernetes or KubernetesSpec()
     pods = api.list(PODS, namespace, labels=f"{LABEL}={launch.job}").items
-    events = api.list(EVENTS, namespace, cached=True).items
+    events, unseen = events_of(api, namespace)
+    if unseen:
+        log.warning("why the leader's pod does not begin may not be known: %s", unseen)
     patience_s = spec.pod_patience
     fate = fate_of(pods, events, clock.now(), silent_s=silent_s, patience_s=patience_s)
     if fate is None:
@@ -127,7 +129,7 @@ def revive(
         if not _noted(api, namespace, launch, fate):
             return
         exclude([host])
-    end_pod(api, clock, host, pod, spec.force_delete_after)
+    end_pod(api, clock, spec.kind, host, pod, spec.force_delete_after)
 
 
 def _noted(api: Api, namespace: str, launch: LaunchPlan, fate: Fate) -> bool:
@@ -138,29 +140,29 @@ def _noted(api: Api, namespace: str, launch: LaunchPlan, fate: Fate) -> bool:
         log.info("%s is another job by now: its pod stays as it is", launch.job)
         return False
     name, host = name_of(fate.pod), node_of(fate.pod)
-    before = moved_from(job)
     way = (
         f"`kubectl -n {namespace} describe pod {name}` shows why; to have it elsewhere:"
         f" `kubectl cordon {host}` and `kubectl -n {namespace} delete pod {name}`"
     )
-    if len(before) >= MOST:
-        where = ", ".join(before)
-        words = f"{fate.why}; it was taken away from {where}, and is left alone now"
-        raise BackendError(f"the leader's pod {name} does not begin: {words}", fix=way)
-    notes = {names.NEVER_BEGAN_ANNOTATION: ",".join((*before, host))}
-    change = {"annotations": notes, "resourceVersion": job["metadata"]["resourceVersion"]}
+
+    def change(notes: Mapping[str, str]) -> Mapping[str, str]:
+        before = moved_from(notes)
+        if len(before) >= MOST:
+            where = ", ".join(before)
+            words = f"{fate.why}; it was taken away from {where}, and is left alone now"
+            raise BackendError(f"the leader's pod {name} does not begin: {words}", fix=way)
+        return {names.NEVER_BEGAN_ANNOTATION: ",".join((*before, host))}
+
     try:
-        api.merge(kind.resource, namespace, launch.job, {"metadata": change})
-    except Conflict:
-        return False
+        return asking.note(api, namespace, launch.job, change, tries=1)
     except Forbidden as exc:
-        words = f"{fate.why}; and it may not be kept off {host}: {exc.message}"
+        words = f"{fate.why}; and it may not be written down that it was taken off {host}"
         fix = f"{way}\n  or {exc.fix}"
-        raise BackendError(f"the leader's pod {name} does not begin: {words}", fix=fix) from exc
-    return True
+        raise BackendError(
+            f"the leader's pod {name} does not begin: {words}: {exc.message}", fix=fix
+        ) from exc
 
 
-def moved_from(job: Object) -> tuple[str, ...]:
+def moved_from(notes: Mapping[str, str]) -> tuple[str, ...]:
     """Nodes that the pod was taken away from, one as often as that was done."""
-    notes = lookup(job, ("metadata", "annotations", names.NEVER_BEGAN_ANNOTATION), "")
-    return tuple(filter(None, str(notes).split(",")))
+    return tuple(filter(None, notes.get(names.NEVER_BEGAN_ANNOTATION, "").split(",")))

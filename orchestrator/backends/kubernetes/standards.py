@@ -10,6 +10,10 @@ from orchestrator.contract.kubernetes import KubernetesSpec
 
 Level = Literal["privileged", "baseline", "restricted"]
 ENFORCE = "pod-security.kubernetes.io/enforce"
+BURSTABLE = (
+    "the training operator's own init container of workers asks for less than its limits, so that"
+    " workers are Burstable, unless its --pytorch-init-container-template-file gives it equal ones"
+)
 INIT_CONTAINER = (
     "the training operator's own init container of workers has no security context"
     " unless its --pytorch-init-container-template-file gives it one"

@@ -1,20 +1,29 @@
-"""From a rendered job to objects in the cluster, once, whoever asks how often."""
+"""From a rendered job to objects in the cluster: all of them, or none.
+
+ConfigMap JOB-launch is made first, and what is beside the job (its Secret, account, policy) is made
+as belonging to it. The job comes last; then the ConfigMap belongs to the job. So whatever is there
+at any moment goes with one object: before there is a job with the ConfigMap, which is deleted
+where something fails, and after that with the job.
+"""
 
 import contextlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.backends.kubernetes import fields
-from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes import fields, permissions
+from orchestrator.backends.kubernetes.api import Api, Asks
+from orchestrator.backends.kubernetes.controller.wishes import belongs_to
 from orchestrator.backends.kubernetes.fields import LABEL
-from orchestrator.backends.kubernetes.refusals import Conflict, Missing
+from orchestrator.backends.kubernetes.refusals import Conflict, Forbidden, Missing
 from orchestrator.backends.kubernetes.render import names, objects, token_secret
 from orchestrator.backends.kubernetes.resources import (
     ACCOUNTS,
     CONFIG_MAPS,
     JOB_KINDS,
     PODS,
+    POLICIES,
     ROLE_BINDINGS,
     ROLES,
     RUNTIMES,
@@ -22,83 +31,271 @@ from orchestrator.backends.kubernetes.resources import (
     JobKind,
     Object,
     Resource,
+    lookup,
     name_of,
+    resource_of,
 )
 from orchestrator.backends.kubernetes.watching import Watching
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import KubernetesSpec
-from orchestrator.errors import BackendError
+from orchestrator.errors import BackendError, Unanswered, Unsettled
 from orchestrator.job_secret import draw
 from orchestrator.seams import Clock
 
+log = logging.getLogger(__name__)
+
 GONE_S = 60.0
 """For what is left of a job that has ended to be taken away."""
+AGAIN_S = (1.0, 3.0, 6.0)
+"""Before an object is made again, where the API server did not answer."""
+FRESH_S = 30.0
+"""So long another submission of the same name may be at work."""
+LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Helper:
-    """An object beside the job, which it owns."""
+    """An object beside the job."""
 
     resource: Resource
     name: str
 
+    def __str__(self) -> str:
+        return f"{self.resource.kind} {self.name}"
+
 
 def helpers_of(spec: KubernetesSpec, job: str) -> list[Helper]:
-    return [Helper(SECRETS, names.secret_of(job)), *rendered_beside(spec, job)]
-
-
-def rendered_beside(spec: KubernetesSpec, job: str) -> list[Helper]:
-    """Those that are in the rendered text."""
-    found = [Helper(CONFIG_MAPS, names.config_map_of(job))]
-    if spec.service_account is None:
-        account = names.account_of(job)
-        found += [Helper(one, account) for one in (ACCOUNTS, ROLES, ROLE_BINDINGS)]
-    if spec.kind == "trainjob":
-        found.append(Helper(RUNTIMES, job))
-    return found
+    """All that may be there, also of a launch that had other settings; the ConfigMap comes last,
+    for as long as it is there the rest is found by it."""
+    account = names.account_of(job)
+    runtime = [Helper(RUNTIMES, job)] if spec.kind == "trainjob" else []
+    return [
+        Helper(SECRETS, names.secret_of(job)),
+        *(Helper(one, account) for one in (POLICIES, ROLE_BINDINGS, ROLES, ACCOUNTS)),
+        *runtime,
+        Helper(CONFIG_MAPS, names.state_map_of(job)),
+        Helper(CONFIG_MAPS, names.config_map_of(job)),
+    ]
 
 
 def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
-    """Apply everything, the job last; then it owns the rest."""
+    """Make everything, the job last.
+
+    Raises:
+        Unsettled: the API server was lost in the middle: what was made may be there.
+        BackendError: something was refused; what was made was taken away again.
+    """
     launch = handover.launch
     spec = launch.kubernetes or KubernetesSpec()
-    kind = JOB_KINDS[spec.kind]
-    former = api.get(kind.resource, namespace, launch.job)
-    if former is not None and fields.launch_of(former) != launch.launch:
-        take_away(api, clock, namespace, spec, former)
     made = objects(handover, namespace)
-    with contextlib.suppress(Conflict):  # an earlier call has made it, and pods may have read it
-        api.create(token_secret(launch, draw()), namespace)
-    for item in made[:-1]:
-        api.apply(item, namespace)
-    job = api.apply(made[-1], namespace)
-    own(api, namespace, kind, job, helpers_of(spec, launch.job))
+    former = api.get(JOB_KINDS[spec.kind].resource, namespace, launch.job)
+    if former is not None and _is_made(former, made[-1]):
+        return  # by an earlier call, whose answer was lost
+    if former is not None:
+        if fields.launch_of(former) == launch.launch and not fields.is_leaving(former):
+            raise _by_another(launch.job, namespace)
+        permissions.require(
+            api,
+            permissions.replacing(spec),
+            namespace,
+            f"the former launch of {launch.job} stays, and nothing was submitted",
+        )
+        take_away(api, clock, namespace, spec, former)
+    _take_remains_away(api, clock, namespace, spec, launch.job)
+    _make(api, clock, namespace, [*made[:-1], token_secret(launch, draw())], made[-1])
 
 
-def own(api: Api, namespace: str, kind: JobKind, job: Object, helpers: Sequence[Helper]) -> None:
-    """One delete of the job takes all with it."""
-    change = {"metadata": {"ownerReferences": [owner_reference(kind, job)]}}
-    for helper in helpers:
-        with contextlib.suppress(Missing):
-            api.merge(helper.resource, namespace, helper.name, change)
+def _make(api: Api, clock: Clock, namespace: str, helpers: Sequence[Object], job: Object) -> None:
+    """`helpers`: the ConfigMap comes first."""
+    kind = next(one for one in JOB_KINDS.values() if one.resource == resource_of(job))
+    there: list[Object] = []
+    try:
+        there.append(_created(api, clock, namespace, helpers[0]))
+        owner = [owner_reference(CONFIG_MAPS, there[0])]
+        for item in helpers[1:]:
+            owned = {**item, "metadata": {**item["metadata"], "ownerReferences": owner}}
+            there.append(_created(api, clock, namespace, owned))
+        made = _created(api, clock, namespace, job)
+    except BaseException as exc:  # ^C as well
+        found = _take_back(api, namespace, kind, there, job, exc)
+        if found is None:
+            raise
+        log.warning("%s is there, though the API server did not say so: %s", name_of(job), exc)
+        made = found
+    _adopted(api, namespace, kind, made, there[0])
 
 
-def owner_reference(kind: JobKind, job: Object) -> dict[str, Any]:
-    return {
-        "apiVersion": f"{kind.resource.group}/{kind.resource.version}",
-        "kind": kind.resource.kind,
-        "name": name_of(job),
-        "uid": job["metadata"]["uid"],
+def _created(api: Api, clock: Clock, namespace: str, item: Object) -> Object:
+    """Make it. An answer that is lost says nothing of whether it was made."""
+    for tried, wait_s in enumerate((*AGAIN_S, None)):
+        try:
+            return api.create(item, namespace)
+        except Conflict as exc:
+            found = _found(api, namespace, item) if tried else None
+            if found is None:
+                raise _another(item, namespace, exc) from exc
+            return found
+        except Unanswered:
+            if wait_s is None:
+                raise
+            clock.sleep(wait_s)
+    raise AssertionError("the last try returns or raises")
+
+
+def _found(api: Api, namespace: str, item: Object) -> Object | None:
+    """The object, where it is the one that we made a moment ago; also one that may not be read: no
+    other was there before."""
+    try:
+        there = api.get(resource_of(item), namespace, name_of(item))
+    except Forbidden:
+        return item
+    if there is None:
+        return None
+    owners = lookup(item, ("metadata", "ownerReferences"), [])
+    same = lookup(there, ("metadata", "ownerReferences"), []) == owners
+    return there if same and is_ours(there, lookup(item, ("metadata", "labels", LABEL))) else None
+
+
+def _another(item: Object, namespace: str, exc: Conflict) -> BackendError:
+    kind, name = resource_of(item), name_of(item)
+    return BackendError(
+        f"{kind.kind} {name} of namespace {namespace} came in between: another submission of that"
+        " name is at work, or it is of something else",
+        fix=f"`kubectl -n {namespace} get {kind.word} {name} -o yaml` shows whose it is; take"
+        f" another name, or `kubectl -n {namespace} delete {kind.word} {name}` and submit again",
+    )
+
+
+def _is_made(there: Object, job: Object) -> bool:
+    """Whether `there` is the very job that is submitted."""
+    mine, theirs = fields.annotations_of(job), fields.annotations_of(there)
+    keys = (names.LAUNCH_ANNOTATION, names.HASH_ANNOTATION)
+    return not fields.is_leaving(there) and all(mine[key] == theirs.get(key) for key in keys)
+
+
+def _take_back(
+    api: Api,
+    namespace: str,
+    kind: JobKind,
+    there: Sequence[Object],
+    job: Object,
+    why: BaseException,
+) -> Object | None:
+    """Take away what was made before `why`. The job itself, where it was made after all: then
+    nothing is taken away.
+
+    Raises Unsettled where the API server does not answer.
+    """
+    name, lost = name_of(job), isinstance(why, Unanswered)
+    try:
+        found = api.get(kind.resource, namespace, name)
+        if found is not None and lost and _is_made(found, job):
+            return found
+        for item in reversed(there):
+            _delete(api, namespace, item)
+        if lost and not there:  # what was asked for first may have been made
+            first = api.about(CONFIG_MAPS, namespace, names.config_map_of(name))
+            if first is not None and is_ours(first, name):
+                uid = first["metadata"]["uid"]
+                api.delete(CONFIG_MAPS, namespace, name_of(first), uid=uid)
+    except BackendError as exc:
+        left = ", ".join(f"{resource_of(one).kind} {name_of(one)}" for one in there) or "nothing"
+        raise Unsettled(
+            f"job {name} was not submitted to its end, and what was made could not be taken away"
+            f" (seen of it: {left}; {exc.message}): {_words(why)}",
+            fix="once the API server answers: `ndctl submit` again; or"
+            f" `ndctl cancel {name} -n {namespace}`, which takes away what is there",
+        ) from exc
+    return None
+
+
+def _delete(api: Api, namespace: str, item: Object) -> None:
+    """What may not be deleted goes with the ConfigMap, by which it is known whose it is."""
+    resource, uid = resource_of(item), lookup(item, ("metadata", "uid"), "")
+    if not uid:
+        return  # a Secret that may not be read
+    try:
+        api.delete(resource, namespace, name_of(item), uid=uid)
+    except Forbidden:
+        if resource == CONFIG_MAPS:
+            raise
+    except Conflict:
+        pass  # it is another one by now
+
+
+def _words(why: BaseException) -> str:
+    return why.message if isinstance(why, BackendError) else type(why).__name__
+
+
+def _adopted(api: Api, namespace: str, kind: JobKind, job: Object, config_map: Object) -> None:
+    """The job runs by now: what goes wrong here is no reason to say that it was not submitted."""
+    try:
+        adopt(api, namespace, kind, job, uid=str(lookup(config_map, ("metadata", "uid"), "")))
+    except (Conflict, Missing) as exc:
+        # Without it the pods would wait for ever.
+        api.delete(kind.resource, namespace, name_of(job), uid=job["metadata"]["uid"])
+        raise _another(config_map, namespace, Conflict(exc.message)) from exc
+    except BackendError as exc:
+        log.warning(
+            "%s runs, and its ConfigMap does not belong to it yet: its leader sees to that (%s)",
+            *(name_of(job), exc.message),
+        )
+
+
+def adopt(api: Api, namespace: str, kind: JobKind, job: Object, *, uid: str = "") -> None:
+    """One delete of the job takes the ConfigMap with it, and all that belongs to that. What pods of
+    a former job of this name asked for is forgotten. `uid`: of this very ConfigMap alone.
+
+    Raises BackendError; Missing and Conflict where it is not there.
+    """
+    name = names.config_map_of(name_of(job))
+    if not uid:
+        found = api.about(CONFIG_MAPS, namespace, name)
+        if found is None:
+            raise Missing(f"there is no ConfigMap {name} in namespace {namespace}")
+        if belongs_to(found, job):
+            return
+    metadata: dict[str, Any] = {
+        "ownerReferences": [owner_reference(kind.resource, job)],
+        "annotations": dict.fromkeys(names.WRITTEN_BY_PODS),
+        **({"uid": uid} if uid else {}),
     }
+    api.merge(CONFIG_MAPS, namespace, name, {"metadata": metadata})
+
+
+def owner_reference(resource: Resource, item: Object) -> dict[str, Any]:
+    version = f"{resource.group}/{resource.version}" if resource.group else resource.version
+    return {
+        "apiVersion": version,
+        "kind": resource.kind,
+        "name": name_of(item),
+        "uid": item["metadata"]["uid"],
+    }
+
+
+# What is there already
+
+
+def is_ours(item: Object, job: object) -> bool:
+    """By the labels that ndctl gives, it is of that job."""
+    labels = lookup(item, ("metadata", "labels"), {})
+    return bool(labels.get(names.MANAGED_LABEL) == "ndctl" and labels.get(LABEL) == job)
+
+
+def strangers(api: Asks, namespace: str, spec: KubernetesSpec, job: str) -> Iterator[Helper]:
+    """Objects that have the name of one of the job's, and are of something else."""
+    for helper in helpers_of(spec, job):
+        with contextlib.suppress(Forbidden, Missing):
+            found = api.get(helper.resource, namespace, helper.name)
+            if found is not None and not is_ours(found, job):
+                yield helper
 
 
 def take_away(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: Object) -> None:
     """An object of a launch that is over makes room for the next; returns when it and its pods
-    are gone, for the garbage collector takes what still belongs to it."""
+    are gone."""
     name, kind = name_of(job), JOB_KINDS[spec.kind]
     api.delete(kind.resource, namespace, name, uid=job["metadata"]["uid"])
-    for helper in helpers_of(spec, name):
-        api.delete(helper.resource, namespace, helper.name)
     api.delete_all(PODS, namespace, labels=f"{LABEL}={name}")
     deadline = clock.monotonic() + GONE_S
     for resource in (kind.resource, PODS):
@@ -118,3 +315,66 @@ def take_away(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job:
                 fix=f"`kubectl -n {namespace} get {resource.word} -l {LABEL}={name} -o yaml` shows"
                 " what holds it (finalizers, a node that does not answer)",
             )
+    remove_remains(api, clock, namespace, spec, name)
+
+
+def _take_remains_away(
+    api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: str
+) -> None:
+    """Of a submission that was cut off, or of a job that was deleted without them. Where they are
+    fresh, another submission may be at work."""
+    found = api.about(CONFIG_MAPS, namespace, names.config_map_of(job))
+    if found is not None and is_ours(found, job):
+        age_s = clock.now() - fields.seconds_of(found["metadata"]["creationTimestamp"])
+        if 0 <= age_s < FRESH_S:
+            words = "%s was made %.0f s ago, and no job has come: waiting %.0f s for it to come"
+            log.warning(words, f"ConfigMap {name_of(found)}", age_s, FRESH_S - age_s)
+            clock.sleep(FRESH_S - age_s)
+        if api.get(JOB_KINDS[spec.kind].resource, namespace, job) is not None:
+            raise _by_another(job, namespace)
+    remove_remains(api, clock, namespace, spec, job)
+
+
+def _by_another(job: str, namespace: str) -> BackendError:
+    return BackendError(
+        f"job {job} was submitted by another command at the same time",
+        fix=f"`ndctl status {job} -n {namespace}` shows it; or take another name",
+    )
+
+
+def remove_orphans(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: str) -> None:
+    """`remove_remains`, unless a job of another kind has that name: then they are of that one."""
+    for kind in JOB_KINDS.values():
+        with contextlib.suppress(Missing, Forbidden):
+            if api.get(kind.resource, namespace, job) is not None:
+                return
+    remove_remains(api, clock, namespace, spec, job)
+
+
+def remove_remains(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: str) -> None:
+    """Delete what is beside a job that is gone, and see it go: by the name, if the labels say that
+    it is of this job. Kubernetes may be at it as well."""
+    deadline = clock.monotonic() + GONE_S
+    for helper in helpers_of(spec, job):
+        asked = ""
+        while (found := _looked(api, namespace, helper)) is not None and is_ours(found, job):
+            uid = found["metadata"]["uid"]
+            if uid != asked:
+                with contextlib.suppress(Forbidden, Conflict):  # it goes with its owner
+                    api.delete(helper.resource, namespace, helper.name, uid=uid)
+                asked = uid
+            if clock.monotonic() >= deadline:
+                raise BackendError(
+                    f"{helper} of the former launch of {job} does not go away",
+                    fix=f"`kubectl -n {namespace} delete {helper.resource.word} {helper.name}`,"
+                    " then submit again",
+                )
+            clock.sleep(LOOK_S)
+
+
+def _looked(api: Api, namespace: str, helper: Helper) -> Object | None:
+    """None also where it may not be looked at: Kubernetes deletes it with its owner."""
+    try:
+        return api.about(helper.resource, namespace, helper.name)
+    except (Forbidden, Missing):
+        return None

@@ -1,16 +1,21 @@
 """What a list and a watch together say: `Cache` is what events do to it, pure; `Watching` asks."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from orchestrator.backends.kubernetes.api import Api
-from orchestrator.backends.kubernetes.refusals import Expired
+from orchestrator.backends.kubernetes.refusals import Expired, Forbidden
 from orchestrator.backends.kubernetes.resources import Object, Resource
 from orchestrator.errors import Unanswered
 from orchestrator.seams import Clock
 
+log = logging.getLogger(__name__)
+
 WATCH_S = 300.0
 """The server closes a watch after so long; a fresh one goes on where it was."""
+POLL_S = 3.0
+"""Between two lists where there is no right to watch."""
 CATCH_UP_S = 1.0
 """For what has changed to come."""
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -71,13 +76,16 @@ class Watching:
     anew: bool = False
     """List again after a silence: then it is over as soon as the server answers, not at the next
     event."""
+    polls: bool = False
+    """There is a right to list and none to watch."""
     silent_since: float | None = None
     """When the server last stopped answering; None while it does."""
 
     def changes(self, deadline: float) -> Iterator[Cache]:
         """The cache, first as listed and then after each change, until `deadline` (monotonic).
 
-        Raises BackendError when the server refuses; silence is waited out.
+        Raises BackendError when the server refuses; silence is waited out. Without the right to
+        watch all is listed again and again, and yielded whether or not it changed.
         """
         failures = 0
         while (left := deadline - self.clock.monotonic()) > 0:
@@ -86,7 +94,7 @@ class Watching:
                     self._list()
                     self.silent_since = None
                     yield self.cache
-                for changed in self._watch(min(WATCH_S, left)):
+                for changed in self._changed(left):
                     failures, self.silent_since = 0, None
                     if changed:
                         yield self.cache
@@ -104,6 +112,18 @@ class Watching:
                     self.cache.version = ""
                 self.clock.sleep(min(pause, max(0.0, deadline - self.clock.monotonic())))
 
+    def _changed(self, left_s: float) -> Iterator[bool]:
+        if not self.polls:
+            try:
+                yield from self._watch(min(WATCH_S, left_s))
+            except Forbidden as exc:
+                log.warning("%s are listed every %.0f s: %s", self.resource.word, POLL_S, exc)
+                self.polls = True
+            return
+        self.clock.sleep(min(POLL_S, left_s))
+        self._list()
+        yield True
+
     def catch_up(self) -> Cache:
         """What has come to be by now, for who asks now and then: one request, for the changes.
 
@@ -113,7 +133,7 @@ class Watching:
             if self.cache.version:
                 for _ in self._watch(CATCH_UP_S):
                     pass
-        except Expired:
+        except (Expired, Forbidden):
             self.cache.version = ""
         if not self.cache.version:
             self._list()

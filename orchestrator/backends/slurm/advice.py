@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from orchestrator.backends.slurm.observe import SlurmJob
+from orchestrator.backends.slurm.observe import SlurmJob, ending_words
+from orchestrator.cluster.slurm.hostlist import fold
 
 ADVICE: Mapping[str, str] = {
     "JobHeldUser": "it is held: `scontrol release {id}` lets it go",
@@ -13,10 +14,9 @@ ADVICE: Mapping[str, str] = {
     " tell the administrators, for a node may be broken",
     "job requeued in held state": "it was queued again by hand, and is held:"
     " `scontrol release {id}` lets it go",
-    "BadConstraints": "no node fits the request any more: `ndctl hosts clear NODE` for each node of"
-    " its ExcNodeList that is in order again (`--cluster NAME` too where it says that nothing is"
-    " held against it), then `scontrol update JobId={id} ExcNodeList=` allows them, or"
-    " `ndctl cancel` it and submit it with another constraint",
+    "BadConstraints": "too few nodes fit the request without those that it excludes ({excluded}),"
+    " and Slurm does not try again by itself: `ndctl status` says why each is excluded and what to"
+    " type to use it; or `ndctl cancel` the job and submit it with another constraint",
     "InvalidAccount": "the account is not valid: set cluster.slurm.account (`sacctmgr show assoc"
     " user=$USER` lists yours), or `scontrol update JobId={id} Account=...`",
     "InvalidQOS": "the qos is not valid: set cluster.slurm.qos, or"
@@ -60,10 +60,14 @@ def advice(job: SlurmJob) -> str:
     reason = job.reason
     for form in (reason, reason.split(",")[0], reason.replace("_", " ")):
         if form in ADVICE:
-            return ADVICE[form].format(id=job.id)
+            return _filled(ADVICE[form], job)
     begins = (text for known, text in ADVICE.items() if reason.startswith(known))
     held = ADVICE["JobHeldUser"] if job.meaning == "held" else ""
-    return next(begins, held).format(id=job.id)
+    return _filled(next(begins, held), job)
+
+
+def _filled(text: str, job: SlurmJob) -> str:
+    return text.format(id=job.id, excluded=fold(job.excluded) or "none")
 
 
 def standing_words(job: SlurmJob) -> str:
@@ -74,5 +78,7 @@ def standing_words(job: SlurmJob) -> str:
 
 def words(job: SlurmJob) -> str:
     """As in `Slurm job 12 is PENDING (Resources)`."""
+    if job.meaning == "leaving" and job.reason:
+        return f"Slurm job {job.id} is {job.state} ({ending_words(job)})"
     why = f" ({job.reason.replace('_', ' ')})" if job.reason else ""
     return f"Slurm job {job.id} is {job.state}{why}"

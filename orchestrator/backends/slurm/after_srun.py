@@ -1,4 +1,4 @@
-"""The end of the batch script, where srun did not end well: `srun … || python -m …after_srun`.
+"""The end of the batch script, where srun did not end well.
 
 srun alone can be killed on a node that lives, by its memory cgroup or by a person. What it started
 goes on without it; without the script it would not. So this waits in the place of srun, and where
@@ -19,7 +19,9 @@ from pathlib import Path
 from orchestrator.agent.abandoned import see_to_the_job
 from orchestrator.agent.whereabouts import Term
 from orchestrator.backends import backend_named
+from orchestrator.backends.slurm import srun_end
 from orchestrator.backends.slurm.commands import Slurm
+from orchestrator.backends.slurm.find import own_id
 from orchestrator.backends.slurm.task import log_to
 from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError
@@ -37,11 +39,16 @@ LOOK_S = 8.0
 def main(argv: Sequence[str], environ: Mapping[str, str], clock: Clock, shell: Shell) -> int:
     args = _parser().parse_args(argv)
     run_dir = RunDir(args.run_dir)
-    log_to(run_dir.agent_log(environ.get("SLURMD_NODENAME") or socket.gethostname()))
+    host = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    log_to(run_dir.agent_log(host))
     log_to_stderr()
+    ended_at = clock.now()
     await_agents(Slurm(shell, clock), environ, args.code)
     named = partial(backend_named, environ=environ, clock=clock, shell=shell)
     term = Term(args.launch, int(environ.get("SLURM_RESTART_COUNT", "0")))
+    srun_end.write_down(
+        srun_end.note(run_dir.path, term.launch, term.restarts), host, args.code, ended_at
+    )
     return see_to_the_job(run_dir, term, args.code, named, clock)
 
 
@@ -66,7 +73,7 @@ def await_agents(slurm: Slurm, environ: Mapping[str, str], code: int) -> None:
 def _steps(slurm: Slurm, environ: Mapping[str, str]) -> Sequence[str]:
     """Not known is as good as that they go on: nothing is lost by it."""
     try:
-        listed = slurm.told(["squeue", "-h", "-s", "-j", environ["SLURM_JOB_ID"], "-o", "%i"])
+        listed = slurm.told(["squeue", "-h", "-s", "-j", own_id(environ) or "", "-o", "%i"])
     except BackendError as exc:
         log.warning("whether any agent is left is not known: %s", exc)
         return ("perhaps a step",)

@@ -8,29 +8,29 @@ import logging
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from orchestrator.backends.slurm import advice, find, observe, render, snapshot
-from orchestrator.backends.slurm.checks import cut_short, problems
-from orchestrator.backends.slurm.commands import FOR_GOOD, Slurm, refusal
+from orchestrator.backends.slurm import advice, find, observe, render, snapshot, srun_end
+from orchestrator.backends.slurm.checks import closed, cut_short, is_never_available, problems
+from orchestrator.backends.slurm.commands import FOR_GOOD, NOT_AVAILABLE, Slurm
 from orchestrator.backends.slurm.detached import Detached, start
 from orchestrator.backends.slurm.find import Finder
 from orchestrator.backends.slurm.inside import check_commands
 from orchestrator.backends.slurm.inventory import NODES, PARTITIONS, TOPOLOGY
-from orchestrator.backends.slurm.leaving_out import left_out
 from orchestrator.backends.slurm.observe import SlurmJob
-from orchestrator.backends.slurm.task import AgentTask
+from orchestrator.backends.slurm.requeue import Requeue
 from orchestrator.cluster.slurm.config import parse_config
 from orchestrator.cluster.slurm.hostlist import expand, fold
 from orchestrator.cluster.slurm.nodes import Node, parse_nodes
 from orchestrator.cluster.slurm.partitions import parse_partitions
 from orchestrator.cluster.slurm.standing import is_wanted_back
 from orchestrator.cluster.slurm.topology import allocated_switches
+from orchestrator.contract.findings import Finding
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
-from orchestrator.errors import BackendError, Ended, Unanswered
-from orchestrator.seams import Clock, HostNotice, Shell, Sighting
-from orchestrator.supervise.leaving import ASK_S
+from orchestrator.errors import BackendError, Ended, JobError, Refused, Unanswered
+from orchestrator.seams import Clock, HostNotice, OwnRun, Shell, Sighting
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,8 @@ LATE_S = 30.0
 """For a job to be in the queue whose sbatch was not answered."""
 LATE_POLL_S = 5.0
 POLL_S = 0.25
-EXCLUDE_S = 20.0
-"""For a job that is queued again to take its exclude list: at first Slurm refuses."""
-VERDICT_S = 330.0
-"""Slurm's own default of SlurmdTimeout is 300."""
-VERDICT_POLL_S = 1.0
-ALIVE_S = 10.0
-"""For a step that does nothing."""
+CLEAR_HOST_S = 45.0
+"""For a step that ends an agent and its ranks, in a container and on a busy node."""
 NOTICE_SLACK_S = 75.0
 """Slurm may warn of the time limit up to a minute early."""
 PATTERN = "SLURM_TOPOLOGY_ADDR_PATTERN"
@@ -66,19 +61,23 @@ class SlurmBackend:
         self.finder = Finder(self.slurm)
         self.steps: list[Detached] = []
         """Of agents that were started again."""
+        self.requeuing: Requeue | None = None
 
     # Before and at submission
 
     def describe(self, handover: Handover) -> str:
-        return render.script(handover.launch, sys.executable)
+        return render.script(handover, sys.executable, Path.cwd())
 
-    def check(self, handover: Handover) -> str:
+    def check(self, handover: Handover) -> tuple[Finding, ...]:
         launch = handover.launch
         if unheard := sorted(name for name in self.environ if name.startswith("SBATCH_")):
             names = ", ".join(unheard)
             log.warning("%s: not heard; what sbatch is asked is in cluster.slurm alone", names)
         if short := cut_short(launch, handover.job.stop_grace):
             log.warning("%s", short)
+        code = self._code(launch)
+        if code is not None and code.left_out:
+            log.warning("files left out of the snapshot of %s: %s", code.home, code.words())
         partitions = parse_partitions(self.slurm.told(PARTITIONS))
         nodes = parse_nodes(self.slurm.told(NODES))
         found = problems(launch, sys.executable, partitions, nodes)
@@ -92,24 +91,37 @@ class SlurmBackend:
             file.flush()
             done = self.slurm.ask(["sbatch", "--test-only", file.name])
         said = (done.err or done.out).replace(file.name, "").strip()
-        if done.code != 0 and FOR_GOOD.search(said):
-            raise BackendError(
-                f"Slurm would refuse this job: {said}",
-                fix="change what it names below cluster.slurm; nothing was written or queued",
+        if done.code != 0:
+            never = NOT_AVAILABLE.search(said) and is_never_available(launch, partitions, nodes)
+            if never or FOR_GOOD.search(said):
+                raise BackendError(
+                    f"Slurm would refuse this job: {said}",
+                    fix="change what it names below cluster.slurm; nothing was written or queued",
+                )
+            away = closed(launch, partitions, nodes)
+            log.warning(
+                "%ssbatch --test-only: %s",
+                f"the job may wait for {fold(away)}, which is down, drained or reserved; "
+                if away
+                else "",
+                said,
             )
-        return "\n".join(f"sbatch --test-only: {line}" for line in said.splitlines())
+        return tuple(
+            Finding(what="sbatch --test-only", verdict="ok", found=line)
+            for line in said.splitlines()
+        )
+
+    def _code(self, launch: LaunchPlan) -> snapshot.Chosen | None:
+        """What a snapshot would take; None without one. Raises Refused."""
+        return snapshot.choose(self.clock) if launch.slurm and launch.slurm.snapshot else None
 
     def submit(self, handover: Handover) -> None:
         launch = handover.launch
         if self.finder.find(launch) is not None:
             return  # an earlier call was answered, or not heard: never a second job
-        folder = render.folder(launch)
-        folder.mkdir(parents=True, exist_ok=True)
-        if (launch.slurm or SlurmSpec()).snapshot:
-            snapshot.take(render.snapshot_path(launch))
-        self._pickle(launch)
+        self.make_folder(launch)
         render.script_path(launch).write_text(self.describe(handover))
-        argv = ["sbatch", "--parsable", str(render.script_path(launch))]
+        argv = render.submission(launch)
         try:
             done = self.slurm.ask(argv, tries=1)
         except Unanswered as exc:
@@ -119,9 +131,16 @@ class SlurmBackend:
                 return
             raise _not_known(launch, exc) from exc
         if done.code != 0:
-            fix = "once that is mended, `ndctl submit SPEC --resume` submits it; --new starts over"
-            raise refusal(argv, done, fix=fix)
-        find.record(launch, done.out.strip().split(";")[0])
+            raise Refused(
+                f"Slurm refuses this job: {' '.join((done.err or done.out).split())}",
+                fix="change what it names below cluster.slurm and submit it again; nothing was"
+                " queued",
+            )
+        job_id = done.out.strip().split(";")[0]
+        try:
+            find.record(launch, job_id)
+        except OSError as exc:  # Slurm has the job, which is found by its comment as well
+            log.warning("Slurm job %s is queued, but its number was not written: %s", job_id, exc)
 
     def _comes_late(self, launch: LaunchPlan) -> bool:
         begun = self.clock.monotonic()
@@ -132,16 +151,51 @@ class SlurmBackend:
             self.clock.sleep(LATE_POLL_S)
         return False
 
-    def _pickle(self, launch: LaunchPlan) -> None:
-        from submitit.core.utils import DelayedSubmission
+    def make_folder(self, launch: LaunchPlan) -> None:
+        """Where the script and what tasks say first is kept, with the snapshot beside it; once."""
+        folder = render.folder(launch)
+        if folder.exists():
+            return
+        if (chosen := self._code(launch)) is not None:
+            snapshot.take(chosen, render.snapshot_path(launch))
+        folder.mkdir(parents=True)  # last: it says that the rest is there
 
-        task = AgentTask(
-            run_dir=launch.run_dir,
-            launch=launch.launch,
-            devices=launch.devices_per_host,
-            agent_timeout=launch.agent_timeout,
-        )
-        DelayedSubmission(task).dump(render.folder(launch) / render.TASK)
+    # At the start of the batch script
+
+    def take_allocation(self, launch: LaunchPlan) -> None:
+        """Have Slurm's own record of this job say that it is the launch's, also where its script
+        does not: of an element of an array, or with another comment.
+
+        Raises JobError in an allocation that has no batch script to run again.
+        """
+        if render.script_path(launch).exists():
+            return  # submitted by ndctl, or taken before
+        job = self.batch_job()
+        if not find.is_marked(job, launch):
+            comment = render.marked(launch, job.comment)
+            self.slurm.told(["scontrol", "update", f"JobId={job.id}", f"Comment={comment}"])
+
+    def batch_job(self) -> SlurmJob:
+        """The Slurm job in which this runs. Raises JobError where it has no batch script."""
+        job_id = self._own_id()
+        done = self.slurm.told(["scontrol", "show", "job", "-a", "-o", job_id])
+        job = next((one for one in observe.parse_jobs(done) if one.id == job_id), None)
+        if job is None:
+            raise BackendError(f"Slurm does not know {job_id}, the job in which this runs")
+        if not job.is_batch:
+            raise JobError(
+                f"Slurm job {job_id} is an allocation of yours and no batch job, which ndctl could"
+                " have queued again",
+                fix="`ndctl submit SPEC --here` trains in it; or give the script to sbatch",
+            )
+        return job
+
+    def is_recorded(self, launch: LaunchPlan) -> bool:
+        """Whether this Slurm job is known to be the launch's."""
+        return find.recorded(launch) == self._own_id()
+
+    def record(self, launch: LaunchPlan, step: str = "") -> None:
+        find.record(launch, self._own_id(), step)
 
     # What Slurm has of it
 
@@ -199,6 +253,7 @@ class SlurmBackend:
             switches=self._switches(nodelist),
             ends_at=ends_at,
             notice_s=(launch.slurm or SlurmSpec()).notice_s,
+            broke_before=srun_end.breakdown(launch, self._restarts() - 1),
         )
 
     def _switches(self, nodelist: str) -> dict[str, tuple[str, ...]]:
@@ -226,10 +281,15 @@ class SlurmBackend:
         return tuple(one.topology for one in found if one.name == own and one.topology)
 
     def _own_id(self) -> str:
-        job_id = self.environ.get("SLURM_JOB_ID")
+        """As scontrol and squeue take it."""
+        job_id = find.own_id(self.environ)
         if job_id is None:
             raise BackendError("there is no SLURM_JOB_ID: this is no Slurm job")
         return job_id
+
+    def _own_number(self) -> str:
+        """As srun takes it, which does not know `12_3`."""
+        return self.environ.get("SLURM_JOB_ID", "")
 
     def _restarts(self) -> int:
         return int(self.environ.get("SLURM_RESTART_COUNT", "0"))
@@ -240,20 +300,39 @@ class SlurmBackend:
         reservation = (launch.slurm or SlurmSpec()).reservation
         unfit = {
             node.name: HostNotice(host=node.name, state=node.words, reason=node.reason)
-            for node in self._nodes(hosts)
+            for node in self.nodes(hosts)
             if is_wanted_back(node, reservation)
         }
         job = self.finder.show(launch, self._own_id(), tries=1)
-        if job is not None and job.meaning == "running" and job.nodes:
+        if job is not None and job.nodes and observe.phase(job, self._restarts()) == "running":
             for host in set(hosts) - set(job.nodes) - set(unfit):
                 unfit[host] = HostNotice(
                     host=host, state="REMOVED", reason="Slurm took it out of the job"
                 )
         return tuple(unfit[host] for host in hosts if host in unfit)
 
-    def _nodes(self, hosts: Sequence[str]) -> tuple[Node, ...]:
+    def nodes(self, hosts: Sequence[str]) -> tuple[Node, ...]:
+        """As Slurm sees them at this moment."""
         argv = ["scontrol", "show", "node", "-a", "-o", fold(hosts)]
         return parse_nodes(self.slurm.told(argv, tries=1))
+
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+        given = expand(self.environ.get("SLURM_JOB_NODELIST", ""))
+        job = self.finder.show(launch, self._own_id(), tries=1)
+        if job is None:
+            words = f"Slurm knows no job {self._own_id()} any more"
+            return OwnRun(phase="over", words=words, hosts=given)
+        phase, words = observe.phase(job, self._restarts()), advice.words(job)
+        if phase != "running":
+            return OwnRun(phase=phase, words=words, hosts=given)
+        gone = {node.name: f"Slurm says that it is {node.words}" for node in self._dead(hosts)}
+        removed = {*hosts} - {*job.nodes} if job.nodes else ()
+        gone |= dict.fromkeys(removed, "Slurm took it out of the job")
+        return OwnRun(phase=phase, words=words, hosts=given, given_up=gone, ends_at=job.limit_at)
+
+    def _dead(self, hosts: Sequence[str]) -> tuple[Node, ...]:
+        """Not those that do not respond yet: slurmd may be stopped for an upgrade."""
+        return tuple(node for node in self.nodes(hosts) if node.is_gone) if hosts else ()
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
         job = self.finder.show(launch, self._own_id(), tries=1)
@@ -265,6 +344,19 @@ class SlurmBackend:
     def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
         """Slurm takes an allocation as a whole, and says so by a signal."""
         return {}
+
+    def clear_host(self, launch: LaunchPlan, host: str) -> str:
+        argv = render.clearing(launch, self._own_number(), host, sys.executable)
+        try:
+            done = self.shell(argv, timeout=CLEAR_HOST_S)
+        except TimeoutError as exc:
+            raise BackendError(f"nothing could be started on {host}: {exc}") from exc
+        if done.code != 0:
+            # srun says besides what it thinks of its options.
+            errors = [line for line in done.err.splitlines() if "error:" in line]
+            said = " ".join(" ".join(errors or done.err.splitlines()).split())
+            raise BackendError(f"{host} could not be cleared: {said or f'code {done.code}'}")
+        return " ".join(done.out.split())
 
     def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
         raise BackendError("Slurm starts no agent of its own again", fix="have the job requeued")
@@ -279,16 +371,28 @@ class SlurmBackend:
         silent_s: float = 0.0,
     ) -> None:
         job_id = self._own_id()
-        job = self.finder.show(launch, job_id, tries=1)
-        if job is None or host not in job.nodes:
+        if host not in self._running(launch).nodes:
             raise BackendError(f"{host} is not in Slurm job {job_id} any more")
-        for node in self._nodes([host]):
+        for node in self.nodes([host]):
             if node.is_dead:
                 why = f": {node.reason}" if node.reason else ""
                 raise BackendError(f"Slurm says that {host} is {node.words}{why}")
         log = render.folder(launch) / f"replaced-{host}.srun"
-        again = render.replacement(launch, job_id, host, sys.executable)
-        self.steps.append(start(again, self.environ, log, START_S))
+        again = render.replacement(launch, self._own_number(), host, sys.executable)
+        try:
+            self.steps.append(start(again, self.environ, log, START_S))
+        except BackendError:
+            self._running(launch)  # or else it was the end of the run that srun met
+            raise
+
+    def _running(self, launch: LaunchPlan) -> SlurmJob:
+        """The job, in this very run. Raises Ended where Slurm has ended that or queued it again: a
+        job that is not running has no nodes, which says nothing against any of them."""
+        job = self.finder.show(launch, self._own_id(), tries=1)
+        if job is None or observe.phase(job, self._restarts()) != "running":
+            words = advice.words(job) if job else f"Slurm knows no job {self._own_id()} any more"
+            raise Ended(f"this run of the job is over: {words}")
+        return job
 
     def requeue(
         self,
@@ -298,78 +402,29 @@ class SlurmBackend:
         again: Sequence[str] = (),
         whole: bool = True,
     ) -> None:
-        job_id, mine = self._own_id(), self._restarts()
-        job = self.finder.show(launch, job_id)
-        if job is None or job.is_over:
-            raise Ended(f"Slurm job {job_id} has ended")
-        if job.restarts == mine and job.meaning == "leaving":
-            raise Ended(f"Slurm job {job_id} is {job.state}: it is being ended")
-        if job.restarts > mine + 1 or (job.restarts > mine and job.meaning == "running"):
-            return  # it runs again already: not ours any more
-        running = job.restarts == mine and job.meaning == "running"
-        if running:
-            self._await_verdict(launch, exclude, job.ends_at)
-        asked_for = expand((launch.slurm and launch.slurm.exclude) or "")
-        standing = {*job.excluded} - ({*again} - {*asked_for})
-        nodes = parse_nodes(self.slurm.told(NODES))
-        out = left_out(launch, standing, exclude, nodes, self.environ.get("SLURM_JOB_PARTITION"))
-        for host, why in out.dropped.items():
-            log.warning("Slurm is not asked to leave %s out: %s", host, why)
-        if running:
-            self.slurm.told(["scontrol", "requeue", job_id])
-        if {*out.names} != {*job.excluded}:
-            self._exclude(job_id, out.names)
-
-    def _await_verdict(
-        self, launch: LaunchPlan, exclude: Sequence[str], ends_at: float | None
-    ) -> None:
-        """Wait until Slurm itself has given up those hosts that do not answer.
-
-        A job cannot complete, and so not start again, before that anyway; and 22.05 loses count of
-        the GPUs of a job whose node goes down while it completes: no step can be created in its
-        next run, and the GPUs stay taken until slurmctld starts again. But a job that comes to its
-        time limit meanwhile is lost: Slurm never queues it again.
-        """
-        given = expand(self.environ.get("SLURM_JOB_NODELIST", ""))
-        own = self.environ.get("SLURMD_NODENAME")
-        doubtful = ({*exclude} & {*given} | {*given[:1]}) - {own}
-        left_s = VERDICT_S if ends_at is None else ends_at - self.clock.now() - ASK_S
-        until = self.clock.monotonic() + min(VERDICT_S, left_s)
-        while doubtful and self.clock.monotonic() < until:
-            given_up: set[str] = set()
-            with contextlib.suppress(BackendError):  # it is asked again, as long as it takes
-                given_up = {
-                    notice.host
-                    for notice in self.notices(launch, sorted(doubtful))
-                    if notice.state == "REMOVED" or "DOWN" in notice.state.split("+")
-                }
-            doubtful -= given_up
-            for host in sorted(doubtful):
-                if self.clock.monotonic() < until and self._answers(host):
-                    doubtful.remove(host)
-            self.clock.sleep(VERDICT_POLL_S if doubtful else 0)
-
-    def _answers(self, host: str) -> bool:
-        """Whether slurmd there can start anything."""
-        place = [f"--jobid={self._own_id()}", "--overlap", f"--nodelist={host}"]
-        try:
-            done = self.shell(["srun", *place, "--nodes=1", "--ntasks=1", "true"], timeout=ALIVE_S)
-        except TimeoutError:
-            return False
-        return done.code == 0
-
-    def _exclude(self, job_id: str, names: Sequence[str]) -> None:
-        argv = ["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={fold(names)}"]
-        begun = self.clock.monotonic()
-        while True:
-            done = self.slurm.ask(argv)
-            if done.code == 0:
-                return
-            if self.clock.monotonic() - begun > EXCLUDE_S:
-                raise refusal(argv, done)
-            self.clock.sleep(POLL_S)
+        if self.requeuing is None:
+            self.requeuing = Requeue(
+                slurm=self.slurm,
+                finder=self.finder,
+                environ=self.environ,
+                job_id=self._own_id(),
+                restarts=self._restarts(),
+                notices=self.notices,
+            )
+        self.requeuing(launch, exclude, again)
 
     # The end
+
+    def release(self, launch: LaunchPlan) -> None:
+        """A Slurm job ends with its batch script. Where the node of that was lost, and the job went
+        on without it, the nodes would be held to the time limit."""
+        job = self.finder.show(launch, self._own_id(), tries=1)
+        first = expand(self.environ.get("SLURM_JOB_NODELIST", ""))[:1]
+        if job is None or observe.phase(job, self._restarts()) != "running" or not job.nodes:
+            return
+        if first and first[0] not in job.nodes:
+            log.info("Slurm job %s has lost its batch script with %s: ending it", job.id, first[0])
+            self.slurm.told(["scancel", job.id])
 
     def clear(self, launch: LaunchPlan) -> None:
         begun = self.clock.monotonic()

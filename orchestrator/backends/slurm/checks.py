@@ -1,12 +1,14 @@
 """What stands in the way of a launch, all at once, before it is queued. Pure but for two paths."""
 
+import grp
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.backends.slurm.node_fit import fits, is_away, mib, most_in_one_partition
 from orchestrator.cluster.slurm.hostlist import expand
-from orchestrator.cluster.slurm.nodes import Node
+from orchestrator.cluster.slurm.nodes import IN_RESERVATION, Node
 from orchestrator.cluster.slurm.partitions import Partition, seconds, time_words
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.launch import LaunchPlan
@@ -23,17 +25,23 @@ def problems(
     nodes: Sequence[Node],
 ) -> list[Problem]:
     spec = launch.slurm or SlurmSpec()
-    found = [*_paths(launch, spec, python)]
-    names = spec.partition.split(",") if spec.partition else []
+    found = [*_paths(launch, spec, python), *_group(spec)]
+    names = spec.partitions
     known = {one.name: one for one in partitions}
-    asked = [known[name] for name in names if name in known]
-    if not names:
-        asked = [one for one in partitions if one.default]
+    asked = asked_partitions(spec, partitions)
     found += _partitions(names, known, asked)
     if asked and not found:
         found += _limits(launch, spec, asked)
         found += _nodes(launch, spec, {one.name for one in asked}, nodes)
     return found
+
+
+def asked_partitions(spec: SlurmSpec, partitions: Sequence[Partition]) -> list[Partition]:
+    """Those that the spec names and that there are, or the cluster's default one."""
+    if not spec.partitions:
+        return [one for one in partitions if one.default]
+    known = {one.name: one for one in partitions}
+    return [known[name] for name in spec.partitions if name in known]
 
 
 def cut_short(launch: LaunchPlan, stop_grace: float) -> str:
@@ -79,6 +87,26 @@ def _paths(launch: LaunchPlan, spec: SlurmSpec, python: str) -> Iterator[Problem
             limit=f"such that {run_dir} is the same inside and outside",
             fix=f"add {run_dir.parent}:{run_dir.parent}",
         )
+
+
+def _group(spec: SlurmSpec) -> Iterator[Problem]:
+    """Of the run directory: chgrp takes a group of one's own alone."""
+    if spec.group is None:
+        return
+    own = {*os.getgroups(), os.getegid()}
+    try:
+        number = grp.getgrnam(spec.group).gr_gid
+    except KeyError:
+        number = -1
+    if number in own or (number >= 0 and os.geteuid() == 0):
+        return
+    names = sorted(found.gr_name for found in grp.getgrall() if found.gr_gid in own)
+    yield Problem(
+        path=f"{AT}.group",
+        value=spec.group,
+        limit=f"a Unix group that you are in, one of {', '.join(names)}",
+        fix="name one of these, or ask the administrators to put you into it",
+    )
 
 
 def _mounted(run_dir: Path, mounts: Sequence[str]) -> bool:
@@ -143,21 +171,106 @@ def _nodes(
         yield from (replace(one, path=f"{AT}.exclude") for one in exc.problems)
         return
     there = [n for n in nodes if partitions & set(n.partitions) and n.name not in excluded]
-    need = 0 if spec.gpus == "none" else launch.devices_per_host
-    fit = [node for node in there if node.gpus >= need]
     where = f"partition {', '.join(sorted(partitions))}"
-    if there and not fit:
+    too_much = list(_too_much(launch, spec, there, where))
+    yield from too_much
+    # A reservation that has yet to begin is not to be seen at its nodes.
+    anywhere = replace(launch, slurm=replace(spec, reservation=None))
+    most = most_in_one_partition(anywhere, partitions, there)
+    if too_much or most >= len(launch.hosts):
+        return
+    need = 0 if spec.gpus == "none" else launch.devices_per_host
+    yield Problem(
+        path="cluster.hosts",
+        value=len(launch.hosts),
+        limit=f"with spare_hosts at most {most}, the nodes of {where} that have {need} GPUs"
+        " and are not excluded",
+        fix="ask for fewer hosts or spares, or take another partition"
+        + ("; `ndctl hosts` says which hosts ndctl excludes" if launch.exclude else ""),
+    )
+
+
+def _too_much(
+    launch: LaunchPlan, spec: SlurmSpec, there: Sequence[Node], where: str
+) -> Iterator[Problem]:
+    """What of a host is more than any node has. Slurm would let such a job wait for ever, and says
+    the same of it as of one whose nodes are down for an hour."""
+    need = 0 if spec.gpus == "none" else launch.devices_per_host
+    gpus = max((node.gpus for node in there), default=0)
+    if there and need > gpus:
         yield Problem(
             path="cluster.gpus_per_host",
             value=need,
-            limit=f"at most {max(node.gpus for node in there)}, what a node of {where} has",
+            limit=f"at most {gpus}, what a node of {where} has",
             fix="ask for fewer, or set cluster.slurm.gpus to none where ranks run on CPUs",
         )
-    elif len(fit) < len(launch.hosts):
+    cpus = max((node.cpus for node in there), default=0)
+    if cpus and (spec.cpus_per_task or 0) > cpus:
         yield Problem(
-            path="cluster.hosts",
-            value=len(launch.hosts),
-            limit=f"with spare_hosts at most {len(fit)}, the nodes of {where} that have {need} GPUs"
-            " and are not excluded",
-            fix="ask for fewer hosts or spares, or take another partition",
+            path=f"{AT}.cpus_per_task",
+            value=spec.cpus_per_task,
+            limit=f"at most {cpus}, the CPUs of the largest node of {where}",
+            fix=f"set it to {cpus} or less, or leave it out: an exclusive node gives all it has",
         )
+    memory = max((node.memory_mib for node in there), default=0)
+    if memory and (mib(spec.mem) or 0) > memory:
+        yield Problem(
+            path=f"{AT}.mem",
+            value=spec.mem,
+            limit=f"at most {memory}M, the memory of the largest node of {where}",
+            fix=f'set it to {memory}M or less, or to "0", which is all of a node',
+        )
+
+
+def is_never_available(
+    launch: LaunchPlan, partitions: Sequence[Partition], nodes: Sequence[Node]
+) -> bool:
+    """Whether no state of a node explains that Slurm calls the requested ones not available.
+
+    Slurm says the same of a request that no node ever fits, which sbatch refuses or leaves in the
+    queue for ever, and of one whose nodes are down, drained or reserved, which waits for them.
+    """
+    spec = launch.slurm or SlurmSpec()
+    if _names_nodes(spec):
+        return (
+            False  # of fewer nodes than the job wants 22.05 says so, and runs the job all the same
+        )
+    there = _nodes_asked(launch, partitions, nodes)
+    open_now = [node for node in there if not _is_closed(node, spec)]
+    if len(open_now) == len(there):
+        return True
+    if _asks_more(spec):
+        return False  # a node that is down may be the only one that has what is not looked at here
+    asked = [one.name for one in asked_partitions(spec, partitions)]
+    return most_in_one_partition(launch, asked, open_now) >= len(launch.hosts)
+
+
+def closed(
+    launch: LaunchPlan, partitions: Sequence[Partition], nodes: Sequence[Node]
+) -> tuple[str, ...]:
+    """Nodes that the job may be waiting for: Slurm gives them to no job at present."""
+    spec = launch.slurm or SlurmSpec()
+    there = _nodes_asked(launch, partitions, nodes)
+    return tuple(node.name for node in there if _is_closed(node, spec) and fits(launch, node))
+
+
+def _nodes_asked(
+    launch: LaunchPlan, partitions: Sequence[Partition], nodes: Sequence[Node]
+) -> list[Node]:
+    asked = {one.name for one in asked_partitions(launch.slurm or SlurmSpec(), partitions)}
+    return [n for n in nodes if asked & set(n.partitions) and n.name not in launch.exclude]
+
+
+def _is_closed(node: Node, spec: SlurmSpec) -> bool:
+    return is_away(node, spec) or (bool(node.flags & IN_RESERVATION) and spec.reservation is None)
+
+
+def _asks_more(spec: SlurmSpec) -> bool:
+    """Whether the request says of nodes what `node_fit` does not know of."""
+    rich = bool(set(spec.constraint or "") & set("[]()*"))
+    return rich or bool(spec.gres or spec.licenses or spec.sbatch_args)
+
+
+def _names_nodes(spec: SlurmSpec) -> bool:
+    options = ("-w", "--nodelist", "-F", "--nodefile")
+    return bool(spec.nodelist) or any(one.startswith(options) for one in spec.sbatch_args)

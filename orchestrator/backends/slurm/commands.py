@@ -23,8 +23,10 @@ AGAIN = re.compile(
 FOR_GOOD = re.compile(
     r"\binvalid\b|permitted|permission denied|violates|unrecognized option|fatal:", re.IGNORECASE
 )
-"""What `sbatch --test-only` prints of a job that sbatch refuses, too. Not so of nodes that are not
-available: some versions queue the job all the same, and it waits for them."""
+"""What `sbatch --test-only` prints of a job that sbatch refuses, too."""
+NOT_AVAILABLE = re.compile(r"requested node configuration is not available", re.IGNORECASE)
+"""What it prints of a job that no node ever fits, and also of one that waits for nodes which are
+down or drained now: some versions queue both."""
 UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 
 
@@ -72,6 +74,6 @@ class Slurm:
         return done.out
 
 
-def refusal(argv: Sequence[str], done: Completed, *, fix: str = "") -> BackendError:
+def refusal(argv: Sequence[str], done: Completed) -> BackendError:
     said = " ".join((done.err or done.out).split())
-    return BackendError(f"Slurm refuses `{' '.join(argv[:3])}`: {said}", fix=fix)
+    return BackendError(f"Slurm refuses `{' '.join(argv[:3])}`: {said}")

@@ -1,4 +1,4 @@
-"""Start a command that outlives whoever asked for it."""
+"""Start a command that outlives whoever asked for it, or one that goes on beside it."""
 
 import shutil
 import subprocess
@@ -8,6 +8,23 @@ from pathlib import Path
 from orchestrator.errors import BackendError
 
 Detached = subprocess.Popen[bytes]
+
+
+def start_beside(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> Detached:
+    """In a process group of its own: ^C does not reach it. Raises BackendError where it cannot be
+    started."""
+    try:
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=dict(environ),
+                process_group=0,
+            )
+    except OSError as exc:
+        raise BackendError(f"{argv[0]} could not be started: {exc}") from exc
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str], log: Path, early_s: float) -> Detached:

@@ -1,19 +1,18 @@
 """Which Slurm job a launch is: by the id that was written down, else by its comment or script.
 
-What Slurm has of a job is seen by our own look at squeue and scontrol, never by submitit's: its
-`done()` is true while a job is being queued again. Gone is only what slurmctld, twice asked, says
-that it does not know.
+Gone is only what slurmctld, twice asked, says that it does not know.
 """
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.backends.slurm import advice, observe, render
 from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm, refusal
 from orchestrator.backends.slurm.observe import SlurmJob
+from orchestrator.cluster.slurm.hostlist import expand, fold
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.whole import write_whole, written_beside
@@ -29,14 +28,16 @@ GLANCE_S = 4.0
 @dataclass(frozen=True, slots=True)
 class Finder:
     slurm: Slurm
+    any_job: bool = False
+    """A job is shown by its number alone, whoever's it is."""
 
     def find(self, launch: LaunchPlan) -> SlurmJob | None:
         """The Slurm job of this launch; None when Slurm surely has none.
 
         Raises BackendError when that cannot be told.
         """
-        if not render.script_path(launch).exists():
-            return None  # it is written before anything is queued
+        if not _may_be_queued(launch):
+            return None
         job = self._look(launch)
         if job is None:
             self.slurm.clock.sleep(LOOK_AGAIN_S)
@@ -46,7 +47,7 @@ class Finder:
     def find_all(self, launch: LaunchPlan) -> tuple[SlurmJob, ...]:
         """Every job of this launch that is not over: an sbatch that was not answered may have made
         another. Raises BackendError when that cannot be told."""
-        if not render.script_path(launch).exists():
+        if not _may_be_queued(launch):
             return ()
         living = self._living(launch)
         if not living:
@@ -78,8 +79,11 @@ class Finder:
             if UNKNOWN_JOB.search(done.err):
                 return None
             raise refusal(argv, done)
+        jobs = observe.parse_jobs(done.out)
+        if self.any_job:
+            return next((job for job in jobs if job.id == job_id), None)
         # Job ids start again when a cluster is set up anew: another's is none of ours.
-        return _of(launch, observe.parse_jobs(done.out))
+        return _of(launch, jobs)
 
     def glance(self, launches: Sequence[LaunchPlan]) -> list[Sighting]:
         """How each stands, for somebody who only looks: one question for all of them, two where
@@ -97,8 +101,23 @@ class Finder:
         return [_sighting(launch, job) for launch, job in zip(launches, found, strict=True)]
 
     def _glimpse(self, launches: Sequence[LaunchPlan]) -> list[SlurmJob | None]:
-        jobs = self._queue(launches, "--states=all", tries=1, answer_s=GLANCE_S)
+        """By their ids, where these are known: what a script of the user's own, or an element of an
+        array, is called tells nothing."""
+        ids = [recorded(launch) for launch in launches]
+        known = sorted({job_id for job_id in ids if job_id is not None})
+        unknown = [launch for launch, job_id in zip(launches, ids, strict=True) if job_id is None]
+        jobs = self._by_id(known) if known else ()
+        if unknown:
+            jobs += self._queue(unknown, "--states=all", tries=1, answer_s=GLANCE_S)
         return [_of(launch, jobs) for launch in launches]
+
+    def _by_id(self, ids: Sequence[str]) -> tuple[SlurmJob, ...]:
+        which = ["--states=all", "-j", ",".join(ids)]
+        argv = ["squeue", "-h", "-a", *which, "-o", observe.SQUEUE_FORMAT]
+        done = self.slurm.ask(argv, tries=1, answer_s=GLANCE_S)
+        if done.code != 0 and not UNKNOWN_JOB.search(done.err):
+            raise refusal(argv, done)
+        return observe.parse_queue(done.out)
 
     def _queue(
         self,
@@ -112,6 +131,19 @@ class Finder:
         return observe.parse_queue(self.slurm.told(argv, tries=tries, answer_s=answer_s))
 
 
+def own_id(environ: Mapping[str, str]) -> str | None:
+    """Of the Slurm job in which this runs; of an array's element as `12_3`, for the number of one
+    element is that of the whole array, and means all of it to scontrol and scancel."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID") or None
+
+
+def _may_be_queued(launch: LaunchPlan) -> bool:
+    """Whether sbatch may have been called for it: the script is written before, and a job from a
+    script that a person gave to sbatch is recorded when it begins."""
+    return recorded(launch) is not None or render.script_path(launch).exists()
+
+
 def _of(launch: LaunchPlan, jobs: Sequence[SlurmJob]) -> SlurmJob | None:
     """The newest of `jobs` that is this launch's; the recorded one before all others."""
     ours = [job for job in jobs if _is_of(job, launch)]
@@ -120,18 +152,33 @@ def _of(launch: LaunchPlan, jobs: Sequence[SlurmJob]) -> SlurmJob | None:
 
 
 def _is_of(job: SlurmJob, launch: LaunchPlan) -> bool:
+    return is_marked(job, launch) or job.command == str(render.script_path(launch))
+
+
+def is_marked(job: SlurmJob, launch: LaunchPlan) -> bool:
+    """Whether its comment says that it is this launch's."""
     mark = render.mark(launch)
-    marked = job.comment == mark or job.comment.startswith(f"{mark};")
-    return marked or job.command == str(render.script_path(launch))
+    return job.comment == mark or job.comment.startswith(f"{mark};")
 
 
 def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> Sighting:
     if job is not None and not job.is_over:
-        return Sighting(advice.standing_words(job), held=True)
+        return Sighting(advice.standing_words(job), True, _excluded(launch, job))
     name = name_of(launch) if job is None else f"Slurm job {job.id}"
     if name is None:
         return Sighting(None, held=False)
     return Sighting(f"{name} has ended" + (f": {job.state}" if job else ""), held=False)
+
+
+def _excluded(launch: LaunchPlan, job: SlurmJob) -> dict[str, str]:
+    """Of a job that waits: Slurm takes another exclude list of no other."""
+    if job.meaning not in ("queued", "held"):
+        return {}
+    by_spec = expand((launch.slurm and launch.slurm.exclude) or "")
+    return {
+        name: f"scontrol update JobId={job.id} ExcNodeList={fold({*job.excluded} - {name})}"
+        for name in sorted({*job.excluded} - {*by_spec})
+    }
 
 
 def name_of(launch: LaunchPlan) -> str | None:
@@ -145,8 +192,18 @@ def recorded(launch: LaunchPlan) -> str | None:
     return None
 
 
-def record(launch: LaunchPlan, job_id: str) -> None:
-    write_whole(_record_path(launch), _record(job_id))
+def record(launch: LaunchPlan, job_id: str, step: str = "") -> None:
+    """`step`: of the job, in which its agents are, where those have to find each other by it."""
+    _record_path(launch).parent.mkdir(exist_ok=True)
+    write_whole(_record_path(launch), _record(job_id, step))
+
+
+def recorded_step(launch: LaunchPlan) -> tuple[str, str] | None:
+    """Job and step, of a launch whose agents find each other by it."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        said = read_json(_record_path(launch).read_text())
+        return str(said["job_id"]), str(said["step"])
+    return None
 
 
 def claim(launch: LaunchPlan, job_id: str) -> str:
@@ -155,6 +212,7 @@ def claim(launch: LaunchPlan, job_id: str) -> str:
     if (noted := recorded(launch)) is not None:
         return noted
     path = _record_path(launch)
+    path.parent.mkdir(exist_ok=True)
     with written_beside(path, _record(job_id)) as fresh:
         try:
             path.hardlink_to(fresh)
@@ -165,8 +223,8 @@ def claim(launch: LaunchPlan, job_id: str) -> str:
     return recorded(launch) or job_id
 
 
-def _record(job_id: str) -> bytes:
-    return json.dumps({"job_id": job_id}).encode()
+def _record(job_id: str, step: str = "") -> bytes:
+    return json.dumps({"job_id": job_id} | ({"step": step} if step else {})).encode()
 
 
 def _record_path(launch: LaunchPlan) -> Path:

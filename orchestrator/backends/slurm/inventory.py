@@ -1,16 +1,18 @@
 """Asks Slurm what hosts there are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.cluster.gpus import GpuTable
 from orchestrator.cluster.inventory import Inventory
+from orchestrator.cluster.slurm.hostlist import fold
 from orchestrator.cluster.slurm.inventory import Use, inventory_of, use_of
 from orchestrator.cluster.slurm.nodes import Node, parse_nodes
 from orchestrator.cluster.slurm.partitions import Partition, parse_partitions
 from orchestrator.cluster.slurm.topology import Topology, parse_topology
 from orchestrator.contract.codec import Invalid
+from orchestrator.contract.devices import GPU_NAMES
 from orchestrator.contract.env import SLURM_GPUS
 from orchestrator.contract.spec import ClusterSpec
 from orchestrator.errors import BackendError, PlanError, SpecError
@@ -29,6 +31,8 @@ class Cluster:
     topology: Topology
     partition: Partition | None
     """The one that was looked at; None: all nodes."""
+    elsewhere: frozenset[str] = frozenset()
+    """Names of nodes that are in other partitions alone."""
 
     def inventory(self, table: GpuTable, use: Use) -> Inventory:
         found = inventory_of(self.nodes, self.topology, table, use)
@@ -49,17 +53,23 @@ class HostsFor:
     """What a person should know of it."""
 
 
-def hosts_for(slurm: Slurm, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
-    """The hosts to plan a job for.
+def hosts_for(
+    slurm: Slurm,
+    table: GpuTable,
+    cluster: ClusterSpec,
+    excluded: Mapping[str, str] | None = None,
+) -> HostsFor:
+    """The hosts to plan a job for, without those that ndctl has `excluded`, with why.
 
     Those that are free; where these are too few, those as well that are busy now, for the job can
     wait in the queue.
     """
-    seen = read_cluster(slurm, cluster.slurm.partition)
+    seen = read_cluster(slurm, ",".join(cluster.slurm.partitions) or None)
     try:
-        use = use_of(cluster)
+        use = use_of(cluster, excluded)
     except Invalid as exc:
         raise SpecError(f"cluster.slurm.nodelist or exclude: {exc}") from exc
+    _check_names(seen, use)
     wanted, devices = cluster.hosts + cluster.spare_hosts, cluster.gpus_per_host
     free = seen.inventory(table, use)
     _check_known(seen, free, devices)
@@ -75,6 +85,33 @@ def hosts_for(slurm: Slurm, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
     return HostsFor(inventory=later, topology=seen.topology, notes=notes)
 
 
+def hosts_given(
+    slurm: Slurm, table: GpuTable, cluster: ClusterSpec, nodes: Sequence[str]
+) -> Inventory:
+    """The nodes of an allocation, as though all of each were free."""
+    seen = read_cluster(slurm, None, whole=True)
+    use = Use(nodelist=frozenset(nodes), patient=True, on_cpus=cluster.slurm.gpus == "none")
+    found = seen.inventory(table, use)
+    _check_known(seen, found, cluster.gpus_per_host)
+    return Inventory(hosts=tuple(host for host in found.hosts if host.name in use.nodelist))
+
+
+def _check_names(seen: Cluster, use: Use) -> None:
+    """Slurm refuses a job that names a node which it does not have."""
+    here = {node.name for node in seen.nodes}
+    wrong = []
+    for key, names in (("nodelist", use.nodelist), ("exclude", use.exclude)):
+        if unknown := sorted(names - here - seen.elsewhere):
+            wrong.append(f"cluster.slurm.{key}: {fold(unknown)} is unknown: Slurm has no such node")
+    if apart := sorted(use.nodelist & seen.elsewhere):
+        where = seen.partition.name if seen.partition else ""
+        wrong.append(f"cluster.slurm.nodelist: {fold(apart)} is not in partition {where}")
+    if wrong:
+        raise SpecError(
+            "\n".join(wrong), fix="name nodes as `sinfo -N` lists them, or leave the key out"
+        )
+
+
 def _check_known(seen: Cluster, found: Inventory, devices: int) -> None:
     """Without a profile nothing can be planned; what a site has to say where Slurm does not."""
     able = [host for host in found.hosts if host.devices >= devices]
@@ -88,8 +125,9 @@ def _check_known(seen: Cluster, found: Inventory, devices: int) -> None:
         entry = f"feature: {node.features[0]}"
     raise PlanError(
         f"what the GPUs are is not known: Slurm calls those of {node.name} {gres}{features}",
-        fix=f"write it into a file, for example gpus: [{{{entry}, profile: h100-sxm-80gb}}], and"
-        f" name that in {SLURM_GPUS}; or give the hosts with --inventory FILE",
+        fix=f"set cluster.gpu to one of {', '.join(GPU_NAMES)}; or write it into a file for all"
+        f" jobs, for example gpus: [{{{entry}, profile: h100-sxm-80gb}}], and name that in"
+        f" {SLURM_GPUS}; or give the hosts with --inventory FILE",
     )
 
 
@@ -101,11 +139,11 @@ def read_cluster(slurm: Slurm, partition: str | None, *, whole: bool = False) ->
     looked_at = None
     if partition is not None or not whole:
         looked_at = _chosen(parse_partitions(slurm.told(PARTITIONS)), partition)
-    nodes = parse_nodes(slurm.told(NODES))
+    every = nodes = parse_nodes(slurm.told(NODES))
     if looked_at is not None:
         inside = set(looked_at.nodes)
         nodes = tuple(
-            node for node in nodes if node.name in inside or looked_at.name in node.partitions
+            node for node in every if node.name in inside or looked_at.name in node.partitions
         )
     named = (looked_at.topology,) if looked_at and looked_at.topology else ()
     topology = slurm.ask((*TOPOLOGY, *named))
@@ -114,6 +152,7 @@ def read_cluster(slurm: Slurm, partition: str | None, *, whole: bool = False) ->
         # Without a topology plugin older versions refuse, which says as much.
         topology=parse_topology(topology.out) if topology.code == 0 else Topology(),
         partition=looked_at,
+        elsewhere=frozenset({node.name for node in every} - {node.name for node in nodes}),
     )
 
 

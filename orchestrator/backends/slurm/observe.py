@@ -4,7 +4,9 @@
 which knows it longer, is not asked: it lags behind, and few clusters say there whose job it was.
 """
 
+import contextlib
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
@@ -14,6 +16,7 @@ from orchestrator.cluster.slurm.hostlist import expand
 from orchestrator.cluster.slurm.partitions import seconds
 from orchestrator.cluster.slurm.records import fields, records
 from orchestrator.contract.launch import Cause
+from orchestrator.seams import RunPhase
 
 Meaning = Literal["queued", "running", "leaving", "held", "ended"]
 """`leaving`: its processes are being ended, and it may be queued again; `held`: in the queue until
@@ -64,10 +67,15 @@ class SlurmJob:
     """Unix seconds: of the time limit, or when it ended."""
     limit_at: float | None = None
     """When its time limit is, whether or not it ended before; None without one."""
+    exit_code: str = ""
+    """Of the batch script, as `CODE:SIGNAL`."""
     preempted: bool = False
     """It has been told to make room for another."""
     comment: str = ""
     command: str = ""
+    is_batch: bool = True
+    """It runs a script; an allocation of salloc does not."""
+    may_requeue: bool = True
 
     @property
     def meaning(self) -> Meaning:
@@ -92,9 +100,10 @@ def parse_jobs(text: str, zone: tzinfo | None = None) -> tuple[SlurmJob, ...]:
 
 def _scontrol_job(said: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
     return SlurmJob(
-        id=said["JobId"],
+        id=_id(said),
         state=_state(said.get("JobState", "")),
-        reason=said.get("Reason", ""),
+        reason="" if said.get("Reason") == "None" else said.get("Reason", ""),
+        exit_code=said.get("ExitCode", ""),
         nodes=expand(said.get("NodeList", "")),
         restarts=int(said.get("Restarts", "0")),
         excluded=expand(said.get("ExcNodeList", "")),
@@ -103,7 +112,15 @@ def _scontrol_job(said: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
         preempted=_time(said.get("PreemptTime", ""), zone) is not None,
         comment=said.get("Comment", ""),
         command=said.get("Command", ""),
+        is_batch=said.get("BatchFlag") != "0",
+        may_requeue=said.get("Requeue") != "0",
     )
+
+
+def _id(said: Mapping[str, str]) -> str:
+    """Of an element of an array that has a number of its own, as `12_3`."""
+    array, task = said.get("ArrayJobId"), said.get("ArrayTaskId", "")
+    return f"{array}_{task}" if array and task.isdigit() else said["JobId"]
 
 
 def _state(text: str) -> str:
@@ -123,43 +140,108 @@ def _limit_at(said: Mapping[str, str], zone: tzinfo | None) -> float | None:
     return None if begun is None or limit_s is None else begun + limit_s
 
 
-SQUEUE_FORMAT = "%A|%T|%r|%o|%k"
+SQUEUE_FORMAT = "%i|%T|%r|%x|%o|%k"
 """For `squeue -h -o`: the comment last, for it may hold anything."""
 
 
 def parse_queue(text: str) -> tuple[SlurmJob, ...]:
     """Of squeue with SQUEUE_FORMAT."""
-    rows = (line.split("|", 4) for line in text.splitlines())
+    rows = (line.split("|", 5) for line in text.splitlines())
     return tuple(
         SlurmJob(
             id=row[0],
             state=_state(row[1]),
             reason=row[2].strip("()") if row[2] != "None" else "",
-            command=row[3],
-            comment="" if row[4] == "(null)" else row[4],
+            excluded=expand("" if row[3] in ("(null)", "N/A") else row[3]),
+            command=row[4],
+            comment="" if row[5] == "(null)" else row[5],
         )
         for row in rows
-        if len(row) == 5
+        if len(row) == 6
     )
 
 
-def cause(job: SlurmJob, restarts: int, now: float, notice_s: float) -> Cause:
-    """Why the run of `job` that began after `restarts` requeues is being ended.
+BROKE: Mapping[str, Cause] = {
+    "TimeLimit": "time-limit",
+    "JobLaunchFailure": "failed",
+    "RaisedSignal": "failed",
+    "NonZeroExitCode": "failed",
+    "OutOfMemory": "failed",
+    "NodeDown": "failed",
+    "NodeFail": "failed",
+}
+"""How Slurm's reason begins for a run that is being ended, and that was not cancelled. Of a batch
+script that a signal ended it is JobLaunchFailure, or in newer versions `RaisedSignal:9(Killed)`."""
+OUTCOMES: Mapping[str, Cause] = {
+    "CANCELLED": "cancelled",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "time-limit",
+    "DEADLINE": "time-limit",
+    "FAILED": "failed",
+    "LAUNCH_FAILED": "failed",
+    "BOOT_FAIL": "failed",
+    "NODE_FAIL": "failed",
+    "OUT_OF_MEMORY": "failed",
+}
 
-    A COMPLETING job does not say of what: one that is queued again has counted that already, and
-    one that was cancelled ends before its time limit.
-    """
+
+def phase(job: SlurmJob, restarts: int) -> RunPhase:
+    """How the run of `job` stands that began after `restarts` requeues."""
+    if job.is_over:
+        return "over"
+    if job.restarts > restarts or job.meaning in ("queued", "held"):
+        return "queued again"
+    if job.meaning != "leaving":
+        return "running"
+    return "broken" if can_be_queued_again(job, restarts) else "ending"
+
+
+def cause(job: SlurmJob, restarts: int, now: float, notice_s: float) -> Cause:
+    """Why the run of `job` that began after `restarts` requeues is being ended."""
     if job.preempted or job.state == "PREEMPTED":
         return "preempted"
     if job.restarts > restarts or job.meaning in ("queued", "held"):
         return "requeued"
-    if job.state in ("TIMEOUT", "DEADLINE"):
-        return "time-limit"
     if job.meaning == "running":
         near = job.ends_at is not None and job.ends_at - now <= notice_s
         return "time-limit" if near else "unknown"
-    if job.state == "CANCELLED":
-        return "cancelled"
-    if job.state == "COMPLETING" and job.limit_at is not None and job.ends_at is not None:
-        return "time-limit" if job.ends_at >= job.limit_at - 1 else "cancelled"
-    return "cancelled" if job.state == "COMPLETING" else "unknown"
+    if job.state == "COMPLETING":
+        return _why_completing(job)
+    return OUTCOMES.get(job.state, "unknown")
+
+
+def _why_completing(job: SlurmJob) -> Cause:
+    """Slurm does not show the state that a COMPLETING job is about to have. One that broke has a
+    reason; one that was cancelled has none, and ends before its time limit."""
+    for reason, found in BROKE.items():
+        if job.reason.startswith(reason):
+            return found
+    if job.limit_at is not None and job.ends_at is not None and job.ends_at >= job.limit_at - 1:
+        return "time-limit"
+    return "cancelled" if not job.reason else "unknown"
+
+
+def can_be_queued_again(job: SlurmJob, restarts: int) -> bool:
+    """Whether Slurm takes back a job whose run it is ending, before the last process has gone. It
+    does so of any job; one that was cancelled is not to come back."""
+    return cause(job, restarts, 0.0, 0.0) in ("failed", "time-limit", "requeued")
+
+
+def ending_words(job: SlurmJob) -> str:
+    """How Slurm puts the end of a run that failed, as `JobLaunchFailure, the batch script was ended
+    by signal 9 (SIGKILL)`."""
+    return ", ".join(filter(None, (job.reason or job.state, _exit_words(job.exit_code))))
+
+
+def _exit_words(exit_code: str) -> str:
+    """Of Slurm's `CODE:SIGNAL` for the batch script."""
+    code, _, number = exit_code.partition(":")
+    if number.isdigit() and int(number):
+        return f"the batch script was ended by signal {number}{_name(int(number))}"
+    return f"the batch script ended with code {code}" if code not in ("", "0") else ""
+
+
+def _name(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return f" ({signal.Signals(number).name})"
+    return ""

@@ -1,8 +1,4 @@
-"""What runs on each node of the allocation: the agent, in the process that Slurm started.
-
-submitit pickles an AgentTask by name and calls it. `python -m orchestrator.backends.slurm.task`
-is the same for an agent that is started again, which never leads.
-"""
+"""What runs on each node of the allocation: the agent, in the process that Slurm started."""
 
 import argparse
 import contextlib
@@ -11,13 +7,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from orchestrator.backends.slurm import address
+from orchestrator.backends.slurm.hooks import run_hook
 from orchestrator.cluster.slurm.hostlist import expand
 from orchestrator.cluster.slurm.nodes import parse_nodes
+from orchestrator.contract import env
 from orchestrator.contract.rundir import RunDir
 from orchestrator.system import run_command
 
@@ -26,46 +24,61 @@ log = logging.getLogger(__name__)
 ASK_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentTask:
-    """One launch's agent, on whatever node it finds itself."""
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Be the agent, to its end."""
+    args = _parser().parse_args(argv)
+    _await_agent()
+    host = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    log_to(RunDir(Path(args.run_dir)).agent_log(host))
+    reached = _address(host, environ)
+    environ = {**environ, "NDCTL_RUN_DIR": args.run_dir, env.HOST: host}
+    hook_log, failed = RunDir(Path(args.run_dir)).hook_log(host), ""
+    if args.before:
+        # Before anything of the agent is imported: it may bring what that needs.
+        failed = run_hook("before", args.before, environ, hook_log, args.before_limit)
+    from orchestrator.agent.__main__ import main as agent
 
-    run_dir: str
-    launch: int
-    devices: int
-    agent_timeout: float
-
-    def __call__(self) -> None:
-        self.run(lead=os.environ.get("SLURM_NODEID") == "0")
-
-    def run(self, *, lead: bool) -> None:
-        """Be the agent, to its end; does not return."""
-        _forget_handlers()
-        environ = dict(os.environ)
-        host = environ.get("SLURMD_NODENAME") or socket.gethostname()
-        log_to(RunDir(Path(self.run_dir)).agent_log(host))
-        reached = _address(host, environ)
-        from orchestrator.agent.__main__ import main
-
-        argv = [
-            f"--run-dir={self.run_dir}",
-            f"--host={host}",
-            f"--address={reached}",
-            f"--launch={self.launch}",
-            f"--devices={self.devices}",
-            f"--agent-timeout={self.agent_timeout}",
-            f"--restarts={environ.get('SLURM_RESTART_COUNT', '0')}",
-            *(["--lead"] if lead else []),
-        ]
-        sys.exit(main(argv, _for_gloo(environ, reached)))
+    words = [
+        f"--run-dir={args.run_dir}",
+        f"--host={host}",
+        f"--address={reached}",
+        f"--launch={args.launch}",
+        f"--devices={args.devices}",
+        f"--agent-timeout={args.agent_timeout}",
+        f"--restarts={environ.get('SLURM_RESTART_COUNT', '0')}",
+        *(["--lead"] if args.first_leads and environ.get("SLURM_NODEID") == "0" else []),
+        f"--leader-late={args.before_limit if args.before else 0}",
+        f"--hook-failed={failed}",
+    ]
+    code = agent(words, _for_gloo(environ, reached))
+    if args.after:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until Slurm kills what is left
+        if why := run_hook("after", args.after, environ, hook_log, args.after_limit):
+            log.warning("the after hook of %s: %s", host, why)
+    sys.exit(code)
 
 
-def _forget_handlers() -> None:
-    """submitit's own would swallow SIGTERM, and requeue at SIGUSR2; the agent sets its own."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGCONT, signal.SIG_DFL)
-    # A notice that comes before the agent listens must not kill it; the end itself is announced
-    # by SIGTERM.
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="orchestrator.backends.slurm.task")
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--launch", type=int, required=True)
+    parser.add_argument("--devices", type=int, required=True)
+    parser.add_argument("--agent-timeout", type=float, required=True)
+    parser.add_argument(
+        "--first-leads",
+        action="store_true",
+        help="the agent of the step's first node leads; one that is started again never does",
+    )
+    parser.add_argument("--before", default="", help="line of shell, before the agent begins")
+    parser.add_argument("--before-limit", type=float, default=0.0, help="seconds for it")
+    parser.add_argument("--after", default="", help="line of shell, when the agent has ended")
+    parser.add_argument("--after-limit", type=float, default=0.0, help="seconds for it")
+    return parser
+
+
+def _await_agent() -> None:
+    """A notice that comes before the agent listens must not kill it; the end itself is announced
+    by SIGTERM."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
@@ -113,14 +126,5 @@ def _for_gloo(environ: Mapping[str, str], reached: str) -> Mapping[str, str]:
     return {**environ, "GLOO_SOCKET_IFNAME": interface} if interface else environ
 
 
-def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="orchestrator.backends.slurm.task")
-    parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--launch", type=int, required=True)
-    parser.add_argument("--devices", type=int, required=True)
-    parser.add_argument("--agent-timeout", type=float, required=True)
-    AgentTask(**vars(parser.parse_args(argv))).run(lead=False)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:], dict(os.environ))

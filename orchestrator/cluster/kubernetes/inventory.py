@@ -124,10 +124,15 @@ def _standing(node: Node, used: Taken, use: Use) -> tuple[State, str, int]:
     """State, why, and how many devices: of a host that is free those that the job may have, else
     all of them."""
     every = _devices(node.can_give(use.device or CPU), use)
-    if why := _unfit(node, use):
-        return "drained", why, every
+    if node.name in use.exclude:
+        return "excluded", "by the spec", every
+    if why := _unselected(node, use):
+        return "not selected", why, every
     if (why_shut := shut(node, use.tolerations)) is not None:
-        return "drained", str(why_shut), every
+        return why_shut.state, why_shut.reason, every
+    if use.device is not None and not node.can_give(use.device) and PRODUCT in node.labels:
+        why = f"none of its {use.device} can be given: is its device plugin in order?"
+        return "not ready", why, every
     if use.patient:
         return "free", "", every
     for name, amount in use.requests.items():
@@ -147,19 +152,16 @@ def _devices(amount: Fraction, use: Use) -> int:
     return use.ranks if amount >= use.requests.get(CPU, 0) else 0
 
 
-def _unfit(node: Node, use: Use) -> str:
+def _unselected(node: Node, use: Use) -> str:
     """Why the spec's own words keep the job off a node; empty where they do not."""
-    if node.name in use.exclude:
-        return "excluded by the spec"
     for label, value in use.node_selector.items():
         if (said := node.labels.get(label)) != value:
-            has = f"has {label}={said}" if said is not None else f"without the label {label}"
-            return f"{has}, and nodeSelector wants {value}" if said is not None else has
+            if said is None:
+                return f"without the label {label}={value}"
+            return f"has {label}={said}, and node_selector wants {value}"
     for name, amount in use.requests.items():
         if (there := node.can_give(name)) < amount:
             return f"has {words(there, name)} of {words(amount, name)} {name} that a pod asks for"
-    if use.device is not None and not node.can_give(use.device) and PRODUCT in node.labels:
-        return f"none of its {use.device} can be given: is its device plugin in order?"
     return ""
 
 

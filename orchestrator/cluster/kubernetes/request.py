@@ -58,6 +58,46 @@ def request_of(
     return Asked(topology=found, exclude=exclude, notes=notes)
 
 
+def request_of_spec(
+    plan: Plan,
+    inventory: Inventory,
+    spec: KubernetesSpec,
+    *,
+    spares: int = 0,
+    kueue: Collection[str] | None = None,
+) -> Asked:
+    """Where no node was looked at: below a value of each of the spec's labels, of which a cluster
+    passes over those that its nodes do not have. `kueue` as for `request_of`."""
+    total = len(plan.hosts) + spares
+    if total == 1:
+        return Asked(topology=TopologyRequest())
+    preferred: str | None = None
+    notes: tuple[str, ...] = ()
+    if spec.queue is not None and spec.topology is None:
+        preferred, notes = _preferred_unseen(spec, kueue)
+    levels = () if spec.queue else spec.topology_labels
+    found = TopologyRequest(preferred=preferred, levels=levels)
+    wide = plan.mesh.tp // plan.ranks_per_host
+    if wide > 1:
+        found, more = _in_blocks(found, plan, inventory, spec, (wide, total), kueue or ())
+        notes += more
+    return Asked(topology=found, notes=notes)
+
+
+def _preferred_unseen(
+    spec: KubernetesSpec, kueue: Collection[str] | None
+) -> tuple[str | None, tuple[str, ...]]:
+    """As `_preferred`, of the spec's labels. Kueue never admits a job that asks for a level that
+    its Topology does not have, so that one which was not looked at is not asked for any."""
+    known = [label for label in spec.topology_labels if label in (kueue or ())]
+    if known:
+        return known[-1], ()
+    return None, (
+        "Kueue is not asked for nodes that are near to each other: the spec does not say by which"
+        " label, as in cluster.kubernetes.topology: {preferred: topology.kubernetes.io/rack}",
+    )
+
+
 def _is_of(plan: Plan, host: Host) -> bool:
     return plan.profile is None or (host.profile is not None and host.profile.name == plan.profile)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.cluster.inventory import State
 from orchestrator.cluster.kubernetes.nodes import READY, Node, parse_node
 from orchestrator.cluster.kubernetes.taints import CORDONED, is_tolerated, untolerated
 from orchestrator.contract.kubernetes import Toleration
@@ -14,12 +15,8 @@ class Shut:
     """A node on which somebody wants no pods."""
 
     node: str
-    state: str
-    """In Kubernetes' words, as `cordoned`."""
+    state: State
     reason: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.state}: {self.reason}" if self.reason else self.state
 
 
 def shut(node: Node, tolerations: Sequence[Toleration]) -> Shut | None:
@@ -31,11 +28,11 @@ def _shut(node: Node, tolerations: Sequence[Toleration]) -> Iterator[Shut]:
     if node.leaving:
         yield Shut(node.name, "being deleted")
     if node.ready != READY:
-        yield Shut(node.name, "NotReady", node.why)
+        yield Shut(node.name, "not ready", node.why)
     if node.unschedulable and not is_tolerated(CORDONED, tolerations):
         yield Shut(node.name, "cordoned")
     for taint in untolerated(node, tolerations):
-        yield Shut(node.name, f"tainted {taint}")
+        yield Shut(node.name, "tainted", str(taint))
 
 
 def shut_nodes(
@@ -58,4 +55,4 @@ def _ends_pods(node: Node, tolerations: Sequence[Toleration]) -> Iterator[Shut]:
         yield Shut(node.name, "cordoned")
     for taint in untolerated(node, tolerations):
         if taint.effect == "NoExecute":
-            yield Shut(node.name, f"tainted {taint}")
+            yield Shut(node.name, "tainted", str(taint))

@@ -16,6 +16,8 @@ class Node:
     flags: frozenset[str] = frozenset()
     """As `DRAIN`, `CLOUD`, `NOT_RESPONDING`; marks such as * are spelt out."""
     cpus: int = 0
+    memory_mib: int = 0
+    """0 where Slurm does not say."""
     gpus: int = 0
     gpu_type: str | None = None
     gpus_used: int | None = None
@@ -82,6 +84,7 @@ def _nodes(text: str) -> Iterator[Node]:
             state=state,
             flags=flags,
             cpus=_number(value(record, "CPUEfctv") or value(record, "CPUTot")),
+            memory_mib=_number(value(record, "RealMemory")),
             gpus=gpu_count(gres),
             gpu_type=gpu_type(gres),
             gpus_used=_used(record),

@@ -90,6 +90,9 @@ SLICES = replace(
     queue="train",
     topology=TopologyRequest(slice="nvidia.com/gpu.clique", slice_size=2),
 )
+GUARANTEED = replace(
+    PLAIN, guaranteed=True, cpu="96", memory="1500Gi", ttl_after_finished=3600, gpu_resource=None
+)
 GANG = replace(PLAIN, gang_scheduler="coscheduling")
 
 
@@ -119,6 +122,8 @@ CASES: dict[str, Handover] = {
     "pytorchjob-near": a_handover(NEAR),
     "jobset": a_handover(PLAIN, "jobset"),
     "jobset-full": a_handover(FULL, "jobset"),
+    "jobset-guaranteed": a_handover(GUARANTEED, "jobset"),
+    "pytorchjob-guaranteed": a_handover(GUARANTEED),
     "jobset-slices": a_handover(SLICES, "jobset", hosts=4),
     "trainjob": a_handover(PLAIN, "trainjob"),
     "trainjob-full": a_handover(FULL, "trainjob"),

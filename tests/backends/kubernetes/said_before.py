@@ -23,6 +23,11 @@ class SaidBefore:
     namespace: str = "team-a"
     server: str = "https://10.0.0.1:6443"
     asked: list[str] = field(default_factory=list)
+    refusals: Mapping[str, BackendError] = field(default_factory=dict)
+    """Kind -> why objects of it are not taken."""
+    warnings: tuple[str, ...] = ()
+    tried: list[Object] = field(default_factory=list)
+    """Objects of dry runs."""
 
     def read(self, path: str) -> Any:
         found = self.paths.get(path)
@@ -57,9 +62,21 @@ class SaidBefore:
         there = self.objects.get(resource.plural, ())
         return next((one for one in there if one["metadata"]["name"] == name), None)
 
+    def apply(self, item: Object, namespace: str, *, dry_run: bool = False) -> Object:
+        assert dry_run, "nothing is made by who only looks"
+        self.tried.append(item)
+        refusal = self.refusals.get(item["kind"])
+        if refusal is not None:
+            raise refusal
+        return item
+
     def create(self, item: Object, namespace: str) -> Object:
         about = item["spec"]["resourceAttributes"]
         what = f"{about['verb']} {about['resource']}"
         what += f"/{about['subresource']}" if "subresource" in about else ""
         what += "" if "namespace" in about else " *"
         return {"status": {"allowed": what not in self.refused}}
+
+    def refusal(self, verb: str, path: str) -> BackendError | None:
+        self.asked.append(f"{verb} {path}")
+        return Forbidden(f"ada may not {verb} {path}", user="ada")

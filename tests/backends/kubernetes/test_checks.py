@@ -13,6 +13,7 @@ from orchestrator.errors import SpecError
 from tests.backends.handed import handed
 from tests.backends.kubernetes.rendered import CASES, PLAIN, a_launch
 
+WHOLE: dict[str, Any] = {"guaranteed": True, "cpu": "2", "memory": "4Gi"}
 DATA = MountedVolume(name="data", mount_path="/data", claim="data")
 
 
@@ -72,6 +73,27 @@ def test_the_longest_pod_name_fits_a_label(kind: Any, hosts: int, longest: int) 
         ({"node_selector": {"a/b/c": "x"}}, "node_selector.a/b/c"),
         ({"kind": "jobset", "gang_scheduler": "coscheduling"}, "gang_scheduler"),
         ({"kind": "trainjob", "gang_scheduler": "volcano"}, "gang_scheduler"),
+        ({"kind": "trainjob", "ttl_after_finished": 60}, "ttl_after_finished"),
+        ({"guaranteed": True, "memory": "4Gi"}, "cpu"),
+        ({"guaranteed": True, "cpu": "2"}, "memory"),
+        ({"guaranteed": True, "cpu": "1500m", "memory": "4Gi"}, "cpu"),
+        (
+            {**WHOLE, "pod_template": {"spec": {"containers": [{"name": "a", "image": "b"}]}}},
+            "pod_template.spec.containers[0].resources",
+        ),
+        (
+            {
+                **WHOLE,
+                "pod_template": {
+                    "spec": {
+                        "containers": [
+                            {"name": "pytorch", "resources": {"requests": {"cpu": "1"}}},
+                        ]
+                    }
+                },
+            },
+            "pod_template.spec.containers[0].resources",
+        ),
         (
             {"topology": TopologyRequest(slice="rack", slice_size=2), "kind": "jobset"},
             "topology.slice",
@@ -85,9 +107,25 @@ def test_the_longest_pod_name_fits_a_label(kind: Any, hosts: int, longest: int) 
         ({"pod_template": {"spec": {"containers": [{}]}}}, "pod_template.spec.containers"),
         ({"pod_template": {"spec": {"volumes": {"a": 1}}}}, "pod_template.spec.volumes"),
         (
+            {"pod_template": {"spec": {"priorityClasName": "high"}}},
+            "pod_template.spec.priorityClasName",
+        ),
+        (
+            {"pod_template": {"spec": {"containers": [{"name": "main", "env": []}]}}},
+            "pod_template.spec.containers[0].name",
+        ),
+        (
+            {"pod_template": {"spec": {"initContainers": [{"name": "pytorch"}]}}},
+            "pod_template.spec.initContainers[0].name",
+        ),
+        (
+            {"kind": "trainjob", "pod_template": {"spec": {"containers": [{"name": "pytorch"}]}}},
+            "pod_template.spec.containers[0].name",
+        ),
+        (
             {
                 "pod_template": {
-                    "spec": {"containers": [{"name": "a", "env": [{"name": "PET_NNODES"}]}]}
+                    "spec": {"containers": [{"name": "pytorch", "env": [{"name": "PET_NNODES"}]}]}
                 }
             },
             "pod_template.spec.containers[0].env.PET_NNODES",
@@ -98,6 +136,38 @@ def test_what_kubernetes_would_refuse_or_drop_is_named(change: Any, path: str) -
     (found,) = problems(a_launch(replace(PLAIN, **change)))
     assert found.path == f"cluster.kubernetes.{path}"
     assert found.fix
+
+
+def test_a_container_by_another_name_than_ours_is_one_more_and_needs_an_image() -> None:
+    mine = {"spec": {"containers": [{"name": "main", "resources": {}}]}}
+    (found,) = problems(a_launch(replace(PLAIN, pod_template=mine)))
+    assert found.limit.startswith("pytorch, ndctl's own container")
+    assert found.fix.startswith("did you mean pytorch?")
+    beside = {"spec": {"containers": [{"name": "main", "image": "busybox"}]}}
+    assert list(problems(a_launch(replace(PLAIN, pod_template=beside)))) == []
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"name": "pytorch", "env": []},
+        {"name": "pytorch", "resources": {"limits": {"ephemeral-storage": "1Ti"}}},
+        {"name": "a", "image": "b", "resources": {"limits": {"cpu": "0.1", "memory": "64Mi"}}},
+        {
+            "name": "a",
+            "image": "b",
+            "resources": {
+                "limits": {"cpu": "0.1", "memory": "64Mi"},
+                "requests": {"cpu": "100m", "memory": "64Mi"},
+            },
+        },
+    ],
+)
+def test_pods_stay_guaranteed_with_containers_that_ask_for_what_they_may_have(
+    container: Any,
+) -> None:
+    spec = replace(PLAIN, **WHOLE, pod_template={"spec": {"containers": [container]}})
+    assert list(problems(a_launch(spec))) == []
 
 
 def test_shm_may_be_a_volume_of_ones_own() -> None:

@@ -7,22 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.backends.kubernetes.checks import lacking, references
-from orchestrator.backends.kubernetes.refusals import Forbidden
 from orchestrator.backends.kubernetes.render import objects
-from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, SECRETS
 from orchestrator.contract.kubernetes import (
     EnvFrom,
     KubernetesSpec,
-    MountedVolume,
     ValueFrom,
     plain_secrets,
 )
-from orchestrator.doctor.kubernetes import examine_kubernetes
 from orchestrator.errors import SpecError
 from orchestrator.load import dump_spec, load_spec
 from tests.backends.kubernetes.rendered import CASES
-from tests.backends.kubernetes.said_before import SaidBefore
 
 SPEC = """
 name: job
@@ -85,52 +79,6 @@ def test_a_pod_names_the_source_and_nothing_rendered_has_a_value() -> None:
         {"prefix": "PROXY_", "configMapRef": {"name": "proxies"}},
     ]
     assert "envFrom" not in json.dumps(objects(CASES["pytorchjob"]))
-
-
-THERE = SaidBefore(
-    objects={
-        "secrets": [{"metadata": {"name": "hub"}, "data": {"token": "eA=="}}],
-        "configmaps": [{"metadata": {"name": "site"}, "binaryData": {"proxy": "eA=="}}],
-    }
-)
-
-
-def test_a_source_that_is_not_there_is_known_before_pods_wait_for_it() -> None:
-    assert lacking(THERE, "ns", SECRETS, "hub", "token") is None
-    assert lacking(THERE, "ns", SECRETS, "hub", None) is None
-    assert lacking(THERE, "ns", CONFIG_MAPS, "site", "proxy") is None
-    assert lacking(THERE, "ns", SECRETS, "wandb", "token") == "there is no Secret wandb"
-    said = lacking(THERE, "ns", SECRETS, "hub", "tokken")
-    assert said == "Secret hub has no key tokken, only token"
-    hidden = SaidBefore(refused=frozenset({"get secrets"}))
-    assert lacking(hidden, "ns", SECRETS, "wandb", "token") is None
-    with pytest.raises(Forbidden):
-        hidden.get(SECRETS, "ns", "wandb")
-
-
-def test_each_source_that_pods_need_is_looked_at() -> None:
-    spec = KubernetesSpec(
-        env={"A": ValueFrom(secret="s", key="k"), "B": "text"},
-        env_from=(EnvFrom(config_map="c"),),
-        volumes=(MountedVolume(name="v", mount_path="/v", secret="mounted"),),
-    )
-    assert list(references(spec)) == [
-        ("cluster.kubernetes.env.A", SECRETS, "s", "k"),
-        ("cluster.kubernetes.env_from[0]", CONFIG_MAPS, "c", None),
-        ("cluster.kubernetes.volumes[0]", SECRETS, "mounted", None),
-    ]
-
-
-def test_doctor_names_a_source_that_is_not_there() -> None:
-    api = SaidBefore(paths={"/version": {"gitVersion": "v1.30.0"}}, objects=THERE.objects)
-    spec = KubernetesSpec(
-        env={"A": ValueFrom(secret="hub", key="tokken"), "B": ValueFrom(secret="hub", key="token")}
-    )
-    found = [one for one in examine_kubernetes(api, spec, 2) if one.what == "environment"]
-    (one,) = found
-    assert one.verdict == "stops"
-    assert one.found == "cluster.kubernetes.env.A: Secret hub has no key tokken, only token"
-    assert "kubectl -n team-a create secret generic hub --from-file=tokken=FILE" in one.fix
 
 
 @pytest.mark.parametrize(

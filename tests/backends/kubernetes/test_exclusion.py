@@ -1,6 +1,6 @@
 from typing import Any
 
-from orchestrator.backends.kubernetes.exclusion import unchangeable, without
+from orchestrator.backends.kubernetes.exclusion import not_kept_off, without
 
 
 def excluded(change: dict[str, Any], replica: str) -> Any:
@@ -32,6 +32,7 @@ def test_every_alternative_leaves_the_hosts_out_and_keeps_what_it_asked() -> Non
 def test_pods_of_a_job_cannot_be_changed() -> None:
     assert without("jobset", {}, ["node-2"]) == {}
     assert without("pytorchjob", job([]), []) == {}
-    said = unchangeable("jobset", ["node-1", "node-2"])
-    assert "`ndctl controller`, where it runs, keeps new ones off node-1, node-2" in said
+    said = not_kept_off(["node-1", "node-2"])
+    assert "no controller keeps new pods of this job off node-1, node-2" in said
     assert "`kubectl cordon node-1 node-2`" in said
+    assert "`kubectl apply -k manifests/controller`" in said

@@ -2,16 +2,26 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.backends.kubernetes.api import Api, Listed
-from orchestrator.backends.kubernetes.going import end_pod
+from orchestrator.backends.kubernetes.going import FORCED_S, end_pod
 from orchestrator.backends.kubernetes.refusals import Forbidden
-from orchestrator.backends.kubernetes.resources import Object, Resource
-from orchestrator.backends.kubernetes.tracked import failed, is_held
-from orchestrator.errors import BackendError, Unanswered
+from orchestrator.backends.kubernetes.render.names import CONTROLLER_ANNOTATION, END_ANNOTATION
+from orchestrator.backends.kubernetes.resources import (
+    CONFIG_MAPS,
+    LEASES,
+    NODES,
+    PODS,
+    Object,
+    Resource,
+)
+from orchestrator.backends.kubernetes.tracked import failed
+from orchestrator.contract.kubernetes import Kind
+from orchestrator.errors import BackendError, MustLeave, Unanswered
 from tests.agent.world import TurnedClock
 
 FORCE_S, GRACE_S = 120.0, 40.0
@@ -41,14 +51,22 @@ class Server:
     deleted_at: float | None = None
     forced_at: float | None = None
     pod: Object = field(default_factory=lambda: POD)
-    said: list[str] = field(default_factory=list)
-    """Phases that its status was given."""
+    controller: bool = False
+    """One looks after the job: it deletes what is asked for, and by force after `forces_s`."""
+    forces_s: float = FORCE_S
+    asked: str = ""
+    """Of the controller."""
 
     @property
     def is_there(self) -> bool:
         ended = self.ends_after_s is not None and self.deleted_at is not None
         over = ended and self.clock.time >= (self.deleted_at or 0) + (self.ends_after_s or 0)
-        return not over and self.forced_at is None
+        forced = self.controller and self.asked and not self.ready
+        forced = forced and self.clock.time >= (self.deleted_at or 0) + self.forces_s
+        return not (over or forced) and self.forced_at is None
+
+    def about(self, *asked: Any) -> Object | None:
+        return self.get(*asked)
 
     def list(self, *_: object, **__: object) -> Listed:
         return Listed(items=(self.pod,) if self.is_there else (), version="1")
@@ -57,9 +75,19 @@ class Server:
         there = self.is_there
         self.clock.time += timeout_s
         if there and not self.is_there:
-            yield {"type": "DELETED", "object": POD}
+            yield {"type": "DELETED", "object": self.pod}
 
-    def get(self, resource: Resource, namespace: None, name: str) -> Object:
+    def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
+        if resource is PODS:
+            gone = {"deletionTimestamp": "2026-11-22T05:00:00Z"} if self.asked else {}
+            return {**self.pod, "metadata": {**self.pod["metadata"], **gone}}
+        if resource is LEASES:
+            now = datetime.fromtimestamp(self.clock.now(), UTC).isoformat()
+            spec = {"holderIdentity": "c", "leaseDurationSeconds": 15, "renewTime": now}
+            return {"spec": spec}
+        if resource is not NODES:
+            notes = {CONTROLLER_ANNOTATION: "ns"} if self.controller else {}
+            return {"metadata": {"name": name, "resourceVersion": "1", "annotations": notes}}
         if self.hides_nodes:
             raise MAY_NOT
         ready = {"type": "Ready", "status": "True" if self.ready else "Unknown"}
@@ -73,20 +101,17 @@ class Server:
             self.deleted_at = self.clock.time
         elif self.refuses_force:
             raise MAY_NOT
-        elif is_held(self.pod) and self.said != ["Failed"]:
-            pass  # its Job does not let go of it
         else:
             self.forced_at = self.clock.time
 
-    def merge(
-        self, resource: Resource, namespace: str, name: str, change: Object, sub: str
-    ) -> None:
-        assert (sub, change["metadata"]["uid"]) == ("status", "u1")
-        self.said.append(change["status"]["phase"])
+    def merge(self, resource: Resource, namespace: str, name: str, change: Object) -> None:
+        assert (resource, name) == (CONFIG_MAPS, "job-launch"), "it may write nothing else"
+        self.asked = change["metadata"]["annotations"][END_ANNOTATION]
+        self.deleted_at = self.clock.time
 
 
-def ended(server: Server) -> Server:
-    end_pod(cast(Api, server), server.clock, "node-7", server.pod, FORCE_S)
+def ended(server: Server, kind: Kind = "pytorchjob") -> Server:
+    end_pod(cast(Api, server), server.clock, kind, "node-7", server.pod, FORCE_S)
     return server
 
 
@@ -110,16 +135,40 @@ def test_one_on_a_dead_node_is_forced_after_the_grace(server: Server, after_s: f
 
 HELD: Object = {
     **POD,
-    "metadata": {**POD["metadata"], "finalizers": ["batch.kubernetes.io/job-tracking"]},
+    "metadata": {
+        **POD["metadata"],
+        "name": "job-node-0-1-abcde",
+        "finalizers": ["batch.kubernetes.io/job-tracking"],
+    },
 }
+JOBSET: Kind = "jobset"
 
 
-def test_one_that_a_job_counts_is_said_to_have_failed_before_it_goes() -> None:
-    """Its Job keeps it until then, and makes no other."""
-    assert ended(Server(ready=False, pod=HELD)).forced_at is not None
-    assert ended(Server(ready=False)).said == [], "of others there is nothing to say"
-    done = {**HELD, "status": {"phase": "Succeeded"}}
-    assert ended(Server(ready=False, pod=done)).said == []
+def test_pods_without_known_names_are_the_controllers_to_delete() -> None:
+    for server in (
+        Server(controller=True, pod=HELD, ends_after_s=30),
+        Server(controller=True, pod=HELD, ready=False),
+        Server(controller=True, pod=HELD, ready=False, forces_s=FORCE_S + FORCED_S - 5),
+    ):
+        ended(server, JOBSET)
+        assert server.asked == "job-node-0-1-abcde/u1"
+        assert (server.is_there, server.forced_at) == (False, None), "it deletes nothing itself"
+    never = Server(controller=True, pod=HELD, ready=False, forces_s=1e6)
+    with pytest.raises(BackendError, match="the controller alone may delete") as raised:
+        ended(never, JOBSET)
+    assert "or an administrator types `kubectl apply -k manifests/controller`" in raised.value.fix
+
+
+def test_without_a_controller_such_a_pod_is_to_leave_by_itself() -> None:
+    server = Server(pod=HELD)
+    with pytest.raises(MustLeave, match="is not deleted: the controller alone may") as raised:
+        ended(server, JOBSET)
+    assert (server.asked, server.deleted_at) == ("", None)
+    change = '--subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\''
+    assert f"patch pod job-node-0-1-abcde {change} && kubectl -n ns delete" in raised.value.fix
+    leaving = {**HELD["metadata"], "deletionTimestamp": "2026-11-22T05:00:00Z"}
+    going = Server(pod={**HELD, "metadata": leaving}, ends_after_s=30, deleted_at=0.0)
+    assert not ended(going, JOBSET).is_there, "somebody else has deleted it"
 
 
 def test_of_a_lost_pod_the_conditions_are_kept_and_no_failure_is_counted() -> None:
@@ -143,7 +192,3 @@ def test_without_the_right_to_force_the_message_says_what_to_type() -> None:
         ended(Server(ready=False, refuses_force=True))
     force = "`kubectl -n ns delete pod job-worker-0 --force --grace-period=0`"
     assert raised.value.fix == f"{force}\n  or kubectl create role …"
-    with pytest.raises(BackendError) as of_job:
-        ended(Server(ready=False, refuses_force=True, pod=HELD))
-    change = '--subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\''
-    assert f"patch pod job-worker-0 {change} && kubectl -n ns delete pod" in of_job.value.fix

@@ -82,7 +82,8 @@ def test_without_the_right_to_see_all_pods_it_is_said_which_were_counted() -> No
 def test_without_the_right_to_see_nodes_a_file_is_left() -> None:
     with pytest.raises(Forbidden, match="ada may not list nodes") as caught:
         hosts_for(said(refused=frozenset({"list nodes *"})), TABLE, cluster(1))
-    assert caught.value.fix == "ask\n  or give the hosts with --inventory FILE"
+    assert caught.value.fix.startswith("ask\n  or set cluster.gpu to one of h100-sxm-80gb, ")
+    assert caught.value.fix.endswith("or give the hosts with --inventory FILE")
 
 
 def test_pages_that_expire_are_listed_anew() -> None:

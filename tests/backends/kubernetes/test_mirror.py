@@ -12,13 +12,20 @@ from orchestrator.backends.kubernetes import fetch
 from orchestrator.backends.kubernetes.api import Listed
 from orchestrator.backends.kubernetes.fetch import main
 from orchestrator.backends.kubernetes.mirror import Mirror, contents
-from orchestrator.backends.kubernetes.resources import Object, Resource
-from orchestrator.contract.events import CancelRequested, Event, LeaderStarted
+from orchestrator.backends.kubernetes.refusals import Forbidden
+from orchestrator.backends.kubernetes.reports import stamp, to_data
+from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, EVENTS, Object, Resource
+from orchestrator.contract.actions import StopAttempt
+from orchestrator.contract.events import CancelRequested, Event, LeaderStarted, StepReached
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.rundir import RunDir
+from orchestrator.dashboard.moment import Snapshot, read_snapshot
 from orchestrator.dashboard.recalled import look, recall
-from orchestrator.errors import BackendError, Unanswered
+from orchestrator.dashboard.status import status_json, status_text
+from orchestrator.errors import BackendError, Unanswered, Unreachable
+from orchestrator.seams import Sighting
 from orchestrator.supervise import snapshot
+from orchestrator.supervise.job_report import JobReport, read_report
 from orchestrator.supervise.log import Journal, Place, has_writer, read, to_line
 from orchestrator.supervise.loop import Folded, Supervisor
 from orchestrator.supervise.step import fold
@@ -40,8 +47,27 @@ class Cluster:
     """Pods whose nodes do not answer."""
     read: list[str] = field(default_factory=list)
     """Pods whose log was asked for."""
+    clock: TurnedClock = field(default_factory=TurnedClock)
+    state: dict[str, str] | None = None
+    """What its ConfigMap says."""
+    events: list[Object] = field(default_factory=list)
+    away: bool = False
+    """The API server cannot be reached."""
+    no_exec: bool = False
+    """There is no right to it."""
 
-    def list(self, resource: Resource, namespace: str, *, labels: str = "") -> Listed:
+    def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        assert (resource, namespace, name) == (CONFIG_MAPS, "team", "job-state")
+        return None if self.state is None else {"data": self.state}
+
+    def list(
+        self, resource: Resource, namespace: str, *, labels: str = "", fields: str = ""
+    ) -> Listed:
+        if self.away:
+            raise Unreachable("the API server cannot be reached: refused")
+        if resource == EVENTS:
+            assert fields == "involvedObject.name=job"
+            return Listed(items=tuple(self.events), version="1")
         return Listed(items=tuple(self.pods), version="1")
 
     def exec(
@@ -50,6 +76,8 @@ class Cluster:
         import io
 
         self.asked.append(pod)
+        if self.no_exec:
+            raise Forbidden("dev may not create pods/exec in namespace team", fix="ask for it")
         if pod in self.silent:
             raise Unanswered(f"pod {pod}: error dialing backend")
         if "cancel" in argv:
@@ -67,12 +95,17 @@ def a_pod(name: str, phase: str = "Running", *, ready: str = "True", **labels: s
     return {
         "metadata": {
             "name": name,
+            "namespace": "team",
             "uid": f"uid-of-{name}",
             "labels": labels,
             "annotations": {"ndctl.dev/launch": "1"},
         },
         "spec": {"nodeName": f"node-of-{name}"},
-        "status": {"phase": phase, "conditions": [{"type": "Ready", "status": ready}]},
+        "status": {
+            "phase": phase,
+            "conditions": [{"type": "Ready", "status": ready}],
+            "containerStatuses": [{"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}],
+        },
     }
 
 
@@ -94,6 +127,7 @@ def cluster(there: RunDir) -> Cluster:
 def copy(tmp_path: Path, cluster: Cluster) -> Mirror:
     made = Mirror(tmp_path / "here", cluster)  # type: ignore[arg-type]
     made.expect(of(cluster.there), "team")
+    made.keep()
     return made
 
 
@@ -182,8 +216,56 @@ def test_a_resumed_launch_keeps_what_was_known_and_a_new_one_does_not(
     copy.refresh()
     assert copy.has_begun
     assert same(copy, there)
+    copy.run_dir.metrics.write_text('{"step":1}\n')
     copy.expect(of(there, 3), "team")
+    copy.keep()
     assert len(read(copy.run_dir.journal)) == 1
+    assert copy.run_dir.metrics.read_text() == ""
+
+
+def contents_of(run_dir: RunDir) -> dict[str, bytes]:
+    files = (path for path in run_dir.path.rglob("*") if path.is_file())
+    return {str(path.relative_to(run_dir.path)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_launch_that_was_never_handed_over_leaves_what_was_known_before(
+    copy: Mirror, there: RunDir, resume: bool
+) -> None:
+    happen(there, of(there).job, *END)
+    copy.refresh()
+    copy.run_dir.metrics.write_text('{"step":1}\n')
+    (copy.run_dir.logs / "rank.log").parent.mkdir(parents=True, exist_ok=True)
+    (copy.run_dir.logs / "rank.log").write_text("step 1\n")
+    before = contents_of(copy.run_dir)
+    copy.expect(of(there, 2, resume=resume), "team")
+    assert not copy.remote.settled
+    copy.run_dir.submitted.write_text("{}")
+    assert contents_of(copy.run_dir) != before
+    copy.forget()
+    assert contents_of(copy.run_dir) == before
+
+
+def test_of_a_job_that_was_never_handed_over_nothing_is_known(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    made = Mirror(tmp_path / "never", cluster)  # type: ignore[arg-type]
+    made.expect(of(cluster.there), "team")
+    assert made.run_dir.journal.exists()
+    made.forget()
+    assert not made.run_dir.path.exists()
+
+
+def test_what_comes_from_its_leader_settles_that_the_cluster_has_it(
+    tmp_path: Path, cluster: Cluster, there: RunDir
+) -> None:
+    """The command that handed it over was killed before it could say so."""
+    made = Mirror(tmp_path / "cut-off", cluster)  # type: ignore[arg-type]
+    made.expect(of(there), "team")
+    assert not made.remote.settled
+    happen(there, of(there).job)
+    made.refresh()
+    assert made.remote.settled
 
 
 def test_a_journal_that_began_anew_there_begins_anew_here(copy: Mirror, there: RunDir) -> None:
@@ -269,6 +351,13 @@ def test_while_the_leaders_node_is_dead_another_pod_answers(
     assert cluster.asked[-2:] == ["job-master", "job-a-worker"]
 
 
+def test_without_the_right_to_exec_a_job_is_cancelled_another_way(
+    copy: Mirror, cluster: Cluster
+) -> None:
+    cluster.no_exec = True
+    assert copy.cancel() is None, "whoever asks suspends it"
+
+
 def test_pods_that_are_not_ready_are_asked_last(
     copy: Mirror, there: RunDir, cluster: Cluster
 ) -> None:
@@ -302,3 +391,180 @@ def test_files_of_a_config_map_may_be_packed() -> None:
     packed = {"data": {"a": "text"}, "binaryData": {"b.gz": "AAE="}}
     assert contents(json.loads(json.dumps(packed))) == {"a": b"text", "b.gz": b"\x00\x01"}
     assert contents({}) == {}
+
+
+# What is known where no pod can be asked
+
+
+def shown(copy: Mirror, cluster: Cluster, sighting: Sighting | None = None) -> Snapshot:
+    found = read_snapshot(copy.run_dir, cluster.clock.now())
+    assert found is not None
+    return replace(found, sighting=sighting)
+
+
+def told(cluster: Cluster, **more: Any) -> dict[str, str]:
+    at = cluster.clock.now()
+    report = JobReport(
+        launch=1, state="RUNNING", message="trains", step=823, steps=5000, attempt=2, updated=at
+    )
+    return to_data(replace(report, **more))
+
+
+def test_when_a_leader_was_last_heard_is_known_and_the_lock_is_let_go_of(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    with Journal(there.journal, TurnedClock()) as journal:
+        journal.append(of(there).job)
+        copy.refresh()
+    heard_at = cluster.clock.now()
+    assert copy.led_at == heard_at
+    cluster.clock.sleep(100.0)
+    cluster.away, cluster.silent = True, {"job-master", "job-a-worker"}
+    with pytest.raises(Unreachable):
+        copy.refresh()
+    assert isinstance(copy.stale, Unreachable)
+    assert not has_writer(copy.run_dir.journal), "whether it lives is not known"
+    assert copy.led_at == heard_at
+
+
+def test_a_leader_that_is_to_go_is_heard_to_its_end_and_held_for_none_that_lives(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    for pod in cluster.pods:
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    with Journal(there.journal, TurnedClock()) as journal:
+        journal.append(of(there).job)
+        copy.refresh()
+        assert same(copy, there)
+        assert not has_writer(copy.run_dir.journal)
+
+
+def test_without_the_right_to_exec_the_job_tells_how_it_stands_in_its_config_map(
+    copy: Mirror, cluster: Cluster
+) -> None:
+    cluster.no_exec, cluster.state = True, told(cluster, checkpoint=800)
+    cluster.clock.sleep(30.0)
+    with pytest.raises(Forbidden):
+        copy.refresh()
+    runs = Sighting("2 of 2 pods run", held=True, unknown="dev may not create pods/exec")
+    seen = shown(copy, cluster, runs)
+    standing = seen.standing
+    assert (standing.state, standing.as_of) == ("RUNNING", cluster.clock.now() - 30.0)
+    assert (seen.view.step, seen.seen.checkpoint.name) == (823, "step-800")
+    assert (seen.view.attempt, status_json(seen)["attempt"]) == (2, 2)
+    assert "attempt 2" in status_text(seen, None)
+
+
+def test_an_old_report_says_no_more_than_the_journal(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    cluster.state = told(cluster, updated=1.0)
+    happen(there, of(there).job, *END)
+    copy.refresh()
+    assert shown(copy, cluster).standing.state == "CANCELLED"
+    copy.run_dir.journal.write_bytes(b"")
+    copy.expect(of(there, 2), "team")
+    cluster.pods, cluster.state = [], told(cluster)
+    copy.refresh()
+    assert read_report(copy.run_dir) is None, "it is of the former launch"
+
+
+def test_what_ranks_printed_brings_step_and_checkpoint(copy: Mirror, cluster: Cluster) -> None:
+    """As of pods that are to go, whose node does not answer any more."""
+    cluster.silent = {"job-master", "job-a-worker"}
+    line = "2026-11-23 17:06:06,329 step 529/5000 loss 1.7865 grad_norm 0.8"
+    cluster.lines = [
+        f"2026-11-23T17:06:06.5Z [node-1 attempt 1 rank 0] {line}".encode(),
+        b"2026-11-23T17:06:07.1Z [node-1 attempt 1 rank 2] checkpoint of step 529 is complete: x",
+        b"2026-11-23T17:06:07.2Z [node-1 attempt 1 rank 1] step 900/5000 loss 1.0",
+        b"2026-11-23T17:06:07.3Z leaving with 0",
+    ]
+    with pytest.raises(Unanswered):
+        copy.refresh()
+    gone = Sighting("it was deleted", held=False, over="CANCELLED")
+    seen = shown(copy, cluster, gone)
+    assert seen.standing.state == "CANCELLED"
+    assert (seen.view.step, seen.view.loss) == (529, 1.7865)
+    assert seen.seen.checkpoint.name == "step-529"
+
+
+def test_of_a_job_that_trains_neither_its_map_nor_its_log_makes_one_that_waits(
+    copy: Mirror, cluster: Cluster
+) -> None:
+    """What is known here is a guess of whoever submitted it."""
+    cluster.no_exec, cluster.state = True, told(cluster, checkpoint=800, culprit="rank 3 on node2")
+    at = stamp(cluster.clock.now() + 7.0)
+    cluster.lines = [f"{at} [node-1 attempt 2 rank 0] x step 830/5000 loss 1.5 x".encode()]
+    cluster.clock.sleep(10.0)
+    with pytest.raises(Forbidden):
+        copy.refresh()
+    report = read_report(copy.run_dir)
+    assert report is not None
+    assert (report.state, report.step, report.checkpoint) == ("RUNNING", 830, 800)
+    assert (report.culprit, report.attempt) == ("rank 3 on node2", 2)
+
+
+def test_the_last_event_of_a_job_outlives_it(copy: Mirror, cluster: Cluster) -> None:
+    cluster.pods = []
+    data = told(cluster, state="SUCCEEDED", message="all steps are done", step=5000)
+    about = {"involvedObject": {"name": "job"}, "lastTimestamp": "2026-01-01T00:00:00Z"}
+    bad = {"annotations": {"ndctl.dev/report": "{"}}
+    cluster.events = [
+        {**about, "metadata": bad},
+        {**about, "metadata": {"annotations": {"ndctl.dev/report": json.dumps(data)}}},
+    ]
+    copy.refresh()
+    standing = shown(copy, cluster).standing
+    assert (standing.state, standing.reason) == ("SUCCEEDED", "all steps are done")
+
+
+def test_an_end_that_the_cluster_told_is_known_while_it_is_away(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    happen(there, of(there).job, END[0])
+    copy.refresh()
+    cluster.clock.sleep(10.0)
+    copy.remember("CANCELLED", "it was deleted")
+    away = Sighting("PyTorchJob job", held=True, unknown="the API server cannot be reached")
+    standing = shown(copy, cluster, away).standing
+    assert (standing.state, standing.reason) == ("CANCELLED", "it was deleted")
+    happen(there, END[1])
+    copy.refresh()
+    assert "by me" in shown(copy, cluster, away).standing.reason, "the journal knows better"
+
+
+# The spec of a launch that trains
+
+
+STEP = StepReached(at=3.0, attempt=1, step=1, loss=None, tokens_per_second=None)
+
+
+def specs(copy: Mirror, *launches: int) -> list[str]:
+    return [copy.run_dir.spec_of(number).read_text() for number in launches]
+
+
+def test_a_launch_that_is_refused_leaves_the_former_spec_in_its_place(
+    copy: Mirror, there: RunDir
+) -> None:
+    happen(there, of(there).job, END[0], STEP, END[1])
+    copy.refresh()
+    other = replace(of(there, 2, resume=True), spec="name: job # other\n")
+    copy.expect(other, "team")
+    assert copy.run_dir.spec.read_text() == "name: job\n"
+    happen(there, other.job, END[0])
+    copy.refresh()
+    assert copy.run_dir.spec.read_text() == "name: job\n", "it has yet to train"
+    assert specs(copy, 1, 2) == ["name: job\n", "name: job # other\n"]
+    happen(there, STEP)
+    copy.refresh()
+    assert copy.run_dir.spec.read_text() == "name: job # other\n"
+
+
+def test_while_ranks_stop_the_copy_hurries(copy: Mirror, there: RunDir, cluster: Cluster) -> None:
+    happen(there, of(there).job)
+    copy.refresh()
+    assert not copy.stopping
+    with Journal(there.journal, TurnedClock()) as journal:
+        journal.append(END[1], [StopAttempt(attempt=1, grace_s=1.0, reason="cancelled")])
+    copy.refresh()
+    assert copy.stopping

@@ -1,14 +1,26 @@
 """What conditions, pods and events are told as: tables of objects as real clusters have them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from orchestrator.backends.kubernetes.api import Listed
+from orchestrator.backends.kubernetes.backend import sighting_of
 from orchestrator.backends.kubernetes.fields import begun_at, seconds_of
-from orchestrator.backends.kubernetes.observe import cause, observe, taken
-from orchestrator.backends.kubernetes.resources import JOB_KINDS
+from orchestrator.backends.kubernetes.looking import look
+from orchestrator.backends.kubernetes.observe import Observed, cause, observe, taken, with_notes
+from orchestrator.backends.kubernetes.refusals import Forbidden
+from orchestrator.backends.kubernetes.resources import (
+    EVENTS,
+    JOB_KINDS,
+    NAMESPACES,
+    Object,
+    Resource,
+)
 from orchestrator.backends.kubernetes.troubles import pod_trouble
 from orchestrator.contract.kubernetes import Kind
+from tests.backends.kubernetes.rendered import PLAIN, a_launch
 
 PYTORCHJOB = JOB_KINDS["pytorchjob"]
 NAME = "PyTorchJob team-a/run-1"
@@ -230,9 +242,18 @@ def test_what_became_of_the_pod_before_it_says_nothing_of_this_one() -> None:
 
 
 RUNNING = pod("run-1-master-0", phase="Running")
+
+
+def deleted(item: dict[str, Any], grace_s: int = 0) -> dict[str, Any]:
+    until = {"deletionTimestamp": "2026-11-22T05:00:30Z", "deletionGracePeriodSeconds": grace_s}
+    return {**item, "metadata": {**item["metadata"], **until}}
+
+
 STANDINGS = [
-    (None, [], "missing", True, "does not exist"),
-    (None, [RUNNING], "missing", False, "does not exist"),
+    (None, [], "missing", True, "was deleted, not known by whom"),
+    (None, [RUNNING], "missing", False, "deleted, not known by whom; 1 pod of it may still write"),
+    (deleted(job("Running")), [RUNNING], "leaving", False, "is being deleted"),
+    (deleted(job("Succeeded")), [], "succeeded", True, "has ended"),
     (job("Created"), [], "waiting", False, "it has no pod yet"),
     (job("Created", "Running"), [RUNNING, pod()], "running", False, "1 of 2 pods run"),
     (job("Created", "Succeeded"), [], "succeeded", True, "Succeeded"),
@@ -253,6 +274,96 @@ def test_a_job_stands_as_its_conditions_and_pods_say(
     assert words in seen.words
 
 
+@pytest.mark.parametrize(
+    ("given", "pods", "over"),
+    [
+        (None, [deleted(RUNNING, 30)], "CANCELLED"),
+        (deleted(job("Running")), [], "CANCELLED"),
+        (job(suspend=True, cancelled_by="ann"), [], "CANCELLED"),
+        (job("Succeeded"), [RUNNING], "SUCCEEDED"),
+        (job("Failed"), [], "FAILED"),
+        (job("Running"), [RUNNING], None),
+        (job(suspend=True), [], None),
+        (job("Created"), [], None),
+    ],
+)
+def test_how_a_job_ended_is_told_of_its_object(
+    given: dict[str, Any] | None, pods: list[dict[str, Any]], over: str | None
+) -> None:
+    """Without an object it was deleted: to wait for it brings nothing."""
+    seen = sighting_of(observe(PYTORCHJOB, NAME, given, pods), a_launch(PLAIN, launch=3))
+    assert (seen.over, seen.held) == (over, over is None)
+    assert seen.leaving == bool(over and pods)
+    if given is None:
+        assert seen.at == seconds_of("2026-11-22T05:00:00Z")
+
+
+LEADS = {"training.kubeflow.org/replica-type": "master"}
+
+
+def test_whether_the_pod_that_leads_runs_is_told() -> None:
+    other = pod("run-1-worker-0", phase="Running")
+    assert not observe(PYTORCHJOB, NAME, job("Running"), [other]).leader_runs
+    leader = pod("run-1-master-0", phase="Running")
+    leader["metadata"]["labels"] |= LEADS
+    seen = observe(PYTORCHJOB, NAME, job("Running"), [other, leader])
+    assert sighting_of(seen, a_launch(PLAIN, launch=3)).running
+
+
+@pytest.mark.parametrize(
+    ("namespace", "words"),
+    [
+        (None, "namespace team-a was deleted, and PyTorchJob team-a/run-1 with it"),
+        (deleted({"metadata": {"name": "team-a"}}), "namespace team-a was deleted"),
+        ({"metadata": {"name": "team-a"}}, "PyTorchJob team-a/run-1 was deleted, not known by"),
+        (Forbidden("no right to namespaces"), "PyTorchJob team-a/run-1 was deleted, not known by"),
+    ],
+)
+def test_a_job_that_went_with_its_namespace_says_so(namespace: Any, words: str) -> None:
+    class Cluster:
+        def get(self, resource: Resource, space: str | None, name: str) -> Object | None:
+            if resource != NAMESPACES:
+                return None
+            if isinstance(namespace, Exception):
+                raise namespace
+            found: Object | None = namespace
+            return found
+
+        def list(self, *_: Any, **__: Any) -> Listed:
+            return Listed(items=(), version="1")
+
+    launch = replace(a_launch(PLAIN), job="run-1")
+    (seen,) = look(Cluster(), "team-a", PYTORCHJOB, [launch])  # type: ignore[arg-type]
+    assert words in seen.words
+    assert seen.ending == "CANCELLED"
+
+
+def test_without_the_right_to_events_a_job_that_waits_says_so_and_no_more_is_lost() -> None:
+    class Cluster:
+        pods: tuple[Object, ...] = ()
+
+        def get(self, *_: Any) -> Object:
+            return job("Created")
+
+        def about(self, *_: Any) -> Object | None:
+            return None
+
+        def list(self, resource: Resource, *_: Any, **__: Any) -> Listed:
+            if resource == EVENTS:
+                raise Forbidden("dev may not list events in namespace team-a", fix="ask for it")
+            return Listed(items=self.pods, version="1")
+
+    cluster: Any = Cluster()
+    launch = replace(a_launch(PLAIN, hosts=1), job="run-1")
+    (seen,) = look(cluster, "team-a", PYTORCHJOB, [launch])
+    assert seen.meaning == "waiting"
+    assert "why is not known: dev may not list events in namespace team-a" in seen.words
+    lacks = condition("PodScheduled", "False", "Unschedulable", NO_GPUS)
+    cluster.pods = (pod(conditions=lacks),)
+    (seen,) = look(cluster, "team-a", PYTORCHJOB, [launch])
+    assert "may not list" not in seen.words, "the pod itself says why"
+
+
 REFUSED = [
     ('pods "run-1-master-0" is forbidden: exceeded quota: gpus, requested: ...', "quota exceeded"),
     ('pods "x" is forbidden: violates PodSecurity "restricted:latest": ...', "admission refused"),
@@ -271,15 +382,30 @@ def test_pods_that_never_came_to_be_are_explained_by_events(message: str, what: 
     assert other.troubles == ()
 
 
+def noted(one: dict[str, Any], **notes: str) -> Observed:
+    """Seen with what its pods wrote down."""
+    seen = observe(PYTORCHJOB, NAME, one, [RUNNING], hosts=1)
+    return with_notes(seen, one, {f"ndctl.dev/{key}": value for key, value in notes.items()})
+
+
 def test_a_text_that_was_applied_under_the_same_launch_and_does_not_run_is_told() -> None:
     """Three pods of it would wait for the four that the run began with, for ever."""
-    seen = observe(PYTORCHJOB, NAME, job("Running", spec_hash="b", runs="a"), [RUNNING], hosts=1)
+    seen = noted(job("Running", spec_hash="b"), runs="a")
     assert "not what launch 3 began with" in seen.words
     assert "`ndctl cancel run-1`, then `ndctl submit SPEC --resume` runs it" in seen.words
-    for same in (job("Running", spec_hash="a", runs="a"), job("Running", spec_hash="b")):
-        assert observe(PYTORCHJOB, NAME, same, [RUNNING], hosts=1).troubles == ()
-    over = job("Failed", spec_hash="b", runs="a")
-    assert observe(PYTORCHJOB, NAME, over).troubles == ()
+    assert noted(job("Running", spec_hash="a"), runs="a").troubles == ()
+    assert noted(job("Running", spec_hash="b")).troubles == ()
+    assert noted(job("Failed", spec_hash="b"), runs="a").troubles == ()
+
+
+def test_nodes_that_nobody_keeps_new_pods_off_are_told_with_what_does() -> None:
+    asked = "node-3,node-7"
+    seen = noted(job("Running", excluded="node-3"), avoid=asked)
+    assert "no controller: new pods may come to node-7, which the job does not use" in seen.words
+    assert "`kubectl apply -k manifests/controller`" in seen.words
+    assert "node-3" not in seen.words
+    assert noted(job("Running", excluded="node-3,node-5,node-7"), avoid=asked).troubles == ()
+    assert noted(job("Failed"), avoid=asked).troubles == ()
 
 
 OTHERS = [

@@ -8,6 +8,7 @@ from orchestrator.backends.kubernetes.refusals import (
     Asked,
     Conflict,
     Expired,
+    Forbidden,
     Missing,
     refusal,
 )
@@ -55,6 +56,29 @@ def test_of_nodes_it_is_a_cluster_role() -> None:
     error = refusal(Asked(verb="list", path="/api/v1/nodes"), 403, said(message))
     assert "kubectl create clusterrole ndctl-list-nodes" in error.fix
     assert "--clusterrole=ndctl-list-nodes --user=dev" in error.fix
+
+
+def test_rights_that_a_person_cannot_give_to_pods_are_named() -> None:
+    message = (
+        'roles.rbac.authorization.k8s.io "job-pods" is forbidden: user "dev" (groups=["devs"]) is'
+        " attempting to grant RBAC permissions not currently held:\n"
+        '{APIGroups:[""], Resources:["pods"], ResourceNames:["job-master-0"], Verbs:["delete"]}'
+    )
+    error = refusal(Asked(verb="create", path="/x"), 403, said(message))
+    assert isinstance(error, Forbidden)
+    assert error.user == "dev"
+    assert error.message.startswith("dev may not give the job's pods rights that dev does not have")
+    assert 'Resources:["pods"]' in error.message
+    assert "ndctl-user" in error.fix
+
+
+def test_what_is_refused_without_a_name_has_none() -> None:
+    """The name is asked for then: no command that is told to be typed is for a user YOU."""
+    message = 'secrets "x" is forbidden: '
+    path = "/api/v1/namespaces/team-a/secrets/x"
+    error = refusal(Asked(verb="patch", path=path), 403, said(message))
+    assert isinstance(error, Forbidden)
+    assert error.user == ""
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,33 @@ def _templates(item: Any) -> Iterator[Mapping[str, Any]]:
             yield from _templates(value)
 
 
+def test_no_autoscaler_empties_a_node_of_a_job_unless_the_spec_lets_it() -> None:
+    def notes(spec: KubernetesSpec) -> Mapping[str, str]:
+        template = next(_templates(objects(a_handover(spec))))
+        found: Mapping[str, str] = template["metadata"]["annotations"]
+        return found
+
+    kept = {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
+    }
+    assert notes(PLAIN).items() >= kept.items()
+    own = notes(replace(PLAIN, annotations={"karpenter.sh/do-not-disrupt": "false"}))
+    assert own["karpenter.sh/do-not-disrupt"] == "false"
+    without = {"metadata": {"annotations": dict.fromkeys(kept)}}
+    assert not notes(replace(PLAIN, pod_template=without)).keys() & kept.keys()
+
+
+def test_what_ended_goes_by_itself_where_the_spec_says_so() -> None:
+    job = objects(CASES["pytorchjob-guaranteed"])[-1]
+    assert job["spec"]["runPolicy"]["ttlSecondsAfterFinished"] == 3600
+    assert objects(CASES["jobset-guaranteed"])[-1]["spec"]["ttlSecondsAfterFinished"] == 3600
+    at_once = replace(PLAIN, ttl_after_finished=0)
+    assert objects(a_handover(at_once))[-1]["spec"]["runPolicy"]["ttlSecondsAfterFinished"] == 0
+    for name in ("pytorchjob", "jobset", "trainjob"):
+        assert "ttlSeconds" not in text(objects(CASES[name]))
+
+
 NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
 SPECS = st.builds(
     KubernetesSpec,

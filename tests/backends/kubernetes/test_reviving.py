@@ -10,7 +10,14 @@ from orchestrator.backends.kubernetes.api import Api, Listed
 from orchestrator.backends.kubernetes.fields import seconds_of
 from orchestrator.backends.kubernetes.refusals import Conflict, Forbidden
 from orchestrator.backends.kubernetes.render.names import NEVER_BEGAN_ANNOTATION
-from orchestrator.backends.kubernetes.resources import NODES, PODS, Object, Resource
+from orchestrator.backends.kubernetes.resources import (
+    CONFIG_MAPS,
+    EVENTS,
+    NODES,
+    PODS,
+    Object,
+    Resource,
+)
 from orchestrator.backends.kubernetes.reviving import BEGIN_S, MOST, YOUNG_S, fate_of, revive
 from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
@@ -131,8 +138,11 @@ class Cluster:
     ready: bool = True
     refusal: BackendError | None = None
     done: list[str] = field(default_factory=list)
+    no_events: bool = False
 
     def list(self, resource: Resource, namespace: str, **_: object) -> Listed:
+        if resource is EVENTS and self.no_events:
+            raise Forbidden("job-pods may not list events in namespace ns")
         return Listed(items=(self.pod,) if resource is PODS else (), version="1")
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
@@ -141,11 +151,13 @@ class Cluster:
             conditions = [{"type": "Ready", "status": status}]
             return {"metadata": {"name": name}, "spec": {}, "status": {"conditions": conditions}}
         about = {"name": name, "resourceVersion": "5"}
-        return {"metadata": {**about, "annotations": {"ndctl.dev/launch": "3", **self.notes}}}
+        notes = self.notes if resource is CONFIG_MAPS else {"ndctl.dev/launch": "3"}
+        return {"metadata": {**about, "annotations": dict(notes)}}
 
     def merge(self, resource: Resource, namespace: str, name: str, change: Object) -> None:
         if self.refusal is not None:
             raise self.refusal
+        assert (resource, name) == (CONFIG_MAPS, "job-launch"), "it may write nothing else"
         assert change["metadata"]["resourceVersion"] == "5", "of two that do so one does"
         self.notes |= change["metadata"]["annotations"]
 
@@ -176,6 +188,14 @@ def test_it_is_kept_off_a_node_before_it_is_taken_away(monkeypatch: pytest.Monke
     assert cluster.notes == {NEVER_BEGAN_ANNOTATION: "node-7,node-7"}, "it came there again"
 
 
+def test_without_the_right_to_events_the_pod_itself_tells(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = asked(Cluster(pod(BACK_OFF), no_events=True), monkeypatch)
+    assert cluster.done == ["not on node-7", "end"]
+    assert "job-pods may not list events" in caplog.text
+
+
 @pytest.mark.parametrize(("ready", "done"), [(True, []), (False, ["not on node-7", "end"])])
 def test_a_large_image_has_its_time_and_a_dead_node_has_not(
     ready: bool, done: list[str], monkeypatch: pytest.MonkeyPatch
@@ -199,9 +219,9 @@ def test_after_some_nodes_it_is_the_image_and_left_to_a_person(
 
 
 def test_without_the_right_the_message_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusal = Forbidden("ndctl-job may not patch pytorchjobs", fix="kubectl create role …")
+    refusal = Forbidden("job-pods may not patch configmaps", fix="kubectl create role …")
     cluster = Cluster(pod(BACK_OFF), refusal=refusal)
-    with pytest.raises(BackendError, match="ndctl-job may not patch pytorchjobs") as raised:
+    with pytest.raises(BackendError, match="job-pods may not patch configmaps") as raised:
         asked(cluster, monkeypatch)
     assert "`kubectl cordon node-7` and `kubectl -n ns delete pod job-master-0`" in str(
         raised.value

@@ -1,11 +1,13 @@
 """What the pods of a job may do, by the rules of its Role."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orchestrator.backends.kubernetes.render import objects
-from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from tests.backends.kubernetes.rendered import CASES, FULL, PLAIN, a_handover
 
 KINDS: tuple[Kind, ...] = ("pytorchjob", "jobset", "trainjob")
@@ -35,29 +37,49 @@ def may(role: dict[str, Any], verb: str, resource: str, name: str = "") -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pods_change_this_job_alone(kind: Kind) -> None:
+def test_pods_write_two_config_maps_and_nothing_that_pods_are_made_from(kind: Kind) -> None:
     role = role_of(kind)
-    for resource, own in (
-        (JOBS[kind], "job"),
-        ("/configmaps", "job-launch"),
-        ("/serviceaccounts", "job-pods"),
-        ("rbac.authorization.k8s.io/roles", "job-pods"),
-        ("rbac.authorization.k8s.io/rolebindings", "job-pods"),
-    ):
-        assert may(role, "patch", resource, own)
-        assert may(role, "get", resource, own)
-        for other in ("", "another", "job-2", "other-launch", "default"):
-            assert not may(role, "patch", resource, other), (resource, other)
+    assert may(role, "patch", "/configmaps", "job-launch")
+    assert may(role, "patch", "/configmaps", "job-state")
+    for other in ("", "another", "job", "other-launch"):
+        assert not may(role, "patch", "/configmaps", other)
+    writes = {
+        (verb, resource)
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        if verb not in ("get", "list", "watch")
+    }
+    deletes = {("delete", "pods")} if kind == "pytorchjob" else set()
+    assert writes == {("patch", "configmaps"), ("create", "events")} | deletes
+    assert may(role, "get", JOBS[kind], "job")
+    assert not may(role, "get", JOBS[kind], "another")
     assert may(role, "list", "/pods")
     for verb in ("get", "list", "create", "patch", "delete"):
         assert not may(role, verb, "/secrets", "job-token")
         assert not may(role, verb, "/pods/exec", "job-master-0")
+        assert not may(role, verb, "/pods/status", "job-master-0")
         assert not may(role, verb, "/serviceaccounts/token", "job-pods")
     for rule in role["rules"]:
-        assert not {*rule["verbs"]} & {"*", "create", "update", "deletecollection", "escalate"}
+        made = {"create"} if rule["resources"] == ["events"] else set()
+        forbidden = {"*", "create", "update", "deletecollection", "escalate"} - made
+        assert not {*rule["verbs"]} & forbidden
         assert "*" not in (*rule["resources"], *rule["apiGroups"])
     for other in {*JOBS.values()} - {JOBS[kind]}:
         assert not may(role, "get", other, "job")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_leader_tells_how_its_job_goes_and_hears_of_its_deletion(kind: Kind) -> None:
+    role = role_of(kind)
+    assert may(role, "watch", JOBS[kind], "job")
+    assert may(role, "create", "/events")
+    assert may(role, "patch", "/configmaps", "job-state")
+    assert not may(role, "patch", "/configmaps", "other-state")
+    made = objects(a_handover(PLAIN, kind, 3))
+    (state,) = [one for one in made if one["metadata"]["name"] == "job-state"]
+    assert "data" not in state, "what is applied again takes nothing away"
+    assert made[0]["metadata"]["name"] == "job-launch"
 
 
 def test_pods_of_a_pytorchjob_are_deleted_by_their_names() -> None:
@@ -66,15 +88,15 @@ def test_pods_of_a_pytorchjob_are_deleted_by_their_names() -> None:
         assert may(role, "delete", "/pods", pod)
     for pod in ("", "job-worker-2", "other-master-0", "job-2-master-0"):
         assert not may(role, "delete", "/pods", pod)
-    assert not may(role, "patch", "/pods/status", "job-master-0")
     alone = role_of("pytorchjob", hosts=1)
     assert may(alone, "delete", "/pods", "job-master-0")
     assert not may(alone, "delete", "/pods", "job-worker-0")
 
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
-def test_the_names_of_other_pods_are_not_known_beforehand(kind: Kind) -> None:
-    assert may(role_of(kind), "delete", "/pods", "job-node-0-0-abcde")
+def test_pods_whose_names_are_not_known_beforehand_are_not_deleted(kind: Kind) -> None:
+    for pod in ("", "job-node-0-0-abcde", "other-node-0-0-abcde"):
+        assert not may(role_of(kind), "delete", "/pods", pod)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,3 +115,40 @@ def test_an_account_of_the_site_is_left_as_it_is() -> None:
     made = objects(CASES["pytorchjob-full"])
     assert FULL.service_account == "trainer"
     assert not {one["kind"] for one in made} & {"ServiceAccount", "Role", "RoleBinding"}
+
+
+def policy_of(spec: KubernetesSpec) -> dict[str, Any] | None:
+    made = [one for one in objects(a_handover(spec)) if one["kind"] == "NetworkPolicy"]
+    return made[0] if made else None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_are_reached_by_pods_of_their_job_alone(kind: Kind) -> None:
+    made = objects(a_handover(PLAIN, kind))
+    (policy,) = [one for one in made if one["kind"] == "NetworkPolicy"]
+    spec = policy["spec"]
+    assert policy["metadata"]["name"] == "job-pods"
+    assert spec["policyTypes"] == ["Ingress"], "names, the API server and stores stay in reach"
+    assert spec["ingress"] == [{"from": [{"podSelector": spec["podSelector"]}]}]
+    assert spec["podSelector"] == {"matchLabels": {"ndctl.dev/job": "job"}}
+    found = list(templates(made))
+    assert found
+    for pod in found:
+        assert pod["metadata"]["labels"]["ndctl.dev/job"] == "job"
+
+
+def test_the_policy_can_be_left_out_and_is_where_it_has_no_effect() -> None:
+    assert policy_of(PLAIN) is not None
+    assert policy_of(replace(PLAIN, network_policy=False)) is None
+    assert policy_of(replace(PLAIN, host_network=True)) is None
+    assert policy_of(replace(PLAIN, service_account="trainer")) is not None
+
+
+def templates(value: Any) -> Iterator[dict[str, Any]]:
+    """Every pod template, wherever it is."""
+    if isinstance(value, dict):
+        if "containers" in value.get("spec", {}):
+            yield value
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        yield from templates(one)

@@ -4,12 +4,21 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.backends.kubernetes import in_pod
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
-from orchestrator.backends.kubernetes.in_pod import Pod, await_launch, ends, newest_line, run
+from orchestrator.backends.kubernetes.in_pod import (
+    Pod,
+    await_launch,
+    ends,
+    hear_late,
+    newest_line,
+    run,
+)
+from orchestrator.backends.kubernetes.resources import PODS, Resource
 from orchestrator.contract import exits
 from orchestrator.contract.events import CancelRequested, LeaderStarted
 from orchestrator.contract.handover import files_of
@@ -191,3 +200,46 @@ runpy.run_module("orchestrator.backends.kubernetes.task", run_name="__main__")
     )
     packages = ["orchestrator", "orchestrator.backends", "orchestrator.backends.kubernetes"]
     assert done.stdout == f"SIGTERM {packages} __main__\n"
+
+
+POD = {**NODE, "NDCTL_POD_NAME": "job-worker-0", "NDCTL_POD_UID": "uid-1"}
+
+
+def a_pod(uid: str = "uid-1", **more: str) -> dict[str, Any]:
+    return {"metadata": {"name": "job-worker-0", "uid": uid, **more}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "leaves"),
+    [
+        (a_pod(), False),
+        (a_pod(deletionTimestamp="2026-01-01T00:00:00Z"), True),
+        (a_pod("uid-2"), True),
+        (None, True),
+    ],
+)
+def test_whether_a_pod_is_to_go_is_asked_of_the_object_that_it_is(pod: Any, leaves: bool) -> None:
+    class Cluster:
+        def get(self, resource: Resource, namespace: str, name: str) -> Any:
+            assert (resource, namespace, name) == (PODS, "team", "job-worker-0")
+            return pod
+
+    backend = KubernetesBackend({**POD, "NDCTL_POD_NAMESPACE": "team"}, TurnedClock())
+    backend.apis[None] = Cluster()  # type: ignore[assignment]
+    assert backend.is_leaving(a_launch(PLAIN)) == leaves
+    assert not KubernetesBackend({}, TurnedClock()).is_leaving(a_launch(PLAIN))
+
+
+def test_a_pod_that_was_deleted_before_it_listened_leaves_after_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The kernel drops what is sent to the first process of a container before it listens."""
+    left: list[str] = []
+
+    def away() -> bool:
+        raise BackendError("the API server cannot be reached")
+
+    for is_leaving in (lambda: False, away, lambda: True):
+        hear_late(is_leaving, lambda: left.append("left")).join(30.0)
+    assert left == ["left"]
+    assert "deleted before its process listened" in caplog.text

@@ -9,9 +9,9 @@ import pytest
 from orchestrator.backends.kubernetes.api import Listed
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
 from orchestrator.backends.kubernetes.leaders_nodes import FEW
-from orchestrator.backends.kubernetes.refusals import Expired
+from orchestrator.backends.kubernetes.refusals import Expired, Forbidden
 from orchestrator.backends.kubernetes.resources import NODES, Object, Resource
-from orchestrator.backends.kubernetes.watching import Cache, Watching
+from orchestrator.backends.kubernetes.watching import POLL_S, Cache, Watching
 from orchestrator.errors import Unanswered
 from tests.agent.world import TurnedClock
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
@@ -144,3 +144,32 @@ def test_a_leader_of_few_hosts_asks_for_each_and_never_for_all() -> None:
     server, found = notices(FEW, looks=2)
     assert found == [[], ["node-1"]]
     assert server.requests == ["get from memory"] * 2 * FEW
+
+
+def test_without_the_right_to_watch_all_is_listed_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server({"a": a_node("a"), "b": a_node("b")})
+    server.changes = [Forbidden("dev may not watch nodes", fix="ask for it")]
+    asking = watching(server)
+    seen = []
+    for cache in asking.changes(asking.clock.monotonic() + 4 * POLL_S):
+        seen.append(sorted(name for _, name in cache.items))
+        server.nodes.pop("b", None)
+    assert seen[0] == ["a", "b"]
+    assert seen[1:] == [["a"]] * (len(seen) - 1)
+    assert server.requests.count("watch") == 1
+    assert 3 <= server.requests.count("list") <= 6
+    said = [one.getMessage() for one in caplog.records]
+    assert len(said) == 1
+    assert "nodes are listed every 3 s: dev may not watch nodes" in said[0]
+
+
+def test_without_the_right_to_list_nothing_can_be_known() -> None:
+    class Closed(Server):
+        def list(self, *_: Any, **__: Any) -> Listed:
+            raise Forbidden("dev may not list nodes")
+
+    asking = watching(Closed({}))
+    with pytest.raises(Forbidden):
+        next(asking.changes(asking.clock.monotonic() + 10.0))

@@ -1,11 +1,14 @@
 """A launch, and a Slurm in a dict that answers what the real one did on the testbed (22.05)."""
 
 import re
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from orchestrator import entry
 from orchestrator.cluster.slurm.hostlist import expand
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
@@ -34,15 +37,30 @@ def a_launch(
     )
 
 
+def plain(script: str, cwd: Path) -> str:
+    """A script without what differs by machine, and without what is packed in it: that is the same
+    wherever the job is, and read back in `test_embedded.py`."""
+    told = script.replace(entry.__file__, "/ndctl/orchestrator/entry.py")
+    told = told.replace(shlex.quote(sys.executable), "python").replace(str(cwd), "/home/me")
+    return re.sub(
+        r"(?<=packed \(base64 -d \| gunzip\)\.\n)[A-Za-z0-9+/=\n]+?(?=END_OF_JOB)", "…\n", told
+    )
+
+
 @dataclass
 class FakeJob:
     id: str
     command: str
     comment: str
     state: str = "RUNNING"
+    reason: str = "None"
+    exit_code: str = "0:0"
     restarts: int = 0
     excluded: str = "(null)"
     nodes: str = "node[1-2]"
+    name: str = "ndctl-job"
+    batch: int = 1
+    requeue: int = 1
     ends: float | None = None
     """Unix seconds."""
 
@@ -50,11 +68,25 @@ class FakeJob:
     def line(self) -> str:
         ends = "Unknown" if self.ends is None else _stamp(self.ends)
         return (
-            f"JobId={self.id} JobName=ndctl-job JobState={self.state} Reason=None Requeue=1"
-            f" Restarts={self.restarts} ExitCode=0:0 TimeLimit=UNLIMITED"
+            f"{_ids(self.id)} JobName={self.name} JobState={self.state} Reason={self.reason}"
+            f" Requeue={self.requeue} BatchFlag={self.batch} Restarts={self.restarts}"
+            f" ExitCode={self.exit_code} TimeLimit=UNLIMITED"
             f" StartTime=2026-11-22T02:04:01 EndTime={ends} ExcNodeList={self.excluded}"
             f" NodeList={self.nodes} Command={self.command} Comment={self.comment} \n"
         )
+
+
+def _ids(job_id: str) -> str:
+    """Of an array's element, which has a number of its own as well."""
+    array, _, task = job_id.partition("_")
+    return f"JobId=9{array} ArrayJobId={array} ArrayTaskId={task}" if task else f"JobId={array}"
+
+
+def _rows(jobs: Sequence["FakeJob"]) -> Completed:
+    rows = (
+        f"{job.id}|{job.state}|None|{job.excluded}|{job.command}|{job.comment}\n" for job in jobs
+    )
+    return Completed(0, "".join(rows), "")
 
 
 def _stamp(at: float) -> str:
@@ -72,6 +104,9 @@ class FakeSlurm:
     said: list[list[str]] = field(default_factory=list)
     patience: float = 60.0
     """Seconds that a command may be given at most."""
+    gres: str = "gpu:2"
+    steps: dict[str, str] = field(default_factory=dict)
+    """Number -> name."""
     ends_at_once: bool = True
     """What scancel ends is gone at once."""
 
@@ -83,16 +118,21 @@ class FakeSlurm:
 
     def answer(self, argv: list[str]) -> Completed:
         match argv:
-            case ["sbatch", "--parsable", script]:
+            case ["sbatch", "--parsable", *_, script]:
                 return Completed(0, f"{self.queue(script).id}\n", "")
             case ["squeue", "-h", "-a", name, *more, "-o", _] if name.startswith("--name="):
                 over = "--states=all" in more
-                rows = (
-                    f"{job.id}|{job.state}|None|{job.command}|{job.comment}\n"
-                    for job in self.jobs.values()
-                    if over or job.state in ("PENDING", "RUNNING", "COMPLETING")
-                )
-                return Completed(0, "".join(rows), "")
+                names = name.partition("=")[2].split(",")
+                named = [job for job in self.jobs.values() if job.name in names]
+                waiting = ("PENDING", "RUNNING", "COMPLETING")
+                return _rows([job for job in named if over or job.state in waiting])
+            case ["squeue", "-h", "-a", "--states=all", "-j", ids, "-o", _]:
+                found = [self.jobs[job] for job in ids.split(",") if job in self.jobs]
+                return _rows(found) if found or "," in ids else INVALID
+            case ["squeue", "-h", "-s", "-j", job, "-o", "%i|%j"]:
+                rows = (f"{step}|{name}\n" for step, name in self.steps.items())
+                of_job = [row for row in rows if row.startswith(f"{job}.")]
+                return Completed(0, "".join(of_job), "") if job in self.jobs else INVALID
             case ["scontrol", "show", "job", "-a", "-o", job]:
                 return Completed(0, self.jobs[job].line, "") if job in self.jobs else INVALID
             case ["scontrol", "show", "node", "-a", "-o", names]:
@@ -116,8 +156,14 @@ class FakeSlurm:
             case ["scontrol", "requeue", job]:
                 self.jobs[job].state = "COMPLETING"
                 self.jobs[job].restarts += 1
+            case ["scontrol", "update", job, comment] if comment.startswith("Comment="):
+                self.jobs[job.removeprefix("JobId=")].comment = comment.partition("=")[2]
             case ["scontrol", "update", job, excluded]:
                 self.jobs[job.removeprefix("JobId=")].excluded = excluded.partition("=")[2]
+            case ["scancel", step] if "." in step:
+                self.steps.pop(step, None)
+            case ["scancel", "--signal=USR2", _]:
+                pass
             case ["scancel", job]:
                 self.jobs[job].state = "CANCELLED" if self.ends_at_once else "COMPLETING"
             case ["srun", _, "--overlap", host, *_]:
@@ -130,15 +176,21 @@ class FakeSlurm:
         return Completed(0, "", "")
 
     def queue(self, script: str) -> FakeJob:
-        comment = re.search(r"--comment='?([^'\n]*)", Path(script).read_text())
+        text = Path(script).read_text()
+        name, comment = (
+            re.search(r"--job-name=(.*)", text),
+            re.search(r"--comment='?([^'\n]*)", text),
+        )
+        assert name is not None
         assert comment is not None
-        job = FakeJob(id=str(len(self.jobs) + 1), command=script, comment=comment[1])
+        number = str(len(self.jobs) + 1)
+        job = FakeJob(id=number, command=script, comment=comment[1], name=name[1])
         self.jobs[job.id] = job
         return job
 
     def _nodes(self, *names: str) -> str:
         return "".join(
-            f"NodeName={name} Gres=gpu:2 NodeAddr={name} State={self.nodes[name]}"
+            f"NodeName={name} CPUTot=2 Gres={self.gres} NodeAddr={name} State={self.nodes[name]}"
             f" Partitions=train  Reason=bad fan [root@2026-11-22T02:04:00]\n"
             for name in names or self.nodes
         )

@@ -32,7 +32,7 @@ def test_a_held_job_is_one_that_a_person_must_let_go(reason: str, meaning: str) 
         ("InvalidQOS", "cluster.slurm.qos"),
         ("PartitionTimeLimit", "cluster.slurm.time"),
         ("BadConstraints", "ndctl cancel"),
-        ("BadConstraints", "ndctl hosts clear NODE"),
+        ("BadConstraints", "without those that it excludes (none)"),
         ("Dependency", "another job"),
         ("DependencyNeverSatisfied", "never be met"),
     ],

@@ -10,6 +10,7 @@ from orchestrator.backends.slurm.render import script
 from orchestrator.contract.slurm import ContainerSpec, SlurmSpec
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
+from tests.backends.handed import handed
 from tests.backends.slurm.slurm_launch import DOWN, a_launch
 
 STEPS = "7.0\n7.3\n7.batch\n7.extern\n7.interactive\n"
@@ -49,8 +50,9 @@ def test_agents_that_live_on_are_waited_for(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_container_has_what_the_script_needs_at_its_end(tmp_path: Path) -> None:
     container = ContainerSpec(image="an:image", mounts=("/a:/a",), python="python3")
-    said = script(a_launch(tmp_path, slurm=SlurmSpec(container=container)), "/venv/bin/python")
-    _, _, after = said.rpartition(" || ")
+    launch = a_launch(tmp_path, slurm=SlurmSpec(container=container))
+    said = script(handed(launch), "/venv/bin/python", tmp_path)
+    after = said.splitlines()[-1]
     assert after.startswith("srun --container-image=an:image --container-mounts=/a:/a --overlap ")
     assert " --nodes=1 --ntasks=1 " in after
     assert after.rstrip().endswith(" --launch=1 --code=$?")

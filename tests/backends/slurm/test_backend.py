@@ -4,7 +4,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from orchestrator.backends.slurm import render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec
-from orchestrator.errors import BackendError, Ended, Unanswered
+from orchestrator.errors import BackendError, Ended, Refused, Unanswered
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
@@ -38,19 +37,18 @@ def submitted(slurm: FakeSlurm, run_dir: Path) -> tuple[SlurmBackend, LaunchPlan
 
 def test_what_is_submitted_is_what_is_described_and_its_job_is_recorded(tmp_path: Path) -> None:
     slurm = FakeSlurm()
-    backend, launch, job = submitted(slurm, tmp_path)
+    backend, launch = SlurmBackend(INSIDE, TurnedClock(), slurm), a_launch(tmp_path)
+    backend.submit(handed(launch))
+    (job,) = slurm.jobs.values()
     assert render.script_path(launch).read_text() == backend.describe(handed(launch))
+    assert slurm.said == [
+        [
+            *("sbatch", "--parsable", f"--output={tmp_path}/slurm/launch-1/%j_batch.out"),
+            str(render.script_path(launch)),
+        ]
+    ]
     assert json.loads((tmp_path / "slurm" / "launch-1.json").read_text()) == {"job_id": job.id}
     assert backend.name_of(launch) == "Slurm job 1"
-    assert (render.folder(launch) / "task.pkl").exists()
-
-
-def test_the_task_that_submitit_loads_is_this_launchs_agent(tmp_path: Path) -> None:
-    from submitit.core.utils import DelayedSubmission
-
-    _, launch, _ = submitted(FakeSlurm(), tmp_path)
-    task: Any = DelayedSubmission.load(render.folder(launch) / "task.pkl").function
-    assert (task.run_dir, task.launch, task.devices) == (str(tmp_path), 1, 2)
 
 
 def test_an_answer_that_is_lost_never_makes_a_second_job(tmp_path: Path) -> None:
@@ -201,8 +199,9 @@ def test_all_that_stands_in_the_way_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_the_scheduler_is_asked_what_it_thinks_of_the_job(tmp_path: Path) -> None:
-    said = SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(a_launch(tmp_path)))
-    assert said.startswith("sbatch --test-only: sbatch: Job 9 to start at noon")
+    said, *_ = SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(a_launch(tmp_path)))
+    assert (said.what, said.verdict) == ("sbatch --test-only", "ok")
+    assert said.found.startswith("sbatch: Job 9 to start at noon")
 
 
 def refusing(said: str, option: str) -> FakeSlurm:
@@ -245,19 +244,47 @@ def test_what_sbatch_would_refuse_is_refused_before_anything_is_written(
         "allocation failure: Requested nodes are busy\n",
     ],
 )
-def test_what_may_wait_in_the_queue_is_only_told(tmp_path: Path, said: str) -> None:
+def test_what_may_wait_in_the_queue_is_only_told(
+    tmp_path: Path, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    slurm = refusing(said, "--test-only")
+    slurm.nodes["node2"] = "IDLE+DRAIN"
+    (told,) = SlurmBackend({}, TurnedClock(), slurm).check(handed(a_launch(tmp_path)))
+    assert (told.verdict, told.found) == ("ok", said.strip())
+    waits = "the job may wait for node2, which is down, drained or reserved"
+    assert f"{waits}; sbatch --test-only: {said.strip()}" in caplog.text
+
+
+def test_nodes_that_are_all_there_and_not_available_will_never_be(tmp_path: Path) -> None:
+    """Slurm would leave the job in the queue for ever (PartitionConfig)."""
+    said = "allocation failure: Requested node configuration is not available\n"
     backend = SlurmBackend({}, TurnedClock(), refusing(said, "--test-only"))
-    told = backend.check(handed(a_launch(tmp_path)))
-    assert told == f"sbatch --test-only: {said.strip()}"
+    with pytest.raises(BackendError, match="Slurm would refuse this job: allocation failure"):
+        backend.check(handed(a_launch(tmp_path)))
 
 
-def test_an_sbatch_that_refuses_the_job_says_how_it_is_submitted_again(tmp_path: Path) -> None:
-    said = "sbatch: error: Batch job submission failed: Invalid qos specification\n"
+def test_a_job_that_sbatch_refuses_is_queued_nowhere_and_that_is_said(tmp_path: Path) -> None:
+    said = "sbatch: error: Memory specification can not be satisfied\n"
     backend = SlurmBackend({}, TurnedClock(), refusing(said, "--parsable"))
-    with pytest.raises(BackendError, match="Invalid qos") as failed:
+    with pytest.raises(Refused, match="Memory specification can not be satisfied") as failed:
         backend.submit(handed(a_launch(tmp_path)))
-    assert "`ndctl submit SPEC --resume`" in failed.value.fix
-    assert "--new" in failed.value.fix
+    assert "submit it again; nothing was queued" in failed.value.fix
+
+
+def test_a_number_that_cannot_be_written_down_takes_no_job_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run directory of a job that is queued has to stay."""
+
+    def full(launch: LaunchPlan, job_id: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    slurm, launch = FakeSlurm(), a_launch(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestrator.backends.slurm.find.record", full)
+        SlurmBackend({}, TurnedClock(), slurm).submit(handed(launch))
+    assert "Slurm job 1 is queued, but its number was not written" in caplog.text
+    assert SlurmBackend({}, TurnedClock(), slurm).standing(launch) == "Slurm job 1 is RUNNING"
 
 
 def test_options_of_sbatch_in_the_environment_are_said_not_to_be_heard(
@@ -422,23 +449,110 @@ def test_a_new_agent_is_a_step_and_one_that_cannot_be_created_is_told(
     assert sys.executable in (tmp_path / "srun.said").read_text()
 
 
-def test_a_requeue_adds_to_the_hosts_that_are_left_out_when_slurm_lets_it(tmp_path: Path) -> None:
+def test_a_requeue_adds_to_the_hosts_that_are_left_out(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     job.excluded, slurm.nodes = "node[7-8]", nodes(9)
-    updates: list[int] = []
-
-    def busy(argv: list[str], before: int) -> Completed | None:
-        if argv[1] != "update":
-            return None
-        updates.append(before)
-        return LATER if len(updates) < 3 else None
-
-    slurm.trouble = busy
     backend.requeue(launch, ("node2",))
     assert (job.state, job.restarts, job.excluded) == ("COMPLETING", 1, "node[2,7-8]")
     backend.requeue(launch, ("node2",))
     assert slurm.count("scontrol", "requeue") == 1
+    assert slurm.count("scontrol", "update") == 1
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_list_that_slurm_does_not_take_yet_keeps_nobody_in_the_run_that_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, silent: bool
+) -> None:
+    """Before 24.11, without accounting, of a run out of which Slurm has taken a node: it refuses
+    until the process that asks is gone."""
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    slurm.nodes = nodes(4)
+
+    def refuses(argv: list[str], before: int) -> Completed | None:
+        if argv[1] != "update":
+            return None
+        if silent:
+            raise TimeoutError("scontrol did not end within 2 s")
+        return LATER
+
+    slurm.trouble, begun = refuses, backend.clock.monotonic()
+    backend.requeue(launch, ("node2",))
+    assert (job.restarts, slurm.count("scontrol", "update")) == (1, 1)
+    assert backend.clock.monotonic() == begun
+    assert "Slurm has not confirmed that the next run does without node2" in caplog.text
+
+
+@pytest.mark.parametrize("answer", [DOWN, Completed(-15, "", "")])
+def test_a_slurmctld_that_is_away_for_a_moment_is_asked_again_to_leave_a_node_out(
+    tmp_path: Path, answer: Completed
+) -> None:
+    """So it is where the signal by which Slurm ends the run has ended scontrol."""
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    slurm.nodes = nodes(4)
+
+    def away(argv: list[str], before: int) -> Completed | None:
+        return answer if argv[1] == "update" and slurm.count("scontrol", "update") < 3 else None
+
+    slurm.trouble = away
+    backend.requeue(launch, ("node2",))
+    assert job.excluded == "node2"
+
+
+def test_a_job_that_another_has_queued_again_keeps_the_nodes_that_it_excludes(
+    tmp_path: Path,
+) -> None:
+    """Who asks late knows less: an agent that was cut off blames whoever it does not hear."""
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    slurm.nodes, job.state, job.restarts, job.excluded = nodes(4), "PENDING", 1, "node4"
+    backend.requeue(launch, ("node3",))
+    assert job.excluded == "node4"
+    assert slurm.count("scontrol", "requeue") == 0
+
+
+def test_a_requeue_whose_answer_was_lost_still_leaves_the_nodes_out(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    slurm.nodes = nodes(4)
+
+    def lost(argv: list[str], before: int) -> Completed | None:
+        if argv[1] == "requeue":
+            slurm.answer(argv)
+            slurm.trouble = lambda argv, before: None
+            return Completed(1, "", "scontrol: error: not authorized just now")
+        return None
+
+    slurm.trouble = lost
+    with pytest.raises(BackendError, match="not authorized"):
+        backend.requeue(launch, ("node2",))
+    backend.requeue(launch, ("node2",))
+    assert (job.restarts, job.excluded) == (1, "node2")
+
+
+@pytest.mark.parametrize(
+    ("reason", "exit_code", "queued"),
+    [
+        ("JobLaunchFailure", "0:9", True),
+        ("RaisedSignal:9(Killed)", "0:9", True),
+        ("TimeLimit", "0:0", True),
+        ("None", "0:15", False),
+    ],
+)
+def test_a_run_that_broke_is_queued_again_while_slurm_ends_it_and_one_that_was_cancelled_is_not(
+    tmp_path: Path, reason: str, exit_code: str, queued: bool
+) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    job.state, job.reason, job.exit_code = "COMPLETING", reason, exit_code
+    if queued:
+        backend.requeue(launch, ())
+    else:
+        with pytest.raises(Ended, match="it is being ended"):
+            backend.requeue(launch, ())
+    assert job.restarts == int(queued)
 
 
 def test_a_requeue_allows_hosts_again_but_none_that_the_spec_or_a_person_left_out(
@@ -532,6 +646,7 @@ def test_a_slurmctld_that_is_too_busy_to_say_so_is_waited_for(tmp_path: Path) ->
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     backend.environ = {**INSIDE, "SLURMD_NODENAME": "node2"}
+    slurm.nodes = nodes(3)
     looked: list[int] = []
 
     def busy(argv: list[str], before: int) -> Completed | None:
@@ -560,6 +675,34 @@ def test_a_requeue_leaves_no_node_out_that_the_job_could_not_do_without(
     assert "too few other nodes are left, and it is ALLOCATED+DRAIN" in caplog.text
 
 
+def test_a_node_that_is_back_is_used_again_where_no_other_would_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path)
+    backend.requeue(launch, ("node2",))
+    assert (job.restarts, job.excluded) == (1, "(null)")
+    assert "leave node2 out: no other node would do, and it is IDLE again" in caplog.text
+
+
+@pytest.mark.parametrize("cluster", ["tb", "other"])
+def test_a_struck_node_stays_out_where_the_next_leader_would_not_use_it(
+    tmp_path: Path, cluster: str
+) -> None:
+    """Or the job would be queued again each time that it is given."""
+    slurm = FakeSlurm()
+    backend, launch, job = submitted(slurm, tmp_path / "job")
+    backend.environ = {**INSIDE, "SLURM_CLUSTER_NAME": "tb"}
+    now = backend.clock.now()
+    for attempt in (1, 2):
+        lost = strikes.Strike(
+            at=now, host="node2", job="j", attempt=attempt, kind="host-lost", cause="mute"
+        )
+        strikes.record(strikes.path_of(tmp_path, cluster), lost)
+    backend.requeue(launch, ("node2",))
+    assert job.excluded == ("node2" if cluster == "tb" else "(null)")
+
+
 def test_a_requeue_leaves_no_node_out_that_slurm_does_not_know(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -581,8 +724,8 @@ def test_a_struck_host_that_slurm_does_not_know_keeps_no_job_from_being_submitte
     for host in ("ghost", "node2"):
         pinned = strikes.Pinned(at=1.0, host=host, use="never", by="me", reason="a fan")
         strikes.record(strikes.path_of(tmp_path, "tb"), pinned)
-    assert left_out_at_submission(tmp_path, backend, clock) == ("node2",)
-    assert "ghost: to be left out, but the cluster has no such host" in caplog.text
+    assert left_out_at_submission(tmp_path, backend, {}, clock) == ("node2",)
+    assert "ghost: to be excluded, but the cluster has no such host" in caplog.text
 
 
 def test_the_topology_that_is_asked_for_is_the_partitions_own(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
+import grp
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.slurm.checks import problems
+from orchestrator.backends.slurm.checks import is_never_available, problems
 from orchestrator.cluster.slurm.nodes import Node
 from orchestrator.cluster.slurm.partitions import Partition
 from orchestrator.contract.launch import LaunchPlan
@@ -19,7 +21,10 @@ TRAIN = Partition(
     max_nodes=4,
 )
 DEBUG = replace(TRAIN, name="debug", default=False, state="DOWN")
-NODES = [Node(name=f"node{i}", state="IDLE", gpus=2, partitions=("train",)) for i in (1, 2, 3)]
+NODES = [
+    Node(name=f"node{i}", state="IDLE", cpus=8, memory_mib=64_000, gpus=2, partitions=("train",))
+    for i in (1, 2, 3)
+]
 
 
 def found(launch: LaunchPlan, python: str = "/bin/sh") -> list[str]:
@@ -45,12 +50,56 @@ def test_a_job_that_fits_has_no_problem(tmp_path: Path) -> None:
         (4, {}, "at most 3, the nodes of partition train that have 2 GPUs"),
         (3, {"exclude": "node[1-2]"}, "at most 1, the nodes"),
         (2, {"exclude": "node[1-"}, "cluster.slurm.exclude: must be a closing bracket"),
+        (2, {"cpus_per_task": 9}, "cluster.slurm.cpus_per_task: must be at most 8, the CPUs"),
+        (2, {"mem": "900G"}, "cluster.slurm.mem: must be at most 64000M, the memory"),
+        (2, {"constraint": "ib"}, "at most 0, the nodes of partition train"),
     ],
 )
 def test_what_slurm_could_not_do_is_named_with_its_limit(
     tmp_path: Path, hosts: int, keys: dict[str, object], said: str
 ) -> None:
     assert any(said in line for line in found(spec(tmp_path, hosts, **keys)))
+
+
+def test_all_that_a_node_lacks_is_named_at_once(tmp_path: Path) -> None:
+    launch = replace(spec(tmp_path, cpus_per_task=9, mem="1T"), devices_per_host=8)
+    places = [line.partition(":")[0] for line in found(launch)]
+    assert places == ["cluster.gpus_per_host", "cluster.slurm.cpus_per_task", "cluster.slurm.mem"]
+
+
+@pytest.mark.parametrize("mem", ["0", "64000", "62G", "62g", "of-node", None])
+def test_memory_that_a_node_has_is_no_problem(tmp_path: Path, mem: str | None) -> None:
+    assert found(spec(tmp_path, mem=mem, cpus_per_task=8)) == []
+
+
+def test_a_reservation_that_has_yet_to_begin_is_no_problem(tmp_path: Path) -> None:
+    assert found(spec(tmp_path, reservation="night")) == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "keys", "never"),
+    [
+        (2, {}, True),
+        (3, {}, False),
+        (2, {"gres": "nvme:1"}, False),
+        (2, {"constraint": "[rack1|rack2]"}, False),
+    ],
+)
+def test_a_request_waits_only_for_nodes_that_may_be_what_it_lacks(
+    tmp_path: Path, hosts: int, keys: dict[str, object], never: bool
+) -> None:
+    drained = [*NODES[:2], replace(NODES[2], flags=frozenset({"DRAIN"}))]
+    launch = spec(tmp_path, hosts, **keys)
+    assert is_never_available(launch, [TRAIN], drained) is never
+    assert is_never_available(launch, [TRAIN], NODES)
+
+
+def test_some_of_the_jobs_nodes_by_name_are_for_slurm_to_judge(tmp_path: Path) -> None:
+    """`sbatch --test-only -N2 -w node1` says that these are not available, and sbatch runs them."""
+    by_key = spec(tmp_path, nodelist="node1")
+    by_option = spec(tmp_path, sbatch_args=("--nodelist=node1",))
+    assert not is_never_available(by_key, [TRAIN], NODES)
+    assert not is_never_available(by_option, [TRAIN], NODES)
 
 
 def test_too_many_gpus_a_node_and_ranks_that_need_none(tmp_path: Path) -> None:
@@ -73,3 +122,14 @@ def test_the_run_directory_has_to_be_in_the_container(tmp_path: Path) -> None:
     assert any("container.mounts" in line for line in found(spec(tmp_path, container=without)))
     mounted = ContainerSpec(image="a.sqsh", mounts=(f"{tmp_path}:{tmp_path}:rw",))
     assert found(spec(tmp_path / "job", container=mounted), "/no/python") == []
+
+
+def test_a_group_that_one_is_not_in_is_named_with_those_that_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    own = grp.getgrgid(os.getegid()).gr_name
+    assert found(spec(tmp_path, group=own, mode=750)) == []
+    (said,) = found(spec(tmp_path, group="no-such-group", mode=750))
+    assert "cluster.slurm.group: must be a Unix group that you are in, one of " in said
+    assert own in said

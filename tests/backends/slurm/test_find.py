@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.slurm import SlurmSpec
 from orchestrator.seams import Completed, Sighting
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
@@ -44,6 +45,23 @@ def test_a_job_that_has_ended_is_said_with_its_state(tmp_path: Path) -> None:
     ]
     assert len(slurm.said) == 2, "one empty answer is not believed"
     assert backend.glance([a_launch(tmp_path / "never")])[0].words is None
+
+
+def test_what_a_queued_job_excludes_is_told_with_what_lets_it_have_each(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend = SlurmBackend({}, TurnedClock(), slurm)
+    launch = a_launch(tmp_path, slurm=SlurmSpec(exclude="node9"))
+    backend.submit(handed(launch))
+    slurm.jobs["1"].excluded = "node[2-3,9]"
+    assert backend.glance([launch])[0].excluded == {}, "it runs"
+    slurm.jobs["1"].state = "PENDING"
+    assert backend.glance([launch])[0].excluded == {
+        "node2": "scontrol update JobId=1 ExcNodeList=node[3,9]",
+        "node3": "scontrol update JobId=1 ExcNodeList=node[2,9]",
+    }
+    slurm.jobs["1"].excluded = "node2"
+    told = {"node2": "scontrol update JobId=1 ExcNodeList="}
+    assert backend.glance([launch])[0].excluded == told
 
 
 def test_a_queue_that_is_empty_once_is_not_believed(tmp_path: Path) -> None:

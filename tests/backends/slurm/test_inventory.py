@@ -152,3 +152,28 @@ def test_gpus_that_nobody_knows_are_asked_for() -> None:
 def test_a_host_list_that_is_none() -> None:
     with pytest.raises(SpecError, match="n\\[1-"):
         hosts_for(asked(SaidBefore()), TABLE, cluster(2, exclude="n[1-"))
+
+
+def test_a_node_that_ndctl_excludes_is_no_host_of_a_plan_nor_of_its_switches() -> None:
+    why = {"n01": "until tomorrow: 2 strikes"}
+    found = hosts_for(asked(SaidBefore()), TABLE, cluster(6), why).inventory
+    names = [host.name for host in found.with_devices(8)]
+    assert "n01" not in names
+    assert found.left_out(8)["n01"] == "is excluded (until tomorrow: 2 strikes)"
+
+
+def test_nodes_that_slurm_does_not_have_are_called_unknown_all_at_once() -> None:
+    wish = cluster(2, nodelist="n[01-02],ghost7", exclude="n03,phantom[1-2]")
+    with pytest.raises(SpecError) as caught:
+        hosts_for(asked(SaidBefore()), TABLE, wish)
+    assert caught.value.message.splitlines() == [
+        "cluster.slurm.nodelist: ghost7 is unknown: Slurm has no such node",
+        "cluster.slurm.exclude: phantom[1-2] is unknown: Slurm has no such node",
+    ]
+    assert "sinfo -N" in caught.value.fix
+
+
+def test_a_node_of_another_partition_is_said_to_be_there() -> None:
+    with pytest.raises(SpecError, match="nodelist: c1 is not in partition h100"):
+        hosts_for(asked(SaidBefore()), TABLE, cluster(2, partition="h100", nodelist="n01,c1"))
+    hosts_for(asked(SaidBefore()), TABLE, cluster(2, partition="h100", exclude="c1"))

@@ -28,13 +28,17 @@ def cluster(**states: str) -> tuple[Node, ...]:
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "ALLOCATED"}, ("b",)),
         # whichever of the two is mended first
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "IDLE+DRAIN"}, ()),
-        ((), ("b",), {"a": "IDLE", "b": "ALLOCATED"}, ("b",)),  # nothing but ndctl keeps it away
+        # It was down for a moment, and with it in ExcNodeList the job would never run again.
+        ((), ("b",), {"a": "IDLE", "b": "IDLE"}, ()),
+        ((), ("b",), {"a": "IDLE", "b": "ALLOCATED"}, ()),
+        ((), ("b", "c"), {"a": "IDLE", "b": "IDLE", "c": "IDLE"}, ("c",)),  # no more than needed
+        ((), ("b",), {"a": "IDLE", "b": "IDLE", "c": "DOWN"}, ("b",)),  # c may come back
         ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE", "d": "IDLE"}, ("b", "c")),
         ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE"}, ("c",)),
         (("c",), ("b",), {"a": "IDLE", "b": "DOWN", "c": "DOWN"}, ("c",)),  # whoever said so
         (("b",), ("b",), {"a": "IDLE", "b": "DOWN"}, ("b",)),
         (("gone",), (), {"a": "IDLE", "b": "IDLE"}, ()),
-        ((), ("b",), {"a": "IDLE", "b": "MIXED+PLANNED"}, ("b",)),
+        ((), ("b",), {"a": "IDLE", "b": "MIXED+PLANNED"}, ()),
     ],
 )
 def test_as_many_are_left_out_as_let_the_job_run_again(
@@ -43,6 +47,13 @@ def test_as_many_are_left_out_as_let_the_job_run_again(
     out = left_out(a_launch(), standing, asked, cluster(**states), "train")
     assert out.names == left
     assert {*out.dropped} == {*asked} - {*left}
+
+
+def test_a_node_that_the_next_leader_would_not_use_stays_out_though_no_other_would_do() -> None:
+    """Or the job would be queued again each time that it is given."""
+    nodes = cluster(a="IDLE", b="IDLE")
+    out = left_out(a_launch(), (), ("b",), nodes, "train", unusable={"b"})
+    assert (out.names, out.dropped) == (("b",), {})
 
 
 def test_nodes_count_that_the_job_could_have() -> None:

@@ -26,6 +26,7 @@ def test_a_job_is_read_whatever_its_comment_says() -> None:
         nodes=("node1", "node2"),
         ends_at=at("2027-11-22T02:04:01"),
         limit_at=at("2027-11-22T02:04:01"),
+        exit_code="0:0",
         comment="ndctl launch 1 of /tmp/x y;",
         command="/tmp/tb/j.sh",
     )
@@ -51,12 +52,28 @@ def test_a_job_that_completes_says_by_its_restarts_whether_it_was_requeued_or_ca
         ({"state": "CANCELLED"}, "cancelled"),
         ({"state": "PENDING"}, "requeued"),
         ({"state": "REQUEUE_HOLD"}, "requeued"),
-        ({"state": "NODE_FAIL"}, "unknown"),
+        ({"state": "COMPLETING", "reason": "TimeLimit"}, "time-limit"),
+        ({"state": "COMPLETING", "reason": "JobLaunchFailure"}, "failed"),
+        ({"state": "COMPLETING", "reason": "RaisedSignal:9(Killed)"}, "failed"),
+        ({"state": "COMPLETING", "reason": "NonZeroExitCode"}, "failed"),
+        ({"state": "COMPLETING", "reason": "SomethingNew"}, "unknown"),
+        ({"state": "FAILED"}, "failed"),
+        ({"state": "NODE_FAIL"}, "failed"),
+        ({"state": "COMPLETED"}, "unknown"),
     ],
 )
 def test_why_a_run_ends(change: dict[str, object], cause: str) -> None:
     job = replace(SlurmJob(id="1", state="?", restarts=2), **change)  # type: ignore[arg-type]
     assert observe.cause(job, 2, 1000.0, 90.0) == cause
+
+
+def test_how_a_run_failed_in_words() -> None:
+    killed = SlurmJob(id="1", state="COMPLETING", reason="JobLaunchFailure", exit_code="0:9")
+    said = "JobLaunchFailure, the batch script was ended by signal 9 (SIGKILL)"
+    assert observe.ending_words(killed) == said
+    failed = SlurmJob(id="1", state="FAILED", exit_code="3:0")
+    assert observe.ending_words(failed) == "FAILED, the batch script ended with code 3"
+    assert observe.ending_words(SlurmJob(id="1", state="NODE_FAIL")) == "NODE_FAIL"
 
 
 def test_a_state_that_nobody_knows_is_not_the_end() -> None:
@@ -65,7 +82,11 @@ def test_a_state_that_nobody_knows_is_not_the_end() -> None:
 
 
 def test_the_queue_is_read_with_bars_in_the_comment() -> None:
-    text = "1|RUNNING|None|/tmp/j.sh|ndctl launch 1 of /x; a|b\n2|PENDING|Resources|/t|(null)\n\n"
+    text = (
+        "1|RUNNING|None|(null)|/tmp/j.sh|ndctl launch 1 of /x; a|b\n"
+        "2|PENDING|Resources|node[1,3-4]|/t|(null)\n\n"
+    )
     first, second = observe.parse_queue(text)
+    assert (first.excluded, second.excluded) == ((), ("node1", "node3", "node4"))
     assert (first.id, first.reason, first.comment) == ("1", "", "ndctl launch 1 of /x; a|b")
     assert (second.state, second.reason, second.comment) == ("PENDING", "Resources", "")

@@ -5,8 +5,9 @@ import pytest
 
 from orchestrator.backends.slurm.render import replacement, script
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.slurm import ContainerSpec, SlurmSpec
-from tests.backends.slurm.slurm_launch import a_launch
+from orchestrator.contract.slurm import ContainerSpec, HooksSpec, SlurmSpec
+from tests.backends.handed import handed
+from tests.backends.slurm.slurm_launch import a_launch, plain
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -45,6 +46,10 @@ FULL = SlurmSpec(
 )
 
 
+def rendered(launch: LaunchPlan) -> str:
+    return script(handed(launch), "/venv/bin/python", Path("/home/me"))
+
+
 @pytest.mark.parametrize(
     ("name", "launch"),
     [
@@ -56,21 +61,14 @@ FULL = SlurmSpec(
 )
 def test_the_script_is_as_in_the_golden_file(name: str, launch: LaunchPlan) -> None:
     golden = GOLDEN / f"{name}.sh"
-    assert script(launch, "/venv/bin/python") == golden.read_text()
+    assert plain(rendered(launch), Path("/home/me")) == golden.read_text()
 
 
 def test_hosts_of_the_launch_that_are_to_be_left_out_join_those_of_the_spec() -> None:
     from dataclasses import replace
 
     launch = replace(a_launch(slurm=SlurmSpec(exclude="n[1-2]")), exclude=("n7", "n9"))
-    assert "#SBATCH --exclude='n[1-2],n7,n9'" in script(launch, "python").splitlines()
-
-
-def test_a_preempt_signal_in_the_environment_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("submitit.slurm.slurm.SlurmJobEnvironment.USR_SIG", "USR1")
-    assert "#SBATCH --signal=USR2@90" in script(a_launch(), "python").splitlines()
+    assert "#SBATCH --exclude='n[1-2],n7,n9'" in rendered(launch).splitlines()
 
 
 def test_an_agent_is_started_again_on_its_own_node_beside_the_others() -> None:
@@ -80,6 +78,51 @@ def test_an_agent_is_started_again_on_its_own_node_beside_the_others() -> None:
     place = " --jobid=12 --overlap --nodelist=node3 --nodes=1 --ntasks=1 "
     assert "--mpi=none" in text.partition(place)[0], "of two options that clash, the last counts"
     assert text.endswith(
-        " python -P -u -m orchestrator.backends.slurm.task --run-dir=/runs/job --launch=1"
-        " --devices=2 --agent-timeout=10.0"
+        " python -P -u /runs/job/snapshot/orchestrator/entry.py orchestrator.backends.slurm.task"
+        " --run-dir=/runs/job --launch=1 --devices=2 --agent-timeout=10.0"
     )
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        ({"switches": "2"}, "--switches=2@1:00"),
+        ({"switches": "2", "switch_wait": "0"}, "--switches=2@0"),
+        ({"switches": 2, "switch_wait": 3}, "--switches=2@3"),
+        ({"switches": "2@10:00", "switch_wait": 3}, "--switches=2@10:00"),
+    ],
+)
+def test_switches_are_asked_for_with_how_long_the_job_may_wait_for_them(
+    keys: dict[str, object], asked: str
+) -> None:
+    spec = SlurmSpec(**keys)  # type: ignore[arg-type]
+    lines = rendered(a_launch(slurm=spec)).splitlines()
+    assert f"#SBATCH {asked}" in lines
+    assert "--switches" not in rendered(a_launch())
+
+
+def test_variables_umask_and_hooks_are_in_the_script_and_quoted() -> None:
+    hooks = HooksSpec(before="test -d '/a b'", after="rm -rf /scratch/x", timeout=60.5)
+    env = {"NCCL_DEBUG": "INFO", "NOTE": "it's $HOME"}
+    spec = SlurmSpec(env=env, mode=750, hooks=hooks, partition=("train", "debug"))
+    launch = a_launch(slurm=spec)
+    lines = rendered(launch).splitlines()
+    assert "#SBATCH --partition=train,debug" in lines
+    assert "umask 0027" in lines
+    assert lines.index("export NCCL_DEBUG=INFO") < lines.index("srun --unbuffered \\")
+    assert """export NOTE='it'"'"'s $HOME'""" in lines
+    (step,) = [line for line in lines if "--first-leads" in line]
+    words = shlex.split(step.removesuffix(" && exit"))
+    assert words[-4:] == [
+        *("--before=test -d '/a b'", "--before-limit=60.5"),
+        *("--after=rm -rf /scratch/x", "--after-limit=30"),
+    ]
+    again = replacement(launch, "12", "node1", "python")
+    assert again[-2:] == ["--after=rm -rf /scratch/x", "--after-limit=30"]
+    assert not any(word.startswith("--before") for word in again), "it was made ready before"
+
+
+def test_variables_of_the_spec_win_over_an_images_own() -> None:
+    container = ContainerSpec(image="a.sqsh", mounts=("/runs:/runs",), env=("HF_HOME",))
+    spec = SlurmSpec(container=container, env={"NCCL_DEBUG": "INFO"})
+    assert "--container-env=HF_HOME,NCCL_DEBUG" in rendered(a_launch(slurm=spec))

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.slurm import address, task
-from orchestrator.backends.slurm.task import AgentTask
 from orchestrator.seams import Completed
 
-SIGNALS = (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @pytest.fixture
@@ -35,26 +34,29 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[list[str], Ma
         os.close(kept)
 
 
-def a_task(run_dir: Path) -> AgentTask:
-    return AgentTask(run_dir=str(run_dir), launch=3, devices=2, agent_timeout=5.0)
+def told(run_dir: Path, *more: str) -> list[str]:
+    return [f"--run-dir={run_dir}", "--launch=3", "--devices=2", "--agent-timeout=5", *more]
 
 
-@pytest.mark.parametrize(("node", "leads"), [("0", True), ("1", False), (None, False)])
+@pytest.mark.parametrize(
+    ("more", "node", "leads"),
+    [
+        ({"SLURM_NODEID": "0"}, ["--first-leads"], True),
+        ({"SLURM_NODEID": "1"}, ["--first-leads"], False),
+        ({"SLURM_NODEID": "0"}, [], False),  # started again, alone in a step of its own
+    ],
+)
 def test_the_first_node_leads_and_the_agents_code_is_the_tasks(
     agents: list[Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    node: str | None,
+    more: dict[str, str],
+    node: list[str],
     leads: bool,
 ) -> None:
-    for name in ("SLURM_NODEID", "SLURM_RESTART_COUNT"):
-        monkeypatch.delenv(name, raising=False)
-    if node is not None:
-        monkeypatch.setenv("SLURM_NODEID", node)
-    monkeypatch.setenv("SLURMD_NODENAME", "node7")
     monkeypatch.setattr(address, "resolve", lambda name: "10.0.0.7")
     with pytest.raises(SystemExit) as left:
-        a_task(tmp_path)()
+        task.main(told(tmp_path, *node), {"SLURMD_NODENAME": "node7", **more})
     assert left.value.code == 7
     ((argv, _),) = agents
     assert ("--lead" in argv) == leads
@@ -63,21 +65,17 @@ def test_the_first_node_leads_and_the_agents_code_is_the_tasks(
     assert (tmp_path / "logs" / "agent-node7.log").exists()
 
 
-def test_submitits_handlers_are_gone_before_the_agent_sets_its_own(
+def test_a_notice_that_comes_before_the_agent_listens_does_not_kill_it(
     agents: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     monkeypatch.setattr(address, "resolve", lambda name: "10.0.0.7")
     for number in SIGNALS:
-        signal.signal(number, lambda *_: None)
-    argv = [f"--run-dir={tmp_path}", "--launch=3", "--devices=2", "--agent-timeout=5"]
+        signal.signal(number, signal.SIG_DFL)
     with pytest.raises(SystemExit):
-        task.main(argv)
-    handlers = [signal.getsignal(number) for number in SIGNALS]
-    assert handlers == [signal.SIG_DFL, signal.SIG_DFL, signal.SIG_IGN, signal.SIG_IGN]
+        task.main(told(tmp_path), {"SLURM_RESTART_COUNT": "2", "SLURMD_NODENAME": "node7"})
+    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN, signal.SIG_IGN]
     ((words, _),) = agents
     assert "--restarts=2" in words
-    assert "--lead" not in words, "an agent that is started again never leads"
 
 
 def test_a_name_that_means_loopback_is_asked_of_slurm_and_of_the_way_to_others(
@@ -127,3 +125,52 @@ def test_gloo_is_told_its_interface_where_it_would_take_another(
     monkeypatch.setattr(address, "resolve", lambda name: own)
     monkeypatch.setattr(address, "interface_of", lambda reached: "ib0")
     assert task._for_gloo(environ, "10.0.0.7").get("GLOO_SOCKET_IFNAME") == interface
+
+
+def finished(
+    agents: list[Any], run_dir: Path, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> list[str]:
+    """The arguments of the agent, when task and hooks have ended."""
+    (run_dir / "logs").mkdir(exist_ok=True)
+    monkeypatch.setattr(address, "resolve", lambda name: "10.0.0.7")
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as left:
+        task.main(told(run_dir, *more), {**os.environ, "SLURMD_NODENAME": "node7"})
+    signal.signal(signal.SIGTERM, handler)
+    assert left.value.code == 7, "of the agent, whatever became of the hooks"
+    argv: list[str] = agents[-1][0]
+    return argv
+
+
+@pytest.mark.process
+def test_hooks_run_before_the_agent_and_after_it(
+    agents: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = ("--before=echo $NDCTL_HOST in $NDCTL_RUN_DIR", "--before-limit=20")
+    after = ("--after=echo cleaned; exit 3", "--after-limit=20")
+    argv = finished(agents, tmp_path, monkeypatch, *before, *after)
+    assert {"--leader-late=20.0", "--hook-failed="} <= {*argv}
+    said = (tmp_path / "logs" / "hooks-node7.log").read_text()
+    assert f"node7 in {tmp_path}\n" in said
+    assert said.endswith("cleaned\n")
+    assert "the after hook of node7: ended with 3; it said: cleaned" in caplog.text
+
+
+@pytest.mark.process
+def test_an_agent_whose_host_failed_the_hook_comes_with_the_reason(
+    agents: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ("--before=echo no /scratch; exit 9", "--before-limit=20")
+    argv = finished(agents, tmp_path, monkeypatch, *before)
+    assert "--hook-failed=ended with 9; it said: no /scratch" in argv
+
+
+def test_without_hooks_nothing_is_run_and_no_leader_is_waited_for_longer(
+    agents: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = finished(agents, tmp_path, monkeypatch)
+    assert {"--leader-late=0", "--hook-failed="} <= {*argv}
+    assert not (tmp_path / "logs" / "hooks-node7.log").exists()

@@ -77,18 +77,18 @@ def test_a_site_of_ones_own_with_all_that_can_be_wrong() -> None:
     assert found == {
         "dgx-00": ("free", "", 8),
         "dgx-01": ("free", "", 8),
-        "dgx-02": ("drained", "cordoned", 8),
+        "dgx-02": ("cordoned", "", 8),
         "dgx-03": (
-            "drained",
-            "NotReady: NodeStatusUnknown: Kubelet stopped posting node status.",
+            "not ready",
+            "NodeStatusUnknown: Kubelet stopped posting node status.",
             8,
         ),
         "dgx-04": ("free", "", 7),
-        "dgx-05": ("drained", "tainted dedicated=inference:NoSchedule", 8),
+        "dgx-05": ("tainted", "dedicated=inference:NoSchedule", 8),
         "dgx-06": ("free", "", 8),
         "dgx-07": ("free", "", 32),
         "dgx-08": (
-            "drained",
+            "not ready",
             "none of its nvidia.com/gpu can be given: is its device plugin in order?",
             0,
         ),
@@ -146,7 +146,7 @@ def test_a_pod_that_wants_cpus_and_memory_as_well_finds_them_taken_or_not_there(
     assert busy == ("busy", "40 of 64 cpu taken by team-a/x", 8)
     assert standings(look([node("n")], others, cpu="24", memory="400Gi"))["n"][0] == "free"
     less = standings(look([node("n")], others, memory="1Ti", patient=True))["n"]
-    assert less == ("drained", "has 512Gi of 1024Gi memory that a pod asks for", 8)
+    assert less == ("not selected", "has 512Gi of 1024Gi memory that a pod asks for", 8)
     rdma = standings(look([node("n")], rdma_resource="rdma/hca"))["n"]
     assert rdma[1] == "has 0 of 1 rdma/hca that a pod asks for"
 
@@ -154,10 +154,23 @@ def test_a_pod_that_wants_cpus_and_memory_as_well_finds_them_taken_or_not_there(
 def test_what_the_spec_says_of_nodes() -> None:
     items = [node("a", {"pool": "train"}), node("b", {"pool": "serve"}), node("c")]
     found = standings(look(items, node_selector={"pool": "train"}, exclude=("a",)))
-    assert {name: reason for name, (_, reason, _) in found.items()} == {
-        "a": "excluded by the spec",
-        "b": "has pool=serve, and nodeSelector wants train",
-        "c": "without the label pool",
+    assert {name: (state, reason) for name, (state, reason, _) in found.items()} == {
+        "a": ("excluded", "by the spec"),
+        "b": ("not selected", "has pool=serve, and node_selector wants train"),
+        "c": ("not selected", "without the label pool=train"),
+    }
+
+
+def test_a_person_is_told_in_the_words_of_the_cluster() -> None:
+    """`kubectl` users would look for a drain that nobody asked for."""
+    cordoned, small = node("b", {"pool": "train"}, unschedulable=True), node("c", {"pool": "train"})
+    small["status"]["allocatable"] = {**small["status"]["allocatable"], "memory": "64Gi"}
+    items = [node("a"), cordoned, small]
+    found = look(items, node_selector={"pool": "train"}, memory="500Gi").left_out(8)
+    assert found == {
+        "a": "is not selected (without the label pool=train)",
+        "b": "is cordoned",
+        "c": "is not selected (has 64Gi of 500Gi memory that a pod asks for)",
     }
 
 
@@ -187,7 +200,10 @@ def test_taints_named_as_what_pods_ask_for_and_preferences_keep_nobody_off() -> 
     ]
     items = [node("n", allocatable={"rdma/hca": "1"}, taints=taints)]
     assert look(items, rdma_resource="rdma/hca").hosts[0].state == "free"
-    assert look(items).hosts[0].reason == "tainted rdma/hca:NoSchedule"
+    assert (look(items).hosts[0].state, look(items).hosts[0].reason) == (
+        "tainted",
+        "rdma/hca:NoSchedule",
+    )
     spec = KubernetesSpec(rdma_resource="rdma/hca")
     assert all(
         is_tolerated(taint, tolerations_of(spec)) for taint in parse_node(items[0]).taints[:2]
@@ -288,7 +304,7 @@ def test_a_leader_is_told_which_of_its_nodes_are_wanted_back() -> None:
     assert [(one.node, one.state, one.reason) for one in found] == [("dgx-02", "cordoned", "")]
     leaving = node("n")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert [str(one) for one in shut_nodes([leaving], ())] == ["being deleted"]
+    assert [one.state for one in shut_nodes([leaving], ())] == ["being deleted"]
     silent = node("n", taints=[{"key": NOT_READY[1], "effect": "NoExecute"}])
     silent["status"]["conditions"] = []
     assert shut_nodes([silent], ()) == ()
@@ -299,7 +315,7 @@ def test_a_taint_counts_for_a_leader_where_it_ends_pods() -> None:
         return [node("n", taints=[{"key": "repair", "value": "now", "effect": effect}])]
 
     (told,) = shut_nodes(tainted("NoExecute"), ())
-    assert str(told) == "tainted repair=now:NoExecute"
+    assert (told.state, told.reason) == ("tainted", "repair=now:NoExecute")
     assert shut_nodes(tainted("NoSchedule"), ()) == ()
     assert shut_nodes(tainted("NoExecute"), (Toleration(key="repair"),)) == ()
 

@@ -14,6 +14,7 @@ def test_nodes_of_a_cluster_in_every_state() -> None:
         name="node2",
         state="MIXED",
         cpus=2,
+        memory_mib=20000,
         gpus=2,
         gpus_used=1,
         partitions=("train",),

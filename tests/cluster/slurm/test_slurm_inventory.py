@@ -43,11 +43,51 @@ def test_what_the_spec_says_keeps_hosts_out_with_the_reason() -> None:
     slurm = SlurmSpec(exclude="n[01-02]", nodelist="n[01-04]", constraint="ib")
     found = typed(use_of(ClusterSpec(backend="slurm", hosts=2, gpus_per_host=8, slurm=slurm)))
     reasons = {host.name: host.reason for host in found.hosts}
-    assert reasons["n01"] == "excluded by the spec"
+    assert reasons["n01"] == "by the spec"
     assert reasons["n03"] == ""
     assert reasons["n05"] == "not in the spec's nodelist"
     assert [host.name for host in found.with_devices(8)] == ["n03", "n04"]
-    assert found.left_out(8)["n01"] == "is drained (excluded by the spec)"
+    assert found.left_out(8)["n01"] == "is excluded (by the spec)"
+    assert found.left_out(8)["n05"] == "is not selected (not in the spec's nodelist)"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"constraint": "ib"}, "is not selected (without the feature ib)"),
+        ({"gpu_type": "b200"}, "is not selected (has GPUs of type "),
+    ],
+)
+def test_a_node_that_does_not_fit_is_not_called_drained(keys: dict[str, str], said: str) -> None:
+    found = typed(use_of(ClusterSpec(backend="slurm", slurm=SlurmSpec(**keys))))  # type: ignore[arg-type]
+    assert any(why.startswith(said) for why in found.left_out(8).values())
+
+
+def test_hosts_with_other_devices_than_the_spec_names_are_not_selected() -> None:
+    found = typed(use_of(ClusterSpec(backend="slurm", gpu="a100-sxm-80gb")))
+    assert {host.profile.name for host in found.with_devices(8) if host.profile} == {
+        "a100-sxm-80gb"
+    }
+    assert found.left_out(8)["n01"] == (
+        "is not selected (is h100-sxm-80gb, and cluster.gpu is a100-sxm-80gb)"
+    )
+
+
+def test_of_gpus_that_slurm_does_not_tell_the_spec_is_taken_at_its_word() -> None:
+    untyped = [node for node in parse_nodes(captured("22.05/nodes.txt")) if node.gpus]
+    assert untyped
+
+    def kinds(use: Use) -> set[str | None]:
+        hosts = inventory_of(untyped, Topology(), gpu_table({}), use).hosts
+        return {host.profile.name if host.profile else None for host in hosts}
+
+    assert kinds(Use()) == {None}
+    assert kinds(Use(profile="l40s-48gb")) == {"l40s-48gb"}
+
+
+def test_what_ndctl_excludes_is_excluded_also_where_it_is_drained() -> None:
+    use = Use(excluded={"n02": "until tomorrow: 2 strikes"})
+    assert typed(use).left_out(8)["n02"] == "is excluded (until tomorrow: 2 strikes)"
 
 
 @pytest.mark.parametrize(

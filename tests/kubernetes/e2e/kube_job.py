@@ -67,6 +67,7 @@ class KubeNdctl(Ndctl):
             "cluster__kubernetes__namespace": self.namespace,
             "cluster__kubernetes__runs__host_path": runs,
             "cluster__kubernetes__run_root": runs,
+            "cluster__gpu": "h100-sxm-80gb",
             "resilience__agent_timeout": PATIENCE_S,
             **options,
         }

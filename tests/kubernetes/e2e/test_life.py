@@ -118,7 +118,7 @@ def test_a_pending_job_says_why_it_waits_and_is_cancelled(
     job: KubeNdctl, elsewhere: KubeNdctl, kube: KubeTestbed
 ) -> None:
     manifest = job.rendered()
-    # Since then all nodes were taken away, which `render` and `submit` would say.
+    # Since then all nodes were taken away, which `submit` would warn of.
     for node in kube.nodes:
         kube.kubectl("cordon", node)
     kube.kubectl("apply", "-f", str(manifest))

@@ -1,15 +1,22 @@
 """Nodes that do not answer any more, with the followers' pods on them and with the leader's."""
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from orchestrator.backends.kubernetes.render.names import NEVER_BEGAN_ANNOTATION
+from orchestrator.backends.kubernetes.render.names import (
+    EXCLUDED_ANNOTATION,
+    NEVER_BEGAN_ANNOTATION,
+)
 from tests.kubernetes.e2e.kube_job import LONG, RESOURCES, KubeNdctl
-from tests.kubernetes.testbed import KubeTestbed
+from tests.kubernetes.testbed import REPOSITORY, KubeTestbed
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -86,17 +93,21 @@ def test_the_leaders_pod_is_killed_and_the_api_server_restarts(
 def test_a_leaders_pod_that_cannot_begin_on_its_node_is_made_anew_elsewhere(
     job: KubeNdctl,
 ) -> None:
-    """Nobody leads then: a follower, which waits in place, sees to it."""
-    job.submitted(**LONG, cluster__kubernetes__pod_patience="60")
-    job.until_step(4)
-    before, stays = uids(job), others(job)
-    job.testbed.imageless(*(node for node in job.testbed.nodes if node != stays))
-    os.kill(job.pids(job.leader())[0], signal.SIGKILL)
-    job.until("no image", lambda: "ImagePullBackOff" in job.told("status", "e2e"))
-    never = job.until("its being taken away", lambda: never_began(job))
-    job.testbed.imageless(*never)
-    job.until_step(1, attempt=2)
+    """Nobody leads then: a follower, which waits in place, sees to it; and a controller keeps the
+    next one off that node."""
+    with controller(job):
+        job.submitted(**LONG, cluster__kubernetes__pod_patience="60")
+        job.until_step(4)
+        before, stays = uids(job), others(job)
+        job.testbed.imageless(*(node for node in job.testbed.nodes if node != stays))
+        os.kill(job.pids(job.leader())[0], signal.SIGKILL)
+        job.until("no image", lambda: "ImagePullBackOff" in job.told("status", "e2e"))
+        never = job.until("its being taken away", lambda: never_began(job))
+        job.testbed.imageless(*never)
+        job.until_step(1, attempt=2)
     assert not set(never_began(job)) & set(job.hosts())
+    about = job.testbed.get(RESOURCES[job.kind], "e2e", job.namespace)["metadata"]
+    assert {*about["annotations"][EXCLUDED_ANNOTATION].split(",")} == {*never_began(job)}
     assert uids(job)["e2e-worker-0"] == before["e2e-worker-0"]
     assert [kind for kind, _, _ in job.incidents()] == ["leader-lost"]
     job.told("cancel", "e2e")
@@ -124,10 +135,23 @@ def test_a_job_that_lacks_a_node_says_so_and_goes_on_once_there_is_one(job: Kube
     job.told("cancel", "e2e")
 
 
+@contextlib.contextmanager
+def controller(job: KubeNdctl) -> Iterator[None]:
+    argv = [sys.executable, "-m", "orchestrator", "controller", "-n", job.namespace]
+    with (
+        (job.testbed.folder / "controller.log").open("ab") as log,
+        subprocess.Popen(argv, env=job.testbed.environ, cwd=REPOSITORY, stderr=log) as process,
+    ):
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
 def never_began(job: KubeNdctl) -> list[str]:
     """Nodes that its leader's pod was taken away from."""
-    found = job.testbed.get(RESOURCES[job.kind], "e2e", job.namespace)
-    said = found["metadata"]["annotations"].get(NEVER_BEGAN_ANNOTATION, "")
+    found = job.testbed.get("configmaps", "e2e-launch", job.namespace)
+    said = found["metadata"].get("annotations", {}).get(NEVER_BEGAN_ANNOTATION, "")
     return said.split(",") if said else []
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cluster.profile import Fabric
-from orchestrator.cluster.profiles import PROFILE_NAMES
+from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.model import LoraSpec
 from orchestrator.contract.parallel import PipelineSpec

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.errands import NOTICES_S
 from orchestrator.contract import exits
+from orchestrator.supervise.notices import NOTICES_S
 from tests.e2e.job import Done, wait_for
 from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on, uninterrupted
 from tests.slurm.testbed import running_testbed

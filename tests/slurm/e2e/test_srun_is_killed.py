@@ -1,8 +1,11 @@
-"""srun alone is killed on a node that lives: the job queues again by itself, or goes on without."""
+"""srun or the batch script alone is killed on a node that lives: the job queues again by itself, or
+goes on without, and no host is blamed."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,10 +53,58 @@ def test_the_job_queues_again_by_itself_and_goes_on_from_its_checkpoint(job: Job
     assert job.losses() == uninterrupted(**SAVES)
     status = job.status()
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1)
-    assert [incident["kind"] for incident in status["incidents"]] == ["leader-lost"]
+    (incident,) = status["incidents"]
+    assert_broke(incident)
+    assert incident["cause"].startswith("SIGKILL ended srun on node")
     job.assert_resumed_where_it_left(attempt=2)
     assert "what started them ended with code 137" in agent_logs(job)
     assert agent_logs(job).count("the job is queued again") == 1
+
+
+def assert_broke(incident: dict[str, Any]) -> None:
+    assert (incident["kind"], incident["culprit"]) == (
+        "allocation-broke",
+        {"host": None, "rank": None},
+    )
+    assert incident["recovered_after_s"] is not None
+
+
+def batch_shell(job: Job) -> int:
+    lines = {pid: line for pid, line in all_processes().items() if "slurm_script" in line}
+    mine = [pid for pid, line in lines.items() if f"job{int(job.id):05}/" in line]
+    shells = [pid for pid in mine if parent_of(pid) not in mine]
+    assert len(shells) == 1, lines
+    return shells[0]
+
+
+def all_processes() -> dict[int, str]:
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_batch_script_that_is_killed_is_no_cancel_and_the_job_queues_again(
+    job: Job, number: signal.Signals
+) -> None:
+    """Slurm ends the run and, if nobody asks for the job back meanwhile, the job as FAILED."""
+    training(job, 6)
+    os.kill(batch_shell(job), number)
+    job.until("the next run", lambda: len(job.events("LeaderStarted")) == 2)
+    job.until_ended()
+
+    assert (job.shown()["JobState"], job.shown()["Restarts"]) == ("COMPLETED", "1")
+    assert job.losses() == uninterrupted(**SAVES)
+    status = job.status()
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1)
+    (incident,) = status["incidents"]
+    assert_broke(incident)
+    assert (
+        f"the batch script was ended by signal {int(number)} ({number.name})" in incident["cause"]
+    )
+    job.assert_resumed_where_it_left(attempt=2)
 
 
 def test_given_up_by_scancel_at_that_moment_it_ends(job: Job) -> None:

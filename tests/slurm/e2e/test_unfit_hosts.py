@@ -2,11 +2,11 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import kill
 from tests.slurm.e2e.slurm_job import STEPS, SlurmNdctl, hosts_of, incidents
 
 pytestmark = [
@@ -57,7 +57,7 @@ def test_a_host_that_was_the_culprit_twice_is_left_out_of_this_job_and_the_next(
     for attempt, step in ((1, 2), (2, 10)):
         ndctl.wait_until(step, attempt)
         assert hosts_of(ndctl)[1] == bad
-        kill(ndctl.rank_pid(3))
+        os.kill(ndctl.rank_pid(3), signal.SIGBUS)
     ndctl.wait_for_end()
     assert ndctl.losses() == finished.losses()
     assert incidents(ndctl) == [("rank-killed", bad, 3), ("rank-killed", bad, 3)]

@@ -1,3 +1,4 @@
 """`ndctl controller`: one process in the cluster that does for many jobs what only an outside eye
-can. Jobs do without it: it knows nothing that is not written on their objects, and keeps nothing.
+can, and what their pods may not. Jobs run without it. It knows nothing that is not written on
+objects of the cluster, and keeps nothing.
 """

@@ -1,17 +1,28 @@
-"""What a leader has of the controller, where there is one that answers: a gang restart; nodes to
-which no pod of the job comes."""
+"""What pods ask of the controller, by annotations of their job's ConfigMap, and whether it does it.
+
+Without a controller nothing of this is done, and the annotations wait for one: the functions here
+say so, and callers do what they can do themselves.
+"""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.backends.kubernetes import fields
 from orchestrator.backends.kubernetes.api import Api
-from orchestrator.backends.kubernetes.controller.wish import GangRestart, annotations_of
+from orchestrator.backends.kubernetes.controller.wishes import (
+    MOST_NODES,
+    GangRestart,
+    digest_of,
+    excluded_of,
+    number_in,
+)
 from orchestrator.backends.kubernetes.refusals import Conflict, Forbidden
 from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.render.topology import CHANGEABLE
 from orchestrator.backends.kubernetes.resources import (
+    CONFIG_MAPS,
     JOB_KINDS,
     LEASES,
     PODS,
@@ -20,8 +31,9 @@ from orchestrator.backends.kubernetes.resources import (
     lookup,
     name_of,
 )
-from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.errors import BackendError
 from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
@@ -32,51 +44,177 @@ PATIENCE_S = 20.0
 LOOK_S = 1.0
 SKEW_S = 60.0
 """Between the clock of the controller and ours, at most."""
+TRIES = 5
+"""Of a change that other pods of the job make at the same time."""
+Notes = Mapping[str, str]
+Changed = Mapping[str, str | None]
+
+
+def note(
+    api: Api, namespace: str, job: str, change: Callable[[Notes], Changed], *, tries: int = TRIES
+) -> bool:
+    """Change annotations of the job's ConfigMap, as they are at that moment: pods of a job write
+    there side by side. False where another one always came first.
+
+    Raises BackendError where there is no such ConfigMap, or no right to it.
+    """
+    name = names.config_map_of(job)
+    for _ in range(tries):
+        found = api.get(CONFIG_MAPS, namespace, name)
+        if found is None:
+            raise BackendError(
+                f"there is no ConfigMap {name} in namespace {namespace}: pods of {job} can ask the"
+                " controller for nothing",
+                fix="submit the job again, or apply what `ndctl render` prints",
+            )
+        changed = change(fields.annotations_of(found))
+        if not changed:
+            return True
+        version = found["metadata"]["resourceVersion"]
+        metadata = {"annotations": dict(changed), "resourceVersion": version}
+        try:
+            api.merge(CONFIG_MAPS, namespace, name, {"metadata": metadata})
+        except Conflict:
+            continue
+        return True
+    return False
+
+
+def avoid(hosts: Sequence[str]) -> Callable[[Notes], Changed]:
+    """`note`: that no new pod of the job shall be on `hosts`."""
+
+    def change(notes: Notes) -> Changed:
+        before = _listed(notes, names.AVOID_ANNOTATION)
+        every = list(dict.fromkeys((*before, *hosts)))
+        if len(every) == len(before):
+            return {}
+        if len(every) > MOST_NODES:
+            log.warning(
+                "the job avoids %d nodes, and the controller takes %d: %s are left out of that",
+                *(len(every), MOST_NODES, ", ".join(every[:-MOST_NODES])),
+            )
+        return {names.AVOID_ANNOTATION: ",".join(every[-MOST_NODES:])}
+
+    return change
+
+
+def given_back(notes: Notes) -> Changed:
+    """`note`: that the leader gave all pods back once more."""
+    count = number_in({"metadata": {"annotations": notes}}, names.REQUEUES_ANNOTATION)
+    return {names.REQUEUES_ANNOTATION: str(count + 1)}
+
+
+def restarts_of(api: Api, namespace: str, job: str, found: Object | None) -> int:
+    """How often all pods of the job were made again: by the controller, as the job says, and by its
+    leaders, as they wrote down."""
+    noted = api.about(CONFIG_MAPS, namespace, names.config_map_of(job))
+    by_leaders = number_in(noted or {}, names.REQUEUES_ANNOTATION)
+    return number_in(found or {}, names.RESTARTS_ANNOTATION) + by_leaders
+
+
+def _listed(notes: Notes, annotation: str) -> tuple[str, ...]:
+    return tuple(filter(None, notes.get(annotation, "").split(",")))
 
 
 def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, wish: GangRestart) -> bool:
     """Whether a controller takes all pods away and sees to new ones. False: the caller has to.
 
     That it lives is what its Lease says; that it does it is seen, and else the wish is withdrawn.
+    One that begins at the very moment of the withdrawal restarts the job all the same: then pods
+    go twice, and nothing is lost.
     """
     kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
     job = api.get(kind.resource, namespace, launch.job)
     if job is None or fields.launch_of(job) != launch.launch:
         return False
-    duration_s = _lives_for(api, clock, job)
+    duration_s = lives_for(api, clock, job)
     if duration_s is None:
         return False
-    note = {"metadata": {"annotations": {names.GANG_ANNOTATION: wish.text()}}}
-    api.merge(kind.resource, namespace, launch.job, note)
+    text = wish.text()
+    note(api, namespace, launch.job, lambda _: {names.GANG_ANNOTATION: text})
     deadline = clock.monotonic() + duration_s + PATIENCE_S
     while clock.monotonic() < deadline:
-        job = api.get(kind.resource, namespace, launch.job)
-        if _is_begun(kind, job):
+        if _is_begun(kind, api.get(kind.resource, namespace, launch.job), text):
             return True
         clock.sleep(LOOK_S)
-    return not _withdrawn(api, kind, namespace, launch.job)
+    note(api, namespace, launch.job, lambda _: {names.GANG_ANNOTATION: None})
+    if _is_begun(kind, api.get(kind.resource, namespace, launch.job), text):
+        return True
+    log.warning("the controller does not answer: the pods are given back without it")
+    return False
 
 
-def kept_off(api: Api, clock: Clock, namespace: str, job: Object, hosts: Sequence[str]) -> bool:
-    """Whether a controller keeps the next pods of `job` off `hosts`, of which it was written down
-    that they are left out: they are to go after that alone, or they might be there again first."""
-    duration_s = _lives_for(api, clock, job)
+def _is_begun(kind: JobKind, job: Object | None, text: str) -> bool:
+    """Suspended, or, of a job in a queue, done already."""
+    if job is None or lookup(job, kind.suspend) is True:
+        return True
+    return fields.annotations_of(job).get(names.RESTARTED_ANNOTATION) == digest_of(text)
+
+
+def kept_off(
+    api: Api, clock: Clock, namespace: str, kind: Kind, job: Object, hosts: Sequence[str]
+) -> bool:
+    """Whether a controller keeps the next pods of `job` off `hosts`, which was asked for: pods are
+    to go after that alone, or the next ones might come there again first."""
+    duration_s = lives_for(api, clock, job)
     if duration_s is None:
         return False
-    missing = [names.placeholder_of(name_of(job), host) for host in hosts]
     deadline = clock.monotonic() + duration_s + PATIENCE_S
-    while missing and clock.monotonic() < deadline:
-        missing = [name for name in missing if api.get(PODS, namespace, name) is None]
-        if missing:
-            clock.sleep(LOOK_S)
-    return not missing
+    while not (done := _is_kept_off(api, namespace, kind, name_of(job), hosts)):
+        if clock.monotonic() >= deadline:
+            break
+        clock.sleep(LOOK_S)
+    return done
 
 
-def _lives_for(api: Api, clock: Clock, job: Object) -> float | None:
+def _is_kept_off(api: Api, namespace: str, kind: Kind, name: str, hosts: Sequence[str]) -> bool:
+    job = api.get(JOB_KINDS[kind].resource, namespace, name)
+    if job is None or not {*hosts} <= {*excluded_of(job)}:
+        return False
+    if kind in CHANGEABLE:
+        return True
+    placeholders = (names.placeholder_of(name, host) for host in hosts)
+    return all(api.get(PODS, namespace, each) is not None for each in placeholders)
+
+
+def end(api: Api, clock: Clock, namespace: str, kind: Kind, job: str, pod: Object) -> bool:
+    """Whether a controller deletes a pod of the job, which the pods' account may not; it sees to
+    the rest as well, where the pod's node does not answer."""
+    found = api.get(JOB_KINDS[kind].resource, namespace, job)
+    duration_s = None if found is None else lives_for(api, clock, found)
+    if duration_s is None:
+        return False
+    uid, name = pod["metadata"]["uid"], name_of(pod)
+    there = {one["metadata"]["uid"] for one in _pods(api, namespace, job)}
+
+    def change(notes: Notes) -> Changed:
+        # Those that are gone were carried out, and nobody need read of them again.
+        before = _listed(notes, names.END_ANNOTATION)
+        left = [word for word in before if word.rpartition("/")[2] in there]
+        return {names.END_ANNOTATION: ",".join(dict.fromkeys((*left, f"{name}/{uid}")))}
+
+    note(api, namespace, job, change)
+    deadline = clock.monotonic() + duration_s + PATIENCE_S
+    while clock.monotonic() < deadline:
+        now = api.get(PODS, namespace, name)
+        if now is None or now["metadata"]["uid"] != uid or fields.is_leaving(now):
+            return True
+        clock.sleep(LOOK_S)
+    return False
+
+
+def _pods(api: Api, namespace: str, job: str) -> tuple[Object, ...]:
+    return api.list(PODS, namespace, labels=f"{names.JOB_LABEL}={job}").items
+
+
+def lives_for(api: Api, clock: Clock, job: Object) -> float | None:
     """The duration of the Lease of the job's controller, None where that lives no more."""
-    home = annotations_of(job).get(names.CONTROLLER_ANNOTATION)
-    if home is None:
-        return None
+    home = fields.annotations_of(job).get(names.CONTROLLER_ANNOTATION)
+    return None if home is None else lease_s(api, clock, home)
+
+
+def lease_s(api: Api, clock: Clock, home: str) -> float | None:
+    """The duration of the Lease of a controller in namespace `home`; None where none lives."""
     try:
         lease = api.get(LEASES, home, LEASE)
     except Forbidden as exc:
@@ -89,26 +227,3 @@ def _lives_for(api: Api, clock: Clock, job: Object) -> float | None:
     renewed = datetime.fromisoformat(spec["renewTime"]).astimezone(UTC).timestamp()
     age_s = clock.now() - renewed
     return duration_s if age_s <= duration_s + SKEW_S else None
-
-
-def _is_begun(kind: JobKind, job: Object | None) -> bool:
-    """Suspended, or, of a job in a queue, done already."""
-    if job is None or lookup(job, kind.suspend) is True:
-        return True
-    return names.GANG_ANNOTATION not in annotations_of(job)
-
-
-def _withdrawn(api: Api, kind: JobKind, namespace: str, name: str) -> bool:
-    """Whether the wish is gone before the controller took it up."""
-    while True:
-        job = api.get(kind.resource, namespace, name)
-        if job is None or _is_begun(kind, job):
-            return False
-        version = job["metadata"]["resourceVersion"]
-        metadata = {"annotations": {names.GANG_ANNOTATION: None}, "resourceVersion": version}
-        try:
-            api.merge(kind.resource, namespace, name, {"metadata": metadata})
-        except Conflict:
-            continue
-        log.warning("the controller does not answer: the pods are given back without it")
-        return True

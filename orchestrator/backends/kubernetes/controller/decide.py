@@ -3,32 +3,41 @@
 It touches what carries ndctl's labels alone, and of a node nothing but its own taint. It does not
 judge training: of a job whose pods run it knows nothing. `suspend` of a job in a queue is Kueue's:
 such a job's pods are deleted instead, and Kueue sees to the rest.
+
+It alone may change a job. Of a job it changes `suspend`, node affinity and its own annotations, and
+it does that for what the job's pods ask for (`wishes.py`), for that job alone.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.backends.kubernetes import fields, observe
 from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Ref
 from orchestrator.backends.kubernetes.controller.placeholders import placeholders
+from orchestrator.backends.kubernetes.controller.state_notes import state_notes
 from orchestrator.backends.kubernetes.controller.taints import taints
-from orchestrator.backends.kubernetes.controller.wish import (
-    GangRestart,
-    annotations_of,
-    excluding,
-    requeues_of,
-    wish_of,
+from orchestrator.backends.kubernetes.controller.wishes import (
+    MOST_NODES,
+    Wishes,
+    excluded_of,
+    number_in,
+    wishes_of,
 )
 from orchestrator.backends.kubernetes.exclusion import without
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.patch import merged
 from orchestrator.backends.kubernetes.resources import (
+    ACCOUNTS,
     CONFIG_MAPS,
     JOB_KINDS,
     PODS,
-    SECRETS,
+    POLICIES,
+    ROLE_BINDINGS,
+    ROLES,
+    RUNTIMES,
     Object,
+    Resource,
     lookup,
     name_of,
     nested,
@@ -41,7 +50,17 @@ FORCE_S = KubernetesSpec().force_delete_after
 LATE_S = 60.0
 """For the operator, and the pods themselves, to be done with a job that has ended."""
 ORPHAN_S = 600.0
-"""For the job to come that a ConfigMap was made for: who applies a text makes the job last."""
+"""For the job to come that an object was made for: `kubectl apply` of a text makes the job last."""
+BESIDE: Mapping[Resource, Sequence[Callable[[str], str]]] = {
+    CONFIG_MAPS: (names.config_map_of, names.state_map_of),
+    ACCOUNTS: (names.account_of,),
+    ROLES: (names.account_of,),
+    ROLE_BINDINGS: (names.account_of,),
+    POLICIES: (names.account_of,),
+    RUNTIMES: (lambda job: job,),
+}
+"""What is made beside a job -> its names, of the job's. No Secret: it belongs to the ConfigMap,
+with which Kubernetes deletes it."""
 Place = tuple[str, str]
 """Namespace and name of a job."""
 
@@ -65,7 +84,8 @@ class Seen:
     jobs: Mapping[Kind, Sequence[Object]] = field(default_factory=dict)
     pods: Sequence[Object] = ()
     nodes: Sequence[Object] = ()
-    config_maps: Sequence[Object] = ()
+    beside: Mapping[Resource, Sequence[Object]] = field(default_factory=dict)
+    """Of each kind of `BESIDE`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +99,8 @@ class Decision:
     """When to decide again though nothing changes."""
     busy: bool = False
     """Something was begun and is not at its end."""
+    refused: tuple[str, ...] = ()
+    """What pods ask for and is not carried out, with the job and why."""
 
 
 @dataclass(slots=True)
@@ -105,22 +127,52 @@ def decide(seen: Seen, scope: Scope, since: Mapping[str, float], now: float) -> 
     ours = [(kind, job) for kind, job in every if is_ours(job) and not _is_made_or_gone(job)]
     anothers = {_place(job) for _, job in ours if _is_anothers(job, scope)}
     ours = [(kind, job) for kind, job in ours if _place(job) not in anothers]
-    begun = [_restart(kind, job, pods.get(_place(job), ()), scope) for kind, job in ours]
-    chains: list[tuple[Action, ...]] = [*filter(None, begun)]
-    # Before anything else: where pods are to go there are still some to make placeholders of.
-    chains[:0] = [(one,) for one in placeholders(ours, seen.pods, seen.nodes)]
+    asked = [(kind, job, _asked(kind, job, seen)) for kind, job in ours]
+    # Before pods go: placeholders are made like one of them.
+    chains: list[tuple[Action, ...]] = [(one,) for one in placeholders(ours, seen.pods, seen.nodes)]
+    for kind, job, wishes in asked:
+        there = pods.get(_place(job), ())
+        chains += filter(None, [_served(kind, job, there, wishes, scope)])
+        chains += [(one,) for one in _ended(wishes, there)]
     mine = [pod for pod in seen.pods if is_ours(pod) and _job_of(pod) not in anothers]
     chains += [(one,) for one in _lost(mine, seen.nodes, timers)]
     chains += [(one,) for one in _late([job for _, job in ours], pods, timers)]
-    chains += _orphans(seen.config_maps, {_place(job) for _, job in every}, timers)
+    places = {_place(job) for _, job in every}
+    for resource, items in seen.beside.items():
+        chains += [(one,) for one in _orphans(resource, items, places, timers)]
+    changed = {action.what for chain in chains for action in chain}
+    noted = state_notes(ours, seen.beside.get(CONFIG_MAPS, ()))
+    chains += [(one,) for one in noted if one.what not in changed]  # one change at a time
     if scope.taint:
         chains += [(one,) for one in taints(seen.nodes, [job for _, job in ours], scope.namespace)]
     return Decision(
         chains=tuple(chains),
         since=timers.after,
         due_s=timers.due_s,
-        busy=timers.due_s is not None or any(_is_restarting(job) for _, job in ours),
+        busy=timers.due_s is not None or any(_is_busy(job, wishes) for _, job, wishes in asked),
+        refused=tuple(_said(job, why) for _, job, wishes in asked for why in _refused(job, wishes)),
     )
+
+
+def _asked(kind: Kind, job: Object, seen: Seen) -> Wishes:
+    """What the pods of `job` ask for, in the one ConfigMap that they may write."""
+    namespace, name = _place(job)
+    wanted = (namespace, names.config_map_of(name))
+    found = (one for one in seen.beside.get(CONFIG_MAPS, ()) if _place(one) == wanted)
+    return wishes_of(kind, job, next(found, None))
+
+
+def _refused(job: Object, wishes: Wishes) -> Iterator[str]:
+    yield from wishes.refused
+    if too_many := _to_keep_off(job, wishes)[1]:
+        yield (
+            f"{names.AVOID_ANNOTATION}: {', '.join(too_many)}; a job may avoid {MOST_NODES} at most"
+        )
+
+
+def _said(job: Object, why: str) -> str:
+    namespace, name = _place(job)
+    return f"pods of job {namespace}/{name} ask for what cannot be asked for: {why}"
 
 
 def is_ours(item: Object) -> bool:
@@ -134,7 +186,7 @@ def _is_made_or_gone(job: Object) -> bool:
 
 
 def _is_anothers(job: Object, scope: Scope) -> bool:
-    return annotations_of(job).get(names.CONTROLLER_ANNOTATION, scope.home) != scope.home
+    return fields.annotations_of(job).get(names.CONTROLLER_ANNOTATION, scope.home) != scope.home
 
 
 def _place(item: Object) -> Place:
@@ -154,47 +206,85 @@ def _by_job(pods: Iterable[Object]) -> dict[Place, list[Object]]:
     return found
 
 
-# A gang restart
+# What pods ask for
 
 
-def _is_restarting(job: Object) -> bool:
-    notes = annotations_of(job)
-    asked = names.GANG_ANNOTATION in notes or names.SUSPENDED_ANNOTATION in notes
+def _is_busy(job: Object, wishes: Wishes) -> bool:
+    asked = wishes.restart is not None or names.SUSPENDED_ANNOTATION in fields.annotations_of(job)
     return asked and not _is_over(job)
 
 
 def _is_over(job: Object) -> bool:
-    return observe.has_ended(job) or names.CANCELLED_ANNOTATION in annotations_of(job)
+    return observe.has_ended(job) or names.CANCELLED_ANNOTATION in fields.annotations_of(job)
+
+
+def _served(
+    kind: Kind, job: Object, pods: Sequence[Object], wishes: Wishes, scope: Scope
+) -> tuple[Action, ...] | None:
+    """The next change of `job`: one at a time, each is seen in the object before the next."""
+    notes = fields.annotations_of(job)
+    if _is_over(job):
+        # Its pods have nothing to ask any more, and nobody has to resume it.
+        return (_forget(kind, job),) if names.SUSPENDED_ANNOTATION in notes else None
+    if names.CONTROLLER_ANNOTATION not in notes:
+        return (_look_after(kind, job, scope),)
+    # A restart comes after that: the next pods must not be on the nodes that it names.
+    if missing := _to_keep_off(job, wishes)[0]:
+        return (_keep_off(kind, job, missing),)
+    return _restart(kind, job, pods, wishes, scope)
+
+
+def _to_keep_off(job: Object, wishes: Wishes) -> tuple[list[str], list[str]]:
+    """Nodes that new pods are to be kept off besides, and those that are too many for one job:
+    asked for one after the other they could be all that a cluster has."""
+    before = {*excluded_of(job)}
+    missing = sorted(wishes.nodes - before)
+    room = max(0, MOST_NODES - len(before))
+    return missing[:room], missing[room:]
+
+
+def _keep_off(kind: Kind, job: Object, hosts: Sequence[str]) -> Patch:
+    what = Ref.of(JOB_KINDS[kind].resource, job)
+    every = ",".join(sorted({*excluded_of(job), *hosts}))
+    note = {"metadata": {"annotations": {names.EXCLUDED_ANNOTATION: every}}}
+    return Patch(
+        what=what,
+        change={**without(kind, job, hosts), **note},
+        does=f"keep new pods of {what} off {', '.join(hosts)}",
+        reason="its pods ask for that",
+    )
+
+
+def _ended(wishes: Wishes, pods: Sequence[Object]) -> Iterator[Delete]:
+    """Pods of this job alone: by the label that its template gave them, and by name and uid."""
+    wanted = {*wishes.end}
+    for pod in pods:
+        if (name_of(pod), pod["metadata"]["uid"]) in wanted and not fields.is_leaving(pod):
+            why = "its job asks for another one in its place"
+            yield Delete(what=Ref.of(PODS, pod), reason=why)
 
 
 def _restart(
-    kind: Kind, job: Object, pods: Sequence[Object], scope: Scope
+    kind: Kind, job: Object, pods: Sequence[Object], wishes: Wishes, scope: Scope
 ) -> tuple[Action, ...] | None:
-    """One step at a time; each is seen in the object before the next."""
-    notes, wish = annotations_of(job), wish_of(job)
+    notes = fields.annotations_of(job)
     suspended = lookup(job, JOB_KINDS[kind].suspend) is True
     by_us = names.SUSPENDED_ANNOTATION in notes
     there = [pod for pod in pods if fields.alive([pod]) or fields.is_leaving(pod)]
-    if _is_over(job):
-        if wish is None and not by_us:
-            return None
-        return (_settle(kind, job, wish=None, reason="the job is over"),)
-    if names.CONTROLLER_ANNOTATION not in notes:
-        return (_look_after(kind, job, scope),)
-    if wish is None and not by_us:
+    if wishes.restart is None and not by_us:
         return None
-    wish = wish or GangRestart()
     if lookup(job, ("metadata", "labels", names.QUEUE_LABEL)):
-        return _give_back(kind, job, there, wish)
+        return _give_back(kind, job, there, wishes)
     if not suspended:
         if by_us:
-            return (_settle(kind, job, wish=wish, reason="it was resumed by somebody else"),)
-        return (_suspend(kind, job, wish, scope),)
+            return (_settle(kind, job, wishes, reason="it was resumed by somebody else"),)
+        return (_suspend(kind, job, wishes, scope),)
     if there:
         return None
     if by_us:
-        return (_resume(kind, job, wish),)
-    return (_settle(kind, job, wish=wish, reason="it is suspended by somebody else, without pods"),)
+        return (_resume(kind, job, wishes),)
+    words = "it is suspended by somebody else, without pods"
+    return (_settle(kind, job, wishes, reason=words),)
 
 
 def _look_after(kind: Kind, job: Object, scope: Scope) -> Patch:
@@ -207,57 +297,73 @@ def _look_after(kind: Kind, job: Object, scope: Scope) -> Patch:
     )
 
 
-def _suspend(kind: Kind, job: Object, wish: GangRestart, scope: Scope) -> Patch:
+def _suspend(kind: Kind, job: Object, wishes: Wishes, scope: Scope) -> Patch:
     what = Ref.of(JOB_KINDS[kind].resource, job)
     note = {"metadata": {"annotations": {names.SUSPENDED_ANNOTATION: f"{scope.home}/controller"}}}
     return Patch(
         what=what,
         change={**nested(JOB_KINDS[kind].suspend, True), **note},
         does=f"suspend {what}",
-        reason=f"{wish.by} asks for new pods in place of all{_but(wish)}",
+        reason=_why(wishes),
     )
 
 
-def _but(wish: GangRestart) -> str:
-    return f", not on {', '.join(wish.exclude)}" if wish.exclude else ""
+def _why(wishes: Wishes) -> str:
+    if wishes.restart is None:
+        return "new pods in place of all were asked for"
+    but = f", not on {', '.join(wishes.restart.exclude)}" if wishes.restart.exclude else ""
+    return f"{wishes.restart.by} asks for new pods in place of all{but}"
 
 
-def _resume(kind: Kind, job: Object, wish: GangRestart) -> Patch:
-    what, change = Ref.of(JOB_KINDS[kind].resource, job), _settled(kind, job, wish)
+def _resume(kind: Kind, job: Object, wishes: Wishes) -> Patch:
+    what, change = Ref.of(JOB_KINDS[kind].resource, job), _settled(job, wishes)
     change["spec"] = merged(change.get("spec", {}), nested(JOB_KINDS[kind].suspend, False)["spec"])
-    reason = f"no pod is left; restart {requeues_of(job) + 1}{_but(wish)}"
+    number = number_in(job, names.RESTARTS_ANNOTATION) + 1
+    reason = f"no pod is left; restart {number}"
     return Patch(what=what, change=change, does=f"resume {what}", reason=reason)
 
 
-def _settle(kind: Kind, job: Object, *, wish: GangRestart | None, reason: str) -> Patch:
+def _settle(kind: Kind, job: Object, wishes: Wishes, *, reason: str) -> Patch:
     """Without `suspend`: that is somebody else's now."""
     what = Ref.of(JOB_KINDS[kind].resource, job)
     return Patch(
         what=what,
-        change=_settled(kind, job, wish),
+        change=_settled(job, wishes),
         does=f"take the gang restart of {what} for done",
         reason=reason,
     )
 
 
-def _settled(kind: Kind, job: Object, wish: GangRestart | None) -> dict[str, Any]:
-    """`wish` None: it is forgotten."""
-    notes: dict[str, Any] = {names.GANG_ANNOTATION: None, names.SUSPENDED_ANNOTATION: None}
-    if wish is None:
-        return {"metadata": {"annotations": notes}}
-    notes |= {names.REQUEUES_ANNOTATION: str(requeues_of(job) + 1), **excluding(job, wish.exclude)}
-    return {**without(kind, job, wish.exclude), "metadata": {"annotations": notes}}
+def _settled(job: Object, wishes: Wishes) -> dict[str, Any]:
+    """By its digest it is known again: what asks for it is not the controller's to take away."""
+    number = str(number_in(job, names.RESTARTS_ANNOTATION) + 1)
+    notes: dict[str, Any] = {
+        names.SUSPENDED_ANNOTATION: None,
+        names.RESTARTS_ANNOTATION: number,
+        **({names.RESTARTED_ANNOTATION: wishes.digest} if wishes.digest else {}),
+    }
+    return {"metadata": {"annotations": notes}}
+
+
+def _forget(kind: Kind, job: Object) -> Patch:
+    what = Ref.of(JOB_KINDS[kind].resource, job)
+    return Patch(
+        what=what,
+        change={"metadata": {"annotations": {names.SUSPENDED_ANNOTATION: None}}},
+        does=f"leave {what} as it is",
+        reason="the job is over",
+    )
 
 
 def _give_back(
-    kind: Kind, job: Object, there: Sequence[Object], wish: GangRestart
+    kind: Kind, job: Object, there: Sequence[Object], wishes: Wishes
 ) -> tuple[Action, ...]:
     """Of a job in a queue. Should the deletes be lost with their controller, then the pods leave by
     themselves: their leader has asked."""
-    reason = f"{wish.by} asks for new pods in place of all{_but(wish)}, and `suspend` is Kueue's"
+    reason = f"{_why(wishes)}, and `suspend` is Kueue's"
     staying = [pod for pod in there if not fields.is_leaving(pod)]
     return (
-        _settle(kind, job, wish=wish, reason=reason),
+        _settle(kind, job, wishes, reason=reason),
         *(Delete(what=Ref.of(PODS, pod), reason=reason) for pod in staying),
     )
 
@@ -285,7 +391,7 @@ def _lost(pods: Iterable[Object], nodes: Iterable[Object], timers: Timers) -> It
 
 def _force_after(pod: Object) -> float:
     try:
-        return max(0.0, float(annotations_of(pod)[names.FORCE_ANNOTATION]))
+        return max(0.0, float(fields.annotations_of(pod)[names.FORCE_ANNOTATION]))
     except (KeyError, ValueError):
         return FORCE_S
 
@@ -306,19 +412,16 @@ def _late(
 
 
 def _orphans(
-    config_maps: Iterable[Object], jobs: set[Place], timers: Timers
-) -> Iterator[tuple[Action, ...]]:
-    """What was made beside a job that never came, or that was deleted before it owned it."""
-    for item in config_maps:
+    resource: Resource, items: Iterable[Object], jobs: set[Place], timers: Timers
+) -> Iterator[Delete]:
+    """What was made beside a job that never came, or that went without it. What has an owner goes
+    with that: Kubernetes sees to it."""
+    for item in items:
         namespace, job = _job_of(item)
-        if not is_ours(item) or name_of(item) != names.config_map_of(job):
+        if not is_ours(item) or name_of(item) not in {of(job) for of in BESIDE[resource]}:
             continue
         if lookup(item, ("metadata", "ownerReferences")) or (namespace, job) in jobs:
             continue
         if timers.over(f"orphan {item['metadata']['uid']}", ORPHAN_S):
-            what = Ref.of(CONFIG_MAPS, item)
             why = f"nobody owns it, and there has been no job {job} for {ORPHAN_S:g} s"
-            # By its name: Secrets are not the controller's to read.
-            called = names.secret_of(job)
-            secret = Ref(resource=SECRETS, namespace=namespace, name=called, uid="", version="")
-            yield Delete(what=what, reason=why), Delete(what=secret, reason=why)
+            yield Delete(what=Ref.of(resource, item), reason=why)

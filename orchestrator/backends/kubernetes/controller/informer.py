@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.backends.kubernetes.api import Api
@@ -29,6 +29,8 @@ class Informer:
     namespace: str | None
     labels: str
     changed: threading.Event
+    trim: Callable[[Object], Object]
+    """What of an object is kept."""
     watching: Watching = field(init=False)
     items: Sequence[Object] | None = None
     """None: not known."""
@@ -40,6 +42,7 @@ class Informer:
             resource=self.resource,
             namespace=self.namespace,
             labels=self.labels,
+            trim=self.trim,
             anew=True,
         )
 

@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.controller.actions import Action, Create, Patch
-from orchestrator.backends.kubernetes.controller.decide import Decision, Scope, Seen, decide
+from orchestrator.backends.kubernetes.controller.decide import (
+    BESIDE,
+    Decision,
+    Scope,
+    Seen,
+    decide,
+)
 from orchestrator.backends.kubernetes.controller.election import Election, Standing
 from orchestrator.backends.kubernetes.controller.informer import Informer
 from orchestrator.backends.kubernetes.refusals import Conflict
@@ -20,6 +26,7 @@ from orchestrator.backends.kubernetes.resources import (
     JOB_KINDS,
     NODES,
     PODS,
+    Object,
     Resource,
 )
 from orchestrator.errors import BackendError
@@ -57,11 +64,13 @@ class Controller:
     done: set[Order] = field(default_factory=set)
     """Orders that went through, until they are seen in the object."""
     refused: dict[Order, Refused] = field(default_factory=dict)
+    told: frozenset[str] = frozenset()
+    """What pods ask for in vain, and the log has it already."""
 
     def __post_init__(self) -> None:
         self.jobs = {kind: self._informer(one.resource) for kind, one in JOB_KINDS.items()}
         self.pods = self._informer(PODS, MADE)
-        self.config_maps = self._informer(CONFIG_MAPS, OURS)
+        self.beside = {resource: self._informer(resource, OURS) for resource in BESIDE}
         self.nodes = self._informer(NODES)
         me = f"{socket.gethostname()}-{os.getpid()}"
         self.election = Election(
@@ -80,6 +89,7 @@ class Controller:
             namespace=self.scope.namespace if resource.namespaced else None,
             labels=labels,
             changed=self.woken,
+            trim=_without_contents,
         )
 
     def stop(self) -> None:
@@ -92,7 +102,8 @@ class Controller:
         Raises BackendError where a right is missing from the start.
         """
         self.election.begin()
-        for informer in (*self.jobs.values(), self.pods, self.config_maps, self.nodes):
+        beside = self.beside.values()
+        for informer in (*self.jobs.values(), self.pods, *beside, self.nodes):
             informer.begin()
         try:
             pause_s: float | None = None
@@ -121,14 +132,19 @@ class Controller:
     def _look(self) -> Decision | None:
         """One round; None while something is not known yet, or not any more."""
         jobs = {kind: informer.known for kind, informer in self.jobs.items()}
-        pods, nodes, maps = self.pods.known, self.nodes.known, self.config_maps.known
-        if pods is None or nodes is None or maps is None:
-            return None
+        pods, nodes = self.pods.known, self.nodes.known
         known = {kind: items for kind, items in jobs.items() if items is not None}
-        if len(known) < len(jobs):
+        # Of the other kinds nothing but what is left over is wanted, which can wait.
+        beside = {one: informer.known or () for one, informer in self.beside.items()}
+        if pods is None or nodes is None or len(known) < len(jobs):
             return None
-        seen = Seen(jobs=known, pods=pods, nodes=nodes, config_maps=maps)
+        if self.beside[CONFIG_MAPS].known is None:
+            return None  # they hold what pods ask for
+        seen = Seen(jobs=known, pods=pods, nodes=nodes, beside=beside)
         decision = decide(seen, self.scope, self.since, self.clock.monotonic())
+        for words in sorted({*decision.refused} - self.told):
+            log.warning("%s", words)
+        self.told = frozenset(decision.refused)
         self.since = decision.since  # those who wait count as well, and so need not begin anew
         orders = {order_of(action) for chain in decision.chains for action in chain}
         self.done &= orders
@@ -174,6 +190,13 @@ class Controller:
             log.error(
                 "%s (%s) is refused, again in %g s: %s", action.does, action.reason, wait_s, exc
             )
+
+
+def _without_contents(item: Object) -> Object:
+    """What is kept of it: not the up to 1 MiB that a ConfigMap holds."""
+    metadata = {key: said for key, said in item["metadata"].items() if key != "managedFields"}
+    kept = {key: said for key, said in item.items() if key not in ("data", "binaryData")}
+    return {**kept, "metadata": metadata}
 
 
 def order_of(action: Action) -> Order:

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.backends.kubernetes import fields, observe
 from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Ref
-from orchestrator.backends.kubernetes.controller.wish import annotations_of, excluded_of, wish_of
+from orchestrator.backends.kubernetes.controller.wishes import excluded_of
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.topology import CHANGEABLE
 from orchestrator.backends.kubernetes.resources import (
@@ -54,11 +54,8 @@ def _owner(pod: Object) -> tuple[str, str]:
 
 
 def _left_out(kind: Kind, job: Object) -> set[str]:
-    over = observe.has_ended(job) or names.CANCELLED_ANNOTATION in annotations_of(job)
-    if kind in CHANGEABLE or over:
-        return set()
-    wish = wish_of(job)
-    return {*excluded_of(job), *(wish.exclude if wish else ())}
+    over = observe.has_ended(job) or names.CANCELLED_ANNOTATION in fields.annotations_of(job)
+    return set() if kind in CHANGEABLE or over else {*excluded_of(job)}
 
 
 def _make(kind: Kind, job: Object, host: str, pods: Sequence[Object]) -> Iterator[Create]:

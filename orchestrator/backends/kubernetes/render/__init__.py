@@ -12,7 +12,8 @@ import yaml
 from orchestrator.backends.kubernetes.render import kinds, names
 from orchestrator.backends.kubernetes.render.checks import refuse
 from orchestrator.backends.kubernetes.render.pods import spec_of
-from orchestrator.backends.kubernetes.render.rights import account_objects
+from orchestrator.backends.kubernetes.render.rights import account_objects, network_policy
+from orchestrator.backends.kubernetes.render.state_map import state_map
 from orchestrator.backends.kubernetes.render.submission import config_map, token_secret
 from orchestrator.contract.handover import Handover, files_of
 from orchestrator.contract.kubernetes import Kind
@@ -29,7 +30,7 @@ KINDS: Mapping[Kind, Callable[[Handover, dict[str, Any]], list[dict[str, Any]]]]
 
 
 def objects(handover: Handover, namespace: str = "default") -> list[dict[str, Any]]:
-    """In the order in which they are applied; the last is the job, which owns the others.
+    """In the order in which they are applied; the first is the ConfigMap, the last is the job.
 
     `namespace`: where they are applied if the spec does not say.
 
@@ -52,10 +53,12 @@ def objects(handover: Handover, namespace: str = "default") -> list[dict[str, An
             names.HASH_ANNOTATION: spec_hash(handover),
         },
     }
-    shared = {"name": names.config_map_of(launch.job), **own, "labels": labels}
+    beside = {**own, "labels": labels}
     return [
-        config_map(handover, shared),
-        *account_objects(launch, {**own, "labels": labels}, spec.namespace or namespace),
+        config_map(handover, {"name": names.config_map_of(launch.job), **beside}),
+        state_map(launch, beside),
+        *account_objects(launch, beside, spec.namespace or namespace),
+        *network_policy(launch, beside),
         *KINDS[spec.kind](handover, metadata),
     ]
 

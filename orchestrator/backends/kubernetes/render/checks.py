@@ -1,11 +1,14 @@
 """What Kubernetes, or its operator, would refuse or silently drop. Pure."""
 
+import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.render.pod_schema import strangers
 from orchestrator.backends.kubernetes.render.pods import CONTAINER_LISTS, HANDOVER_DIR, spec_of
+from orchestrator.cluster.kubernetes.quantities import quantity
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.handover import Handover
 from orchestrator.contract.kubernetes import Kind, KubernetesSpec
@@ -22,7 +25,7 @@ LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 LABEL_NAME = re.compile(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
-GANG_SCHEDULERS: Mapping[Kind, tuple[str, ...]] = {
+GANG_SCHEDULERS: Mapping[Kind, tuple[Literal["volcano", "coscheduling"], ...]] = {
     "pytorchjob": ("volcano", "coscheduling"),
     "trainjob": ("coscheduling",),
     "jobset": (),
@@ -46,6 +49,14 @@ def problems(launch: LaunchPlan) -> Iterator[Problem]:
     yield from _labels(spec)
     yield from _scheduling(spec)
     yield from _template(spec)
+    yield from _guaranteed(spec)
+    if spec.ttl_after_finished is not None and spec.kind == "trainjob":
+        yield Problem(
+            path=f"{PLACE}.ttl_after_finished",
+            value=spec.ttl_after_finished,
+            limit="left out with kind: trainjob, which has no such field",
+            fix="delete the job by hand, or use kind: jobset",
+        )
 
 
 def _missing(spec: KubernetesSpec) -> Iterator[Problem]:
@@ -147,7 +158,7 @@ def _labels(spec: KubernetesSpec) -> Iterator[Problem]:
 
 
 def _scheduling(spec: KubernetesSpec) -> Iterator[Problem]:
-    if spec.gang_scheduler is not None and spec.gang_scheduler not in GANG_SCHEDULERS[spec.kind]:
+    if spec.gang_scheduler not in (None, "auto", *GANG_SCHEDULERS[spec.kind]):
         yield Problem(
             path=f"{PLACE}.gang_scheduler",
             value=spec.gang_scheduler,
@@ -166,24 +177,84 @@ def _scheduling(spec: KubernetesSpec) -> Iterator[Problem]:
 
 
 def _template(spec: KubernetesSpec) -> Iterator[Problem]:
-    """Whether the patch has the shape of a pod template; the API server checks the rest."""
     place = f"{PLACE}.pod_template"
-    for key, value in spec.pod_template.items():
-        if key not in ("metadata", "spec") or not isinstance(value, Mapping):
-            limit = "metadata or spec, with key: value pairs below it, as in a pod template"
-            fix = "for example pod_template: {spec: {schedulerName: volcano}}"
-            yield Problem(path=f"{place}.{key}", value=_brief(value), limit=limit, fix=fix)
+    yield from strangers(spec.pod_template, place)
     pod = spec.pod_template.get("spec")
     for key in (*CONTAINER_LISTS, "volumes"):
         given = pod.get(key) if isinstance(pod, Mapping) else None
-        named = isinstance(given, list) and all(
-            isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in given
-        )
-        if given is not None and not named:
+        if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
+            continue  # which was said already
+        if not all(isinstance(one.get("name"), str) for one in given):
             limit = "a list of things that have a name each"
             container = names.CONTAINERS[spec.kind]
             fix = f"add name: to each; ndctl's own container is {container}"
             yield Problem(path=f"{place}.spec.{key}", value=_brief(given), limit=limit, fix=fix)
+        elif key != "volumes":
+            yield from _containers(spec, given, f"{place}.spec.{key}", key == "containers")
+
+
+def _containers(
+    spec: KubernetesSpec, given: Sequence[Mapping[str, Any]], place: str, beside_ours: bool
+) -> Iterator[Problem]:
+    """One that is not ndctl's is added: without an image the API server makes no pod with it, and
+    says so of the pods alone, once the job is there."""
+    own = names.CONTAINERS[spec.kind] if beside_ours else None
+    for at, one in enumerate(given):
+        if one["name"] == own or one.get("image"):
+            continue
+        yield Problem(
+            path=f"{place}[{at}].name",
+            value=one["name"],
+            limit=f"{own}, ndctl's own container, or that of one more with an image of its own"
+            if own
+            else "that of a container with an image",
+            fix=f"did you mean {own}? else add image: REGISTRY/NAME:TAG"
+            if own
+            else "add image: REGISTRY/NAME:TAG",
+        )
+
+
+def _guaranteed(spec: KubernetesSpec) -> Iterator[Problem]:
+    """What keeps a pod from the class Guaranteed: one container of it is enough."""
+    if not spec.guaranteed:
+        return
+    for key, value, example in (("cpu", spec.cpu, "96"), ("memory", spec.memory, "1500Gi")):
+        if value is None:
+            limit = f"given with guaranteed: true, which makes it {key} of the pod's own"
+            yield Problem(path=f"{PLACE}.{key}", limit=limit, fix=f'for example {key}: "{example}"')
+    if spec.cpu is not None and quantity(spec.cpu).denominator != 1:
+        limit = "a whole number with guaranteed: true: a part of a CPU cannot be given alone"
+        fix = f'for example cpu: "{max(1, math.floor(quantity(spec.cpu)))}"'
+        yield Problem(path=f"{PLACE}.cpu", value=spec.cpu, limit=limit, fix=fix)
+    pod = spec.pod_template.get("spec")
+    for key in CONTAINER_LISTS:
+        given = pod.get(key) if isinstance(pod, Mapping) else None
+        for at, one in enumerate(given if isinstance(given, list) else []):
+            ours = isinstance(one, Mapping) and one.get("name") == names.CONTAINERS[spec.kind]
+            base = {"cpu": spec.cpu, "memory": spec.memory} if ours and key == "containers" else {}
+            if isinstance(one, Mapping) and not _is_guaranteed(one, base):
+                limit = "such that each of cpu and memory has a limit, and the same as request,"
+                yield Problem(
+                    path=f"{PLACE}.pod_template.spec.{key}[{at}].resources",
+                    limit=f"{limit} with guaranteed: true",
+                    fix="for example resources: {limits: {cpu: 100m, memory: 64Mi}}",
+                )
+
+
+def _is_guaranteed(container: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """`base`: what ndctl itself asks for, as request and limit."""
+    resources = container.get("resources")
+    resources = resources if isinstance(resources, Mapping) else {}
+    found = {}
+    for part in ("requests", "limits"):
+        more = resources.get(part)
+        found[part] = {**base, **(more if isinstance(more, Mapping) else {})}
+    return all(
+        found["limits"].get(name) is not None
+        and quantity(found["requests"].get(name, found["limits"][name]))
+        == quantity(found["limits"][name])
+        for name in ("cpu", "memory")
+    )
 
 
 def _brief(value: Any) -> Any:

@@ -9,10 +9,13 @@ from typing import Any
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.pods import pod_template, spec_of
 from orchestrator.contract.handover import Handover
+from orchestrator.contract.kubernetes import KubernetesSpec
 
 TRAINER = "trainer.kubeflow.org/v1alpha1"
 MASTER_PORT = 29500
 """As torchrun's own, and Trainer v2's; a PyTorchJob sets another."""
+NO_GANG = (None, "auto")
+"""`auto` is what no cluster was asked about."""
 NO_LIMIT = 2**31 - 1
 """Of how often pods may be made anew: the journal knows `resilience.max_restarts`."""
 FINAL_CODES = range(1, 128)
@@ -26,7 +29,8 @@ def pytorchjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, A
     replicas = {"Master": {"replicas": 1, **replica}}
     if workers:
         replicas["Worker"] = {"replicas": workers, **replica}
-    gang = {"schedulingPolicy": {"minAvailable": len(launch.hosts)}} if spec.gang_scheduler else {}
+    grouped = spec.gang_scheduler not in NO_GANG
+    gang = {"schedulingPolicy": {"minAvailable": len(launch.hosts)}} if grouped else {}
     return [
         {
             "apiVersion": "kubeflow.org/v1",
@@ -38,6 +42,7 @@ def pytorchjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, A
                     # What has ended stays, for its log; what has not keeps no device.
                     "cleanPodPolicy": "Running",
                     "backoffLimit": NO_LIMIT,
+                    **_ttl(spec),
                     **gang,
                 },
                 "pytorchReplicaSpecs": replicas,
@@ -53,7 +58,7 @@ def jobset(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any]]
         "MASTER_PORT": str(MASTER_PORT),
     }
     template = pod_template(handover, master)
-    body = _jobset_body(template, len(launch.hosts))
+    body = {**_jobset_body(template, len(launch.hosts)), **_ttl(spec_of(launch))}
     return [
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -68,7 +73,8 @@ def trainjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any
     """With a runtime of its own: of a shared one a TrainJob cannot change the security context,
     the network, the affinity or the grace period."""
     launch, spec = handover.launch, spec_of(handover.launch)
-    gang: dict[str, Any] = {"podGroupPolicy": {"coscheduling": {}}} if spec.gang_scheduler else {}
+    grouped = spec.gang_scheduler not in NO_GANG
+    gang: dict[str, Any] = {"podGroupPolicy": {"coscheduling": {}}} if grouped else {}
     unqueued = {key: value for key, value in metadata["labels"].items() if key != names.QUEUE_LABEL}
     runtime_labels = {**unqueued, "trainer.kubeflow.org/framework": "torch"}
     body = _jobset_body(
@@ -98,6 +104,11 @@ def trainjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any
         },
     }
     return [runtime, job]
+
+
+def _ttl(spec: KubernetesSpec) -> dict[str, int]:
+    after = spec.ttl_after_finished
+    return {} if after is None else {"ttlSecondsAfterFinished": after}
 
 
 def _jobset_body(

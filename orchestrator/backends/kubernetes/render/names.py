@@ -11,21 +11,49 @@ FIELD_MANAGER = "ndctl"
 JOB_LABEL = "ndctl.dev/job"
 LAUNCH_ANNOTATION = "ndctl.dev/launch"
 HASH_ANNOTATION = "ndctl.dev/spec-hash"
+CANCELLED_ANNOTATION = "ndctl.dev/cancelled-by"
+
+# On ConfigMap JOB-launch, written by the job's pods. What they ask of the controller:
+AVOID_ANNOTATION = "ndctl.dev/avoid"
+"""Nodes that no new pod of the job shall have."""
+END_ANNOTATION = "ndctl.dev/end-pods"
+"""Pods of the job that shall be deleted, for others to come in their place."""
+GANG_ANNOTATION = "ndctl.dev/gang-restart"
+"""New pods in place of all."""
+# And what they note for each other, and for people:
 RUNS_ANNOTATION = "ndctl.dev/runs"
 """The spec-hash of what the job runs: what is applied later under the same launch does not."""
-CANCELLED_ANNOTATION = "ndctl.dev/cancelled-by"
 REQUEUES_ANNOTATION = "ndctl.dev/requeues"
-"""How often all pods of the job were given back."""
-GANG_ANNOTATION = "ndctl.dev/gang-restart"
-"""Somebody asks the controller for new pods in place of all, as `controller/wish.py` has it."""
-SUSPENDED_ANNOTATION = "ndctl.dev/suspended-by"
-"""The controller suspended the job, and so may resume it."""
+"""How often the leader gave all pods back."""
+NEVER_BEGAN_ANNOTATION = "ndctl.dev/leader-never-began"
+"""The nodes that the leader's pod was taken away from, because it never began there."""
+WRITTEN_BY_PODS = (
+    *(AVOID_ANNOTATION, END_ANNOTATION, GANG_ANNOTATION),
+    *(RUNS_ANNOTATION, REQUEUES_ANNOTATION, NEVER_BEGAN_ANNOTATION),
+)
+
+# On the job, written by the controller:
 CONTROLLER_ANNOTATION = "ndctl.dev/controller"
 """The namespace of the Lease of the controller that looks after the job."""
 EXCLUDED_ANNOTATION = "ndctl.dev/excluded"
-"""Of a job: the nodes that its leader left out. Of a node: the job that did."""
-NEVER_BEGAN_ANNOTATION = "ndctl.dev/leader-never-began"
-"""Of a job: the nodes that its leader's pod was taken away from, for it never began there."""
+"""Of a job: the nodes that the controller keeps its new pods off. Of a node: the job."""
+SUSPENDED_ANNOTATION = "ndctl.dev/suspended-by"
+"""The controller suspended the job, and so may resume it."""
+RESTARTED_ANNOTATION = "ndctl.dev/gang-restarted"
+"""Which gang restart was carried out last: `digest` of what asked for it."""
+RESTARTS_ANNOTATION = "ndctl.dev/gang-restarts"
+"""How many were."""
+STATE_ANNOTATION = "ndctl.dev/state"
+STEP_ANNOTATION = "ndctl.dev/step"
+ATTEMPT_ANNOTATION = "ndctl.dev/attempt"
+CULPRIT_ANNOTATION = "ndctl.dev/culprit"
+MESSAGE_ANNOTATION = "ndctl.dev/message"
+UPDATED_ANNOTATION = "ndctl.dev/updated"
+"""Of a job: what its ConfigMap `JOB-state` says, where a controller copies it there."""
+REPORT_ANNOTATION = "ndctl.dev/report"
+"""Of ConfigMap `JOB-state` and of an event about a job: what its leader reported, as JSON."""
+HOLDS_LABEL = "ndctl.dev/holds"
+"""Of a ConfigMap of a job: `state`, where it is the one that its leader writes."""
 KEEPS_OFF_LABEL = "ndctl.dev/keeps-off"
 """Of a placeholder: the job whose pods are not to come to its node."""
 FORCE_ANNOTATION = "ndctl.dev/force-delete-after"
@@ -49,12 +77,18 @@ def config_map_of(job: str) -> str:
     return f"{job}-launch"
 
 
+def state_map_of(job: str) -> str:
+    """The ConfigMap in which the leader says how the job stands."""
+    return f"{job}-state"
+
+
 def secret_of(job: str) -> str:
     return f"{job}-token"
 
 
 def account_of(job: str) -> str:
-    """The name of the pods' account, of its Role, and of the binding of both."""
+    """The name of the pods' account, of its Role, of the binding of both, and of the NetworkPolicy
+    of the pods."""
     return f"{job}-pods"
 
 

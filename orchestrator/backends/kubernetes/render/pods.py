@@ -32,6 +32,13 @@ DOWNWARD: Mapping[str, str] = {
     "NDCTL_POD_UID": "metadata.uid",
 }
 """What a pod is told of itself."""
+KEPT_RUNNING: Mapping[str, str] = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+"""Autoscalers would empty a node to save it. A pod that has to go leaves in order all the same, but
+all others wait for it. No PodDisruptionBudget besides: it would hold up every drain, for as long as
+the job trains, and a drain costs a job no more than a checkpoint."""
 FORCE_S = KubernetesSpec().force_delete_after
 CONTAINER_LISTS = ("initContainers", "containers")
 CONTAINER_SECURITY: Mapping[str, Any] = {
@@ -54,6 +61,7 @@ def pod_template(handover: Handover, environ: Mapping[str, str] | None = None) -
         "metadata": {
             "labels": {**spec.labels, **names.labels_of(launch)},
             "annotations": {
+                **KEPT_RUNNING,
                 **spec.annotations,
                 **queue_annotations(spec),
                 names.LAUNCH_ANNOTATION: str(launch.launch),
@@ -189,10 +197,10 @@ def _resources(launch: LaunchPlan, spec: KubernetesSpec) -> dict[str, Any]:
         devices[spec.gpu_resource] = str(launch.devices_per_host)
     if spec.rdma_resource is not None:
         devices[spec.rdma_resource] = str(spec.rdma_count)
-    memory = _given("memory", spec.memory)
+    cpu, memory = _given("cpu", spec.cpu), _given("memory", spec.memory)
     return {
-        **_given("requests", {**_given("cpu", spec.cpu), **memory, **devices}),
-        **_given("limits", {**memory, **devices}),
+        **_given("requests", {**cpu, **memory, **devices}),
+        **_given("limits", {**(cpu if spec.guaranteed else {}), **memory, **devices}),
     }
 
 

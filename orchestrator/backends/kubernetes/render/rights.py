@@ -1,23 +1,26 @@
-"""The account of a job's pods, and what it may do: with this job's own objects alone. Pure.
+"""The account of a job's pods, and what it may do: read, delete pods of this job by name, and write
+one ConfigMap that nothing is made from. Pure.
 
-Two things a Role cannot say. Pods of a JobSet or TrainJob have random names, so the right to delete
-pods is of the whole namespace there. And who may patch a job may patch all of it, not its
-annotations and affinity alone: docs/kubernetes.md says what follows.
+It may change neither the job nor a runtime: they hold the template of pods, and a template names
+any account and any Secret of the namespace. What recovery needs beyond this the controller does,
+where there is one (`controller/wishes.py`).
+
+Every process in a pod can use the account. Followers need it as well as the leader: where no leader
+is heard, one of them has its pod made again (`reviving.py`).
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.render.state_map import reporting_rules
 from orchestrator.backends.kubernetes.resources import (
-    ACCOUNTS,
     CONFIG_MAPS,
     EVENTS,
     JOB_KINDS,
     PODS,
-    ROLE_BINDINGS,
+    POLICIES,
     ROLES,
-    RUNTIMES,
     Resource,
 )
 from orchestrator.contract.kubernetes import KubernetesSpec
@@ -54,38 +57,56 @@ def account_objects(
 
 
 def rules(launch: LaunchPlan, spec: KubernetesSpec) -> list[dict[str, Any]]:
-    job, own = launch.job, names.account_of(launch.job)
+    job = launch.job
     found = [
         # Which hosts the job has; a list cannot be limited to names.
         _rule([PODS], ["get", "list", "watch"]),
         # Why a pod waits, or went.
         _rule([EVENTS], ["list"]),
-        # To leave a bad host out; to write down who cancelled.
-        _rule([JOB_KINDS[spec.kind].resource], ["get", "patch"], [job]),
-        # To make the job the owner of what is beside it, so that all goes with it.
+        # Whether it is still this launch, is suspended, was cancelled.
+        _rule([JOB_KINDS[spec.kind].resource], ["get"], [job]),
+        # What is asked of the controller, and what pods note for each other.
         _rule([CONFIG_MAPS], ["get", "patch"], [names.config_map_of(job)]),
-        _rule([ACCOUNTS], ["get", "patch"], [own]),
-        _rule([ROLES, ROLE_BINDINGS], ["get", "patch"], [own]),
     ]
-    if spec.kind == "trainjob":
-        found.append(_rule([RUNTIMES], ["get", "patch"], [job]))
-    # To have a pod made anew whose host is lost.
+    found += reporting_rules(launch)
     if spec.kind == "pytorchjob":
+        # To have a pod made again whose host is lost. Of the other kinds no name is known
+        # beforehand, and a rule without names would be for every pod of the namespace.
         found.append(_rule([PODS], ["delete"], names.pytorchjob_pods(job, len(launch.hosts))))
-    else:
-        found.append(_rule([PODS], ["delete"]))
-        # To say of a pod that it has failed, whose node does not answer.
-        found.append(_rule([PODS], ["patch"], sub="status"))
     return found
 
 
 def _rule(
-    resources: Sequence[Resource], verbs: list[str], called: Sequence[str] = (), sub: str = ""
+    resources: Sequence[Resource], verbs: list[str], called: Sequence[str] = ()
 ) -> dict[str, Any]:
     """`resources`: of one group."""
     rule: dict[str, Any] = {
         "apiGroups": [resources[0].group],
-        "resources": [one.plural + (f"/{sub}" if sub else "") for one in resources],
+        "resources": [one.plural for one in resources],
         "verbs": verbs,
     }
     return {**rule, "resourceNames": list(called)} if called else rule
+
+
+def network_policy(launch: LaunchPlan, metadata: dict[str, Any]) -> list[dict[str, Any]]:
+    """Pods of the job accept connections from pods of this job, at every port, and from nothing
+    else. What they connect to themselves is not limited: names, the API server, a data store.
+
+    None with `host_network`: a policy says nothing of pods that have the network of their host.
+    """
+    spec = launch.kubernetes or KubernetesSpec()
+    if not spec.network_policy or spec.host_network:
+        return []
+    own = {"matchLabels": {names.JOB_LABEL: launch.job}}
+    return [
+        {
+            "apiVersion": f"{POLICIES.group}/{POLICIES.version}",
+            "kind": POLICIES.kind,
+            "metadata": {**metadata, "name": names.account_of(launch.job)},
+            "spec": {
+                "podSelector": own,
+                "policyTypes": ["Ingress"],
+                "ingress": [{"from": [{"podSelector": own}]}],
+            },
+        }
+    ]

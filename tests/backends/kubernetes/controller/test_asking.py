@@ -7,17 +7,32 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.backends.kubernetes.api import Api
-from orchestrator.backends.kubernetes.controller.asking import PATIENCE_S, SKEW_S, ask, kept_off
-from orchestrator.backends.kubernetes.controller.wish import GangRestart
+from orchestrator.backends.kubernetes.api import Api, Listed
+from orchestrator.backends.kubernetes.controller.asking import (
+    PATIENCE_S,
+    SKEW_S,
+    TRIES,
+    ask,
+    avoid,
+    end,
+    kept_off,
+    note,
+    restarts_of,
+)
+from orchestrator.backends.kubernetes.controller.wishes import (
+    MOST_NODES,
+    GangRestart,
+    digest_of,
+)
 from orchestrator.backends.kubernetes.refusals import Conflict
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.resources import LEASES, PODS, Object, Resource
-from orchestrator.contract.kubernetes import KubernetesSpec
-from tests.backends.kubernetes.controller.world import HOME, Item, job, merge
+from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, LEASES, PODS, Object, Resource
+from orchestrator.contract.kubernetes import Kind, KubernetesSpec
+from tests.backends.kubernetes.controller.world import HOME, Item, config_map, job, merge
 from tests.backends.kubernetes.rendered import a_launch
 
 NOW = 1_800_000_000.0
+UID = "9f0d2c9e-8f5b-4f0e-9d55-0b6f1f3e6c11"
 
 
 @dataclass
@@ -36,39 +51,65 @@ class Clock:
 
 @dataclass
 class Cluster:
-    """One job, and a controller that suspends it, or makes its placeholders, after so many looks;
+    """One job with its ConfigMap, and a controller that does what is asked for after so many looks;
     None: never."""
 
     lease: Item | None
     begins: int | None = None
     job: Any = field(default_factory=lambda: job(notes={names.LAUNCH_ANNOTATION: "1"}))
+    asked: Any = field(default_factory=lambda: config_map(owned=True))
+    pods: list[Item] = field(default_factory=list)
     looks: int = 0
     merges: int = 0
     late: bool = False
     """It begins at the very moment of the withdrawal."""
+    conflicts: int = 0
+    """So many changes come second to another pod's."""
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         if resource is LEASES:
             assert (namespace, name) == (HOME, "ndctl-controller")
             return self.lease
+        if resource is CONFIG_MAPS:
+            return cast("Object", self.asked)
         self.looks += 1
-        if resource is PODS:
-            there = self.begins is not None and self.looks > self.begins
-            return {"metadata": {"name": name}} if there else None
         if self.begins is not None and self.looks > self.begins:
-            self._suspend()
+            self._serve()
+        if resource is PODS:
+            return next((one for one in self.pods if one["metadata"]["name"] == name), None)
         return cast("Object", self.job)
+
+    def about(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        return self.get(resource, namespace, name)
+
+    def list(self, resource: Resource, namespace: str, *, labels: str) -> Listed:
+        assert (resource, labels) == (PODS, "ndctl.dev/job=job")
+        return Listed(items=tuple(self.pods), version="1")
 
     def merge(self, resource: Resource, namespace: str, name: str, change: Object) -> Object:
-        self.merges += 1
-        if self.late and "resourceVersion" in change["metadata"]:
-            self._suspend()
+        assert (resource, name) == (CONFIG_MAPS, "job-launch"), "pods may write nothing else"
+        assert {*change["metadata"]} == {"annotations", "resourceVersion"}
+        if self.conflicts:
+            self.conflicts -= 1
             raise Conflict("it has changed")
-        self.job = merge(self.job, change)
-        return cast("Object", self.job)
+        self.merges += 1
+        if self.late and change["metadata"]["annotations"].get(names.GANG_ANNOTATION, "") is None:
+            self._serve()
+        self.asked = merge(self.asked, change)
+        return cast("Object", self.asked)
 
-    def _suspend(self) -> None:
-        self.job = merge(self.job, {"spec": {"runPolicy": {"suspend": True}}})
+    def _serve(self) -> None:
+        notes = self.asked["metadata"]["annotations"]
+        self.pods = [one for one in self.pods if one["metadata"]["uid"] not in str(notes)]
+        if names.GANG_ANNOTATION in notes:
+            self.job = merge(self.job, {"spec": {"runPolicy": {"suspend": True}}})
+        if hosts := notes.get(names.AVOID_ANNOTATION):
+            done = {"metadata": {"annotations": {names.EXCLUDED_ANNOTATION: hosts}}}
+            self.job = merge(self.job, done)
+            self.pods += [
+                {"metadata": {"name": names.placeholder_of("job", host), "uid": host}}
+                for host in hosts.split(",")
+            ]
 
 
 def lease(age_s: float = 1.0, holder: str = "pod-1") -> Item:
@@ -77,13 +118,15 @@ def lease(age_s: float = 1.0, holder: str = "pod-1") -> Item:
     return {"metadata": {"resourceVersion": "1"}, "spec": spec}
 
 
+WISH = GangRestart(by="job-master-0", at=NOW, exclude=("node3",))
+
+
 def asked(cluster: Cluster) -> bool:
-    wish = GangRestart(by="job-master-0", exclude=("node3",))
-    return ask(cast("Api", cluster), Clock(), HOME, a_launch(KubernetesSpec()), wish)
+    return ask(cast("Api", cluster), Clock(), HOME, a_launch(KubernetesSpec()), WISH)
 
 
 def notes(cluster: Cluster) -> Mapping[str, str]:
-    found: Mapping[str, str] = cluster.job["metadata"]["annotations"]
+    found: Mapping[str, str] = cluster.asked["metadata"]["annotations"]
     return found
 
 
@@ -91,6 +134,11 @@ def test_who_answers_is_left_to_it() -> None:
     cluster = Cluster(lease(), begins=3)
     assert asked(cluster)
     assert '"exclude": ["node3"]' in notes(cluster)[names.GANG_ANNOTATION]
+
+
+def test_a_job_in_a_queue_is_done_without_being_suspended() -> None:
+    done = {names.LAUNCH_ANNOTATION: "1", names.RESTARTED_ANNOTATION: digest_of(WISH.text())}
+    assert asked(Cluster(lease(), job=job(notes=done)))
 
 
 @pytest.mark.parametrize("found", [None, lease(holder=""), lease(age_s=16 + SKEW_S)])
@@ -107,9 +155,7 @@ def test_the_wish_is_withdrawn_from_who_does_not_answer() -> None:
 
 
 def test_who_begins_while_it_is_withdrawn_has_it() -> None:
-    cluster = Cluster(lease(), late=True)
-    assert asked(cluster)
-    assert names.GANG_ANNOTATION in notes(cluster)
+    assert asked(Cluster(lease(), late=True))
 
 
 def test_a_job_that_nobody_looks_after_is_its_leaders() -> None:
@@ -121,18 +167,72 @@ def test_a_job_that_nobody_looks_after_is_its_leaders() -> None:
     assert cluster.merges == 0
 
 
+@pytest.mark.parametrize("kind", ["pytorchjob", "jobset"])
 @pytest.mark.parametrize(
     ("found", "begins", "keeps", "waits_s"),
     [
-        (lease(), 4, True, 2.0),
+        (lease(), 3, True, 3.0),
         (lease(), None, False, 15 + PATIENCE_S),
         (None, 0, False, 0.0),
     ],
     ids=["in a moment", "never", "nobody there"],
 )
 def test_pods_go_after_what_keeps_their_successors_off(
-    found: Item | None, begins: int | None, keeps: bool, waits_s: float
+    kind: Kind, found: Item | None, begins: int | None, keeps: bool, waits_s: float
 ) -> None:
     cluster, clock = Cluster(found, begins=begins), Clock()
-    assert kept_off(cast("Api", cluster), clock, HOME, cluster.job, ["node1", "node2"]) is keeps
+    api = cast("Api", cluster)
+    assert note(api, HOME, "job", avoid(["node1", "node2"]))
+    assert kept_off(api, clock, HOME, kind, cluster.job, ["node1", "node2"]) is keeps
     assert clock.at == waits_s
+
+
+def test_nodes_to_avoid_come_together_and_the_oldest_of_too_many_go() -> None:
+    cluster = Cluster(None)
+    api = cast("Api", cluster)
+    note(api, HOME, "job", avoid(["node2"]))
+    note(api, HOME, "job", avoid(["node1", "node2"]))
+    assert notes(cluster)[names.AVOID_ANNOTATION] == "node2,node1"
+    before = cluster.merges
+    note(api, HOME, "job", avoid(["node1"]))
+    assert cluster.merges == before, "nothing new is nothing to be written"
+    note(api, HOME, "job", avoid([f"n{number}" for number in range(MOST_NODES - 1)]))
+    every = notes(cluster)[names.AVOID_ANNOTATION].split(",")
+    assert (len(every), every[0]) == (MOST_NODES, "node1")
+
+
+def test_of_pods_that_write_at_the_same_time_each_is_heard() -> None:
+    cluster = Cluster(None, conflicts=TRIES - 1)
+    assert note(cast("Api", cluster), HOME, "job", avoid(["node1"]))
+    cluster = Cluster(None, conflicts=TRIES)
+    assert not note(cast("Api", cluster), HOME, "job", avoid(["node1"]))
+
+
+POD: Item = {
+    "metadata": {"name": "job-node-0-1-abcde", "uid": UID, "labels": {names.JOB_LABEL: "job"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "begins", "ends"), [(lease(), 3, True), (lease(), None, False), (None, 0, False)]
+)
+def test_a_pod_that_its_account_may_not_delete_is_deleted_by_the_controller(
+    found: Item | None, begins: int | None, ends: bool
+) -> None:
+    cluster = Cluster(found, begins=begins, pods=[POD])
+    before = {names.END_ANNOTATION: "job-node-0-0-gone1/0c5e0000-0000-0000-0000-000000000000"}
+    cluster.asked["metadata"]["annotations"] = before
+    assert end(cast("Api", cluster), Clock(), HOME, "jobset", "job", POD) is ends
+    if found is not None:
+        said = notes(cluster)[names.END_ANNOTATION]
+        assert said == f"job-node-0-1-abcde/{UID}", "what is gone is not asked for again"
+
+
+def test_allocations_count_restarts_of_both() -> None:
+    cluster = Cluster(None)
+    cluster.asked["metadata"]["annotations"] = {names.REQUEUES_ANNOTATION: "2"}
+    found = job(notes={names.RESTARTS_ANNOTATION: "3"})
+    api = cast("Api", cluster)
+    assert restarts_of(api, HOME, "job", found) == 5
+    cluster.asked["metadata"]["annotations"] = {names.REQUEUES_ANNOTATION: "9" * 50}
+    assert restarts_of(api, HOME, "job", None) == 0

@@ -15,8 +15,17 @@ from orchestrator.backends.kubernetes.controller.decide import (
     Seen,
     decide,
 )
-from orchestrator.backends.kubernetes.controller.wish import GangRestart, wish_of
+from orchestrator.backends.kubernetes.controller.wishes import MOST_NODES, GangRestart, digest_of
 from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.resources import (
+    ACCOUNTS,
+    CONFIG_MAPS,
+    POLICIES,
+    ROLE_BINDINGS,
+    ROLES,
+    RUNTIMES,
+    Resource,
+)
 from orchestrator.contract.kubernetes import Kind
 from tests.backends.kubernetes.controller.world import (
     HOME,
@@ -31,7 +40,10 @@ from tests.backends.kubernetes.controller.world import (
     seen,
 )
 
-WISH = {names.GANG_ANNOTATION: GangRestart(by="job-master-0", exclude=("node3",)).text()}
+TEXT = GangRestart(by="job-master-0", at=1.0).text()
+WISH = {names.GANG_ANNOTATION: TEXT}
+ELSEWHERE = {names.GANG_ANNOTATION: GangRestart(by="job-master-0", exclude=("node3",)).text()}
+DONE = {names.RESTARTED_ANNOTATION: digest_of(TEXT)}
 OURS = {names.SUSPENDED_ANNOTATION: "training/controller"}
 QUEUED = {names.QUEUE_LABEL: "train"}
 KINDS: tuple[Kind, ...] = ("pytorchjob", "jobset", "trainjob")
@@ -41,91 +53,166 @@ def words(actions: tuple[Action, ...]) -> list[str]:
     return [action.does for action in actions]
 
 
+SETTLE = "take the gang restart of PyTorchJob training/job for done"
+
+
 @pytest.mark.parametrize(
-    ("one", "pods", "does"),
+    ("one", "asks", "pods", "does"),
     [
-        (job(), [pod()], []),
-        (job(notes=WISH), [pod()], ["suspend PyTorchJob training/job"]),
-        (job(notes=WISH | OURS, suspend=True), [pod(leaving=True)], []),
-        (job(notes=WISH | OURS, suspend=True), [], ["resume PyTorchJob training/job"]),
+        (job(), {}, [pod()], []),
+        (job(), WISH, [pod()], ["suspend PyTorchJob training/job"]),
+        (job(notes=DONE), WISH, [pod()], []),
+        (job(notes=OURS, suspend=True), WISH, [pod(leaving=True)], []),
+        (job(notes=OURS, suspend=True), WISH, [], ["resume PyTorchJob training/job"]),
         (
-            job(notes=WISH | OURS, suspend=True),
+            job(notes=OURS, suspend=True),
+            WISH,
             [pod(phase="Failed")],
             ["resume PyTorchJob training/job"],
         ),
-        (job(notes=OURS, suspend=True), [], ["resume PyTorchJob training/job"]),
-        (job(notes=WISH, suspend=True), [pod()], []),
+        # It was withdrawn, or its ConfigMap is gone.
+        (job(notes=OURS, suspend=True), {}, [], ["resume PyTorchJob training/job"]),
+        (job(suspend=True), WISH, [pod()], []),
+        (job(suspend=True), WISH, [], [SETTLE]),
+        (job(notes=OURS), WISH, [pod()], [SETTLE]),
+        (job(ended="Failed"), WISH, [], []),
         (
-            job(notes=WISH, suspend=True),
+            job(notes=OURS | {names.CANCELLED_ANNOTATION: "ada"}, suspend=True),
+            WISH,
             [],
-            ["take the gang restart of PyTorchJob training/job for done"],
+            ["leave PyTorchJob training/job as it is"],
         ),
+        (job(notes={names.CONTROLLER_ANNOTATION: "elsewhere"}), WISH, [pod()], []),
         (
-            job(notes=WISH | OURS),
-            [pod()],
-            ["take the gang restart of PyTorchJob training/job for done"],
-        ),
-        (
-            job(notes=WISH, ended="Failed"),
-            [],
-            ["take the gang restart of PyTorchJob training/job for done"],
-        ),
-        (
-            job(notes=WISH | OURS | {names.CANCELLED_ANNOTATION: "ada"}, suspend=True),
-            [],
-            ["take the gang restart of PyTorchJob training/job for done"],
-        ),
-        (job(notes=WISH | {names.CONTROLLER_ANNOTATION: "elsewhere"}), [pod()], []),
-        (
-            job(notes=WISH, labels=QUEUED),
+            job(labels=QUEUED),
+            WISH,
             [pod("a"), pod("b", leaving=True), pod("c", phase="Succeeded")],
-            [
-                "take the gang restart of PyTorchJob training/job for done",
-                "delete Pod training/a",
-            ],
+            [SETTLE, "delete Pod training/a"],
         ),
     ],
 )
 def test_a_gang_restart_goes_one_step_at_a_time(
-    one: Item, pods: list[Item], does: list[str]
+    one: Item, asks: dict[str, str], pods: list[Item], does: list[str]
 ) -> None:
-    assert words(decided(seen(one, pods=pods))) == does
+    assert words(decided(seen(one, asks=asks, pods=pods))) == does
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_whole_restart_of_each_kind(kind: Kind) -> None:
-    world = World(seen(job(kind, notes=WISH), kind=kind, pods=(pod("a"), pod("b"))))
-    orders = [words(chain) for _ in range(4) for chain in world.round().chains]
-    assert [one.split()[0] for (one,) in orders] == ["suspend", "resume"]
+    what = seen(job(kind), kind=kind, asks=ELSEWHERE, pods=(pod("a"), pod("b")))
+    world = World(what)
+    orders = [words(chain) for _ in range(5) for chain in world.round().chains]
+    assert [one.split()[0] for (one,) in orders] == ["keep", "suspend", "resume"]
     assert not world.seen.pods, "node3, which is to be left out, is no node any more"
     (after,) = world.seen.jobs[kind]
     assert after["metadata"]["annotations"] == {
         names.CONTROLLER_ANNOTATION: HOME,
-        names.REQUEUES_ANNOTATION: "1",
+        names.RESTARTS_ANNOTATION: "1",
+        names.RESTARTED_ANNOTATION: digest_of(ELSEWHERE[names.GANG_ANNOTATION]),
         names.EXCLUDED_ANNOTATION: "node3",
     }
     assert ("node3" in str(after["spec"])) == (kind == "pytorchjob")
     assert decide(world.seen, SCOPE, {}, 0.0).busy is False
+    (config_map,) = world.seen.beside[CONFIG_MAPS]
+    assert config_map["metadata"]["annotations"] == ELSEWHERE, "what pods wrote stays theirs"
 
 
 def test_a_job_is_looked_after_before_it_can_ask() -> None:
     fresh = job()
     del fresh["metadata"]["annotations"][names.CONTROLLER_ANNOTATION]
-    (look_after,) = decided(seen(fresh))
+    (look_after,) = decided(seen(fresh, asks=WISH))
     assert isinstance(look_after, Patch)
     assert look_after.change == {"metadata": {"annotations": {names.CONTROLLER_ANNOTATION: HOME}}}
-    made = {**job(notes=WISH), "metadata": {**fresh["metadata"], "ownerReferences": [{}]}}
+    made = {**fresh, "metadata": {**fresh["metadata"], "ownerReferences": [{}]}}
     assert decided(seen(made)) == (), "a JobSet that Trainer made is Trainer's"
 
 
+UID = "9f0d2c9e-8f5b-4f0e-9d55-0b6f1f3e6c11"
+
+
+def of_uid(made: Item, uid: str = UID) -> Item:
+    return {**made, "metadata": {**made["metadata"], "uid": uid}}
+
+
+def test_nodes_that_pods_ask_to_avoid_are_kept_free_of_new_ones() -> None:
+    asks = {names.AVOID_ANNOTATION: "node3,node1"}
+    (told,) = decided(seen(job(), asks=asks))
+    assert isinstance(told, Patch)
+    assert told.does == "keep new pods of PyTorchJob training/job off node1, node3"
+    assert told.change["metadata"] == {"annotations": {names.EXCLUDED_ANNOTATION: "node1,node3"}}
+    assert {*told.change} == {"metadata", "spec"}
+    assert "NotIn" in str(told.change["spec"])
+    done = job(notes={names.EXCLUDED_ANNOTATION: "node1,node3,node9"})
+    assert decided(seen(done, asks=asks)) == ()
+
+
 @pytest.mark.parametrize(
-    ("said", "exclude"),
-    [("now", ()), ("[1]", ()), ('{"exclude": "node1"}', ()), ('{"exclude": ["a", 1]}', ("a",))],
+    ("asked", "pods", "does"),
+    [
+        (
+            f"job-worker-0/{UID}",
+            [of_uid(pod("job-worker-0"))],
+            ["delete Pod training/job-worker-0"],
+        ),
+        (f"job-worker-0/{UID}", [of_uid(pod("job-worker-0", leaving=True))], []),
+        (f"job-worker-0/{UID}", [pod("job-worker-0")], []),  # another one by now
+        (f"job-worker-0/{UID}", [of_uid(pod("job-worker-0", of="b"))], []),
+        (f"b-worker-0/{UID}", [of_uid(pod("b-worker-0", of="b"))], []),
+    ],
+    ids=["its own", "on its way", "a later one", "of another job", "by another's name"],
 )
-def test_what_people_write_by_hand_asks_as_well(said: str, exclude: tuple[str, ...]) -> None:
-    wish = wish_of(job(notes={names.GANG_ANNOTATION: said}))
-    assert wish is not None
-    assert (wish.by, wish.exclude) == ("somebody", exclude)
+def test_pods_of_the_job_alone_are_deleted_for_it(
+    asked: str, pods: list[Item], does: list[str]
+) -> None:
+    asks = {names.END_ANNOTATION: asked}
+    assert words(decided(seen(job(), job(name="b"), asks=asks, pods=pods))) == does
+
+
+def test_a_job_is_not_given_all_nodes_of_a_cluster_one_after_the_other() -> None:
+    before = [f"n{number:03}" for number in range(MOST_NODES - 1)]
+    full = job(notes={names.EXCLUDED_ANNOTATION: ",".join(before)})
+    asks = {names.AVOID_ANNOTATION: "node1,node2"}
+    decision = decide(seen(full, asks=asks), SCOPE, {}, 0.0)
+    ((told,),) = decision.chains
+    assert told.does.endswith("off node1")
+    (said,) = decision.refused
+    assert said.endswith(f"ndctl.dev/avoid: node2; a job may avoid {MOST_NODES} at most")
+
+
+def test_of_a_former_job_of_that_name_no_wish_is_left() -> None:
+    for uid in ("uid-of-another", ""):
+        asked = config_map(asks=WISH)
+        asked["metadata"]["ownerReferences"] = [{"name": "job", "uid": uid}] if uid else []
+        assert decided(seen(job(), config_maps=(asked,), pods=[pod()])) == ()
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {names.GANG_ANNOTATION: "now"},
+        {names.GANG_ANNOTATION: '{"spec": {"template": {}}}'},
+        {names.AVOID_ANNOTATION: "node 1"},
+        {names.END_ANNOTATION: "job-worker-0"},
+        {names.END_ANNOTATION: f"other-worker-0/{UID}"},
+    ],
+)
+def test_what_cannot_be_asked_for_is_told_and_not_done(asks: dict[str, str]) -> None:
+    what = seen(job(), asks=asks, pods=[of_uid(pod("job-worker-0"))])
+    decision = decide(what, SCOPE, {}, 0.0)
+    assert (decision.chains, decision.busy) == ((), False)
+    (said,) = decision.refused
+    assert said.startswith("pods of job training/job ask for what cannot be asked for: ndctl.dev/")
+
+
+BESIDE = {
+    **dict.fromkeys((ACCOUNTS, ROLES, ROLE_BINDINGS, POLICIES), "job-pods"),
+    RUNTIMES: "job",
+}
+
+
+def beside(resource: Resource, *, name: str = "", owned: bool = False) -> Item:
+    made = config_map(owned=owned)
+    return {**made, "metadata": {**made["metadata"], "name": name or BESIDE[resource]}}
 
 
 @pytest.mark.parametrize(
@@ -148,6 +235,10 @@ def test_what_people_write_by_hand_asks_as_well(said: str, exclude: tuple[str, .
         ),
         (seen(job(ended="Succeeded"), pods=(pod(),)), LATE_S, "delete Pod training/pod"),
         (seen(config_maps=(config_map(),)), ORPHAN_S, "delete ConfigMap training/job-launch"),
+        *(
+            (seen(beside={one: (beside(one),)}), ORPHAN_S, f"delete {one.kind} training/{name}")
+            for one, name in BESIDE.items()
+        ),
     ],
 )
 def test_what_has_to_last_is_done_when_it_did(what: Seen, limit_s: float, does: str) -> None:
@@ -183,6 +274,9 @@ def test_of_a_pod_that_its_job_holds_it_says_that_it_has_failed() -> None:
         seen(job(ended="Failed"), pods=(pod(managed_by="helm"),)),
         seen(job(), config_maps=(config_map(),)),
         seen(config_maps=(config_map(owned=True),)),
+        seen(job(), beside={one: (beside(one),) for one in BESIDE}),
+        seen(beside={one: (beside(one, owned=True),) for one in BESIDE}),
+        seen(beside={one: (beside(one, name="by-hand"),) for one in BESIDE}),
         seen(
             job(notes={names.CONTROLLER_ANNOTATION: "elsewhere"}),
             pods=(pod(leaving=True, on="gone"),),
@@ -192,15 +286,6 @@ def test_of_a_pod_that_its_job_holds_it_says_that_it_has_failed() -> None:
 def test_what_is_in_order_or_anothers_stays(what: Seen) -> None:
     first = decide(what, SCOPE, {}, 0.0)
     assert (decide(what, SCOPE, first.since, 1e6).chains, first.busy) == ((), False)
-
-
-def test_the_secret_of_an_orphan_is_deleted_by_its_name_after_it() -> None:
-    what = seen(config_maps=(config_map(),))
-    (chain,) = decide(what, SCOPE, decide(what, SCOPE, {}, 0.0).since, 1e6).chains
-    assert [action.does for action in chain] == [
-        "delete ConfigMap training/job-launch",
-        "delete Secret training/job-token",
-    ]
 
 
 def test_a_node_is_tainted_for_as_long_as_a_job_that_left_it_out() -> None:
@@ -250,14 +335,11 @@ def test_a_placeholder_keeps_pods_that_cannot_be_changed_off_a_node(kind: Kind) 
 
 
 def test_placeholders_are_there_before_all_pods_go() -> None:
-    wish = {names.GANG_ANNOTATION: GangRestart(by="ada", exclude=("node1",)).text()}
-    asked = seen(job("jobset", notes=wish), kind="jobset", pods=(pod(),))
-    first, second = words(decided(asked))
+    asks = {names.GANG_ANNOTATION: GangRestart(by="ada", exclude=("node1",)).text()}
+    what = seen(job("jobset", notes=EXCLUDED), kind="jobset", asks=asks, pods=(pod(),))
+    first, second = words(decided(what))
     assert first.startswith("create Pod training/job-not-on-")
     assert second == "suspend JobSet training/job"
-    assert words(decided(seen(job(notes=wish), pods=(pod(),)))) == [
-        "suspend PyTorchJob training/job"
-    ], "a PyTorchJob's pods are told"
 
 
 # Laws
@@ -266,11 +348,21 @@ NAMES = ("a", "b")
 NOTES = st.fixed_dictionaries(
     {},
     optional={
-        names.GANG_ANNOTATION: st.sampled_from(["now", WISH[names.GANG_ANNOTATION]]),
+        names.RESTARTED_ANNOTATION: st.just(digest_of(TEXT)),
         names.SUSPENDED_ANNOTATION: st.just("training/controller"),
         names.CANCELLED_ANNOTATION: st.just("ada"),
         names.CONTROLLER_ANNOTATION: st.sampled_from([HOME, "elsewhere"]),
         names.EXCLUDED_ANNOTATION: st.just("node1"),
+    },
+)
+
+
+ASKS = st.fixed_dictionaries(
+    {},
+    optional={
+        names.GANG_ANNOTATION: st.sampled_from(["now", TEXT, ELSEWHERE[names.GANG_ANNOTATION]]),
+        names.AVOID_ANNOTATION: st.sampled_from(["", "node1", "node1,node2", "a b"]),
+        names.END_ANNOTATION: st.sampled_from([f"a-worker-0/{UID}", f"b-worker-0/{UID}", "x"]),
     },
 )
 
@@ -294,7 +386,7 @@ def worlds(draw: Any) -> World:
     jobs = tuple(draw(a_job(name, kind)) for name in draw(st.sets(st.sampled_from(NAMES))))
     pods = tuple(
         pod(
-            f"pod{number}",
+            draw(st.sampled_from([f"pod{number}", "a-worker-0", "b-worker-0"])),
             of=draw(st.sampled_from(NAMES)),
             on=draw(st.sampled_from(["node1", "node2", "gone", ""])),
             leaving=draw(st.booleans()),
@@ -303,9 +395,10 @@ def worlds(draw: Any) -> World:
         )
         for number in range(draw(st.integers(0, 4)))
     )
-    maps = tuple(config_map(name) for name in NAMES)
+    pods = tuple(of_uid(one, UID[:-1] + str(at)) for at, one in enumerate(pods, 1))
+    maps = tuple(config_map(name, asks=draw(ASKS)) for name in NAMES)
     nodes = (node("node1"), node("node2", ready="Unknown"))
-    what = Seen(jobs={kind: jobs}, pods=pods, nodes=nodes, config_maps=maps)
+    what = Seen(jobs={kind: jobs}, pods=pods, nodes=nodes, beside={CONFIG_MAPS: maps})
     return World(what, replace(SCOPE, taint=draw(st.booleans())))
 
 
@@ -319,7 +412,7 @@ def test_it_touches_ndctls_alone_and_comes_to_an_end(world: World) -> None:
     items = [
         *(one for jobs in world.seen.jobs.values() for one in jobs),
         *world.seen.pods,
-        *world.seen.config_maps,
+        *world.seen.beside[CONFIG_MAPS],
     ]
     foreign = {one["metadata"]["uid"] for one in items if not ours(one)}
     queued = {one["metadata"]["uid"] for one in items if "train" in str(one["metadata"]["labels"])}

@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Patch
 from orchestrator.backends.kubernetes.controller.decide import Decision, Scope, Seen, decide
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.resources import JOB_KINDS, Resource, nested
+from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, JOB_KINDS, Resource, nested
 from orchestrator.contract.kubernetes import Kind
 
 Item = dict[str, Any]
@@ -79,14 +79,24 @@ def node(name: str = "node1", ready: str = "True") -> Item:
     return made
 
 
-def config_map(of: str = "job", *, owned: bool = False) -> Item:
+def config_map(
+    of: str = "job", *, owned: bool = False, asks: Mapping[str, str] | None = None
+) -> Item:
+    """`asks`: as the job's pods write it, into the one that belongs to the job."""
     labels = {**LABELS, names.JOB_LABEL: of}
-    more = {"ownerReferences": [{"name": of}]} if owned else {}
-    return {"metadata": meta(f"{of}-launch", labels, {}, **more)}
+    owner = {"name": of, "uid": f"uid-{of}"}
+    more = {"ownerReferences": [owner]} if owned or asks else {}
+    return {"metadata": meta(f"{of}-launch", labels, asks or {}, **more)}
 
 
-def seen(*jobs: Item, kind: Kind = "pytorchjob", **more: Any) -> Seen:
-    return Seen(jobs={kind: jobs}, nodes=more.pop("nodes", (node(),)), **more)
+def seen(
+    *jobs: Item, kind: Kind = "pytorchjob", asks: Mapping[str, str] | None = None, **more: Any
+) -> Seen:
+    """`asks`: of the controller, by pods of `job`."""
+    maps = more.pop("config_maps", (config_map(asks=asks),) if asks else ())
+    beside = {CONFIG_MAPS: maps, **more.pop("beside", {})}
+    nodes = more.pop("nodes", (node(),))
+    return Seen(jobs={kind: jobs}, nodes=nodes, beside=beside, **more)
 
 
 def decided(what: Seen, scope: Scope = SCOPE) -> tuple[Action, ...]:
@@ -138,8 +148,9 @@ class World:
         match resource.kind:
             case "Pod":
                 self.seen = replace(self.seen, pods=after(self.seen.pods))
-            case "ConfigMap":
-                self.seen = replace(self.seen, config_maps=after(self.seen.config_maps))
+            case _ if resource in self.seen.beside:
+                beside = {**self.seen.beside, resource: after(self.seen.beside[resource])}
+                self.seen = replace(self.seen, beside=beside)
             case "Node":
                 self.seen = replace(self.seen, nodes=after(self.seen.nodes))
             case _:

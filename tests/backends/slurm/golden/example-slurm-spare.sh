@@ -1,25 +1,146 @@
 #!/bin/bash
 
-# Parameters
-#SBATCH --comment='ndctl launch 1 of /runs/slurm-spare'
-#SBATCH --error=/runs/slurm-spare/slurm/launch-1/%j_0_log.err
-#SBATCH --exclusive
-#SBATCH --gpus-per-node=2
+# slurm-spare: 4 ranks on 2 hosts, 1 to spare (pp=2 x dp_replicate=2), 1,000 steps. `sbatch` with
+# this file starts it, as `ndctl submit` does; `ndctl status slurm-spare`, `logs`, `cancel` and the
+# others find it in /runs/slurm-spare, once it has begun, with NDCTL_RUN_ROOT or --run-root.
+
+# What the spec asks of Slurm (cluster.slurm), and the plan of the nodes. ndctl knows the job by its
+# comment.
 #SBATCH --job-name=ndctl-slurm-spare
-#SBATCH --no-kill
+#SBATCH --comment='ndctl launch 1 of /runs/slurm-spare'
 #SBATCH --nodes=3
 #SBATCH --ntasks-per-node=1
-#SBATCH --open-mode=append
-#SBATCH --output=/runs/slurm-spare/slurm/launch-1/%j_0_log.out
 #SBATCH --partition=train
-#SBATCH --requeue
-#SBATCH --signal=USR2@90
 #SBATCH --time=1-00:00:00
+#SBATCH --gpus-per-node=2
+#SBATCH --exclusive
 
-# setup
-ln -sf /runs/slurm-spare/slurm/launch-1/task.pkl /runs/slurm-spare/slurm/launch-1/"$SLURM_JOB_ID"_submitted.pkl
-export PYTHONSAFEPATH=1 PYTHONPATH=/runs/slurm-spare/snapshot"${PYTHONPATH:+:$PYTHONPATH}"
+# What ndctl needs: it has the job queued again, goes on without a node that dies, and hears of the
+# time limit 90 s before, when ranks write a checkpoint.
+#SBATCH --requeue
+#SBATCH --no-kill
+#SBATCH --signal=USR2@90
+#SBATCH --open-mode=append
 
-# command
-export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /runs/slurm-spare/slurm/launch-1/%j_%t_log.out --error /runs/slurm-spare/slurm/launch-1/%j_%t_log.err --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none python -P -u -m submitit.core._submit /runs/slurm-spare/slurm/launch-1 || python -P -m orchestrator.backends.slurm.after_srun --run-dir=/runs/slurm-spare --launch=1 --code=$?
+# Paths in the spec, and in lines of cluster.slurm.setup, are relative to this.
+cd /home/me || echo "$HOSTNAME has no folder "/home/me >&2
+
+# With `sbatch --array` each element is a job of its own, with its number.
+name=slurm-spare${SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}
+run_dir=/runs/$name
+
+# Make the run directory and in it the job's secret, where `ndctl submit` has not. End here where
+# another job has the name.
+entry="$run_dir"/snapshot/orchestrator/entry.py
+[ -e "$entry" ] || entry=/ndctl/orchestrator/entry.py
+python -P -u "$entry" orchestrator.backends.slurm.before_srun \
+  --run-dir="$run_dir" --script="$0" <<'END_OF_JOB' || exit
+name: slurm-spare
+model:
+  preset: llama-tiny
+data:
+  files: '{stdlib}/*.py'
+  format: auto
+  column: text
+  tokenizer: bytes
+  sequence_length: 128
+train:
+  steps: 1000
+  global_batch_size: 16
+  micro_batch_size: auto
+  seed: 0
+  dtype: float32
+  reduce_dtype: float32
+  optimizer:
+    name: adamw
+    lr: 0.0003
+    weight_decay: 0.1
+    beta1: 0.9
+    beta2: 0.95
+    eps: 1.0e-08
+  schedule:
+    kind: cosine
+    warmup_steps: 0
+  activation_checkpointing: auto
+  compile: false
+  float8: false
+  max_bad_steps: 3
+  tensorboard: false
+  grad_clip: 1.0
+parallel:
+  pp: auto
+  dp_replicate: auto
+  dp_shard: auto
+  cp: auto
+  tp: auto
+  data: fsdp
+  fsdp:
+    wrap: auto
+    reshard_after_forward: auto
+    forward_prefetch: 1
+    backward_prefetch: 1
+    cpu_offload: false
+  context: ring
+  pipeline:
+    schedule: auto
+    stages_per_rank: auto
+objective: throughput
+cluster:
+  backend: slurm
+  hosts: 2
+  gpus_per_host: 2
+  spare_hosts: 1
+  slurm:
+    partition: train
+    time: 1-00:00:00
+    gpus: per-node
+    exclusive: true
+    switch_wait: '1:00'
+    notice_s: 90.0
+    env: {}
+    hooks:
+      timeout: 300.0
+      after_timeout: 30.0
+    modules: []
+    setup: []
+    sbatch_args: []
+    srun_args: []
+    snapshot: true
+checkpoint:
+  every_steps: 10
+  keep: 2
+  async: true
+  verify: true
+resilience:
+  max_restarts: 5
+  hang_timeout: auto
+  checkpoint_timeout: auto
+  init_timeout: auto
+  agent_timeout: 10.0
+  stop_grace: 30.0
+  shrink: true
+  min_hosts: 1
+  replace_stragglers: false
+  preflight: auto
+  on_oom: stop
+  on_nan: stop
+  keep_attempts: 100
+  failure_classes: []
+  policy: []
+run_root: /runs
+# Plan, trainer configuration and submission of that spec, packed (base64 -d | gunzip).
+…
+END_OF_JOB
+
+# One agent on each node starts the ranks there and watches over them; that of the first node leads.
+# What they say is in logs/ of the run directory.
+srun --unbuffered \
+  --output="$run_dir"/slurm/launch-1/%j_%t_log.out \
+  --error="$run_dir"/slurm/launch-1/%j_%t_log.err \
+  --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none \
+  python -P -u "$run_dir"/snapshot/orchestrator/entry.py orchestrator.backends.slurm.task \
+  --run-dir="$run_dir" --launch=1 --devices=2 --agent-timeout=10.0 --first-leads && exit
+
+# It did not end well. Where srun alone was killed, wait for the agents that live on; where none is
+# left that could, have the job queued again.
+python -P -u "$run_dir"/snapshot/orchestrator/entry.py orchestrator.backends.slurm.after_srun --run-dir="$run_dir" --launch=1 --code=$?

@@ -1,0 +1,50 @@
+"""How jobs stand with their schedulers, of what is known of each here and what a scheduler says."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from orchestrator.app.remote import Found
+from orchestrator.app.schedulers import name_of, sightings
+from orchestrator.errors import BackendError, Unreachable
+from orchestrator.seams import Clock, Sighting
+from orchestrator.supervise.state import Run
+
+
+def sight(
+    jobs: Sequence[tuple[Found, Run, bool]], environ: Mapping[str, str], clock: Clock
+) -> list[Sighting]:
+    """Of each job with its run and whether its leader is known to live.
+
+    A cluster that could not be reached a moment ago is not asked again: that takes as long as the
+    first time, and brings no more.
+    """
+    runs = [found.here(run) for found, run, _ in jobs]
+    asked = [at for at, (found, _, _) in enumerate(jobs) if not _is_away(found)]
+    seen = dict(
+        zip(
+            asked, sightings([(runs[at], jobs[at][2]) for at in asked], environ, clock), strict=True
+        )
+    )
+    return [
+        combined(
+            found, seen[at] if at in seen else Sighting(name_of(runs[at], environ, clock), True)
+        )
+        for at, (found, _, _) in enumerate(jobs)
+    ]
+
+
+def _is_away(found: Found) -> bool:
+    return isinstance(found.stale, Unreachable)
+
+
+def combined(found: Found, seen: Sighting) -> Sighting:
+    """Where the copy is old, and its scheduler says no more than that its hosts run, how the job
+    stands is not known."""
+    if found.copy is None:
+        return seen
+    why: BackendError | None = found.stale
+    if why is not None and (_is_away(found) or seen.running or seen.unknown):
+        seen = replace(seen, held=True, unknown=why.message, fix=why.fix)
+    if seen.over is not None and not seen.leaving:
+        found.copy.remember(seen.over, seen.words or "")
+    return replace(seen, at=found.copy.led_at) if seen.unknown else seen

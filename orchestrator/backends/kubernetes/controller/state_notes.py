@@ -1,0 +1,71 @@
+"""How a job stands, copied from its ConfigMap `JOB-state` onto the job's own object, where `kubectl
+get` and `kubectl describe` show it. Pure.
+
+The job's pods write the ConfigMap and may not write the job. What is copied is read as a report
+first: known states, numbers and two short texts, of that job and its present launch, and no more.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from orchestrator.backends.kubernetes import fields
+from orchestrator.backends.kubernetes.controller.actions import Patch, Ref
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.reports import from_annotation, to_data
+from orchestrator.backends.kubernetes.resources import JOB_KINDS, Object, lookup, name_of
+from orchestrator.contract.kubernetes import Kind
+from orchestrator.supervise.job_report import JobReport
+
+STEPS_S = 60.0
+"""Between two copies where nothing but steps came: each wakes whoever watches the job."""
+NOTED = {
+    "state": names.STATE_ANNOTATION,
+    "attempt": names.ATTEMPT_ANNOTATION,
+    "culprit": names.CULPRIT_ANNOTATION,
+    "message": names.MESSAGE_ANNOTATION,
+}
+"""Key of the ConfigMap -> annotation of the job."""
+
+
+def state_notes(
+    jobs: Sequence[tuple[Kind, Object]], config_maps: Iterable[Object]
+) -> Iterator[Patch]:
+    """One for each job whose annotations are older than its report."""
+    maps = {_place(one): one for one in config_maps}
+    for kind, job in jobs:
+        namespace, name = _place(job)
+        found = maps.get((namespace, names.state_map_of(name)))
+        report = from_annotation(found) if found is not None else None
+        if report is None or report.launch != fields.launch_of(job):
+            continue
+        notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
+        if (change := notes_of(report, notes)) is not None:
+            what = Ref.of(JOB_KINDS[kind].resource, job)
+            yield Patch(
+                what=what,
+                change={"metadata": {"annotations": change}},
+                does=f"note how {what} stands",
+                reason=f"{report.state} at step {report.step}, attempt {report.attempt}",
+            )
+
+
+def notes_of(report: JobReport, notes: Mapping[str, str]) -> dict[str, str] | None:
+    """The annotations that say it; None where those that are there will do."""
+    data = to_data(report)
+    wanted = {annotation: data[key] for key, annotation in NOTED.items()}
+    wanted[names.STEP_ANNOTATION] = f"{report.step}/{report.steps}"
+    wanted[names.UPDATED_ANNOTATION] = data["updated"]
+    differs = {key for key, said in wanted.items() if notes.get(key, "") != said}
+    stepped = names.STEP_ANNOTATION in differs and _age_s(report, notes) >= STEPS_S
+    more = differs - {names.STEP_ANNOTATION, names.UPDATED_ANNOTATION}
+    return wanted if stepped or more else None
+
+
+def _age_s(report: JobReport, notes: Mapping[str, str]) -> float:
+    try:
+        return report.updated - fields.seconds_of(notes[names.UPDATED_ANNOTATION])
+    except (KeyError, ValueError):
+        return STEPS_S
+
+
+def _place(item: Object) -> tuple[str, str]:
+    return str(lookup(item, ("metadata", "namespace"), "")), name_of(item)

@@ -1,0 +1,176 @@
+"""What the pods of a job ask of the controller. Pure.
+
+They may write one object, ConfigMap JOB-launch, and nothing that pods are made from. Its
+annotations hold what they ask for:
+
+    ndctl.dev/avoid: node-7,node-9
+    ndctl.dev/end-pods: job-node-0-1-x7k2p/9f0d2c9e-8f5b-4f0e-9d55-0b6f1f3e6c11
+    ndctl.dev/gang-restart: {"by": "job-master-0", "at": 1763800000, "exclude": ["node-7"]}
+
+The controller has many rights and obeys a program that it does not trust, so this grammar is all
+that can be asked: names of nodes, pods of this job, and one JSON object with these three keys.
+What does not follow it is refused as a whole, and nothing of it is carried out.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.backends.kubernetes.fields import annotations_of
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.resources import Object, lookup, name_of
+from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.read_json import read_json
+from orchestrator.contract.visible import visible
+
+MOST_NODES = 100
+"""That one job avoids. For a JobSet the controller makes a pod on each of them."""
+MOST_PODS = 10_000
+MOST_TEXT = 16 << 10
+"""Characters of a gang restart."""
+NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+POD = re.compile(r"([a-z0-9][-a-z0-9.]{0,252})/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+BY = re.compile(r"[-A-Za-z0-9_.@:]{1,253}")
+SOMEBODY = "somebody"
+
+
+class NotAWish(ValueError):
+    """What is asked does not follow the grammar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangRestart:
+    by: str = SOMEBODY
+    at: float | None = None
+    """Unix seconds, by the clock of the program that asks; two wishes differ by it."""
+    exclude: tuple[str, ...] = ()
+    """Nodes that the next pods shall not have."""
+
+    def text(self) -> str:
+        return json.dumps({"by": self.by, "at": self.at, "exclude": list(self.exclude)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """Of one job."""
+
+    avoid: tuple[str, ...] = ()
+    end: tuple[tuple[str, str], ...] = ()
+    """Name and uid of each pod."""
+    restart: GangRestart | None = None
+    """None where none is asked for, or the last one was carried out."""
+    digest: str = ""
+    """Of the text that asks for `restart`: noted on the job once it was carried out."""
+    refused: tuple[str, ...] = ()
+    """What does not follow the grammar, and why, in words."""
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """All that the next pods are to be kept off."""
+        return frozenset(self.avoid) | frozenset(self.restart.exclude if self.restart else ())
+
+
+def wishes_of(kind: Kind, job: Object, config_map: Object | None) -> Wishes:
+    """What the pods of `job` ask for in `config_map`, of JOB-launch.
+
+    It has to belong to this very job: a former job of that name may have left one.
+    """
+    if config_map is None or not belongs_to(config_map, job):
+        return Wishes()
+    notes = annotations_of(config_map)
+    refused: list[str] = []
+    found: dict[str, object] = {}
+    text = notes.get(names.GANG_ANNOTATION)
+    done = annotations_of(job).get(names.RESTARTED_ANNOTATION)
+    try:
+        found["avoid"] = nodes_in(notes.get(names.AVOID_ANNOTATION, ""))
+    except NotAWish as exc:
+        refused.append(f"{names.AVOID_ANNOTATION}: {exc}")
+    try:
+        found["end"] = pods_in(kind, name_of(job), notes.get(names.END_ANNOTATION, ""))
+    except NotAWish as exc:
+        refused.append(f"{names.END_ANNOTATION}: {exc}")
+    if text is not None and digest_of(text) != done:
+        try:
+            found |= {"restart": restart_in(text), "digest": digest_of(text)}
+        except NotAWish as exc:
+            refused.append(f"{names.GANG_ANNOTATION}: {exc}")
+    return Wishes(**found, refused=tuple(refused))  # type: ignore[arg-type]
+
+
+def belongs_to(config_map: Object, job: Object) -> bool:
+    """Whether `job` is its owner: `submit` writes that, or the leader's pod at its start."""
+    uid = str(lookup(job, ("metadata", "uid"), ""))
+    owners = lookup(config_map, ("metadata", "ownerReferences"), ())
+    return any(one.get("uid") == uid for one in owners) and bool(uid)
+
+
+def nodes_in(text: str) -> tuple[str, ...]:
+    """Names of nodes, with commas between them."""
+    return _checked_nodes(tuple(filter(None, text.split(","))))
+
+
+def _checked_nodes(found: Sequence[str]) -> tuple[str, ...]:
+    if len(found) > MOST_NODES:
+        raise NotAWish(f"{len(found)} nodes; a job may avoid {MOST_NODES} at most")
+    for name in found:
+        if not isinstance(name, str) or NODE.fullmatch(name) is None:
+            raise NotAWish(f"{_shown(name)} is no name of a node")
+    return tuple(found)
+
+
+def pods_in(kind: Kind, job: str, text: str) -> tuple[tuple[str, str], ...]:
+    """NAME/UID of pods of this job, with commas between them."""
+    words = text.split(",") if text else []
+    if len(words) > MOST_PODS:
+        raise NotAWish(f"{len(words)} pods; {MOST_PODS} at most")
+    found = []
+    for word in words:
+        match = POD.fullmatch(word)
+        if match is None:
+            raise NotAWish(f"{_shown(word)} is not POD/UID")
+        if not names.is_pod_of(kind, job, match[1]):
+            raise NotAWish(f"{match[1]} is no pod of {job}")
+        found.append((match[1], match[2]))
+    return tuple(found)
+
+
+def restart_in(text: str) -> GangRestart:
+    try:
+        said = read_json(text, most=MOST_TEXT)
+    except ValueError as exc:
+        raise NotAWish(f"{_shown(text)} is no JSON: {exc}") from exc
+    if not isinstance(said, Mapping) or not {*said} <= {"by", "at", "exclude"}:
+        raise NotAWish(f"{_shown(text)} is no JSON object with by, at and exclude alone")
+    by, at, exclude = said.get("by", SOMEBODY), said.get("at"), said.get("exclude", [])
+    if not isinstance(by, str) or BY.fullmatch(by) is None:
+        raise NotAWish(f"by: {_shown(by)} is no name of a pod or a person")
+    if at is not None and (isinstance(at, bool) or not isinstance(at, int | float)):
+        raise NotAWish(f"at: {_shown(at)} is no number of seconds")
+    if not isinstance(exclude, list):
+        raise NotAWish(f"exclude: {_shown(exclude)} is no list of nodes")
+    return GangRestart(by=by, at=at, exclude=_checked_nodes(exclude))
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _shown(value: object) -> str:
+    """A few characters of what another program wrote."""
+    text = visible(repr(value), keep="")
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def number_in(item: Object, annotation: str) -> int:
+    """Of an annotation that counts; 0 where there is none."""
+    said = annotations_of(item).get(annotation, "")
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0
+
+
+def excluded_of(job: Object) -> tuple[str, ...]:
+    """Nodes that the controller keeps the job's new pods off."""
+    said = annotations_of(job).get(names.EXCLUDED_ANNOTATION, "")
+    return tuple(filter(None, said.split(",")))

@@ -1,0 +1,219 @@
+"""A job in an allocation of the user's own: `ndctl submit --here` runs it there, as steps of Slurm.
+
+The allocation is neither queued again nor ended: what ends are the steps. Where Slurm would queue a
+job again, the process that was typed (`app/here.py`, which holds `starter.lock` while it lives)
+starts another step, on those of the allocation's nodes that are left.
+"""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from orchestrator.backends.slurm import find, render
+from orchestrator.backends.slurm.backend import CLEAR_S, POLL_S, SlurmBackend
+from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm, refusal
+from orchestrator.backends.slurm.find import GLANCE_S, Finder
+from orchestrator.backends.slurm.observe import SlurmJob
+from orchestrator.cluster.slurm.hostlist import expand
+from orchestrator.contract.findings import Finding
+from orchestrator.contract.handover import Handover
+from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
+from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.errors import BackendError, Ended, Refused
+from orchestrator.locks import is_held_alone
+from orchestrator.seams import Clock, HostNotice, OwnRun, Shell, Sighting
+from orchestrator.supervise.snapshot import known
+
+STARTER = "`ndctl submit --here`"
+
+
+class HereBackend:
+    def __init__(self, environ: Mapping[str, str], clock: Clock, shell: Shell) -> None:
+        self.environ = environ
+        self.clock = clock
+        self.slurm = Slurm(shell, clock)
+        self.allocated = SlurmBackend(environ, clock, shell)
+        """What there is to say of the allocation, whoever's it is, and of its nodes."""
+        self.allocated.finder = Finder(self.slurm, any_job=True)
+        self.cannot_go_on = False
+        """The job ends for that, and nobody has cancelled it."""
+
+    def describe(self, handover: Handover) -> str:
+        launch = handover.launch
+        return shlex.join(render.step_here(launch, launch.hosts, sys.executable))
+
+    def check(self, handover: Handover) -> tuple[Finding, ...]:
+        return ()
+
+    def submit(self, handover: Handover) -> None:
+        raise Refused("no scheduler is asked for this job", fix=f"{STARTER} starts it")
+
+    # What there is of it
+
+    def standing(self, launch: LaunchPlan) -> str | None:
+        return self._standing(launch, self.steps(launch))
+
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+        return [self._glimpse(launch) for launch in launches]
+
+    def _glimpse(self, launch: LaunchPlan) -> Sighting:
+        try:
+            words = self._standing(launch, self.steps(launch, tries=1, answer_s=GLANCE_S))
+        except BackendError as exc:
+            return Sighting(f"{self.name_of(launch)}: {exc.message}", held=True)
+        if words is not None:
+            return Sighting(words, held=True)
+        return Sighting(f"{self.name_of(launch)} has ended", held=False)
+
+    def _standing(self, launch: LaunchPlan, steps: Sequence[str]) -> str | None:
+        if steps:
+            return f"step {steps[0]} of {STARTER} runs"
+        if self._is_started_again(launch):
+            return f"{STARTER} starts it in Slurm job {find.recorded(launch)}"
+        return None
+
+    def name_of(self, launch: LaunchPlan) -> str | None:
+        return f"{STARTER} in Slurm job {find.recorded(launch)}"
+
+    def steps(
+        self, launch: LaunchPlan, *, tries: int = 3, answer_s: float | None = None
+    ) -> tuple[str, ...]:
+        """Those of this launch in its allocation, as scancel takes them. Raises BackendError."""
+        job_id = find.recorded(launch)
+        if job_id is None:
+            return ()
+        argv = ["squeue", "-h", "-s", "-j", job_id, "-o", "%i|%j"]
+        done = self.slurm.ask(argv, tries=tries, answer_s=answer_s)
+        if done.code != 0 and not UNKNOWN_JOB.search(done.err):
+            raise refusal(argv, done)
+        rows = (line.partition("|") for line in done.out.splitlines())
+        return tuple(step for step, _, name in rows if name == render.job_name(launch))
+
+    def _is_started_again(self, launch: LaunchPlan) -> bool:
+        """Whether there is a process that starts another step when this one ends."""
+        return is_held_alone(RunDir(Path(launch.run_dir)).starter_lock)
+
+    def cluster(self) -> str:
+        return self.allocated.cluster()
+
+    def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        return self.allocated.known(hosts)
+
+    # For the agents, and for the leader
+
+    def rival(self, launch: LaunchPlan) -> str | None:
+        own = find.own_id(self.environ)
+        noted = find.recorded(launch)
+        return None if noted == own else f"it runs in Slurm job {noted}"
+
+    def allocation(self, launch: LaunchPlan) -> Allocation | None:
+        granted = self.allocated.allocation(launch)
+        assert granted is not None
+        hosts = self._hosts()
+        switches = {host: above for host, above in granted.switches.items() if host in hosts}
+        return replace(granted, hosts=hosts, switches=switches)
+
+    def _hosts(self) -> tuple[str, ...]:
+        """Of the step: the allocation may have more."""
+        return expand(self.environ.get("SLURM_STEP_NODELIST", ""))
+
+    def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        return self.allocated.notices(launch, hosts)
+
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+        return replace(self.allocated.own_run(launch, hosts), hosts=self._hosts())
+
+    def why_ending(self, launch: LaunchPlan) -> Cause:
+        """Who signals the step of an allocation that goes on wants the job to end."""
+        cause = self.allocated.why_ending(launch)
+        return "cancelled" if cause == "unknown" and not self.cannot_go_on else cause
+
+    def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
+        return {}
+
+    def clear_host(self, launch: LaunchPlan, host: str) -> str:
+        return self.allocated.clear_host(launch, host)
+
+    def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
+        self.allocated.revive_leader(launch, silent_s=silent_s)
+
+    def replace(
+        self,
+        launch: LaunchPlan,
+        host: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
+    ) -> None:
+        self.allocated.replace(launch, host)
+
+    def requeue(
+        self,
+        launch: LaunchPlan,
+        exclude: Sequence[str],
+        *,
+        again: Sequence[str] = (),
+        whole: bool = True,
+    ) -> None:
+        """Nothing is asked of Slurm: the starter sees that the step has ended. Raises Ended where
+        it could not start another, or is not there to do so."""
+        why = self.why_not(launch, exclude)
+        if not why and not self._is_started_again(launch):
+            why = f"{STARTER}, which would start it again, has ended"
+        if why:
+            self.cannot_go_on = True
+            raise Ended(why)
+
+    def why_not(self, launch: LaunchPlan, exclude: Sequence[str]) -> str:
+        """Why another step could not go on with the job; empty where one can.
+
+        Raises BackendError where Slurm does not say it.
+        """
+        job_id = find.recorded(launch) or ""
+        job = self.allocated.finder.show(launch, job_id)
+        name = f"its allocation, Slurm job {job_id},"
+        if job is None or job.meaning != "running":
+            return f"{name} is over" + (f": {job.state}" if job else "")
+        notice_s = (launch.slurm or SlurmSpec()).notice_s
+        if job.ends_at is not None and job.ends_at - self.clock.now() <= notice_s:
+            return f"{name} ends at {_moment(job.ends_at)}"
+        need = len(known(RunDir(Path(launch.run_dir))).plan.hosts)
+        left = self.usable(job, exclude)
+        if len(left) < need:
+            return f"{name} has {len(left)} of the {need} nodes that it needs left"
+        return ""
+
+    def usable(self, job: SlurmJob, exclude: Sequence[str]) -> tuple[str, ...]:
+        """Nodes of the allocation on which a step can be started. Raises BackendError."""
+        wanted = [host for host in job.nodes if host not in exclude]
+        dead = (
+            {node.name for node in self.allocated.nodes(wanted) if node.is_dead} if wanted else ()
+        )
+        return tuple(host for host in wanted if host not in dead)
+
+    # The end
+
+    def release(self, launch: LaunchPlan) -> None:
+        """The allocation is a person's, who may want it for more."""
+
+    def clear(self, launch: LaunchPlan) -> None:
+        begun, asked = self.clock.monotonic(), set[str]()
+        while steps := self.steps(launch):
+            if self.clock.monotonic() - begun > CLEAR_S:
+                raise BackendError(
+                    f"step {steps[0]} was cancelled {CLEAR_S:.0f} s ago and still runs",
+                    fix=f"`squeue -s -j {steps[0].partition('.')[0]}` shows what is left",
+                )
+            for step in {*steps} - asked:
+                self.slurm.ask(["scancel", step])
+                asked.add(step)
+            self.clock.sleep(POLL_S)
+
+
+def _moment(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,62 @@
+"""Which nodes a job's request fits, and which of these Slurm gives to jobs at present. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from orchestrator.cluster.slurm.inventory import Use, unfit
+from orchestrator.cluster.slurm.nodes import IN_RESERVATION, Node
+from orchestrator.cluster.slurm.standing import standing_of
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.slurm import SlurmSpec
+
+SIZE = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
+UNITS = {"K": 2**-10, "M": 1, "": 1, "G": 2**10, "T": 2**20}
+
+
+def most_in_one_partition(
+    launch: LaunchPlan, partitions: Collection[str], nodes: Iterable[Node]
+) -> int:
+    """How many of `nodes` the request fits, in the partition that has the most of them: a job gets
+    all its nodes of one. Without names of partitions: of any."""
+    fit = [node for node in nodes if fits(launch, node)]
+    if not partitions:
+        return len(fit)
+    room = Counter(name for node in fit for name in node.partitions if name in partitions)
+    return max(room.values(), default=0)
+
+
+def fits(launch: LaunchPlan, node: Node) -> bool:
+    """Whether the node has what the request asks of it, whatever state it is in.
+
+    What Slurm does not say of a node speaks against none.
+    """
+    spec = launch.slurm or SlurmSpec()
+    on_cpus = spec.gpus == "none"
+    use = Use(constraint=spec.constraint, gpu_type=None if on_cpus else spec.gpu_type)
+    return (
+        (on_cpus or node.gpus >= launch.devices_per_host)
+        and (not node.cpus or (spec.cpus_per_task or 0) <= node.cpus)
+        and (not node.memory_mib or (mib(spec.mem) or 0) <= node.memory_mib)
+        and _is_in_reservation(node, spec)
+        and not unfit(node, use)
+    )
+
+
+def _is_in_reservation(node: Node, spec: SlurmSpec) -> bool:
+    if spec.reservation is None:
+        return True
+    # 22.05 does not say which reservation a node is in.
+    named = node.reservation in (spec.reservation, None)
+    return named and bool(node.flags & IN_RESERVATION)
+
+
+def is_away(node: Node, spec: SlurmSpec) -> bool:
+    """Slurm gives the node to no job at present: it is down, drained, in maintenance, …"""
+    return standing_of(node, reservation=spec.reservation).state == "drained"
+
+
+def mib(text: str | None) -> float | None:
+    """Memory as sbatch takes it: a number without a unit is MiB. None: it is no such size."""
+    found = SIZE.fullmatch(text or "")
+    return int(found[1]) * UNITS[found[2].upper()] if found else None

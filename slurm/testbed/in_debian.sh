@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Another Slurm than this machine's, for the testbed and its tests: Debian's of another release.
+#   in_debian.sh RELEASE DIR COMMAND...    run COMMAND where RELEASE's Slurm is on the PATH
+# RELEASE is one of Debian's: bookworm has Slurm 22.05, trixie 24.11, sid 26.05. Its packages are laid
+# out below DIR the first time (root, debootstrap, 400 MB, about a minute). COMMAND sees this machine's
+# files at their own paths, so that a checkout and its .venv work there as they are, and has mounts,
+# processes and a network of its own: whatever it leaves behind ends with it.
+#   slurm/testbed/in_debian.sh trixie /var/tmp/trixie .venv/bin/python -m pytest tests/slurm -m slurm
+set -euo pipefail
+release=${1:?RELEASE DIR COMMAND...} root=${2:?DIR} && shift 2
+[ $# -gt 0 ] || { echo "no command; see the head of $0" >&2; exit 2; }
+[ "$(id -u)" = 0 ] || { echo "only root can lay out and enter another Debian" >&2; exit 3; }
+packages=munge,slurmctld,slurmd,slurm-client,iproute2,ca-certificates,procps,git
+if [ ! -e "$root/laid-out" ]; then
+  command -v debootstrap >/dev/null || { echo "missing: debootstrap (apt-get install debootstrap)" >&2; exit 3; }
+  debootstrap --variant=minbase --include="$packages" "$release" "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 ||
+    { echo "debootstrap of $release failed; see $root.log" >&2; exit 3; }
+  touch "$root/laid-out"
+fi
+root=$(cd "$root" && pwd -P)
+export IN_DEBIAN_ROOT=$root IN_DEBIAN_CWD=$PWD
+# Processes end with the first one of their namespace: no daemon outlives COMMAND.
+exec unshare --mount --pid --net --fork --kill-child --mount-proc bash -euc '
+  root=$IN_DEBIAN_ROOT
+  ip link set lo up
+  mount --make-rprivate /
+  mount --bind "$root" "$root"
+  for own in proc dev sys; do mkdir -p "$root/$own"; mount --rbind "/$own" "$root/$own"; done
+  # This machine'"'"'s files at their own paths, but for what makes up a distribution.
+  for place in /*; do
+    case $place in
+      /bin | /boot | /dev | /etc | /lib | /lib32 | /lib64 | /libx32 | /proc | /run | /sbin | /sys | /usr | /var) continue ;;
+    esac
+    [ -d "$place" ] && [ ! -L "$place" ] || continue
+    mkdir -p "$root$place"
+    case $root/ in
+      "$place"/*) mount --bind "$place" "$root$place" ;;  # --rbind would mount the root into itself
+      *) mount --rbind "$place" "$root$place" ;;
+    esac
+  done
+  for place in /var/tmp /usr/local; do mkdir -p "$root$place"; mount --bind "$place" "$root$place"; done
+  # Not by exec: this shell is process 1 there, and reaps what daemons leave behind.
+  rc=0
+  chroot "$root" /usr/bin/env -C "$IN_DEBIAN_CWD" "$@" || rc=$?
+  exit "$rc"
+' in_debian "$@"

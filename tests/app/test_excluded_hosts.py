@@ -1,0 +1,144 @@
+"""Hosts that a job does without: why, until when, and what to type."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import strikes
+from orchestrator.app.excluded_hosts import excluded_hosts, excluded_while_queued
+from orchestrator.backends.slurm.backend import SlurmBackend
+from orchestrator.seams import Sighting
+from orchestrator.supervise.state import Run
+from orchestrator.supervise.step import fold
+from tests.agent.world import TurnedClock
+from tests.backends.slurm.slurm_launch import FakeSlurm
+from tests.jobs_on_disk import NoCluster, cluster, events, submission
+from tests.supervise.supervise_stage import Job
+
+__all__ = ["cluster"]
+AT = 1_700_000_000.0
+
+
+def slurm(**environ: str) -> SlurmBackend:
+    return SlurmBackend(environ, TurnedClock(), FakeSlurm())
+
+
+TB = slurm(SLURM_CLUSTER_NAME="tb")
+
+
+@pytest.fixture
+def clock() -> TurnedClock:
+    return TurnedClock(AT)
+
+
+def struck(root: Path, host: str = "node4", cluster: str = "tb") -> None:
+    for attempt in (1, 2):
+        strikes.record(
+            strikes.path_of(root, cluster),
+            strikes.Strike(
+                at=AT - 60, host=host, job="llama", attempt=attempt, kind="host-lost", cause="mute"
+            ),
+        )
+
+
+def said(root: Path, clock: TurnedClock, **environ: str) -> list[str]:
+    return [str(one) for one in excluded_hosts(root, TB, environ, clock)]
+
+
+def test_a_struck_host_is_named_with_the_date_the_strikes_and_the_command(
+    tmp_path: Path, clock: TurnedClock
+) -> None:
+    struck(tmp_path)
+    (line,) = said(tmp_path, clock, NDCTL_RUN_ROOT=str(tmp_path))
+    assert line.startswith("node4 is excluded (until 2023-11-16 ")
+    assert line.endswith(
+        ": 2 strikes, last host-lost in llama: mute); to use it: ndctl hosts clear node4"
+    )
+
+
+def test_the_command_names_the_run_root_and_of_several_clusters_the_one(
+    tmp_path: Path, clock: TurnedClock
+) -> None:
+    struck(tmp_path)
+    struck(tmp_path, cluster="other")
+    (line,) = said(tmp_path, clock)
+    undo = f"ndctl hosts --run-root {tmp_path} clear node4 --cluster tb"
+    assert line.endswith(f"; to use it: {undo}")
+
+
+def test_a_pinned_host_is_unpinned(tmp_path: Path, clock: TurnedClock) -> None:
+    pin = strikes.Pinned(at=AT, host="node2", use="never", by="ann", reason="burnt")
+    strikes.record(strikes.path_of(tmp_path, "tb"), pin)
+    (line,) = said(tmp_path, clock, NDCTL_RUN_ROOT=str(tmp_path))
+    assert line.startswith("node2 is excluded (pinned: never used, by ann since 2023-11-14")
+    assert line.endswith(": burnt); to use it: ndctl hosts unpin node2")
+
+
+def test_nothing_is_asked_where_no_strike_was_ever_written(
+    tmp_path: Path, clock: TurnedClock
+) -> None:
+    backend = slurm()
+    assert excluded_hosts(tmp_path, backend, {}, clock) == ()
+    assert isinstance(backend.shell, FakeSlurm)
+    assert backend.shell.said == []
+
+
+def a_run(root: Path, **more: object) -> Run:
+    from orchestrator.app import submitting
+
+    submitting.submit(submission(root), {}, TurnedClock())
+    return replace(fold(events(root)), **more)  # type: ignore[arg-type]
+
+
+def test_what_lets_a_queued_job_have_a_host_is_said_of_each(
+    cluster: NoCluster, tmp_path: Path, clock: TurnedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To forget the strikes alone does not change what Slurm was asked for."""
+    run = a_run(tmp_path, exclude={"node3": "it said nothing for 10 s"})
+    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: TB)
+    struck(tmp_path)
+    update = "scontrol update JobId=12 ExcNodeList="
+    seen = Sighting(
+        "Slurm job 12 is PENDING",
+        held=True,
+        excluded={"node2": f"{update}node[3-4]", "node3": f"{update}x", "node4": f"{update}y"},
+    )
+    found = excluded_while_queued(run, seen, {"NDCTL_RUN_ROOT": str(tmp_path)}, clock)
+    assert found["node2"] == (
+        "is excluded by this job (nothing is held against it any more); to use it:"
+        f" {update}node[3-4]"
+    )
+    assert found["node3"] == (
+        f"is excluded by this job (it said nothing for 10 s); to use it: {update}x"
+    )
+    assert found["node4"].startswith("is excluded (until 2023-11-16")
+    assert found["node4"].endswith(f"; to use it: ndctl hosts clear node4 && {update}y")
+    assert excluded_while_queued(run, Sighting(None, held=False), {}, clock) == {}
+
+
+def said_of(run: Run, host: str) -> str:
+    seen = Sighting("Slurm job 12 is PENDING", held=True, excluded={host: "scontrol update"})
+    return excluded_while_queued(run, seen, {}, TurnedClock())[host]
+
+
+def test_the_incident_that_excluded_a_host_is_named(
+    cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: TB)
+    job = Job().granted().running()
+    job.loses("host-1")
+    job.stops("host-0")
+    job.waits(60)
+    assert said_of(job.run, "host-1").startswith(
+        "is excluded by this job (incident #1 host-lost: its agent was gone when the job was queued"
+    )
+
+
+def test_the_host_of_a_leader_that_could_write_nothing_any_more_is_told_as_that(
+    cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: TB)
+    run = Job().granted().running().run
+    assert "the leader there is gone, and its agents asked" in said_of(run, "host-0")
+    assert "nothing is held against it" in said_of(run, "host-1")

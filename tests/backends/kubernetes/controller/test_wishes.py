@@ -1,0 +1,108 @@
+"""What pods may ask for, and all else that they may write where they ask."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.backends.kubernetes.controller.wishes import (
+    MOST_NODES,
+    MOST_PODS,
+    MOST_TEXT,
+    NODE,
+    GangRestart,
+    NotAWish,
+    nodes_in,
+    pods_in,
+    restart_in,
+    wishes_of,
+)
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.contract.kubernetes import Kind
+from tests.backends.kubernetes.controller.world import config_map, job
+
+UID = "9f0d2c9e-8f5b-4f0e-9d55-0b6f1f3e6c11"
+
+
+def test_what_a_leader_writes_is_what_a_controller_reads() -> None:
+    wish = GangRestart(by="job-master-0", at=1763800000.5, exclude=("node-7", "ip-10-0-0-1.ec2"))
+    assert restart_in(wish.text()) == wish
+    assert restart_in("{}") == GangRestart()
+    assert nodes_in("") == ()
+    assert nodes_in("node-7,ip-10-0-0-1.ec2") == ("node-7", "ip-10-0-0-1.ec2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "pod"),
+    [
+        ("pytorchjob", "job-master-0"),
+        ("pytorchjob", "job-worker-12"),
+        ("jobset", "job-node-0-3-x7k2p"),
+        ("trainjob", "job-node-0-3-x7k2p"),
+    ],
+)
+def test_pods_are_named_with_their_uids(kind: Kind, pod: str) -> None:
+    assert pods_in(kind, "job", f"{pod}/{UID}") == ((pod, UID),)
+    for other in (f"{pod}", f"{pod}/", f"{pod}/{UID}x", f"x{pod}/{UID}", f"{pod}-b/{UID}"):
+        with pytest.raises(NotAWish):
+            pods_in(kind, "job", other)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("now", "is no JSON"),
+        ("[1]", "is no JSON object"),
+        ('{"template": {}}', "with by, at and exclude alone"),
+        ('{"by": "\\u001b[2J"}', "by: '\\\\x1b[2J' is no name"),
+        ('{"by": 3}', "by: 3 is no name"),
+        ('{"at": "now"}', "at: 'now' is no number"),
+        ('{"at": true}', "at: True is no number"),
+        ('{"exclude": "node1"}', "is no list of nodes"),
+        ('{"exclude": ["a", 1]}', "1 is no name of a node"),
+        ('{"exclude": ["a,b"]}', "is no name of a node"),
+        ('{"exclude": ["%s"]}' % ("n" * 300), "is no name of a node"),
+        ("[" * 100_000, "is no JSON"),
+        ('{"by": "%s"}' % ("a" * MOST_TEXT), "is no JSON"),
+    ],
+)
+def test_a_gang_restart_that_says_anything_else_is_refused(text: str, words: str) -> None:
+    with pytest.raises(NotAWish, match=words.replace("[", r"\[")) as raised:
+        restart_in(text)
+    assert len(str(raised.value)) < 250
+    assert "\x1b" not in str(raised.value)
+
+
+def test_there_is_a_limit_to_all_of_it() -> None:
+    nodes = [f"node{number}" for number in range(MOST_NODES + 1)]
+    assert len(nodes_in(",".join(nodes[1:]))) == MOST_NODES
+    with pytest.raises(NotAWish, match=f"a job may avoid {MOST_NODES} at most"):
+        nodes_in(",".join(nodes))
+    with pytest.raises(NotAWish, match="at most"):
+        pods_in("pytorchjob", "job", f"job-master-0/{UID}," * MOST_PODS)
+
+
+@given(st.text(), st.text(), st.text())
+def test_of_any_text_comes_a_wish_of_this_job_or_none(one: str, two: str, three: str) -> None:
+    asked = config_map(
+        asks={
+            names.AVOID_ANNOTATION: one,
+            names.END_ANNOTATION: two,
+            names.GANG_ANNOTATION: three,
+        }
+    )
+    found = wishes_of("pytorchjob", job(), asked)
+    assert all(NODE.fullmatch(host) for host in found.nodes)
+    assert all(names.is_pod_of("pytorchjob", "job", pod) for pod, _ in found.end)
+
+
+def test_the_config_map_has_to_be_the_jobs_own() -> None:
+    asks = {names.AVOID_ANNOTATION: "node1"}
+    mine = config_map(asks=asks)
+    assert wishes_of("jobset", job("jobset"), mine).avoid == ("node1",)
+    nobodys: Any = config_map()
+    nobodys["metadata"]["annotations"] = asks
+    assert wishes_of("jobset", job("jobset"), nobodys).avoid == ()
+    assert wishes_of("jobset", job("jobset", name="later"), mine).avoid == ()
+    assert wishes_of("jobset", job("jobset"), None).avoid == ()

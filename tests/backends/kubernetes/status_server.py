@@ -1,0 +1,109 @@
+"""A server of progress that checks it as Kubeflow Trainer's does: kubeflow/trainer v2.2.0,
+pkg/statusserver, and the CRD's `status.trainerStatus`."""
+
+import contextlib
+import http.server
+import json
+import re
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.backends.kubernetes.trainer_status import CA, TOKEN, URL
+
+PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs/{job}/status"
+MOST_BODY = 1 << 16
+
+
+@dataclass
+class StatusServer:
+    url: str
+    ca: Path
+    token: Path
+    path: str
+    taken: list[dict[str, Any]] = field(default_factory=list)
+    answers: int = 0
+    """In place of its own, where it is set."""
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {URL: self.url, CA: str(self.ca), TOKEN: str(self.token)}
+
+    def judge(self, path: str, headers: Any, body: bytes) -> int:
+        """The status code, as the operator's server decides."""
+        if self.answers:
+            return self.answers
+        if path != self.path:
+            return 404
+        if headers["Authorization"] != f"Bearer {self.token.read_text().strip()}":
+            return 403
+        if len(body) > MOST_BODY:
+            return 413
+        try:
+            found = json.loads(body)
+            self._validate(found)
+        except (ValueError, AssertionError, KeyError, TypeError):
+            return 422
+        self.taken.append(found)
+        return 200
+
+    def _validate(self, body: Any) -> None:
+        """By the schema of the CRD."""
+        assert set(body) == {"trainerStatus"}
+        status = body["trainerStatus"]
+        known = {"progressPercentage", "estimatedRemainingSeconds", "metrics", "lastUpdatedTime"}
+        assert set(status) <= known
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", status["lastUpdatedTime"])
+        percent, left = status["progressPercentage"], status.get("estimatedRemainingSeconds", 0)
+        assert type(percent) is int
+        assert 0 <= percent <= 100
+        assert type(left) is int
+        assert 0 <= left < 2**31
+        assert len(status["metrics"]) <= 256
+        for metric in status["metrics"]:
+            assert set(metric) == {"name", "value"}
+            assert all(isinstance(one, str) and 1 <= len(one) <= 64 for one in metric.values())
+
+
+@contextlib.contextmanager
+def status_server(
+    folder: Path, namespace: str = "team", job: str = "job"
+) -> Iterator[StatusServer]:
+    """Its files are in `folder`."""
+    key, ca, token = (folder / name for name in ("key.pem", "ca.crt", "token"))
+    path = PATH.format(namespace=namespace, job=job)
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=trainer"
+    more = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(ca))
+    subprocess.run(["openssl", *words.split(), *more], check=True, capture_output=True)
+    token.write_text("first-token\n")
+    found = StatusServer("", ca, token, path)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            code = found.judge(self.path, self.headers, body)
+            said = body if code == 200 else json.dumps({"message": f"no: {code}"}).encode()
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(ca, key)
+    http_server.socket = context.wrap_socket(http_server.socket, server_side=True)
+    found.url = f"https://127.0.0.1:{http_server.server_port}{path}"
+    thread = threading.Thread(target=http_server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        http_server.shutdown()
+        http_server.server_close()
+        thread.join()

@@ -1,0 +1,122 @@
+"""One list of what stands in a job's way, and how a submission is refused by it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.kubernetes.checks import check, examine_job
+from orchestrator.backends.kubernetes.refusals import Forbidden
+from orchestrator.cluster.kubernetes.gpus import gpu_table
+from orchestrator.contract.codec import Invalid
+from orchestrator.contract.findings import Finding
+from orchestrator.contract.kubernetes import KubernetesSpec, TopologyRequest
+from orchestrator.errors import BackendError, SpecError, Unanswered
+from tests.backends.kubernetes.rendered import PLAIN, a_handover
+from tests.backends.kubernetes.said_before import SaidBefore
+from tests.cluster.kubernetes.objects import node
+from tests.doctor.test_kubernetes import KUEUE, SPEC, sound
+
+TABLE = gpu_table({})
+A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+
+
+def looked(api: SaidBefore, spec: KubernetesSpec = SPEC, hosts: int = 2) -> tuple[Finding, ...]:
+    handover = a_handover(spec, spec.kind, hosts)
+    plan = replace(handover.job.plan, profile="h100-sxm-80gb")
+    handover = replace(handover, job=replace(handover.job, plan=plan))
+    return examine_job(api, "team-a", handover, TABLE)
+
+
+def of(found: tuple[Finding, ...], what: str) -> list[Finding]:
+    return [one for one in found if one.what == what]
+
+
+def test_what_stops_a_job_is_said_at_once_by_key_and_fix() -> None:
+    spec = replace(SPEC, priority_class="high", queue="train")
+    refusals = {"ConfigMap": Forbidden("ada may not patch configmaps", fix="ask")}
+    with pytest.raises(BackendError) as refused:
+        check(sound(refusals=refusals), "team-a", a_handover(spec), TABLE)
+    message = str(refused.value)
+    assert message.startswith(
+        "Kubernetes could not run this job as it is (namespace team-a, https://10.0.0.1:6443):\n"
+        "  ConfigMap job-launch: ada may not patch configmaps\n    fix: ask\n"
+    )
+    assert "  cluster.kubernetes.priority_class: must be a PriorityClass of the cluster" in message
+    assert "cluster.kubernetes.queue=train, and there is no Kueue" in message
+    assert message.count("fix:") == 3
+
+
+def test_mistakes_of_the_spec_are_a_specs_error_with_all_else() -> None:
+    spec = replace(SPEC, priority_class="high", pod_template={"spec": {"nodename": "n"}})
+    with pytest.raises(SpecError) as refused:
+        check(sound(), "team-a", a_handover(spec), TABLE)
+    assert isinstance(refused.value.__cause__, Invalid)
+    assert "pod_template.spec.nodename" in str(refused.value)
+    assert "cluster.kubernetes.priority_class" in str(refused.value)
+
+
+def test_mistakes_of_the_spec_are_known_where_no_server_answers() -> None:
+    class Silent(SaidBefore):
+        def get(self, *_: Any) -> Any:
+            raise Unanswered("no answer")
+
+    wrong = replace(SPEC, pod_template={"spec": {"nodename": "n"}})
+    with pytest.raises(SpecError, match="nodename"):
+        check(Silent(), "team-a", a_handover(wrong), TABLE)
+    with pytest.raises(Unanswered):
+        check(Silent(), "team-a", a_handover(SPEC), TABLE)
+
+
+def test_what_only_makes_a_job_wait_does_not_stop_it() -> None:
+    found = check(sound(objects={"nodes": []}), "team-a", a_handover(PLAIN), TABLE)
+    warned = {one.what: one for one in found if one.verdict == "warns"}
+    assert set(warned) == {"nodes", "gang scheduling"}
+    assert "manifests/overlays/kueue" in warned["gang scheduling"].fix
+    (tried,) = of(found, "dry run")
+    assert tried.found == "https://10.0.0.1:6443 takes the 7 objects of PyTorchJob team-a/job"
+
+
+def test_one_host_needs_no_gang_and_who_says_null_is_not_warned() -> None:
+    assert not of(looked(sound(), PLAIN, hosts=1), "gang scheduling")
+    assert not of(looked(sound(), replace(PLAIN, gang_scheduler=None)), "gang scheduling")
+    queued = replace(PLAIN, queue="train")
+    assert not of(looked(sound(paths=KUEUE), queued), "gang scheduling")
+
+
+def test_the_servers_warnings_are_in_the_list() -> None:
+    found = looked(sound(warnings=('unknown field "spec.x"', "policy/v1beta1 is deprecated")))
+    assert [one.found for one in of(found, "api server warns")] == [
+        'unknown field "spec.x"',
+        "policy/v1beta1 is deprecated",
+    ]
+
+
+def test_pods_that_may_come_to_devices_of_another_kind_are_warned_of() -> None:
+    api = sound(objects={"nodes": [node("a"), node("b"), node("c", A100), node("d", A100)]})
+    enough, other = of(looked(api), "nodes")
+    assert enough.verdict == "ok"
+    assert other.found == (
+        "the plan is for h100-sxm-80gb, and pods may come to c, which is a100-sxm-80gb, as are 1"
+        " more of other kinds"
+    )
+    assert other.fix == (
+        "set cluster.kubernetes.node_selector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}"
+    )
+    kept = TopologyRequest(nodes={"nvidia.com/gpu.product": ("NVIDIA-H100-80GB-HBM3",)})
+    assert len(of(looked(api, replace(SPEC, topology=kept)), "nodes")) == 1
+
+
+def test_an_operators_container_that_makes_workers_burstable_is_warned_of() -> None:
+    whole = replace(SPEC, guaranteed=True, cpu="8", memory="64Gi")
+    (found,) = of(looked(sound(), whole), "cluster.kubernetes.guaranteed")
+    assert found.verdict == "warns"
+    assert "workers are Burstable" in found.found
+    assert not of(looked(sound(), whole, hosts=1), "cluster.kubernetes.guaranteed")
+    assert not of(looked(sound(), replace(whole, kind="jobset")), "cluster.kubernetes.guaranteed")
+
+
+def test_nodes_that_an_autoscaler_makes_are_waited_for() -> None:
+    groups = {"/apis": {"groups": [{"name": "karpenter.sh"}]}}
+    (found,) = of(looked(sound(paths=groups, objects={"nodes": []})), "nodes")
+    assert found.found.endswith("are there; its pods wait until Karpenter brings them")

@@ -1,0 +1,113 @@
+"""Whether a pod template has only what pods have."""
+
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.backends.kubernetes.render import objects
+from orchestrator.backends.kubernetes.render.checks import problems
+from orchestrator.backends.kubernetes.render.pod_schema import FILE, strangers
+from orchestrator.contract.codec import Problem
+from tests.backends.kubernetes.pod_fields import written
+from tests.backends.kubernetes.rendered import CASES, PLAIN, a_launch
+from tests.backends.kubernetes.test_render import pods_of
+
+
+def wrong(spec: dict[str, Any]) -> list[Problem]:
+    return list(strangers({"spec": spec}, "pod_template"))
+
+
+def test_the_table_is_that_of_the_client_it_names() -> None:
+    if f"kubernetes {version('kubernetes')}," not in yaml.safe_load(FILE.read_text())["source"]:
+        pytest.skip("another version of the client is installed than the table is of")
+    assert FILE.read_text() == written()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_pod_that_is_rendered_has_known_fields_alone(name: str) -> None:
+    for pod in pods_of(objects(CASES[name])):
+        assert wrong(dict(pod)) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "path", "words", "fix"),
+    [
+        ({"priorityClasName": "high"}, "priorityClasName", "a field", "priorityClassName?"),
+        ({"nodename": "n1"}, "nodename", "a field that Kubernetes 1.", "mean nodeName?"),
+        ({"container": []}, "container", "a field that Kubernetes", "containers?"),
+        (
+            {"containers": [{"name": "pytorch", "resource": {}}]},
+            "containers[0].resource",
+            "a field",
+            "did you mean resources?",
+        ),
+        (
+            {"tolerations": [{"key": "a", "operater": "Exists"}]},
+            "tolerations[0].operater",
+            "a field that Kubernetes",
+            "operator?",
+        ),
+        ({"xyz": 1}, "xyz", "a field that Kubernetes", "kubectl explain"),
+        ({"terminationGracePeriodSeconds": "45"}, "terminationGracePeriodSeconds", "a whole", "45"),
+        ({"hostNetwork": "true"}, "hostNetwork", "true or false", "kubectl explain"),
+        ({"hostNetwork": 1}, "hostNetwork", "true or false", "kubectl explain"),
+        ({"priority": True}, "priority", "a whole number", "kubectl explain"),
+        ({"nodeSelector": {"gpu": True}}, "nodeSelector.gpu", "text", '"true"'),
+        ({"nodeSelector": ["gpu"]}, "nodeSelector", "key: value pairs", "kubectl explain"),
+        ({"containers": {"name": "a"}}, "containers", "a list", "kubectl explain"),
+        (
+            {"containers": [{"name": "a", "env": [{"name": "N", "value": 5}]}]},
+            "containers[0].env[0].value",
+            "text",
+            'put it in quotes: "5"',
+        ),
+        ({"securityContext": 5}, "securityContext", "key: value pairs", "kubectl explain"),
+    ],
+)
+def test_a_field_that_no_pod_has_is_named_with_the_nearest(
+    spec: dict[str, Any], path: str, words: str, fix: str
+) -> None:
+    (found,) = wrong(spec)
+    assert found.path == f"pod_template.spec.{path}"
+    assert words in found.limit
+    assert fix in found.fix
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"tolerations": None, "nodeSelector": {"a": None}},
+        {"containers": [{"name": "a", "resources": {"limits": {"cpu": 2, "memory": "4Gi"}}}]},
+        {"containers": [{"name": "a", "livenessProbe": {"httpGet": {"port": 80}}}]},
+        {"containers": [{"name": "a", "livenessProbe": {"httpGet": {"port": "http"}}}]},
+        {"volumes": [{"name": "a", "emptyDir": {"sizeLimit": "1Gi", "medium": "Memory"}}]},
+        {"securityContext": {"supplementalGroups": [4242]}, "overhead": {"cpu": 1.5}},
+    ],
+)
+def test_what_pods_have_is_let_through(spec: dict[str, Any]) -> None:
+    assert wrong(spec) == []
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inside: (
+        st.lists(inside, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["spec", "metadata", "containers", "volumes", "env", "name", "image"]),
+            inside,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_any_template_is_judged(template: Any) -> None:
+    from dataclasses import replace
+
+    if isinstance(template, dict):
+        list(problems(a_launch(replace(PLAIN, pod_template=template))))

@@ -1,0 +1,212 @@
+"""A job as steps in an allocation of its user's own, against a Slurm in a dict."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends import HERE, backend_named
+from orchestrator.backends.slurm import find, render
+from orchestrator.backends.slurm.here import HereBackend
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.slurm import HooksSpec, SlurmSpec
+from orchestrator.errors import BackendError, Ended, Refused
+from orchestrator.locks import try_lock
+from orchestrator.seams import Sighting
+from orchestrator.supervise.opening import begin
+from tests.agent.world import TurnedClock
+from tests.backends.handed import handed
+from tests.backends.slurm.slurm_launch import DOWN, FakeJob, FakeSlurm, a_launch
+
+INSIDE = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "node[1-3]",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_RESTART_COUNT": "2",
+}
+
+
+@dataclass
+class Allocated:
+    root: Path
+    slurm: FakeSlurm = field(default_factory=FakeSlurm)
+    clock: TurnedClock = field(default_factory=TurnedClock)
+
+    def __post_init__(self) -> None:
+        self.slurm.nodes = {f"node{number}": "ALLOCATED" for number in (1, 2, 3)}
+        self.job = FakeJob(id="7", command="(null)", comment="(null)", nodes="node[1-3]")
+        self.job.name, self.job.batch = "interactive", 0
+        self.slurm.jobs["7"] = self.job
+        begin(self.run_dir, handed(self.launch), self.clock, token=True)
+        (self.run_dir.path / "slurm").mkdir()
+        find.record(self.launch, "7")
+        self.slurm.steps = {"7.0": "bash", "7.4": "ndctl-job", "7.batch": "batch"}
+        self.slurm.said.clear()
+
+    @property
+    def launch(self) -> LaunchPlan:
+        return a_launch(self.root / "job")
+
+    @property
+    def run_dir(self) -> RunDir:
+        return RunDir(self.root / "job")
+
+    @property
+    def backend(self) -> HereBackend:
+        found = backend_named(HERE, INSIDE, self.clock, self.slurm)
+        assert isinstance(found, HereBackend)
+        return found
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Allocated:
+    return Allocated(tmp_path)
+
+
+@pytest.fixture
+def starter(mine: Allocated) -> Iterator[None]:
+    """The process that was typed lives."""
+    with mine.run_dir.starter_lock.open("w") as file:
+        assert try_lock(file.fileno())
+        yield
+
+
+def test_what_stands_of_it_is_its_step(mine: Allocated) -> None:
+    assert mine.backend.standing(mine.launch) == "step 7.4 of `ndctl submit --here` runs"
+    held = Sighting("step 7.4 of `ndctl submit --here` runs", held=True)
+    assert mine.backend.glance([mine.launch]) == [held]
+    mine.slurm.steps = {}
+    assert mine.backend.standing(mine.launch) is None
+    (seen,) = mine.backend.glance([mine.launch])
+    assert (seen.held, seen.words) == (
+        False,
+        "`ndctl submit --here` in Slurm job 7 has ended",
+    )
+
+
+def test_between_two_steps_the_starter_stands_for_it(mine: Allocated, starter: None) -> None:
+    mine.slurm.steps = {}
+    assert mine.backend.standing(mine.launch) == "`ndctl submit --here` starts it in Slurm job 7"
+
+
+def test_an_allocation_that_is_over_has_no_step(mine: Allocated) -> None:
+    del mine.slurm.jobs["7"]
+    assert mine.backend.standing(mine.launch) is None
+    mine.backend.clear(mine.launch)
+
+
+def test_slurmctld_that_is_down_is_no_answer(mine: Allocated) -> None:
+    mine.slurm.trouble = lambda argv, before: DOWN
+    with pytest.raises(BackendError, match="does not answer"):
+        mine.backend.standing(mine.launch)
+    assert mine.backend.glance([mine.launch])[0].held
+
+
+def test_only_its_own_steps_are_ended(mine: Allocated) -> None:
+    mine.slurm.steps["7.5"] = "ndctl-job"
+    mine.backend.clear(mine.launch)
+    assert sorted(mine.slurm.steps) == ["7.0", "7.batch"]
+    assert mine.job.state == "RUNNING"
+    assert mine.slurm.count("scancel", "7") == 0
+
+
+def test_a_step_that_does_not_end_is_said(mine: Allocated) -> None:
+    mine.slurm.steps = _Lasting({"7.4": "ndctl-job"})
+    with pytest.raises(BackendError, match=r"step 7\.4 was cancelled 120 s ago") as failed:
+        mine.backend.clear(mine.launch)
+    assert "`squeue -s -j 7`" in failed.value.fix
+    assert mine.slurm.count("scancel", "7.4") == 1
+
+
+class _Lasting(dict[str, str]):
+    def pop(self, *_: object) -> str:
+        return ""
+
+
+def test_the_leader_has_the_nodes_of_the_step_alone(mine: Allocated) -> None:
+    granted = mine.backend.allocation(mine.launch)
+    assert granted is not None
+    assert (granted.id, granted.restarts, granted.hosts) == ("7", 2, ("node1", "node2"))
+    assert set(granted.switches) == {"node1", "node2"}
+    own = mine.backend.own_run(mine.launch, ["node1", "node2"])
+    assert (own.phase, own.hosts) == ("running", ("node1", "node2"))
+
+
+def test_whoever_signals_the_step_of_an_allocation_that_goes_on_cancels(mine: Allocated) -> None:
+    assert mine.backend.why_ending(mine.launch) == "cancelled"
+    mine.job.ends = mine.clock.now() + 60
+    assert mine.backend.why_ending(mine.launch) == "time-limit"
+    mine.job.state = "TIMEOUT"
+    assert mine.backend.why_ending(mine.launch) == "time-limit"
+
+
+def test_another_step_is_left_to_the_starter(mine: Allocated, starter: None) -> None:
+    mine.backend.requeue(mine.launch, ("node2",))
+    assert mine.slurm.count("scontrol", "requeue") == 0
+    assert mine.slurm.count("scontrol", "update") == 0
+
+
+def test_without_a_starter_the_job_ends(mine: Allocated) -> None:
+    with pytest.raises(Ended, match="which would start it again, has ended"):
+        mine.backend.requeue(mine.launch, ())
+
+
+@pytest.mark.parametrize(
+    ("state", "nodes", "ends_in", "dead", "exclude", "why"),
+    [
+        ("RUNNING", "node[1-3]", None, (), (), ""),
+        ("RUNNING", "node[1-3]", 3600.0, ("node3",), (), ""),
+        ("RUNNING", "node[1-3]", 90.0, (), (), "its allocation, Slurm job 7, ends at 20"),
+        ("COMPLETING", "", None, (), (), "its allocation, Slurm job 7, is over: COMPLETING"),
+        ("RUNNING", "node[1-3]", None, ("node3",), ("node1",), "has 1 of the 2 nodes"),
+        ("RUNNING", "node1", None, (), (), "has 1 of the 2 nodes that it needs left"),
+    ],
+)
+def test_why_no_step_could_go_on_with_it(
+    mine: Allocated,
+    starter: None,
+    state: str,
+    nodes: str,
+    ends_in: float | None,
+    dead: tuple[str, ...],
+    exclude: tuple[str, ...],
+    why: str,
+) -> None:
+    mine.job.state, mine.job.nodes = state, nodes
+    mine.job.ends = None if ends_in is None else mine.clock.now() + ends_in
+    mine.slurm.nodes |= dict.fromkeys(dead, "DOWN")
+    assert why in mine.backend.why_not(mine.launch, exclude)
+    assert bool(mine.backend.why_not(mine.launch, exclude)) == bool(why)
+    if why:
+        backend = mine.backend
+        with pytest.raises(Ended, match="its allocation, Slurm job 7,"):
+            backend.requeue(mine.launch, exclude)
+        if state == "RUNNING":
+            assert backend.why_ending(mine.launch) != "cancelled", "nobody has"
+
+
+def test_agents_of_another_allocation_leave(mine: Allocated) -> None:
+    assert mine.backend.rival(mine.launch) is None
+    other = HereBackend({**INSIDE, "SLURM_JOB_ID": "8"}, mine.clock, mine.slurm)
+    assert other.rival(mine.launch) == "it runs in Slurm job 7"
+
+
+def test_nothing_is_queued_for_it(mine: Allocated) -> None:
+    with pytest.raises(Refused):
+        mine.backend.submit(handed(mine.launch))
+    assert mine.backend.check(handed(mine.launch)) == ()
+
+
+def test_the_step_is_beside_what_else_runs_and_has_the_jobs_name() -> None:
+    launch = replace(a_launch("/runs/job"), hosts=("node1", "node2", "node4"))
+    argv = render.step_here(launch, launch.hosts, "/venv/bin/python")
+    assert {"--overlap", "--job-name=ndctl-job", "--nodelist=node[1-2,4]"} <= {*argv}
+    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--no-kill"} <= {*argv}
+    assert argv[-1] == "--first-leads"
+    hooked = replace(launch, slurm=SlurmSpec(hooks=HooksSpec(after="rm -rf /scratch/x")))
+    argv = render.step_here(hooked, launch.hosts, "/venv/bin/python")
+    assert argv[-2:] == ["--after=rm -rf /scratch/x", "--after-limit=30"]
+    again = render.replacement(launch, "7", "node2", "/venv/bin/python")
+    assert "--job-name=ndctl-job" in again, "or it would not be ended with the others"

@@ -1,0 +1,202 @@
+"""What Slurm says of the very run to which a host was given, and what is not to be done when that
+is over. Against a Slurm in a dict."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.slurm import observe
+from orchestrator.backends.slurm.backend import CLEAR_HOST_S, SlurmBackend
+from orchestrator.backends.slurm.observe import SlurmJob
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.errors import BackendError, Ended, Unanswered
+from orchestrator.seams import Completed
+from tests.agent.world import TurnedClock
+from tests.backends.handed import handed
+from tests.backends.slurm.slurm_launch import DOWN, FakeJob, FakeSlurm, a_launch
+
+INSIDE = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_RESTART_COUNT": "1",
+    "SLURMD_NODENAME": "node2",
+}
+BOTH = ("node1", "node2")
+
+
+def running(run_dir: Path) -> tuple[FakeSlurm, SlurmBackend, LaunchPlan, FakeJob]:
+    """In the second run of the job, on node2."""
+    slurm, launch = FakeSlurm(), a_launch(run_dir)
+    backend = SlurmBackend(INSIDE, TurnedClock(), slurm)
+    backend.submit(handed(launch))
+    (job,) = slurm.jobs.values()
+    job.restarts = 1
+    slurm.said.clear()
+    return slurm, backend, launch, job
+
+
+@pytest.mark.parametrize(
+    ("change", "phase"),
+    [
+        ({"state": "RUNNING"}, "running"),
+        ({"state": "SUSPENDED"}, "running"),
+        ({"state": "COMPLETING"}, "ending"),
+        ({"state": "COMPLETING", "reason": "JobLaunchFailure"}, "broken"),
+        ({"state": "COMPLETING", "restarts": 2}, "queued again"),
+        ({"state": "PENDING", "restarts": 2}, "queued again"),
+        ({"state": "PENDING"}, "queued again"),
+        ({"state": "PENDING", "reason": "JobHeldUser", "restarts": 2}, "queued again"),
+        ({"state": "RUNNING", "restarts": 2}, "queued again"),
+        ({"state": "CANCELLED"}, "over"),
+        ({"state": "COMPLETED"}, "over"),
+    ],
+)
+def test_how_a_run_stands(change: dict[str, object], phase: str) -> None:
+    job = replace(SlurmJob(id="1", state="?", restarts=1), **change)  # type: ignore[arg-type]
+    assert observe.phase(job, 1) == phase
+
+
+def test_nothing_is_held_against_hosts_of_a_run_that_is_well(tmp_path: Path) -> None:
+    slurm, backend, launch, _ = running(tmp_path)
+    slurm.nodes["node1"] = "ALLOCATED*"
+    own = backend.own_run(launch, BOTH)
+    assert (own.phase, own.words) == ("running", "Slurm job 1 is RUNNING")
+    assert own.hosts == BOTH
+    assert own.given_up == {}, "slurmd may be stopped for an upgrade"
+
+
+def test_hosts_that_slurm_has_given_up_are_named(tmp_path: Path) -> None:
+    slurm, backend, launch, job = running(tmp_path)
+    slurm.nodes["node1"] = "DOWN*"
+    assert list(backend.own_run(launch, BOTH).given_up) == ["node1"]
+    slurm.nodes["node1"], job.nodes = "IDLE", "node2"
+    said = backend.own_run(launch, BOTH).given_up
+    assert said == {"node1": "Slurm took it out of the job"}
+
+
+def test_of_a_run_that_is_over_no_host_is_named(tmp_path: Path) -> None:
+    """A job that is queued again has no nodes, which says nothing against any."""
+    slurm, backend, launch, job = running(tmp_path)
+    job.state, job.restarts, job.nodes = "PENDING", 2, ""
+    own = backend.own_run(launch, BOTH)
+    assert (own.phase, own.given_up) == ("queued again", {})
+    slurm.jobs.clear()
+    own = backend.own_run(launch, BOTH)
+    assert (own.phase, own.words) == ("over", "Slurm knows no job 1 any more")
+
+
+def test_slurmctld_that_is_down_says_nothing_of_the_run(tmp_path: Path) -> None:
+    slurm, backend, launch, _ = running(tmp_path)
+    slurm.trouble = lambda argv, before: DOWN
+    with pytest.raises(Unanswered):
+        backend.own_run(launch, BOTH)
+    assert len(slurm.said) == 1, "whoever asks asks again"
+
+
+# What is not done once it is over
+
+
+@pytest.mark.parametrize(("state", "restarts"), [("PENDING", 2), ("COMPLETING", 2), ("RUNNING", 2)])
+def test_no_agent_is_started_again_and_no_host_is_blamed_once_the_run_is_over(
+    tmp_path: Path, state: str, restarts: int
+) -> None:
+    _, backend, launch, job = running(tmp_path)
+    job.state, job.restarts, job.nodes = state, restarts, ""
+    with pytest.raises(Ended, match="this run of the job is over: Slurm job 1 is"):
+        backend.replace(launch, "node1")
+    assert backend.notices(launch, BOTH) == ()
+
+
+@pytest.mark.process
+def test_an_srun_that_met_the_end_of_the_run_says_nothing_against_its_host(tmp_path: Path) -> None:
+    slurm, backend, launch, job = running(tmp_path / "job")
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\necho 'Job is pending execution' >&2\nexit 1\n")
+    srun.chmod(0o755)
+    backend.environ = {**INSIDE, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    asked: list[int] = []
+
+    def queued_meanwhile(argv: list[str], before: int) -> Completed | None:
+        if argv[:3] == ["scontrol", "show", "job"]:
+            asked.append(before)
+            if len(asked) == 2:
+                job.state, job.restarts = "PENDING", 2
+        return None
+
+    slurm.trouble = queued_meanwhile
+    with pytest.raises(Ended, match="this run of the job is over"):
+        backend.replace(launch, "node1")
+
+
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING"])
+def test_whoever_did_not_queue_the_job_again_leaves_its_excluded_nodes_alone(
+    tmp_path: Path, state: str
+) -> None:
+    """The agent of a node whose slurmd is dead outlives the run, and takes its leader for lost."""
+    slurm, backend, launch, job = running(tmp_path)
+    job.state, job.restarts, job.excluded = state, 2, "node2"
+    backend.requeue(launch, ("node1",))
+    assert job.excluded == "node2"
+    assert slurm.count("scontrol", "update") == slurm.count("scontrol", "requeue") == 0
+
+
+# A host is cleared for whoever takes over
+
+
+def test_a_host_is_cleared_by_a_step_there(tmp_path: Path) -> None:
+    slurm, backend, launch, _ = running(tmp_path)
+    said = "its process 7 on node1 was still there (stopped by a signal) and was killed\n"
+    slurm.trouble = lambda argv, before: Completed(0, said, "srun: warning: unrelated\n")
+    assert backend.clear_host(launch, "node1") == said.strip()
+    (argv,) = slurm.said
+    assert argv[0] == "srun"
+    assert {"--jobid=1", "--overlap", "--nodelist=node1", "--nodes=1"} <= {*argv}
+    assert argv[-3:] == [
+        "orchestrator.backends.slurm.clear_host",
+        f"--run-dir={tmp_path}",
+        "--host=node1",
+    ]
+
+
+def test_a_host_on_which_nothing_starts_is_said_with_sruns_errors_alone(tmp_path: Path) -> None:
+    slurm, backend, launch, _ = running(tmp_path)
+    err = "srun: no cpu binding here\nsrun: error: Task launch failed: Communication failure\n"
+    slurm.trouble = lambda argv, before: Completed(1, "", err)
+    with pytest.raises(BackendError) as failed:
+        backend.clear_host(launch, "node1")
+    assert failed.value.message == (
+        "node1 could not be cleared: srun: error: Task launch failed: Communication failure"
+    )
+
+
+def test_a_step_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+    def hangs(argv: list[str], before: int) -> Completed | None:
+        raise TimeoutError(f"srun did not end within {CLEAR_HOST_S:.0f} s")
+
+    slurm, backend, launch, _ = running(tmp_path)
+    slurm.trouble = hangs
+    with pytest.raises(BackendError, match="nothing could be started on node1: srun did not end"):
+        backend.clear_host(launch, "node1")
+
+
+# The end of a job that outlived its batch script
+
+
+@pytest.mark.parametrize(
+    ("change", "ended"),
+    [
+        ({}, False),
+        ({"nodes": "node2"}, True),
+        ({"nodes": "node2", "restarts": 2}, False),
+        ({"nodes": "node2", "state": "COMPLETING"}, False),
+    ],
+)
+def test_a_job_whose_first_node_was_lost_is_ended_by_its_leader(
+    tmp_path: Path, change: dict[str, object], ended: bool
+) -> None:
+    slurm, backend, launch, job = running(tmp_path)
+    for name, value in change.items():
+        setattr(job, name, value)
+    backend.release(launch)
+    assert slurm.count("scancel") == ended

@@ -1,0 +1,112 @@
+"""Sweeps and patterns as they are typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract import exits
+from tests.jobs_on_disk import SPEC, NoCluster, cluster
+from tests.test_cli import ndctl, ndctl_json, run_root
+
+__all__ = ["cluster", "run_root"]
+NAMES = ["e2e-seed-1", "e2e-seed-2", "e2e-seed-3"]
+
+
+@pytest.fixture
+def swept(cluster: NoCluster, run_root: Path) -> NoCluster:
+    """Three jobs of a sweep, and one that has nothing to do with it."""
+    assert ndctl("submit", str(SPEC), "--set", "name=other").exit_code == 0
+    done = ndctl("submit", str(SPEC), "--sweep", "train.seed=1,2,3")
+    assert done.exit_code == 0, done.output
+    assert f"submitted e2e-seed-2 (train.seed=2): {run_root / 'e2e-seed-2'}" in done.output
+    assert "`ndctl list 'e2e-seed-*'`" in done.output
+    return cluster
+
+
+def test_list_shows_those_that_match(swept: NoCluster) -> None:
+    rows = ndctl_json("list", "e2e-seed-*", "--json")
+    assert isinstance(rows, list)
+    assert sorted(row["name"] for row in rows) == NAMES
+    assert "other" not in ndctl("list", "e2e-*").output
+    assert "other" in ndctl("list", "e2e-seed-1", "oth*").output
+
+
+def test_status_shows_each_that_matches_and_as_json_a_list(swept: NoCluster) -> None:
+    told = ndctl("status", "e2e-seed-[12]").output
+    assert "e2e-seed-1: SUBMITTED" in told
+    assert "e2e-seed-2: SUBMITTED" in told
+    assert "e2e-seed-3: SUBMITTED" not in told
+    bodies = ndctl_json("status", "e2e-seed-*", "--json")
+    assert isinstance(bodies, list)
+    assert [body["name"] for body in bodies] == NAMES
+    alone = ndctl_json("status", "other", "--json")
+    assert isinstance(alone, dict)
+
+
+def test_cancel_ends_those_that_match_and_says_which(swept: NoCluster) -> None:
+    assert ndctl("cancel", "e2e-seed-2").exit_code == 0
+    done = ndctl("cancel", "e2e-seed-*")
+    assert done.exit_code == 0, done.output
+    assert "cancelled: 2 jobs: e2e-seed-1, e2e-seed-3" in done.output
+    assert "had ended before: 1 job: e2e-seed-2 (CANCELLED)" in done.output
+    assert ndctl_json("status", "other", "--json")["state"] == "SUBMITTED"  # type: ignore[index]
+    again = ndctl("cancel", "e2e-seed-*")
+    assert (again.exit_code, "cancelled: no job" in again.output) == (0, True)
+
+
+def test_several_may_be_named(swept: NoCluster) -> None:
+    done = ndctl("cancel", "e2e-seed-1", "other", "--no-wait")
+    assert done.exit_code == 0, done.output
+    assert "asked to end: 2 jobs: e2e-seed-1, other" in done.output
+
+
+def test_one_that_cannot_be_cancelled_is_told_and_the_others_are(
+    swept: NoCluster, run_root: Path
+) -> None:
+    (run_root / "e2e-seed-2" / "journal.jsonl").write_text("{}\n{}\n")
+    done = ndctl("cancel", "e2e-seed-*")
+    assert done.exit_code == exits.BAD_JOB_STATE, done.output
+    assert "cancelled: 2 jobs: e2e-seed-1, e2e-seed-3" in done.output
+    assert "error: not cancelled: 1 job: e2e-seed-2" in done.output
+
+
+@pytest.mark.parametrize("verb", ["list", "status", "cancel"])
+def test_a_pattern_that_matches_nothing_says_what_there_is(swept: NoCluster, verb: str) -> None:
+    done = ndctl(verb, "sweep-*")
+    assert done.exit_code == exits.BAD_JOB_STATE
+    assert "no job matches 'sweep-*' in " in done.output
+    assert "there are: e2e-seed-1, e2e-seed-2, e2e-seed-3, other" in done.output
+
+
+def test_a_dry_run_of_a_sweep_shows_each_and_submits_none(
+    cluster: NoCluster, run_root: Path
+) -> None:
+    done = ndctl("submit", str(SPEC), "--sweep", "parallel.tp=1,2", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "e2e-tp-1: parallel.tp=1; 4 ranks, " in done.output
+    assert "e2e-tp-2: parallel.tp=2; 4 ranks, dp_shard=2 x tp=2\n  it would start" in done.output
+    assert cluster.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--at-once=2"], "--at-once goes with --sweep"),
+        (["--sweep=a.b=1", "--follow"], "--sweep goes with neither --follow nor --drill"),
+        (["--sweep=steps"], "must be KEY=VALUE,VALUE, got steps"),
+        (["--sweep=train.seed=1,2", "--at-once=0"], "0 is not in the range x>=1"),
+    ],
+)
+def test_what_does_not_fit_together_is_a_usage_error(
+    cluster: NoCluster, words: list[str], told: str
+) -> None:
+    done = ndctl("submit", str(SPEC), *words)
+    assert (done.exit_code, told in done.output) == (exits.USAGE, True), done.output
+
+
+def test_all_errors_are_told_with_the_code_of_the_first(cluster: NoCluster) -> None:
+    done = ndctl("submit", str(SPEC), "--sweep", "train.steps=0,5", "--sweep", "train.seed=1,x")
+    assert done.exit_code == exits.BAD_SPEC
+    assert "3 of 4 combinations are refused; nothing was submitted" in done.output
+    assert json.dumps(cluster.submitted) == "[]"

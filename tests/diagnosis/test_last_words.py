@@ -1,0 +1,144 @@
+"""Which words of a log say why its rank ended."""
+
+import pytest
+
+from orchestrator.app.classification import Classification, classify_log
+
+
+def found(log: str, exit_code: int | None = 1, signal: str | None = None) -> Classification:
+    return classify_log(log, exit_code=exit_code if signal is None else None, signal=signal)
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/work/train.py", line 8, in <module>
+    main()
+"""
+FULL = "OSError: [Errno 28] No space left on device"
+RAISED = f"{TRACEBACK}{FULL}"
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "worker-3: ",
+        "[1,0]<stderr>:",
+        "2026-03-01T10:00:00.123456 n12 trainer[811]: ",
+        "{node=7} | ",
+        "(Worker pid=811, ip=10.0.0.7) ",
+    ],
+)
+def test_a_prefix_that_every_line_has_is_learned_from_the_traceback(prefix: str) -> None:
+    log = "\n".join(f"{prefix}{line}" for line in RAISED.splitlines())
+    assert found(f"{prefix}step 1\n{log}").class_ == "disk-full"
+
+
+def test_numbers_in_a_learned_prefix_differ_from_line_to_line() -> None:
+    lines = RAISED.splitlines()
+    log = "\n".join(f"<{7 + number}> t{number}| {line}" for number, line in enumerate(lines))
+    assert found(log).class_ == "disk-full"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ValueError: bad shape. It is possible that no space is left on device",
+        "RuntimeError: save failed. Possible reasons: No space left on device, quota",
+        "RuntimeError: it stopped; please check that there is space: No space left on device",
+    ],
+)
+def test_what_an_exception_only_guesses_decides_nothing(words: str) -> None:
+    assert found(f"{TRACEBACK}{words}").class_ != "disk-full"
+
+
+def test_what_it_states_before_a_guess_does() -> None:
+    stated = "RuntimeError: No space left on device; please check your quota"
+    assert found(f"{TRACEBACK}{stated}").class_ == "disk-full"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+        "RuntimeError: one of the background workers are no longer alive",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated",
+    ],
+)
+def test_an_exception_that_points_back_has_the_class_of_what_came_before(last: str) -> None:
+    log = f"ERROR in worker 1: {FULL}\n{TRACEBACK}{last}"
+    assert found(log).class_ == "disk-full"
+
+
+def test_an_exception_of_its_own_does_not_point_back() -> None:
+    log = f"ERROR in worker 1, tried again: {FULL}\n{TRACEBACK}KeyError: 'labels'"
+    assert found(log).class_ == "python-exception"
+
+
+def test_what_goes_wrong_in_the_cleanup_of_a_process_ended_nothing() -> None:
+    cleanup = """Traceback (most recent call last):
+  File "/usr/lib/python3.11/multiprocessing/util.py", line 303, in _run_finalizers
+    finalizer()
+OSError: [Errno 39] Directory not empty: 'pymp-x1'
+"""
+    assert found(f"{RAISED}\n{cleanup}").class_ == "disk-full"
+
+
+def test_a_workers_traceback_within_another_one_is_the_one_that_tells() -> None:
+    log = f"""{TRACEBACK}RuntimeError: Caught RuntimeError in DataLoader worker process 1.
+Original Traceback (most recent call last):
+  File "/work/data.py", line 3, in __getitem__
+    return torch.load(path)
+RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory
+"""
+    assert found(log).class_ == "torn-checkpoint"
+
+
+def test_a_crash_says_which_limit_was_refused() -> None:
+    log = (
+        "step 1\nOpenBLAS blas_thread_init: pthread_create failed: Resource temporarily unavailable"
+    )
+    assert found(log, signal="SIGSEGV").class_ == "process-limit"
+    outlived = f"{log}\nstep 2\nstep 3\n"
+    assert found(outlived, signal="SIGSEGV").class_ == "segfault"
+
+
+def test_a_library_complains_in_its_own_words_before_it_aborts() -> None:
+    log = "step 1\nwriting of the index failed: no space left on device"
+    assert found(f"{log}\nFatal Python error: Aborted", signal="SIGABRT").class_ == "disk-full"
+    assert found("step 1\nFatal Python error: Aborted", signal="SIGABRT").class_ == "abort"
+
+
+def test_nccls_last_error_is_read_as_its_warning() -> None:
+    log = f"""{TRACEBACK}torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93, \
+unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.3
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed.
+Last error:
+Call to ibv_create_qp failed with error Cannot allocate memory
+"""
+    assert found(log).class_ == "locked-memory-limit"
+
+
+def test_nccls_warning_before_an_abort_says_what_the_abort_does_not() -> None:
+    log = """n3:1:9 [5] net_ib.cc:1295 NCCL WARN NET/IB : Got completion with error 12, opcode 0
+[rank3]:[E629 04:12:20.1 ProcessGroupNCCL.cpp:1414] [Rank 3] watchdog thread terminated with \
+exception: NCCL error: remote process exited or there was a network error, NCCL version 2.18.1
+"""
+    assert found(log, signal="SIGABRT").class_ == "infiniband-error"
+
+
+def test_the_last_warning_of_torch_names_a_peer_where_nothing_else_was_said() -> None:
+    warned = (
+        "[rank1]:[W729 10:15:17.5 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=76): "
+        "Connection reset by peer"
+    )
+    assert found(warned).class_ in ("rendezvous-failure", "peer-unreachable", "gloo-connection")
+    assert found(f"{warned}\nstep 1").class_ == "unknown"
+
+
+def test_an_event_of_kubernetes_is_no_warning_that_was_got_over() -> None:
+    event = '  Warning  Failed  3s  kubelet  Failed to pull image "r/t:1": not found'
+    assert found(f"Events:\n{event}").class_ == "image-pull-failed"
+
+
+def test_a_limit_of_a_scheduler_comes_with_sigterm() -> None:
+    log = "step 4\nTERM_MEMLIMIT: job killed after reaching LSF memory usage limit."
+    assert found(log, signal="SIGTERM").class_ == "host-out-of-memory"

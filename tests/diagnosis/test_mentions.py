@@ -1,0 +1,61 @@
+"""No host is left out for what a program only speaks of; what it reports counts in any shape."""
+
+import pytest
+
+from orchestrator.app.classification import classify_log
+
+OWN = """Traceback (most recent call last):
+  File "/work/train.py", line 12, in <module>
+    main()
+ValueError: sequence does not divide"""
+
+MENTIONS = (
+    "health: if nvidia-smi says 'GPU is lost' the node is drained",
+    "TIP: an uncorrectable ECC error means that the GPU has to be reset",
+    "Config(on_errors=['CUDA_ERROR_ECC_UNCORRECTABLE', 'cudaErrorNvlinkUncorrectable'])",
+    "retryable errors: uncorrectable ECC error|GPU has fallen off the bus|NVLink",
+    "simulating Xid 79, GPU has fallen off the bus",
+    "loaded rules: 'EDAC MC0: 1 UE memory', 'Kernel panic - not syncing'",
+    "prompt: My GPU has fallen off the bus, what should I do?",
+    "sample 3: dmesg says NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus",
+    "decoded text: Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)",
+    "input: CUDA error: unknown error as I run train.py",
+    "Q: RuntimeError: No CUDA GPUs are available. A: install the driver",
+    "example 0: [1,2,3] -> 'RuntimeError: CUDA error: uncorrectable NVLink error detected",
+    "  - GPU has fallen off the bus: 3 nodes last week",
+    "excluded hosts: n12 (Xid 79: GPU has fallen off the bus)",
+    "resumed; the previous run ended with: CUDA error: uncorrectable ECC error encountered",
+    "restart 3 of 10, reason: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus",
+    "check 0.9.4: a missing device is fatal now; addresses XID 79 (GPU has fallen off the bus)",
+)
+REPORTS = (
+    "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution",
+    "pynvml.NVMLError_GpuIsLost: GPU is lost",
+    "[   12.310001] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",
+    "Jul  8 10:12:31 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+    "NVRM: Xid (PCI:0000:3b:00): 48, pid=1, name=python3, DBE (double bit error) GPC 0 FBP 3",
+    "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.  Reboot the system",
+    "preflight: Failed to initialize NVML: Driver/library version mismatch",
+    "2026-03-01 10:00:00,001 - worker - ERROR - batch 7 of the input: CUDA error: unknown error",
+    "E0905 17:34:36.549102 2210 executor.cc:414] CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC",
+    "n3:1:9 [0] enqueue.cc:10 NCCL WARN Cuda failure 'uncorrectable ECC error encountered'",
+    "  error: RuntimeError('CUDA error: uncorrectable ECC error encountered')",
+    '{"level": "error", "msg": "CUDA error: uncorrectable ECC error encountered"}',
+    '{"time": 7, "exception": "CUDA error: uncorrectable ECC error encountered"}',
+    "HW Exception by GPU node-5 (Agent handle: 0x1) reason :GPU Hang",
+)
+
+
+@pytest.mark.parametrize("line", MENTIONS)
+@pytest.mark.parametrize("end", [OWN, ""])
+def test_a_mention_leaves_out_no_host(line: str, end: str) -> None:
+    found = classify_log(f"step 1 loss 10.9\n{line}\n{end}", exit_code=1)
+    assert not found.excludes_host, found
+    assert found.class_ in (("python-exception",) if end else ("unknown", None))
+
+
+@pytest.mark.parametrize("line", REPORTS)
+def test_a_report_counts_beside_an_exception_of_the_program(line: str) -> None:
+    found = classify_log(f"step 1 loss 10.9\n{line}\n{OWN}", exit_code=1)
+    assert found.excludes_host, found

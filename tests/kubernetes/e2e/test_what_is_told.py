@@ -1,0 +1,322 @@
+"""What is said of a job that cannot be asked, that was deleted, and what kubectl shows of one."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.backends.kubernetes.status_server import StatusServer, status_server
+from tests.e2e.job import ROOT, kill
+from tests.kubernetes.e2e.kube_job import JOB, LIMIT_S, LONG, NAMESPACE, KubeNdctl
+from tests.kubernetes.testbed import KubeTestbed
+
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+]
+THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
+BESIDE = "configmaps,secrets,serviceaccounts,roles,rolebindings,pods,pytorchjobs"
+
+
+def first_line(user: KubeNdctl) -> str:
+    return user.told("status", JOB).partition("\n")[0]
+
+
+def state_of(job: KubeNdctl) -> dict[str, str]:
+    found: dict[str, str] = job.testbed.get("configmaps", f"{JOB}-state", job.namespace)["data"]
+    return found
+
+
+def reasons(job: KubeNdctl) -> list[str]:
+    """Of events that the leader made, in their order."""
+    events = job.testbed.objects("events", job.namespace)
+    mine = [one for one in events if one["source"].get("component") == "ndctl"]
+    return [one["reason"] for one in sorted(mine, key=lambda one: str(one["lastTimestamp"]))]
+
+
+def left_of(job: KubeNdctl) -> str:
+    return job.kubectl("get", BESIDE, "-l", f"ndctl.dev/job={JOB}", "-o", "name")
+
+
+def newest_checkpoint(job: KubeNdctl) -> int:
+    return max((int(event["step"]) for event in job.events("CheckpointSaved")), default=0)
+
+
+def test_a_job_is_shown_as_last_known_while_the_api_server_is_away(
+    job: KubeNdctl, elsewhere: KubeNdctl
+) -> None:
+    elsewhere.submitted(**LONG)
+    job.until_step(6)
+    before = json.loads(elsewhere.told("status", JOB, "--json"))
+    assert (before["state"], before["as_of"]) == ("RUNNING", None)
+
+    job.testbed.stop_control_plane()
+    done = elsewhere("status", JOB)
+    assert (done.code, done.err) == (0, "")
+    head = done.out.partition("\n")[0]
+    assert head.startswith(f"{JOB}: RUNNING as of "), head
+    assert "; the API server of context envtest (https://127.0.0.1:" in head
+    assert done.out.count("cannot be reached") == 1
+    body = json.loads(elsewhere.told("status", JOB, "--json"))
+    assert (body["state"], body["leader_alive"]) == ("RUNNING", None)
+    assert body["step"] >= before["step"]
+    assert "cannot be reached" in body["reason"]
+    listed = elsewhere("list")
+    assert "RUNNING" in listed.out
+    assert "PENDING" not in listed.out
+    assert listed.err.count("cannot be reached") == 1
+    job.until_step(body["step"] + 5)
+    job.testbed.start_control_plane()
+
+    job.until("its state", lambda: "as of" not in first_line(elsewhere))
+    assert first_line(elsewhere).startswith(f"{JOB}: RUNNING, ")
+    elsewhere.told("cancel", JOB)
+
+
+def test_a_job_that_is_deleted_is_cancelled_at_once_and_goes_on_when_it_is_resumed(
+    job: KubeNdctl, elsewhere: KubeNdctl
+) -> None:
+    elsewhere.submitted(**LONG)
+    job.until_step(6)
+    seen = json.loads(elsewhere.told("status", JOB, "--json"))["step"]
+    job.kubectl("delete", "pytorchjob", JOB, "--wait=false")
+    shown = elsewhere.told("status", JOB)
+    assert shown.startswith(f"{JOB}: CANCELLED, PyTorchJob {NAMESPACE}/{JOB} was deleted"), shown
+    assert "not known by whom" in shown
+    assert shown.rstrip().endswith("--resume")
+    job.until_ended("CANCELLED")
+    saved = newest_checkpoint(job)
+    assert saved >= seen, "written on the way out"
+    job.assert_nothing_left()
+    job.until("the garbage collector", lambda: not left_of(job))
+    body = json.loads(elsewhere.told("status", JOB, "--json"))
+    assert (body["state"], body["step"] >= seen) == ("CANCELLED", True)
+    job.testbed.stop_control_plane()
+    assert first_line(elsewhere).startswith(f"{JOB}: CANCELLED, "), "it is remembered"
+    job.testbed.start_control_plane()
+
+    elsewhere.submitted("--resume", **LONG)
+    job.until("the second launch", lambda: len(job.events("JobSubmitted")) == 2)
+    job.until_step(saved + 1, attempt=2)
+    elsewhere.told("cancel", JOB)
+
+
+def test_a_job_whose_namespace_was_deleted_keeps_what_was_seen_of_it(
+    job: KubeNdctl, elsewhere: KubeNdctl, kube: KubeTestbed
+) -> None:
+    """Somebody follows it: of its last checkpoint as well."""
+    namespace = kube.namespace("team-b")
+    here, there = replace(job, namespace=namespace), replace(elsewhere, namespace=namespace)
+    follower = there.followed(**LONG)
+    here.until_step(6)
+    kube.kubectl("delete", "namespace", namespace, "--wait=false")
+    said, err = follower.communicate(timeout=LIMIT_S)
+    assert follower.returncode == 7, said + err
+    here.until_ended("CANCELLED")
+    saved = newest_checkpoint(here)
+    assert saved >= 6
+    assert f"checkpoint step-{saved} is complete" in said
+    body = json.loads(there.told("status", JOB, "--json"))
+    assert (body["state"], body["checkpoint"]["step"]) == ("CANCELLED", saved)
+    here.assert_nothing_left()
+
+
+def test_kubectl_shows_a_jobs_incidents_and_how_it_stands(job: KubeNdctl) -> None:
+    """And a leader that cannot reach the API server trains on, and tells it later."""
+    job.submitted(**LONG)
+    job.until_step(4)
+    kill(job.rank_pid(3))
+    job.until_step(2, attempt=2)
+    job.until("its news", lambda: "Recovered" in reasons(job))
+    assert reasons(job)[0] == "Started"
+    assert {"Incident", "Recovering", "Recovered"} <= set(reasons(job))
+    told = job.kubectl("describe", "pytorchjob", JOB)
+    assert "rank-killed" in told.partition("Events:")[2]
+    found = state_of(job)
+    assert (found["state"], found["attempt"], found["steps"]) == ("RUNNING", "2", "5000")
+    assert found["culprit"].startswith("rank 3 on node")
+
+    job.testbed.stop_control_plane()
+    here = max(job.losses())
+    kill(job.rank_pid(1))
+    job.until_step(2, attempt=3)
+    job.testbed.start_control_plane()
+    job.until("the late news", lambda: reasons(job).count("Recovered") == 2)
+    job.until("the late state", lambda: state_of(job)["attempt"] == "3")
+    assert here
+    assert job.status()["restarts"] == 2
+    job.told("cancel", JOB)
+    job.until("its end", lambda: "Ended" in reasons(job))
+    assert state_of(job)["state"] == "CANCELLED"
+
+
+def test_the_progress_of_a_trainjob_is_posted_where_its_operator_says(
+    job: KubeNdctl, tmp_path: Path
+) -> None:
+    """The variables that Kubeflow Trainer 2.2 gives with its gate TrainJobStatus on."""
+    job, place = replace(job, kind="trainjob"), job.testbed.runs / "trainer"
+    place.mkdir()
+    with status_server(place, job.namespace, JOB) as server:
+        for file in place.iterdir():
+            file.chmod(0o644)
+        said = ", ".join(f"{name}: {value!r}" for name, value in server.environ.items())
+        job.submitted(cluster__kubernetes__env=f"{{{said}}}")
+        job.until_ended()
+        job.until("the last of it", lambda: server.taken[-1:] and percent(server) == 100)
+    percents = [one["trainerStatus"]["progressPercentage"] for one in server.taken]
+    assert percents == sorted(percents)
+    last = server.taken[-1]["trainerStatus"]
+    assert last["estimatedRemainingSeconds"] == 0
+    assert {"name": "step", "value": "24"} in last["metrics"]
+
+
+def percent(server: StatusServer) -> int:
+    found: int = server.taken[-1]["trainerStatus"]["progressPercentage"]
+    return found
+
+
+# With fewer rights
+
+
+def rules_without(*missing: tuple[str, str]) -> list[dict[str, Any]]:
+    """Those of `ndctl-user`, less some."""
+    (role,) = [
+        one
+        for one in yaml.safe_load_all((ROOT / "manifests" / "base" / "user.yaml").read_text())
+        if one["kind"] == "Role"
+    ]
+    rules = []
+    for rule in role["rules"]:
+        for each in rule["resources"]:
+            verbs = [one for one in rule["verbs"] if (one, each) not in missing]
+            rules.append({**rule, "resources": [each], "verbs": verbs})
+    return [rule for rule in rules if rule["verbs"]]
+
+
+def user(job: KubeNdctl, folder: Path, *missing: tuple[str, str]) -> KubeNdctl:
+    """Somebody elsewhere who lacks some rights."""
+    kubeconfig = job.testbed.as_user(rules_without(*missing), job.namespace)
+    return replace(job.from_elsewhere(folder), more={"KUBECONFIG": str(kubeconfig)})
+
+
+def test_without_pods_exec_state_step_and_checkpoint_are_known_and_cancel_works(
+    job: KubeNdctl, tmp_path: Path
+) -> None:
+    job.submitted(train__steps="5000", checkpoint__every_steps="5")
+    job.until_step(12)
+    dev = user(job, tmp_path / "dev", ("create", "pods/exec"), ("get", "pods/exec"))
+    job.until("the checkpoint", lambda: int(state_of(job)["checkpoint"] or 0) >= 5)
+    done = dev("status", JOB, *THERE)
+    assert (done.code, done.err) == (0, "")
+    head = done.out.partition("\n")[0]
+    assert head.startswith(f"{JOB}: RUNNING as of "), head
+    assert re.search(f"; dev may not (get|create) pods/exec in namespace {NAMESPACE}", head)
+    assert "kubectl create role" in done.out, "who gives that right"
+    body = json.loads(dev.told("status", JOB, "--json"))
+    assert (body["state"], body["attempt"]) == ("RUNNING", 1)
+    assert body["step"] >= 5
+    assert body["checkpoint"]["step"] >= 5
+    assert "step " in dev.told("logs", JOB, "--tail", "3")
+
+    done = dev("cancel", JOB)
+    assert done.code == 0, done.err
+    job.until_ended("CANCELLED")
+    assert job.incidents() == []
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize(("verb", "resource"), [("watch", "pods"), ("list", "events")])
+def test_without_one_of_the_others_a_job_is_submitted_seen_and_cancelled(
+    job: KubeNdctl, tmp_path: Path, verb: str, resource: str
+) -> None:
+    dev = user(job, tmp_path / "dev", (verb, resource))
+    words = ("--inventory", str(inventory(tmp_path)))
+    # Only who has a right can give it to a Role: here pods have an account of the site.
+    job.testbed.kubectl("-n", job.namespace, "create", "serviceaccount", "ndctl-job")
+    give(job, pod_rules())
+    done = dev.submit(*words, cluster__kubernetes__service_account="ndctl-job", **LONG)
+    assert done.code == 0, done.out + done.err
+    shown: Callable[[], str] = lambda: dev.told("status", JOB).partition("\n")[0]  # noqa: E731
+    job.until_step(3)
+    assert shown().startswith(f"{JOB}: RUNNING, "), shown()
+    job.kubectl("patch", "pytorchjob", JOB, "--type=merge", "-p", SUSPEND)
+    job.until("no pods", lambda: not job.pods())
+    assert "PENDING, " in shown()
+    assert "is suspended" in shown()
+    done = dev("cancel", JOB)
+    assert done.code == 0, done.err
+    job.assert_nothing_left()
+
+
+SUSPEND = json.dumps({"spec": {"runPolicy": {"suspend": True}}})
+
+
+def inventory(folder: Path) -> Path:
+    """Of a user who may not list nodes."""
+    file = folder / "inventory.yaml"
+    file.write_text("{profile: cpu, hosts: 4, devices_per_host: 2}\n")
+    return file
+
+
+def pod_rules(*without: tuple[str, str]) -> list[dict[str, Any]]:
+    """What `ndctl render` gives a job's pods, of all jobs of the namespace, less some."""
+    wanted = [
+        ("", "pods", ["get", "list", "watch", "delete"]),
+        ("", "events", ["list", "create"]),
+        ("", "configmaps", ["get", "patch"]),
+        ("kubeflow.org", "pytorchjobs", ["get", "watch"]),
+    ]
+    found = []
+    for group, resource, verbs in wanted:
+        left = [verb for verb in verbs if (verb, resource) not in without]
+        found.append({"apiGroups": [group], "resources": [resource], "verbs": left})
+    return [rule for rule in found if rule["verbs"]]
+
+
+def give(job: KubeNdctl, rules: list[dict[str, Any]]) -> None:
+    """To the account of pods that the site made."""
+    version, named = {"apiVersion": "rbac.authorization.k8s.io/v1"}, {"name": "ndctl-job"}
+    role = {**version, "kind": "Role", "metadata": named, "rules": rules}
+    who = {"kind": "ServiceAccount", "name": "ndctl-job", "namespace": job.namespace}
+    ref = {"kind": "Role", "name": "ndctl-job", "apiGroup": "rbac.authorization.k8s.io"}
+    bound = {**version, "kind": "RoleBinding", "metadata": named}
+    job.kubectl("delete", "role,rolebinding", "ndctl-job", "--ignore-not-found")
+    job.testbed.apply(role, {**bound, "subjects": [who], "roleRef": ref}, namespace=job.namespace)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        (("watch", "pods"),),
+        (("list", "events"), ("create", "events")),
+        (("watch", "pytorchjobs"), ("patch", "configmaps")),
+    ],
+    ids=["pods", "events", "job-and-state"],
+)
+def test_pods_that_lack_a_right_recover_all_the_same_and_say_which(
+    job: KubeNdctl, missing: tuple[tuple[str, str], ...]
+) -> None:
+    """The follower's node is lost: that takes the most questions to the API server."""
+    job.testbed.kubectl("-n", job.namespace, "create", "serviceaccount", "ndctl-job")
+    give(job, pod_rules(*missing))
+    account = {"cluster__kubernetes__service_account": "ndctl-job"}
+    job.submitted(**LONG, **account, cluster__kubernetes__force_delete_after="3")
+    job.until_step(4)
+    leader = job.leader()
+    (gone,) = set(job.hosts()) - {leader}
+    job.testbed.lose_node(gone)
+    job.until_step(2, attempt=2)
+    assert job.incidents() == [("host-lost", gone, None)]
+    assert gone not in job.hosts()
+    said = job.kubectl("logs", job.pod_of(leader))
+    for verb, resource in missing:
+        words = f"ndctl-job may not {verb} {resource}"
+        assert words in said or (verb, resource) == ("list", "events"), said
+    job.told("cancel", JOB)

@@ -1,0 +1,213 @@
+"""What `submit`, its dry run and `doctor` say before anything is made, on a real API server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.kubernetes.api import Api
+from orchestrator.contract import exits
+from orchestrator.system import SystemClock
+from tests.e2e.job import Done
+from tests.kubernetes.e2e.outside import SLEEPS, Person, account
+from tests.kubernetes.testbed import REPOSITORY, KubeTestbed
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
+GPU = {"cluster__gpu": "h100-sxm-80gb", "gpu_resource": "nvidia.com/gpu"}
+CRD = "pytorchjobs.kubeflow.org"
+
+
+@pytest.fixture
+def admin(kube: KubeTestbed, tmp_path: Path) -> Person:
+    """Of a cluster where no pod comes up: objects alone are looked at."""
+    kube.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "still"},
+            "spec": {"hard": {"count/pods.v1": "0"}},
+        }
+    )
+    account(kube)
+    return Person(tmp_path / "runs", kube)
+
+
+@pytest.mark.parametrize(
+    ("kind", "resource", "container"),
+    [("pytorchjob", "pytorchjobs", "pytorch"), ("jobset", "jobsets", "pytorch")],
+)
+def test_what_ended_goes_with_all_that_belongs_to_it(
+    kube: KubeTestbed, tmp_path: Path, kind: str, resource: str, container: str
+) -> None:
+    account(kube)
+    ends = f"{{spec: {{containers: [{{name: {container}, command: [sh, -c, 'exit 0']}}]}}}}"
+    person = Person(tmp_path / "runs", kube)
+    person.submitted(kind=kind, pod_template=ends, ttl_after_finished="0")
+
+    def left() -> list[dict[str, Any]]:
+        kinds = (resource, "configmaps", "secrets", "pods")
+        return [one for each in kinds for one in kube.objects(each, selector="ndctl.dev/job=e2e")]
+
+    kube.wait_for("nothing of it", lambda: not left())
+
+
+@pytest.fixture
+def tenant(kube: KubeTestbed, tmp_path: Path) -> Iterator[Person]:
+    """With all that the Role of people gives in one namespace, and no right beyond it."""
+    kube.kubectl("apply", "-k", str(REPOSITORY / "manifests" / "overlays" / "rdma"))
+    role = kube.kubectl("-n", "ndctl", "get", "role", "ndctl-user", "-o", "json")
+    kubeconfig = kube.as_user(json.loads(role)["rules"], "ndctl")
+    account(kube, "ndctl")
+    yield Person(tmp_path / "runs", kube, "ndctl", kubeconfig)
+    kube.kubectl("-n", "ndctl", "delete", "pytorchjobs", "--all", "--wait=false")
+
+
+def findings(person: Person, **options: str) -> dict[str, dict[str, str]]:
+    words = [one for one in person.words(**options) if not one.startswith("--backend")]
+    done = person("doctor", *words, "--backend=kubernetes", "--json")
+    return {one["what"]: one for one in json.loads(done.out)}
+
+
+def lines(done: Done) -> list[str]:
+    return [line.strip() for line in done.err.splitlines()]
+
+
+def test_somebody_who_may_not_see_nodes_submits_and_doctor_agrees(tenant: Person) -> None:
+    blind = tenant.submit(gpu_resource="nvidia.com/gpu")
+    assert blind.code == exits.BACKEND
+    assert "may not list nodes" in blind.err
+    assert "set cluster.gpu to one of h100-sxm-80gb" in blind.err
+    assert findings(tenant, gpu_resource="nvidia.com/gpu")["plan"]["verdict"] == "stops"
+
+    found = findings(tenant, **GPU, pod_template=SLEEPS)
+    assert not [one for one in found.values() if one["verdict"] == "stops"], found
+    assert found["nodes"]["verdict"] == "note"
+    tried = tenant.submit("--dry-run", **GPU, pod_template=SLEEPS)
+    assert tried.code == 0, tried.err
+    assert "# nodes: not known, and not needed" in tried.out
+    tenant.submitted(**GPU, pod_template=SLEEPS)
+    assert tenant.job() is not None
+
+
+def test_a_pool_that_scales_from_zero_is_submitted_to_with_a_warning(admin: Person) -> None:
+    pool = {"node_selector": "{cloud.google.com/gke-accelerator: nvidia-h100-80gb}"}
+    done = admin.submit(gpu_resource="nvidia.com/gpu", pod_template=SLEEPS, **pool)
+    assert done.code == 0, done.err
+    assert "warning: nodes: 0 of the 2 nodes with 2 nvidia.com/gpu that the job takes" in done.err
+    label = "without the label cloud.google.com/gke-accelerator=nvidia-h100-80gb"
+    assert f"node1 is not selected ({label})" in done.err
+    job = admin.job()
+    assert job is not None
+    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert "nodeAffinity" not in pod["affinity"], "no names of the nodes of today"
+
+
+def test_what_render_prints_is_what_submit_sends_and_asks_nobody(admin: Person) -> None:
+    text = admin.render(**GPU)
+    nowhere = Person(admin.run_root, admin.kube, kubeconfig=Path("/nowhere/kubeconfig"))
+    assert nowhere.render(**GPU) == text
+    client = nowhere.submit("--dry-run=client", **GPU)
+    assert client.code == 0, client.err
+    assert client.out.endswith(text)
+    server = admin.submit("--dry-run=server", **GPU)
+    assert server.code == 0, server.err
+    assert text.rstrip("\n") in server.out
+
+
+def test_all_that_is_absent_is_said_at_once_and_nothing_is_made(admin: Person) -> None:
+    template = (
+        "{spec: {volumes: [{name: hub, secret: {secretName: hub}}],"
+        " imagePullSecrets: [{name: mirror}], runtimeClassName: gvisor}}"
+    )
+    wrong = {
+        "image_pull_secrets": "[registry]",
+        "priority_class": "high",
+        "env": "{TOKEN: {config_map: site, key: token}}",
+        "pod_template": template,
+        "service_account": "nobody",
+    }
+    keys = [
+        "cluster.kubernetes.image_pull_secrets[0]: must be a Secret of namespace default",
+        "cluster.kubernetes.priority_class: must be a PriorityClass of the cluster",
+        "cluster.kubernetes.env.TOKEN: must be a ConfigMap of namespace default",
+        "cluster.kubernetes.pod_template.spec.volumes[hub].secret: must be a Secret",
+        "cluster.kubernetes.pod_template.spec.imagePullSecrets[mirror]: must be a Secret",
+        "cluster.kubernetes.pod_template.spec.runtimeClassName: must be a RuntimeClass",
+        "cluster.kubernetes.service_account: must be a ServiceAccount of namespace default",
+    ]
+    found = findings(admin, **wrong)
+    for words in ((), ("--dry-run",)):
+        done = admin.submit(*words, **wrong)
+        assert done.code == exits.BACKEND
+        told = lines(done)
+        for key in keys:
+            assert any(line.startswith(key) for line in told), (key, done.err)
+            assert found[key.partition(": ")[0]]["verdict"] == "stops"
+    assert admin.job() is None
+    assert not admin.kube.objects("configmaps", selector="ndctl.dev/job=e2e")
+
+
+def test_misspelt_keys_and_a_wrong_container_are_refused_with_the_nearest(admin: Person) -> None:
+    """This API server drops what it does not know without a word."""
+    template = (
+        "{spec: {priorityClasName: high, containers: [{name: main, env: []},"
+        " {name: pytorch, resource: {}}]}}"
+    )
+    for words in ((), ("--dry-run=client",), ("--dry-run=server",)):
+        done = admin.submit(*words, pod_template=template)
+        assert done.code == exits.BAD_SPEC, done.err
+        assert "did you mean priorityClassName?" in done.err
+        assert "did you mean resources?" in done.err
+        assert "did you mean pytorch?" in done.err
+    assert admin.job() is None
+
+
+@pytest.fixture
+def old_operator(kube: KubeTestbed) -> Iterator[None]:
+    """As of 1.6, whose kind had no such field."""
+    field = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/nprocPerNode"
+    crd = json.loads(kube.kubectl("get", "crd", CRD, "-o", "json"))
+    version = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    was = version["properties"]["nprocPerNode"]
+    _patched(kube, [{"op": "remove", "path": field}])
+    kube.wait_for("the schema without it", lambda: not _has_field(kube))
+    yield
+    _patched(kube, [{"op": "add", "path": field, "value": was}])
+    kube.wait_for("the schema with it", lambda: _has_field(kube))
+
+
+def _patched(kube: KubeTestbed, change: list[dict[str, Any]]) -> None:
+    kube.kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps(change))
+
+
+def _has_field(kube: KubeTestbed) -> bool:
+    for definition in json.loads(kube.kubectl("get", "--raw", "/openapi/v2"))[
+        "definitions"
+    ].values():
+        kinds = definition.get("x-kubernetes-group-version-kind", ())
+        if any(one["kind"] == "PyTorchJob" for one in kinds):
+            return "nprocPerNode" in definition["properties"]["spec"]["properties"]
+    return False
+
+
+@pytest.mark.usefixtures("old_operator")
+def test_an_operator_that_is_too_old_is_told_by_its_schema(admin: Person) -> None:
+    done = admin.submit()
+    assert done.code == exits.BACKEND
+    assert "Kubeflow's training operator v1 is older than 1.7: its PyTorchJob has no" in done.err
+    assert "spec.nprocPerNode, which the cluster would drop" in done.err
+    assert "training-operator.git/manifests/overlays/standalone?ref=v1.9.3" in done.err
+    assert findings(admin)["pytorchjob"]["verdict"] == "stops"
+    assert admin.job() is None
+
+
+def test_a_real_servers_warning_is_heard(kube: KubeTestbed) -> None:
+    api = Api(None, {"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
+    for _ in range(2):
+        api.read("/apis/extensions/v1beta1/ingresses")
+    assert api.warnings == (
+        "extensions/v1beta1 Ingress is deprecated in v1.14+, unavailable in v1.22+; use"
+        " networking.k8s.io/v1 Ingress",
+    )

@@ -1,0 +1,282 @@
+"""The leader is gone, or seems so: another agent takes over within the allocation, and no host that
+is well is blamed or left out."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.job import wait_for
+from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on, uninterrupted
+from tests.slurm.testbed import SlurmTestbed, running_testbed
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+]
+
+STEPS = {"train.steps": "48"}
+SAVES = {**STEPS, "checkpoint.every_steps": "4"}
+
+
+@contextlib.contextmanager
+def cluster(**knobs: str) -> Iterator[SlurmTestbed]:
+    """Three nodes on which a job may get any two."""
+    with running_testbed(nodes=3, gpus=1, knobs={**TESTBED, "TB_LEAF": "4", **knobs}) as testbed:
+        yield testbed
+
+
+@pytest.fixture(params=["2", "30"], ids=lambda seconds: f"KillWait {seconds}")
+def either(slurm_there: None, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
+    """On a cluster that kills at once what it ends, and on one that leaves it Slurm's own time."""
+    with cluster(TB_KILL_WAIT=request.param) as testbed, job_on(testbed, tmp_path / "runs") as job:
+        yield job
+
+
+@pytest.fixture
+def job(slurm_there: None, tmp_path: Path) -> Iterator[Job]:
+    with cluster() as testbed, job_on(testbed, tmp_path / "runs") as job:
+        yield job
+
+
+def agent_of(job: Job, host: str) -> int:
+    """The process of its agent, as it says in its lock."""
+    return int((job.run_dir / "logs" / f"agent-{host}.lock").read_text())
+
+
+def leader_of(job: Job) -> str:
+    host: str = job.events("LeaderStarted")[-1]["host"]
+    return host
+
+
+def training(job: Job, **options: str) -> tuple[str, list[str]]:
+    """The leader's host and the others, of a job that trains."""
+    job.submitted(**{**SAVES, **options})
+    job.until_step(6)
+    hosts = job.events("LeaderStarted")[0]["allocation"]["hosts"]
+    leader = leader_of(job)
+    return leader, [host for host in hosts if host != leader]
+
+
+def agent_logs(job: Job) -> str:
+    return "\n".join(path.read_text() for path in (job.run_dir / "logs").glob("agent-*.log"))
+
+
+def assert_taken_over(job: Job, leaders: list[str]) -> None:
+    """From one of these after the other, within the allocation, to the end of the job."""
+    job.until_ended(limit=600)
+    assert job.losses() == uninterrupted(**STEPS)
+    assert [one["host"] for one in job.events("LeaderStarted")] == leaders
+    assert {one["allocation"]["restarts"] for one in job.events("LeaderStarted")} == {0}
+    assert not job.decided("Requeue")
+    shown = job.shown()
+    assert (shown["Restarts"], shown["ExcNodeList"]) == ("0", "(null)")
+    assert "job is queued again" not in agent_logs(job)
+
+
+def assert_lost_leader(job: Job, incident: dict[str, object], host: str, how: str) -> None:
+    """Its figures are those of the metrics and of the checkpoint that was gone on from."""
+    culprit = incident["culprit"]
+    assert isinstance(culprit, dict)
+    assert (incident["kind"], culprit["host"]) == ("leader-lost", host)
+    assert how in str(incident["cause"])
+    done = max(one["step"] for one in job.metrics() if one["attempt"] == 1)
+    resumed = next(one for one in job.events("TrainingResumed") if one["attempt"] == 2)
+    assert incident["step"] == done
+    assert incident["saved"] == resumed["step"] > 0
+    said = job("describe", "e2e").out
+    many = done - resumed["step"]
+    assert f"{many} {'step' if many == 1 else 'steps'} of work lost" in said, said
+
+
+def test_its_agent_is_killed_on_a_node_that_is_well(either: Job) -> None:
+    job = either
+    leader, (other,) = training(job)
+    os.kill(agent_of(job, leader), signal.SIGKILL)
+    assert_taken_over(job, [leader, other])
+    (incident,) = job.status()["incidents"]
+    assert_lost_leader(job, incident, leader, f"its process on {leader} had ended")
+    assert sorted(job.decided("StartAttempt")[1]["hosts"]) == sorted([leader, other])
+    assert job.shown()["JobState"] == "COMPLETED"
+
+
+def test_a_leader_that_is_only_stopped_is_ended_before_another_leads(job: Job) -> None:
+    """It would keep the journal; and should it wake, its ranks could go on."""
+    leader, (other,) = training(job)
+    stopped = agent_of(job, leader)
+    os.kill(stopped, signal.SIGSTOP)
+    job.until("another leader", lambda: leader_of(job) == other)
+    assert not Path(f"/proc/{stopped}").exists()
+    assert_taken_over(job, [leader, other])
+    (incident,) = job.status()["incidents"]
+    how = f"its process {stopped} on {leader} was still there (stopped by a signal)"
+    assert_lost_leader(job, incident, leader, how)
+
+
+def test_one_that_wakes_after_it_was_given_up_leaves_and_writes_nothing(job: Job) -> None:
+    """Stopped on a node that is cut off, where nobody can end it: it keeps the journal, so the job
+    goes back to the queue without that node."""
+    leader, _ = training(job, **{"cluster.spare_hosts": "1"})
+    stopped = agent_of(job, leader)
+    os.kill(stopped, signal.SIGSTOP)
+    job.slurm.net_down(leader)
+    job.until("the fence to name another", lambda: "takes over" in agent_logs(job))
+    lines = len(job.journal())
+    os.kill(stopped, signal.SIGCONT)
+    log = job.run_dir / "logs" / f"agent-{leader}.log"
+    wait_for(lambda: "leaving: another leader has taken over" in log.read_text(), "its leave", 120)
+    assert not [one for one in job.journal()[lines:] if one.get("host") == leader]
+    job.slurm.net_up(leader)
+    job.until_ended(limit=900)
+    assert job.losses() == uninterrupted(**STEPS)
+    again = job.events("LeaderStarted")[1]
+    assert again["host"] != leader
+    (incident,) = job.status()["incidents"]
+    assert (incident["kind"], incident["culprit"]["host"]) == ("leader-lost", leader)
+    assert_attempts_do_not_mix(job)
+
+
+def test_the_leader_that_took_over_is_taken_over_from_in_turn(job: Job) -> None:
+    """With it goes what it had started on the first one's node; there is an agent again."""
+    leader, others = training(job, **{"cluster.spare_hosts": "1"})
+    os.kill(agent_of(job, leader), signal.SIGKILL)
+    job.until_step(12, attempt=2)
+    second = leader_of(job)
+    assert second in others
+    os.kill(agent_of(job, second), signal.SIGKILL)
+    (third,) = {*others} - {second}
+    assert_taken_over(job, [leader, second, third])
+    kinds = [(one["kind"], one["culprit"]["host"]) for one in job.status()["incidents"]]
+    assert kinds[:2] == [("leader-lost", leader), ("leader-lost", second)]
+
+
+def test_a_spare_takes_the_place_of_the_leaders_node(job: Job) -> None:
+    """The batch script is lost with it, and the job ended by the leader: else its nodes would be
+    held to the time limit."""
+    leader, others = training(job, **{"cluster.spare_hosts": "1"})
+    job.slurm.kill_node(leader)
+    job.until_step(12, attempt=2)
+    job.slurm.start_node(leader)
+    job.until_ended(limit=600)
+    assert job.losses() == uninterrupted(**STEPS)
+    assert sorted(job.decided("StartAttempt")[1]["hosts"]) == sorted(others)
+    (incident,) = job.status()["incidents"]
+    assert (incident["kind"], incident["culprit"]["host"]) == ("leader-lost", leader)
+    assert not job.decided("Requeue")
+    assert (job.shown()["JobState"], job.shown()["Restarts"]) == ("CANCELLED", "0")
+    assert job.status()["state"] == "SUCCEEDED"
+
+
+# Nobody else is blamed for it
+
+
+@pytest.mark.parametrize("gives_up_s", ["5", "300"])
+def test_the_network_of_the_leaders_node_is_cut_for_a_while(
+    slurm_there: None, tmp_path: Path, gives_up_s: str
+) -> None:
+    """Slurm gives the node up meanwhile, or does not notice: its healthy peer is not blamed."""
+    with (
+        cluster(TB_SLURMD_TIMEOUT=gives_up_s) as testbed,
+        job_on(testbed, tmp_path / "runs") as job,
+    ):
+        if not testbed.has_network:
+            pytest.skip("nodes have no networks of their own here")
+        leader, (other,) = training(job)
+        since = job.steps()
+        testbed.net_down(leader)
+        passes(25.0)
+        testbed.net_up(leader)
+        job.until("steps of the next attempt", lambda: job.metrics()[since:][-1]["attempt"] > 1)
+        job.until_ended(limit=600)
+
+        assert job.losses() == uninterrupted(**STEPS)
+        assert other not in blamed(job)
+        assert not [one for one in job.events("HostUnavailable") if one["host"] == other]
+        assert other not in job.shown()["ExcNodeList"]
+        strikes = json.loads(job("hosts", "--json").out)
+        assert other not in {one["host"] for one in strikes}
+        if gives_up_s == "300":
+            assert not job.decided("Requeue"), "nobody gave the allocation back"
+            assert job.shown()["Restarts"] == "0"
+
+
+def test_the_agent_of_a_node_whose_slurmd_is_dead_leaves_the_requeue_to_its_leader(
+    either: Job,
+) -> None:
+    """Slurm cannot end it there, so it outlives the run; the leader's node is not excluded."""
+    job = either
+    leader, (other,) = training(job, **{"train.steps": "400"})
+    pid = job.slurm.folder / "run" / f"slurmd-{other}.pid"
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    job.until("the next run", lambda: len(job.events("LeaderStarted")) == 2, 600)
+    log = (job.run_dir / "logs" / f"agent-{other}.log").read_text
+    wait_for(lambda: "leaving: the job is queued again already" in log(), "its leave", 120)
+    assert leader not in job.shown()["ExcNodeList"]
+    assert leader in job.events("LeaderStarted")[1]["allocation"]["hosts"]
+    job.until_step(job.last_step() + 2, attempt=2)
+    assert job.status()["incidents"] == []
+    assert job("cancel", "e2e").code == 0
+
+
+# In the middle of it
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, that is mounted before the nodes of a cluster begin."""
+    folder = Path(tempfile.mkdtemp(prefix="ndctl-small-", dir=tmp_path))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "none", str(folder)]
+    tried = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {tried.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_is_waited_for_and_then_one_takes_over(
+    slurm_there: None, small_disk: Path
+) -> None:
+    with cluster() as testbed, job_on(testbed, small_disk / "runs") as job:
+        leader, (other,) = training(job)
+        former = json.loads((job.run_dir / "fence.json").read_text())
+        filler = small_disk / "filler"
+        with filler.open("wb") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 12))
+                file.flush()
+        os.kill(agent_of(job, leader), signal.SIGKILL)
+        passes(20.0)  # that it was tried in vain fits into no log
+        assert len(job.events("LeaderStarted")) == 1
+        assert json.loads((job.run_dir / "fence.json").read_text()) == former
+        filler.unlink()
+        assert_taken_over(job, [leader, other])
+        (incident,) = job.status()["incidents"]
+        assert (incident["kind"], incident["culprit"]["host"]) == ("leader-lost", leader)
+
+
+def passes(seconds: float) -> None:
+    """Real time, for a fault that lasts."""
+    begun = time.monotonic()
+    wait_for(lambda: time.monotonic() - begun >= seconds, "time to pass", seconds + 60)
+
+
+def blamed(job: Job) -> set[str | None]:
+    return {one["culprit"]["host"] for one in job.status()["incidents"]}
+
+
+def assert_attempts_do_not_mix(job: Job) -> None:
+    """Whatever belongs to an attempt that is over writes nothing any more."""
+    attempts = [one["attempt"] for one in job.metrics()]
+    assert attempts == sorted(attempts)
+    assert not list((job.run_dir / "checkpoints").glob("*.partial-*"))

@@ -1,0 +1,125 @@
+"""What a site's users say besides: variables, who may read, lines of shell on each node."""
+
+import grp
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.e2e.slurm_job import SlurmNdctl, hosts_of, incidents
+
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(400)]
+
+SHORT = {"train__steps": "8", "checkpoint__every_steps": "4"}
+
+
+def modes(run_dir: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(run_dir)): stat.S_IMODE(path.stat().st_mode)
+        for path in (run_dir, *run_dir.rglob("*"))
+        if not path.is_symlink()
+    }
+
+
+def test_variables_reach_every_rank_and_the_group_reads_all_but_the_secret(
+    ndctl: SlurmNdctl,
+) -> None:
+    group = next(one for one in grp.getgrall() if one.gr_gid not in (os.getegid(), 0))
+    done = ndctl.submit(
+        cluster__slurm__env='{"OMP_NUM_THREADS": "1", "SITE_SAYS": "it is $HOME"}',
+        cluster__slurm__partition='["train"]',
+        cluster__slurm__group=group.gr_name,
+        cluster__slurm__mode="0750",
+        cluster__slurm__hooks__before='echo "$SITE_SAYS"',
+        **SHORT,
+    )
+    assert done.code == 0, done.err
+    ndctl.wait_until(step=2)
+    for pid in ndctl.ranks().values():
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert b"SITE_SAYS=it is $HOME" in environ
+    ndctl.wait_for_end()
+
+    hosts = hosts_of(ndctl)
+    for host in hosts:
+        said = (ndctl.run_dir / "logs" / f"hooks-{host}.log").read_text()
+        assert said == '# before: echo "$SITE_SAYS"\nit is $HOME\n'
+    found = modes(ndctl.run_dir)
+    assert found.pop(".") == 0o2750
+    assert found.pop("token") == 0o600
+    closed = {name: oct(mode) for name, mode in found.items() if mode & 0o027 or not mode & 0o040}
+    assert closed == {}, "readable by the group, by no others, and written by the owner alone"
+    assert {"metrics.jsonl", "checkpoints/step-8", "slurm/launch-1"} <= {*found}
+    groups = {path.stat().st_gid for path in ndctl.run_dir.rglob("*")}
+    assert groups == {group.gr_gid}
+
+
+@pytest.mark.slow
+def test_a_node_on_which_the_hook_fails_is_replaced_by_the_spare_with_its_words_as_evidence(
+    ndctl: SlurmNdctl, tmp_path: Path
+) -> None:
+    hook = "if [ $SLURMD_NODENAME = node2 ]; then echo no room on /scratch; exit 3; fi"
+    cleaned = tmp_path / "cleaned"
+    cleaned.mkdir()
+    done = ndctl.submit(
+        "--follow",
+        cluster__spare_hosts="1",
+        cluster__slurm__nodelist="node[1-3]",
+        cluster__slurm__hooks__before=hook,
+        cluster__slurm__hooks__after=f"touch {cleaned}/$SLURMD_NODENAME",
+        **SHORT,
+    )
+    assert done.code == 0, done.out + done.err
+    assert incidents(ndctl) == [("preflight", "node2", None)]
+    (incident,) = ndctl.status()["incidents"]
+    assert "before hook: ended with 3; it said: no room on /scratch" in incident["cause"]
+    assert incident["failure"] == "before-hook"
+    assert sorted(hosts_of(ndctl)) == ["node1", "node3"]
+    ndctl.assert_nothing_left()
+    assert sorted(path.name for path in cleaned.iterdir()) == ["node1", "node2", "node3"]
+    assert "no strikes" in ndctl("hosts").out, "the line of shell may be wrong"
+
+
+@pytest.mark.slow
+def test_a_hook_that_fails_everywhere_ends_the_job_and_no_node_is_struck(
+    ndctl: SlurmNdctl,
+) -> None:
+    done = ndctl.submit("--follow", cluster__slurm__hooks__before="no-such-program", **SHORT)
+    assert done.code == 1
+    reason = ndctl.status()["reason"]
+    assert reason.startswith("cluster.slurm.hooks.before failed on all 2 hosts on which it ran")
+    assert "ended with 127; it said: bash: line 1: no-such-program: command not found" in reason
+    assert "no strikes" in ndctl("hosts").out
+    ndctl.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_hook_that_does_not_end_is_killed_and_costs_its_node_alone(ndctl: SlurmNdctl) -> None:
+    """That of the leader's node: the others wait for it as long as the hook may take."""
+    done = ndctl.submit(
+        cluster__spare_hosts="1",
+        cluster__slurm__nodelist="node[1-3]",
+        cluster__slurm__hooks__before="test $SLURM_NODEID != 0 || sleep 600",
+        cluster__slurm__hooks__timeout="20",
+        **SHORT,
+    )
+    assert done.code == 0, done.err
+    ndctl.wait_for_end()
+    assert incidents(ndctl) == [("preflight", "node1", None)]
+    assert "did not end within 20 s" in ndctl.status()["incidents"][0]["cause"]
+    assert sorted(hosts_of(ndctl)) == ["node2", "node3"]
+    assert ndctl.slurm_job()["Restarts"] == "0"
+    ndctl.assert_nothing_left()
+
+
+def test_a_heterogeneous_job_ends_with_a_message(ndctl: SlurmNdctl, tmp_path: Path) -> None:
+    done = ndctl("render", str(Path(__file__).parents[2] / "e2e" / "job.yaml"), "--backend=slurm")
+    assert done.code == 0, done.err
+    script, out = tmp_path / "job.sh", tmp_path / "said"
+    script.write_text(done.out)
+    ndctl.testbed.told("sbatch", "--parsable", f"--output={out}", "-N2", ":", "-N1", str(script))
+    ndctl.testbed.wait_for("the message", lambda: out.exists() and "ndctl:" in out.read_text())
+    assert "is heterogeneous: where a node of its second component is lost" in out.read_text()
+    assert not ndctl.run_dir.exists()
+    ndctl.testbed.wait_for("its end", lambda: not ndctl.testbed.told("squeue", "-h"))

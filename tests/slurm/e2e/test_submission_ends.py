@@ -1,0 +1,118 @@
+"""Submissions that Slurm refuses, and cancels that do not reach it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from orchestrator.contract import exits
+from tests.slurm.e2e.slurm_job import SlurmNdctl
+from tests.slurm.testbed import ENDED
+
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(300)]
+
+TOO_MUCH = '["--mem-per-cpu=800G"]'
+"""Of a node; ndctl does not look at this option itself."""
+
+
+def assert_nothing_was_made(ndctl: SlurmNdctl) -> None:
+    made = ndctl.run_root.rglob("*") if ndctl.run_root.exists() else ()
+    assert list(made) == []
+    assert ndctl.testbed.told("squeue", "-h") == ""
+    assert ndctl("status", "e2e").code == exits.BAD_JOB_STATE
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("cpus_per_task", "64", "cpus_per_task: must be at most 2, the CPUs of the largest node"),
+        ("mem", "900G", "mem: must be at most 20000M, the memory of the largest node"),
+        ("sbatch_args", TOO_MUCH, "Requested node configuration is not available"),
+    ],
+)
+def test_what_no_node_ever_has_is_an_error_of_submit(
+    ndctl: SlurmNdctl, key: str, value: str, said: str
+) -> None:
+    done = ndctl.submit(**{f"cluster__slurm__{key}": value})
+    assert (done.code, said in done.err) == (exits.BACKEND, True), done.err
+    assert_nothing_was_made(ndctl)
+
+
+def test_a_job_that_sbatch_itself_refuses_leaves_no_name_and_no_file(ndctl: SlurmNdctl) -> None:
+    """With a node drained, only sbatch knows that this is not what the job lacks."""
+    ndctl.testbed.told("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=fan")
+    done = ndctl.submit(cluster__slurm__sbatch_args=TOO_MUCH)
+    assert done.code == exits.BACKEND
+    assert "the job may wait for node1, which is down, drained or reserved" in done.err
+    assert "Slurm refuses this job: sbatch: error: Memory specification can not be" in done.err
+    assert_nothing_was_made(ndctl)
+
+    assert ndctl.submit().code == 0, "the name is free"
+    ndctl.wait_for_end()
+
+
+@contextmanager
+def without_slurmctld(ndctl: SlurmNdctl) -> Iterator[None]:
+    ndctl.testbed.stop_ctld()
+    try:
+        yield
+    finally:
+        ndctl.testbed.start_ctld()
+        ndctl.testbed.wait_for("slurmctld", lambda: ndctl.testbed.told("squeue"))
+
+
+@pytest.mark.slow
+def test_a_job_that_is_cancelled_in_the_queue_while_slurm_is_away_leaves_as_it_starts(
+    ndctl: SlurmNdctl,
+) -> None:
+    slurm = ndctl.testbed
+    other = slurm.told(
+        "sbatch", "--parsable", "-N4", "--exclusive", "-o/dev/null", "--wrap=sleep 600"
+    )
+    slurm.wait_for("the other job", lambda: slurm.told("squeue", "-h", "-t", "R"))
+    assert ndctl.submit().code == 0
+    job_id = ndctl.job_id
+    with without_slurmctld(ndctl):
+        done = ndctl("cancel", "e2e")
+    assert done.code == exits.BACKEND
+    assert "e2e is CANCELLED, which is written down; its scheduler was not reached" in done.err
+    assert f"may still have Slurm job {job_id}" in done.err
+    assert ndctl.slurm_job()["JobState"] == "PENDING"
+
+    slurm.told("scancel", other)
+    slurm.wait_for("its end", lambda: ndctl.slurm_job()["JobState"] in ENDED)
+    assert ndctl.state() == "CANCELLED"
+    assert not ndctl.events("AttemptStarted")
+    assert ndctl.metrics() == []
+
+
+@pytest.mark.slow
+def test_the_second_cancel_ends_what_the_first_did_not_reach(ndctl: SlurmNdctl) -> None:
+    slurm = ndctl.testbed
+    other = slurm.told(
+        "sbatch", "--parsable", "-N4", "--exclusive", "-o/dev/null", "--wrap=sleep 600"
+    )
+    slurm.wait_for("the other job", lambda: slurm.told("squeue", "-h", "-t", "R"))
+    assert ndctl.submit().code == 0
+    with without_slurmctld(ndctl):
+        assert ndctl("cancel", "e2e").code == exits.BACKEND
+    done = ndctl("cancel", "e2e")
+    assert done.code == 0, done.err
+    assert "e2e had already ended: CANCELLED; what its scheduler still had is ended" in done.out
+    assert ndctl.slurm_job()["JobState"] == "CANCELLED"
+    assert ndctl("cancel", "e2e").code == exits.BAD_JOB_STATE
+    slurm.told("scancel", other)
+
+
+@pytest.mark.slow
+def test_a_job_that_its_leader_ends_says_that_slurm_was_not_asked(ndctl: SlurmNdctl) -> None:
+    assert ndctl.submit(train__steps="4000").code == 0
+    ndctl.wait_until(step=3)
+    job_id = ndctl.job_id
+    with without_slurmctld(ndctl):
+        done = ndctl("cancel", "e2e")
+    assert done.code == exits.BACKEND
+    assert "its ranks write a checkpoint and leave" in done.out
+    assert f"its scheduler was not reached and may still have Slurm job {job_id}" in done.err
+    assert ndctl.state() == "CANCELLED"
+    ndctl.assert_nothing_left()

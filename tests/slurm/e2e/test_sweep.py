@@ -1,0 +1,51 @@
+"""`ndctl submit --sweep` on real Slurm daemons: a job for each combination, so many at a time."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.job import SPEC, processes_of, wait_for
+from tests.slurm.e2e.scheduler_job import WIDE, Job
+from tests.slurm.e2e.test_rendered_script import Element, shown
+from tests.slurm.testbed import SlurmTestbed
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
+
+
+def test_a_sweep_runs_one_after_the_other_and_is_cancelled_by_a_pattern(
+    slurm: SlurmTestbed, tmp_path: Path
+) -> None:
+    ndctl = Job(tmp_path / "runs", slurm)
+    first, second, third = (
+        Element(ndctl.run_root, slurm, task=task) for task in ("seed-1", "seed-2", "seed-3")
+    )
+    sets = [f"--set={key}={value}" for key, value in {**WIDE, "train.steps": "60"}.items()]
+    sweep = ["--sweep", "train.seed=1,2,3", "--at-once", "1", "--backend=slurm"]
+    done = ndctl("submit", str(SPEC), *sets, *sweep)
+    assert done.code == 0, done.out + done.err
+    first.until_step(3)
+    ids = [one.status()["scheduler"].split()[2] for one in (first, second, third)]
+    assert shown(slurm, ids[1])["Reason"] == "Dependency"
+
+    # One that is queued again has not ended: what waits for it goes on waiting.
+    slurm.told("scancel", "--signal=USR1", ids[0])
+    first.until("its next run", lambda: len(first.events("LeaderStarted")) == 2)
+    assert not second.events("LeaderStarted")
+    wait_for(first.has_ended, "the end of the first", 300)
+    second.until_step(2)
+    assert not third.events("LeaderStarted")
+
+    done = ndctl("cancel", "e2e-seed-*")
+    assert done.code == 0, done.out + done.err
+    assert "cancelled: 2 jobs: e2e-seed-2, e2e-seed-3" in done.out
+    assert "had ended before: 1 job: e2e-seed-1 (SUCCEEDED)" in done.out
+    slurm.wait_for("an empty queue", lambda: not slurm.told("squeue", "-h"))
+    states = {row.split()[0]: row.split()[1] for row in ndctl("list", "e2e-*").out.splitlines()}
+    assert states["e2e-seed-1"] == "SUCCEEDED"
+    assert states["e2e-seed-2"] == states["e2e-seed-3"] == "CANCELLED"
+    assert not [line for one in (first, second, third) for line in processes_of(one.run_dir)]
