@@ -10,7 +10,7 @@ def found(log: str, exit_code: int | None = 1, signal: str | None = None) -> Cla
 
 
 TRACEBACK = """Traceback (most recent call last):
-  File "/work/train.py", line 8, in <module>
+  File "/opt/job/train.py", line 8, in <module>
     main()
 """
 FULL = "OSError: [Errno 28] No space left on device"
@@ -85,7 +85,7 @@ OSError: [Errno 39] Directory not empty: 'pymp-x1'
 def test_a_workers_traceback_within_another_one_is_the_one_that_tells() -> None:
     log = f"""{TRACEBACK}RuntimeError: Caught RuntimeError in DataLoader worker process 1.
 Original Traceback (most recent call last):
-  File "/work/data.py", line 3, in __getitem__
+  File "/opt/job/data.py", line 3, in __getitem__
     return torch.load(path)
 RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory
 """

@@ -5,7 +5,7 @@ import pytest
 from orchestrator.app.classification import classify_log
 
 OWN = """Traceback (most recent call last):
-  File "/work/train.py", line 12, in <module>
+  File "/opt/job/train.py", line 12, in <module>
     main()
 ValueError: sequence does not divide"""
 

@@ -9,7 +9,7 @@ from orchestrator.diagnosis.raised_in import with_packages
 
 def raised(path: str, error: str) -> str:
     return f"""Traceback (most recent call last):
-  File "/work/train.py", line 8, in <module>
+  File "/opt/job/train.py", line 8, in <module>
     main()
   File "{path}", line 77, in inner
     raise it
@@ -22,11 +22,11 @@ def test_the_innermost_frame_of_a_package_becomes_a_line_that_says_so() -> None:
     )
     said = [text.line(number).decode() for number in range(len(text.lines))]
     assert "  raised in PIL/a.py: OSError: odd" in said
-    assert any("/work/train.py" in line for line in said)
+    assert any("/opt/job/train.py" in line for line in said)
 
 
 def test_a_frame_of_the_program_itself_stays() -> None:
-    lines = raised("/work/model.py", "OSError: odd").splitlines()
+    lines = raised("/opt/job/model.py", "OSError: odd").splitlines()
     assert with_packages(Text.of(lines)).lines == tuple(lines)
 
 
@@ -36,7 +36,7 @@ def test_a_frame_of_the_program_itself_stays() -> None:
         ("/opt/v/lib/python3.11/site-packages/triton/x.py", "RuntimeError: odd", "compile-failure"),
         ("/opt/v/lib/python3.11/site-packages/PIL/Image.py", "OSError: odd", "data-error"),
         ("/opt/v/lib/python3.11/site-packages/h5py/_hl/files.py", "OSError: odd", "data-error"),
-        ("/work/mine.py", "RuntimeError: odd", "python-exception"),
+        ("/opt/job/mine.py", "RuntimeError: odd", "python-exception"),
     ],
 )
 def test_an_unknown_error_has_the_class_of_its_package(
