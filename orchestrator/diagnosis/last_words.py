@@ -293,6 +293,8 @@ def _without(begins: tuple[str, ...], text: Text) -> Text:
 def _without_launchers(text: Text) -> Text:
     """Without what a launcher raises of its processes; what it says of their ends stays."""
     passed_on = set(text.numbers(PASSED_ON))
+    if not passed_on:
+        return text
     all_of_them = list(_tracebacks(text))
     theirs = [number for number in all_of_them if number + 1 in passed_on]
     if theirs == all_of_them:  # no other says why

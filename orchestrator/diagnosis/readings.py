@@ -250,8 +250,9 @@ def _class_of(end: End, said: Text, own: tuple[FailureRule, ...]) -> Classified 
         found = found if complaint is None or complaint.rule.name in ENDINGS else complaint
     if found is not None and (found.rule in own or not _is_ending(found.rule)):
         return found
-    anywhere = [rule for rule in default_rules() if _stands(rule)]
-    stands = classify(replace(signs, said=without_noise(said)), own if by else (), anywhere)
+    stands = classify(
+        replace(signs, said=without_noise(said)), own if by else (), _that_stand_anywhere()
+    )
     return stands or _warned_of(said, words, found) or found
 
 
@@ -322,6 +323,11 @@ def _is_symptom(end: End, said: Text, found: Reading | None) -> bool:
 def _any_symptom(text: Text) -> bool:
     own_trouble = set(text.numbers(NO_SYMPTOMS))
     return any(number not in own_trouble for number in text.numbers(SYMPTOMS))
+
+
+@cache
+def _that_stand_anywhere() -> tuple[FailureRule, ...]:
+    return tuple(rule for rule in default_rules() if _stands(rule))
 
 
 def _kills(rule: FailureRule, by: str) -> bool:
