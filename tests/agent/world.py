@@ -107,6 +107,12 @@ async def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
+def signal_ourselves(number: int) -> None:
+    """As a scheduler does. Where nobody takes it one test fails, not its whole worker."""
+    assert callable(signal.getsignal(number)), f"nobody takes {signal.Signals(number).name}"
+    os.kill(os.getpid(), number)
+
+
 def is_gone(pid: int) -> bool:
     """Ended; whoever adopted it may not have buried it yet."""
     return process_state(pid) in ("gone", "Z")
