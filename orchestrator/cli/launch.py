@@ -267,7 +267,7 @@ def _element_text(element: "Element") -> str:
 
 
 @click.command(
-    epilog="Examples: ndctl render examples/slurm.yaml > job.sh; sbatch job.sh\n\n"
+    epilog="Example: ndctl render examples/slurm.yaml > job.sh; sbatch job.sh\n\n"
     "ndctl render examples/kubernetes.yaml --kind jobset | kubectl apply -f -"
 )
 @spec_argument
