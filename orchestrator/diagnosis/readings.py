@@ -112,8 +112,8 @@ def read_exit(end: End, own: tuple[FailureRule, ...] = ()) -> ExitReading:
 
 
 def read_kernel(lines: Sequence[str], own: tuple[FailureRule, ...] = ()) -> tuple[Reading, ...]:
-    """What a kernel said, the first of each class: the user's own and hardware that is broken first,
-    for a program that fails as well may do so because of it; else in the order of the rules."""
+    """What a kernel said, the first of each class, in the order of the rules; but before all others
+    the user's own and broken hardware, because of which a program may well fail, too."""
     first: dict[str, Reading] = {}
     for one in all_that_fit(Signs(lines=tuple(lines)), _of_kernels(own)):
         reading = reading_of(one, own)

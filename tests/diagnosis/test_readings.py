@@ -293,7 +293,7 @@ def test_of_what_a_kernel_says_broken_hardware_comes_before_a_program_that_faile
         "NVRM: GPU0 _kgspProcessRpcEvent: Attempted to process RPC event from GPU0 during bootup",
         "NVRM: GPU0 nvAssertFailedNoLog: Assertion failed: 0 @ kernel_gsp.c:1447",
         "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.158.01  Release Build",
-        "mlx5_core 0000:d2:00.0: mlx5_cmd_out_err:838:(pid 7): ACCESS_REG(0x805) op_mod(0x1) failed",
+        "mlx5_core 0000:d2:00.0: mlx5_cmd_out_err:838:(pid 7): ACCESS_REG(0x805) failed, status",
         "mlx5_core 0000:13:00.0: PCIe slot power capability was not advertised.",
         "md/raid1:md127: active with 2 out of 2 mirrors",
         "MCi status: Error enabled",
