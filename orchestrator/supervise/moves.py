@@ -18,7 +18,7 @@ from orchestrator.contract.actions import (
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 from orchestrator.strikes import HOOK
-from orchestrator.supervise import rollback, shortage
+from orchestrator.supervise import in_vain, rollback, shortage
 from orchestrator.supervise.away import in_the_way, make_room, send_away
 from orchestrator.supervise.cancelling import told
 from orchestrator.supervise.growing import grown
@@ -125,6 +125,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         leaving=None,
         away={},
         given_back=0,
+        allocations=0 if has_successors(run) else run.allocations,
     )
     drills = tuple(drill for drill in run.job.drills if drill.id not in run.fired)
     start = StartAttempt(
@@ -259,6 +260,8 @@ def requeue(run: Run, at: float, reason: str, *, whole: bool = True) -> Result:
     Agents that went while the job was leaving were ended with it, and say nothing against a host;
     nor do those that went where a scheduler moves them about.
     """
+    if not has_successors(run) and (why := in_vain.last_one(run, reason)):
+        return end(run, at, "FAILED", why)
     silence_tells = run.leaving is None and not has_successors(run)
     bad = {
         host.name: host.unfit or "its agent was gone when the job was queued again"

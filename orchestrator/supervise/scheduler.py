@@ -58,7 +58,6 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     run = replace(run, leaving=Leaving(cause=event.cause, words=words))
     if event.cause == "failed":
         return _broke(run, event, words)
-    run = brought(run)
     if run.stage in IDLE:
         return (
             (run, ())
@@ -82,11 +81,6 @@ def _broke(run: Run, event: LeaveAsked, words: str) -> Result:
     if run.stage in LIVE:
         return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())
-
-
-def brought(run: Run) -> Run:
-    """With the allocation that it has known as one of which something came."""
-    return replace(run, brought=run.allocation.restarts) if run.allocation else run
 
 
 def requeue_refused(run: Run, event: RequeueRefused) -> Result:

@@ -113,6 +113,7 @@ checkpoint:
   verify: true
 resilience:
   max_restarts: 5
+  max_allocations: 3
   hang_timeout: auto
   checkpoint_timeout: auto
   init_timeout: auto
