@@ -18,7 +18,7 @@ from orchestrator.contract.actions import (
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 from orchestrator.strikes import HOOK
-from orchestrator.supervise import in_vain, rollback, shortage
+from orchestrator.supervise import in_vain, rollback, shortage, unbegun
 from orchestrator.supervise.away import in_the_way, make_room, send_away
 from orchestrator.supervise.cancelling import told
 from orchestrator.supervise.growing import grown
@@ -77,7 +77,9 @@ def start_if_ready(run: Run, at: float) -> Result:
     assert job is not None
     if run.shortage is not None:
         return _answer_overdue(run, at)
-    run, there = grown(run), usable(run)
+    if why := unbegun.everywhere(run):
+        return end(run, at, "FAILED", why)
+    run, there = grown(unbegun.told(run, at)), usable(run)
     if run.leaving is not None:
         return run, ()  # why the scheduler wants the hosts back is still to be told
     if run.findings is not None:

@@ -9,6 +9,8 @@ from orchestrator.supervise.state import Run, Stage
 
 NOTICES_S = 15.0
 """Between two questions about the hosts …"""
+UNHEARD_S = 5.0
+"""… where no agent has come from some of them, and none may be able to, …"""
 HURRY_S = 2.0
 """… and where the job waits for agents that are gone: that a host is lost settles it."""
 
@@ -34,7 +36,16 @@ def next_question_s(run: Run) -> float:
     place of hosts that are lost, its word about a host does not matter so soon."""
     waits = run.stage in (Stage.STOPPING, Stage.WAITING) and not has_successors(run)
     gone = any(not host.alive and host.name not in run.exclude for host in run.hosts.values())
-    return HURRY_S if waits and gone else NOTICES_S
+    if waits and gone:
+        return HURRY_S
+    return UNHEARD_S if unheard(run) else NOTICES_S
+
+
+def unheard(run: Run) -> tuple[str, ...]:
+    """Hosts of an allocation that the job waits for, and that no agent has ever come from."""
+    if run.stage is not Stage.WAITING or run.allocation is None or has_successors(run):
+        return ()
+    return tuple(host for host in run.allocation.hosts if host not in {**run.hosts, **run.exclude})
 
 
 def news(

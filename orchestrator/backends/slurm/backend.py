@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends.slurm import advice, find, observe, render, snapshot, srun_end
+from orchestrator.backends.slurm import advice, find, observe, render, snapshot, srun_end, unbegun
 from orchestrator.backends.slurm.checks import closed, cut_short, is_never_available, problems
 from orchestrator.backends.slurm.commands import FOR_GOOD, NOT_AVAILABLE, Slurm
 from orchestrator.backends.slurm.detached import Detached, start
@@ -315,6 +315,9 @@ class SlurmBackend:
         """As Slurm sees them at this moment."""
         argv = ["scontrol", "show", "node", "-a", "-o", fold(hosts)]
         return parse_nodes(self.slurm.told(argv, tries=1))
+
+    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        return unbegun.found(launch, self.environ, hosts)
 
     def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
         given = expand(self.environ.get("SLURM_JOB_NODELIST", ""))
