@@ -43,6 +43,8 @@ class HostNotice:
     state: str
     """In the scheduler's words, as `DRAINING`."""
     reason: str
+    lets_finish: bool = False
+    """What runs there may run to its end: only nothing else is to begin."""
 
 
 RunPhase = Literal["running", "ending", "broken", "queued again", "over"]

@@ -34,7 +34,14 @@ from orchestrator.open_files import files_needed, judge_files
 from orchestrator.preflight.together import NAME_S, clock_skew, looked_up
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
-from orchestrator.supervise.notices import HURRY_S, asked_about, news, next_question_s, unheard
+from orchestrator.supervise.notices import (
+    HURRY_S,
+    asked_about,
+    heard,
+    news,
+    next_question_s,
+    unheard,
+)
 from orchestrator.supervise.roster import has_successors, switches_of, usable
 from orchestrator.supervise.state import JobPlan, Refit, Run, Shortage
 
@@ -243,7 +250,7 @@ class Errands:
                 continue
             for event in news(self.run(), hosts, told, found, self.now()):
                 self.happened(event)
-            told = {notice.host for notice in found}
+            told = heard(found)
             await self._hear_of_unbegun(unheard(self.run()))
 
     async def _hear_of_unbegun(self, hosts: Sequence[str]) -> None:

@@ -418,6 +418,8 @@ class HostFlagged:
     host: str
     state: str
     reason: str
+    lets_finish: bool = False
+    """What runs there may run to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

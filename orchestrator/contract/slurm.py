@@ -130,6 +130,10 @@ class SlurmSpec:
     """How long before the time limit (and with the site's `preempt_send_user_signal` before a
     preemption) Slurm warns: but for the last 45 s of it ranks have this long for a checkpoint, also
     where `resilience.stop_grace` is less; more of that does not help."""
+    on_drain: Literal["finish", "checkpoint_and_requeue", "at_next_checkpoint"] = "finish"
+    """When a host that ranks run on is drained: train on, as Slurm means it, until maintenance
+    begins there or it goes; write a checkpoint at once and go on without it; or do so when the next
+    checkpoint is complete. Without spares, and without `shrink`, that is in the queue."""
     env: Mapping[str, Line] = field(default_factory=dict)
     """Variables of every agent and rank. Not for secrets: the batch script has them as plain
     text."""

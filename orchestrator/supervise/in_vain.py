@@ -16,6 +16,9 @@ from orchestrator.supervise.policy import BEFORE_FIX
 from orchestrator.supervise.roster import has_successors
 from orchestrator.supervise.state import OUTSIDE, Run, Stage
 
+RULE = "max-allocations"
+"""Names the limit where it decides, as if it were a rule."""
+
 
 def begun(run: Run, event: LeaderStarted) -> Run:
     """With the allocation that begins, and those since the last one in which no leader began."""

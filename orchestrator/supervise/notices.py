@@ -5,7 +5,7 @@ from typing import Protocol
 
 from orchestrator.contract.events import HostFlagged, HostOpened
 from orchestrator.supervise.roster import has_successors, hosts_given
-from orchestrator.supervise.state import Run, Stage
+from orchestrator.supervise.state import LIVE, Run, Stage
 
 NOTICES_S = 15.0
 """Between two questions about the hosts …"""
@@ -24,11 +24,19 @@ class Notice(Protocol):
     def state(self) -> str: ...
     @property
     def reason(self) -> str: ...
+    @property
+    def lets_finish(self) -> bool: ...
 
 
 def asked_about(run: Run) -> tuple[str, ...]:
     """Also hosts that nobody of the job is on any more: they may be opened again."""
     return tuple(dict.fromkeys((*hosts_given(run), *run.shut)))
+
+
+def heard(found: Sequence[Notice]) -> set[str]:
+    """The hosts of which there is no more to be told, as long as it stays like that. Of one that is
+    drained there is: that its time has come."""
+    return {one.host for one in found if not one.lets_finish}
 
 
 def next_question_s(run: Run) -> float:
@@ -55,9 +63,20 @@ def news(
     was said before."""
     now: Mapping[str, Notice] = {one.host: one for one in found}
     flagged = [
-        HostFlagged(at=at, host=host, state=one.state, reason=one.reason)
+        HostFlagged(
+            at=at, host=host, state=one.state, reason=one.reason, lets_finish=one.lets_finish
+        )
         for host, one in now.items()
-        if host not in told and host not in run.exclude
+        if host not in told and _is_news(run, one)
     ]
-    opened = [HostOpened(at=at, host=h) for h in asked if h in run.shut and h not in now]
+    shut = {*run.shut, *run.draining}
+    opened = [HostOpened(at=at, host=h) for h in asked if h in shut and h not in now]
     return (*flagged, *opened)
+
+
+def _is_news(run: Run, one: Notice) -> bool:
+    if one.lets_finish:
+        return one.host not in {**run.exclude, **run.draining}
+    # One that the job leaves at its next checkpoint may not have so long after all.
+    stays = one.host in run.shut and one.host in run.placement and run.stage in LIVE
+    return one.host not in run.exclude or stays

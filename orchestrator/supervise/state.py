@@ -310,6 +310,9 @@ class Run:
     """Hosts that are not to be used -> why."""
     shut: tuple[str, ...] = ()
     """Those of them that nothing speaks against but the scheduler, which may open them again."""
+    draining: Mapping[str, str] = field(default_factory=dict)
+    """Hosts of which the scheduler says that nothing else is to begin there, and that the job keeps
+    until it ends -> its words."""
     carried: tuple[str, ...] = ()
     """Those of them that were left out in the run before and that nothing else speaks against: the
     next run may have them again. Else a job of weeks would run out of hosts."""

@@ -94,6 +94,7 @@ from orchestrator.supervise.scheduler import (
     host_opened,
     hosts_checked,
     leave_asked,
+    leave_drained,
     replan_refused,
     replanned,
     requeue_refused,
@@ -251,6 +252,9 @@ def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
         saves = (*run.saves, event.step)[-MOST_SAVES:]
         run = replace(run, saved=event.step, saved_at=event.at, saves=saves, fruitless=0)
         run = in_vain.advanced(replace(run, advanced=len(run.incidents)))
+    left, actions = leave_drained(run, event.at)
+    if actions:
+        return left, actions
     wish = growing.wish(run, event.at)
     if wish is None:
         return replace_straggler(run, event.at)

@@ -34,6 +34,7 @@ def submitted(run: Run, event: JobSubmitted) -> Result:
         allocation=None,
         exclude={},
         shut=(),
+        draining={},
         carried=(),
         left_out=event.launch.exclude,
         away={},
@@ -73,11 +74,13 @@ def _interrupted(run: Run, at: float) -> Run:
     return replace(run, restarts=run.restarts + 1)
 
 
-def _with_incident(run: Run, findings: Findings | None, action: str) -> Run:
-    """Of what was found, if anything was."""
+def _with_incident(run: Run, findings: Findings | None, action: str, rule: str = "") -> Run:
+    """Of what was found, if anything was. `rule`: by which the job ends; else a person decided."""
     if findings is None:
         return run
     incident = incident_of(run, findings, first_cause(run, findings), action)
+    if rule:
+        incident = replace(incident, remedy="stop", rule=rule)
     return replace(run, incidents=(*run.incidents, incident))
 
 
@@ -197,9 +200,8 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
     if not same:
         run = in_vain.begun(run, event)
         if why := in_vain.one_too_many(run):
-            return end(
-                _with_incident(run, findings, "the job was stopped"), event.at, "FAILED", why
-            )
+            run = _with_incident(run, findings, "the job was stopped", in_vain.RULE)
+            return end(run, event.at, "FAILED", why)
     # The scheduler was asked to leave these out, and may have killed the leader before it heard.
     kept = _replaced_still(run, event)
     before = _away_still(run, event) if run.stage is Stage.QUEUED else _still_shut(run, event)
@@ -220,6 +222,7 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         replanning=None,
         refused=None,
         leaving=None,
+        draining={},
     )
     # One that was given all the same has not been away for a run.
     given = () if event.allocation is None else event.allocation.hosts

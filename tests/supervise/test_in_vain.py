@@ -138,6 +138,7 @@ def test_leaders_that_die_with_their_allocation_are_counted() -> None:
     assert isinstance(end, EndJob)
     assert "the last one ended: its leader was lost while training" in end.reason
     assert [one.kind for one in job.run.incidents] == ["leader-lost"] * LIMIT
+    assert (job.run.incidents[-1].remedy, job.run.incidents[-1].rule) == ("stop", "max-allocations")
 
 
 def test_allocations_in_which_no_leader_began_are_counted() -> None:

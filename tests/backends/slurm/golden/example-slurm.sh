@@ -98,6 +98,7 @@ cluster:
     exclusive: true
     switch_wait: '1:00'
     notice_s: 120.0
+    on_drain: finish
     env: {}
     hooks:
       timeout: 300.0
