@@ -483,6 +483,7 @@ def submitted_event(
         plan_number=plans,
         launch=launch_of(submission, number, exclude),
         max_restarts=resilience.max_restarts,
+        max_allocations=resilience.max_allocations,
         replace_stragglers=resilience.replace_stragglers,
         hang_timeout=None if resilience.hang_timeout == "auto" else resilience.hang_timeout,
         checkpoint_timeout=None

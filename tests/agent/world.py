@@ -236,6 +236,9 @@ class FakeBackend:
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         raise AssertionError("whoever starts the leader asks for it")
 
+    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        return {}
+
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         self.asked += 1
         if self.mute:
