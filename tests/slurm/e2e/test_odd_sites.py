@@ -1,5 +1,6 @@
 """Sites that are not as most are: what Slurm or a node lacks there costs no job."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -100,13 +101,10 @@ def test_in_a_mixed_partition_a_job_gets_nodes_of_one_kind(
 def fill(folder: Path) -> Path:
     """To the last byte; the file that does."""
     filler = folder / "filler"
-    with filler.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(1 << 12))
-                file.flush()
-        except OSError:
-            return filler
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 12))
+    return filler
 
 
 def test_a_shared_file_system_that_is_full_for_a_while_costs_no_step(
