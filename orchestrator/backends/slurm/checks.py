@@ -13,6 +13,7 @@ from orchestrator.cluster.slurm.partitions import Partition, time_words
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.slurm import SlurmSpec, notice_too_long, seconds
+from orchestrator.denied import owner_of
 from orchestrator.supervise.leaving import ASK_S, STOP_SLACK_S, room_s
 
 AT = "cluster.slurm"
@@ -66,7 +67,14 @@ def _paths(launch: LaunchPlan, spec: SlurmSpec, python: str) -> Iterator[Problem
             fix="give --run-root another directory",
         )
     there = next(one for one in (run_dir, *run_dir.parents) if one.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if there == run_dir and there.is_dir() and not os.access(there, os.W_OK | os.X_OK):
+        yield Problem(
+            path="name",
+            value=run_dir.name,
+            limit=f"free in {run_dir.parent}; {owner_of(there)} has it there",
+            fix="choose another name, or give --run-root another directory",
+        )
+    elif not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         yield Problem(
             path="run_root",
             value=str(there),
