@@ -84,8 +84,8 @@ def rank_pid(folder: Path, rank: int) -> int:
             environ = (place / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        trains = f" -m trainer {folder}/" in command
-        # Of torchrun alone by its environment; a rank of ndctl's is forked and has its title.
-        if trains and (f"(rank {rank})" in command or f"RANK={rank}".encode() in environ):
+        # A rank of ndctl's is forked and has its title; one of torchrun alone has its environment.
+        ours = f" trainer {folder}/" in command and command.rstrip().endswith(f"(rank {rank})")
+        if ours or (f" -m trainer {folder}/" in command and f"RANK={rank}".encode() in environ):
             return int(place.name)
     raise RuntimeError(f"no process of rank {rank} in {folder}")

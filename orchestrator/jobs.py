@@ -1,11 +1,13 @@
 """Where jobs are, by name. Imports next to nothing: every verb begins here."""
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.contract import env
 from orchestrator.contract.rundir import DEFAULT_RUN_ROOT, RunDir
+from orchestrator.denied import denied, owner_of
 from orchestrator.errors import JobError
 
 
@@ -44,9 +46,10 @@ def has_run(run_root: Path, name: str) -> bool:
             return True
         raise PermissionError
     except PermissionError as exc:
-        owner = f"user {path.stat().st_uid}" if os.access(run_root, os.X_OK) else "another user"
+        if not os.access(run_root, os.X_OK, effective_ids=True):
+            raise denied(PermissionError(errno.EACCES, "", path.absolute())) from exc
         raise JobError(
-            f"{path.absolute()} may not be read: it is the run directory of {owner}",
+            f"{path.absolute()} may not be read: it is the run directory of {owner_of(path)}",
             fix=f"its owner lets its group in with `chmod -R g+rX {path.absolute()}`",
         ) from exc
 

@@ -71,6 +71,8 @@ STILL_MARGIN_S = 0.02
 """Standing still for just as long as the limit is none yet."""
 LATE_S = 0.2
 """An agent that is woken later than this has not had the processor, or its host stood still."""
+LISTEN_S = 1.0
+"""How long an agent listens before it looks whether it stood still itself."""
 CLOSE_S = 1.0
 ENDED_S = 2.0
 """Silence of a leader whose process seems to have ended, before that is looked into."""
@@ -352,9 +354,8 @@ class Agent:
 
     async def _obey(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         while self.exit_code is None:
-            try:
-                message = await ws.receive(timeout=self.config.agent_timeout)
-            except TimeoutError:
+            message = await self._next_order(ws)
+            if message is None:
                 log.warning("no word from the leader for %.1f s", self.silent_for())
                 return
             if message.type is not aiohttp.WSMsgType.TEXT:
@@ -364,6 +365,30 @@ class Agent:
             self.unheeded = ""
             order: Order = decode(Order, read_json(message.data))
             self._perform(order)
+
+    async def _next_order(self, ws: aiohttp.ClientWebSocketResponse) -> aiohttp.WSMessage | None:
+        """None when the leader was silent for longer than `agent_timeout`.
+
+        The time in which this agent stood still itself does not count. `scontrol suspend` stops all
+        agents of a job, the leader's among them: on `resume` each of them has an overdue timer, and
+        the words of the others are in its socket.
+        """
+        receiving = asyncio.ensure_future(ws.receive())
+        left = self.config.agent_timeout
+        try:
+            while left > 0:
+                begun, listen_s = self.clock.monotonic(), min(left, LISTEN_S)
+                done, _ = await asyncio.wait({receiving}, timeout=listen_s)
+                late = self.clock.monotonic() - begun - listen_s
+                if late > LATE_S:
+                    log.warning("this agent stood still for %.1f s", late)
+                    self.last_heard += late
+                if done:
+                    return receiving.result()
+                left -= listen_s
+            return None
+        finally:
+            receiving.cancel()
 
     def _perform(self, order: Order) -> None:
         match order:

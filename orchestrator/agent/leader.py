@@ -318,6 +318,7 @@ class Leader:
             if late > STALL_S:
                 log.warning("the leader itself stood still for %.1f s", late)
                 self.connections.excuse(late)
+                self.lookout.excuse(late)
                 continue  # first hear what was said meanwhile
             if self.clock.monotonic() - looked >= FENCE_S:
                 looked = self.clock.monotonic()

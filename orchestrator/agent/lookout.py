@@ -34,9 +34,18 @@ class Lookout:
         """As the supervisor was told of it …"""
         self.gathered_by = 0.0
         """… and when no agent looks into it any more."""
+        self.excused_s = 0.0
+        """Seconds in which the leader did not listen. For the watch they never were: it is given
+        the time without them."""
+
+    def excuse(self, seconds: float) -> None:
+        """The leader stood still for so long, and perhaps all of the job (`scontrol suspend`): the
+        silence of ranks meanwhile says nothing."""
+        self.excused_s += seconds
 
     def begin(self, attempt: int, run: Run, now: float) -> None:
         """From the order to start on: whatever of it is lost ends as a hang of the start."""
+        now -= self.excused_s
         self.watch = Watch(range(run.plan.world_size), self.limits, now)
         self.stragglers = Stragglers(roles_of(run.plan.mesh), now)
         self.attempt, self.hang, self.gathered_by = attempt, None, 0.0
@@ -53,6 +62,7 @@ class Lookout:
         """Take in what an agent says of its ranks."""
         if self.watch is None or digest.attempt != self.attempt:
             return
+        now -= self.excused_s
         progress = self.watch.observe(digest.ranks, now)
         self.stragglers.observe(digest.ranks)
         if self.hang is not None:
@@ -70,6 +80,7 @@ class Lookout:
         """What has changed by now. `hears_all`: whether every host of the attempt is heard."""
         if self.watch is None:
             return
+        now -= self.excused_s
         for change in self.watch.health_changes(now):
             yield health_changed(change, self.attempt, at)
         for slow in self.stragglers.changes(now):

@@ -71,8 +71,11 @@ def main() -> None:
     try:
         cli(prog_name="ndctl")
     except Exception as exc:
+        from orchestrator.denied import denied
         from orchestrator.errors import NdctlError
 
+        if isinstance(exc, PermissionError) and exc.filename is not None:
+            exc = denied(exc)
         if not isinstance(exc, NdctlError):
             raise
         say(f"error: {exc}", err=True)

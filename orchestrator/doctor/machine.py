@@ -125,8 +125,14 @@ def _gib(count: int) -> str:
 def _run_root(run_root: Path, plan: Plan | None) -> Iterator[Finding]:
     """Is there room, may we write, and do locks hold there?"""
     place = run_root.absolute()
-    while not place.exists():
-        place = place.parent
+    try:
+        while not place.exists():
+            place = place.parent
+    except PermissionError:
+        found = f"{run_root.absolute()} lies in a folder that you may not enter"
+        fix = "give --run-root, or NDCTL_RUN_ROOT, a directory that you may write to"
+        yield Finding(what="disk", verdict="stops", found=found, fix=fix)
+        return
     free = shutil.disk_usage(place).free
     need = DISK_BYTES
     if plan is not None:

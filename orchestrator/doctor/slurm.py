@@ -168,7 +168,8 @@ def _preemption(config: Config, spec: SlurmSpec) -> Finding:
     if mode == "OFF" or kind.endswith("/none"):
         return Finding(what="preemption", verdict="ok", found=found)
     if "SUSPEND" in mode or "GANG" in mode:
-        fix = "a suspended rank looks like one that hangs: use a partition that is not suspended"
+        fix = "a suspended job writes no checkpoint and keeps its GPUs' memory: use a partition"
+        fix += " with PreemptMode=REQUEUE"
         return Finding(what="preemption", verdict="warns", found=found, fix=fix)
     warned = "preempt_send_user_signal" in config.get("SlurmctldParameters", "")
     if "CANCEL" in mode:

@@ -16,6 +16,7 @@
 # requeued job waits this + 1 s in BeginTime; Slurm's own default of 120 means two minutes), TB_EXTRA (lines
 # appended to slurm.conf before the nodes), TB_PARTITIONS (replaces the partition lines), TB_READY_S (60),
 # TB_GPU_TYPE (fake: ndctl plans for CPU ranks there; empty: GPUs without a type),
+# TB_OTHER_GPUS=FIRST:TYPE:COUNT (a mixed cluster: from node FIRST on nodes have COUNT GPUs of TYPE),
 # TB_DBD=1 (accounting: a private mariadbd + slurmdbd, so that sacct works),
 # TB_NS=1 (root: each node has its own host name and an /etc/hosts in which node names resolve, by
 # unshare -u -m), TB_NET=1 (root: TB_NS, and each node its own network namespace and address behind a
@@ -128,6 +129,11 @@ def turn(pid):
 print(*sorted(hit - me, key=turn))
 PY
 }
+node_line() {  # FIRST LAST GPUS GRES; host, nodeaddr, ns and base are those of write_conf
+  local range="[$1-$2]"
+  echo "NodeName=node$range NodeHostname=$([ -n "$ns" ] && echo "node$range" || echo "$host") NodeAddr=$nodeaddr${ns:+.$range}" \
+    "Port=[$((base+$1))-$((base+$2))] CPUs=$(( $3>0 ? $3 : 1 )) RealMemory=20000 $4 State=UNKNOWN"
+}
 write_conf() {
   local n=$1 g=$2 leaf=${TB_LEAF:-8} topology=${TB_TOPOLOGY:-tree} v me host base i l=0 a b acct
   v=$(version | grep -oE '[0-9]+\.[0-9]+' | head -n 1 | tr -d .)   # 2205, 2411
@@ -151,11 +157,16 @@ PY
 ) || return 1
   [ -n "$base" ] || { echo "no free block of $((n+3)) ports" >&2; return 1; }
   # A GPU is a symlink to a character device: stat() follows it, so no mknod and no root are needed.
-  local gres="" nodegres="" type=${TB_GPU_TYPE-fake}
+  local gres="" nodegres="" type=${TB_GPU_TYPE-fake} last=$n ofirst="" otype="" ocount=0
+  if [ -n "${TB_OTHER_GPUS:-}" ]; then IFS=: read -r ofirst otype ocount <<<"$TB_OTHER_GPUS"; last=$((ofirst-1)); fi
   if [ "$g" -gt 0 ]; then
     for i in $(seq 0 $((g-1))); do ln -sfn /dev/null "$D/dev/gpu$i"; done
-    echo "NodeName=node[1-$n] Name=gpu ${type:+Type=$type} File=$D/dev/gpu[0-$((g-1))]" >"$D/etc/gres.conf"
+    echo "NodeName=node[1-$last] Name=gpu ${type:+Type=$type} File=$D/dev/gpu[0-$((g-1))]" >"$D/etc/gres.conf"
     gres="GresTypes=gpu"; nodegres="Gres=gpu:${type:+$type:}$g"
+    if [ "$last" -lt "$n" ]; then
+      for i in $(seq 0 $((ocount-1))); do ln -sfn /dev/null "$D/dev/gpu$i"; done
+      echo "NodeName=node[$((last+1))-$n] Name=gpu Type=$otype File=$D/dev/gpu[0-$((ocount-1))]" >>"$D/etc/gres.conf"
+    fi
   else : >"$D/etc/gres.conf"; fi
   # Nothing here counts on cgroups. Older versions cannot be told so, newer ones would look for systemd's.
   if [ "$v" -ge 2311 ]; then echo CgroupPlugin=disabled; else printf 'CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n'; fi >"$D/etc/cgroup.conf"
@@ -196,17 +207,17 @@ CommitDelay=1
 CONF_END
     chmod 600 "$D/etc/slurmdbd.conf"
   fi
-  local ctl=127.0.0.1 nodehost=$host nodeaddr=127.0.0.1 sub k
+  local ctl=127.0.0.1 nodeaddr=127.0.0.1 sub k ns=""
   if [ -n "${TB_NS:-}${TB_NET:-}" ]; then
-    touch "$D/etc/ns"; cp /etc/hosts "$D/etc/hosts"; nodehost="node[1-$n]"
+    touch "$D/etc/ns"; cp /etc/hosts "$D/etc/hosts"; ns=1
     if [ -n "${TB_NET:-}" ]; then
       [ "$n" -le 250 ] || { echo "TB_NET: at most 250 nodes" >&2; return 1; }
       for k in $(shuf -i 1-250 -n 250); do sub=10.213.$k; ip -4 -o addr | grep -q " $sub\." || break; done
-      echo "$k $sub" >"$D/etc/net"; ctl=$sub.254; nodeaddr="$sub.[1-$n]"
+      echo "$k $sub" >"$D/etc/net"; ctl=$sub.254; nodeaddr=$sub
       for k in $(seq "$n"); do echo "$sub.$k node$k"; done >>"$D/etc/hosts"; echo "$ctl $host" | cat - "$D/etc/hosts" >"$D/etc/hosts.n"; mv "$D/etc/hosts.n" "$D/etc/hosts"
     else
       [ "$n" -le 250 ] || { echo "TB_NS: at most 250 nodes" >&2; return 1; }
-      nodeaddr="127.0.1.[1-$n]"; for k in $(seq "$n"); do echo "127.0.1.$k node$k"; done >>"$D/etc/hosts"
+      nodeaddr=127.0.1; for k in $(seq "$n"); do echo "127.0.1.$k node$k"; done >>"$D/etc/hosts"
     fi
   fi
   cat >"$CONF" <<CONF_END
@@ -246,7 +257,8 @@ InactiveLimit=0
 UnkillableStepTimeout=120
 $gres
 ${TB_EXTRA:-}
-NodeName=node[1-$n] NodeHostname=$nodehost NodeAddr=$nodeaddr Port=[$((base+1))-$((base+n))] CPUs=$(( g>0 ? g : 1 )) RealMemory=20000 $nodegres State=UNKNOWN
+$(node_line 1 "$last" "$g" "$nodegres")
+$([ "$last" -eq "$n" ] || node_line $((last+1)) "$n" "$ocount" "Gres=gpu:$otype:$ocount")
 ${TB_PARTITIONS:-PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP}
 CONF_END
   echo "$n $g" >"$D/etc/size"

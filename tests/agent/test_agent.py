@@ -20,7 +20,7 @@ import pytest
 from aiohttp import ClientWSTimeout, WSMsgType, web
 
 from orchestrator.agent import attempts, gathering
-from orchestrator.agent.agent import ENDED_S, FIND_LEADER_S, Agent, AgentConfig
+from orchestrator.agent.agent import ENDED_S, FIND_LEADER_S, LISTEN_S, Agent, AgentConfig
 from orchestrator.agent.attempts import Attempts
 from orchestrator.agent.entering import challenge, proved
 from orchestrator.agent.probes import HostProbe
@@ -145,7 +145,14 @@ class World:
         offered = len(self.leader.of(Port))
         await self.leader.say(OfferPort(attempt=1))
         await self.leader.hear(Port, offered + 1)  # so nothing that was said is under way
-        self.clock.put_forward(seconds)
+        await self.time_passes(seconds)
+
+    async def time_passes(self, seconds: float) -> None:
+        """Not at one leap, by which the agent would know that it stood still itself."""
+        end = self.clock.monotonic() + seconds
+        while self.clock.monotonic() < end:
+            self.clock.put_forward(LISTEN_S / 2)
+            await asyncio.sleep(0.001)
 
     async def ends(self) -> int:
         return await asyncio.wait_for(self.task, WAIT_S)
@@ -405,6 +412,33 @@ def test_an_agent_that_waits_in_place_stops_its_ranks_and_serves_the_next_leader
     play(tmp_path, script, patience_s=2 * WAIT_S)
 
 
+@pytest.mark.process
+def test_an_agent_that_stood_still_itself_waits_for_the_leader_that_did_as_well(
+    tmp_path: Path,
+) -> None:
+    """`scontrol suspend` stops all processes of a job, and `resume` wakes them in any order."""
+
+    async def script(here: World) -> None:
+        await here.leader.hear(Register)
+        place = here.agent.config.place
+        await here.leader.say(a_start(place, SLEEPS))
+        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
+        record = await until(lambda: attempt.ranks.get(0), "the rank")
+        here.leader.pulses = False
+        await asyncio.sleep(0.2)  # what was said is heard
+        here.clock.put_forward(TIMEOUT_S + 1.0)
+        await asyncio.sleep(0.2)
+        here.leader.pulses = True
+        digests = len(here.leader.of(Digest))
+        await here.leader.hear(Digest, digests + 2)
+        assert not is_gone(record.pid)
+        assert len(here.leader.of(Register)) == 1, "the connection was kept"
+        await here.leader.say(Leave(reason="over"))
+        assert await here.ends() == exits.OK
+
+    play(tmp_path, script)
+
+
 def outlives(here: World) -> None:
     here.agent.config = replace(here.agent.config, outlives_leader=True)
 
@@ -422,7 +456,7 @@ def test_an_agent_that_outlives_its_leader_stops_the_ranks_stays_and_says_why_to
         await until(lambda: attempt.ranks.get(0), "the rank")
         leader.pulses, leader.frozen = False, True
         await leader.lines[-1].close()
-        here.clock.put_forward(TIMEOUT_S + 1.0)
+        await here.time_passes(TIMEOUT_S + 1.0)
         await until(here.agent.alone.is_set, "it to be alone")
         assert is_free(place.lock), "no rank is left"
         assert not here.task.done()

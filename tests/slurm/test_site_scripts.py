@@ -148,7 +148,8 @@ def test_the_health_check_drains_a_node_jobs_run_on_and_an_administrators_reason
 ) -> None:
     site.slurm.told("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=bad-cable")
     job = site.queue("-N1", "-w", "node4", shell="sleep 12")
-    site.slurm.wait_for("the job", lambda: site.shown(job)["JobState"] == "RUNNING")
+    # RUNNING alone may be before the prolog, which would find the same.
+    site.slurm.wait_for("its step", lambda: (site.folder / f"{job}.out").exists())
     for node in ("node2", "node4"):
         site.has_gpus(node, 1)
     site.slurm.wait_for("the health check", lambda: site.reason("node4"), 60)

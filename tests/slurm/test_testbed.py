@@ -1,10 +1,12 @@
 """The testbed itself: what it promises to the tests on it."""
 
+import fcntl
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.testbed import SlurmTestbed, running_testbed
+from tests.slurm.testbed import IN_USE, PREFIX, SlurmTestbed, running_testbed, sweep
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process]
 
@@ -58,3 +60,16 @@ def test_nothing_is_left_behind_when_a_test_fails() -> None:
     }
     assert sum(kind == "process" for kind, _ in kinds) >= 4
     assert [name for kind, name in kinds if (paths[kind] / name).exists()] == []
+
+
+@pytest.mark.usefixtures("slurm_there")
+def test_a_testbed_in_use_is_not_swept_away_whatever_its_process_id_is_here() -> None:
+    """In a process namespace of its own, as in `in_debian.sh`, a run does not see the others."""
+    nobodys = "999999999"
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{nobodys}-", dir="/tmp"))
+    with (folder / IN_USE).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sweep()
+        assert folder.exists()
+    sweep()
+    assert not folder.exists()

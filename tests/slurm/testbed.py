@@ -23,6 +23,8 @@ from tests.testbeds import TestbedError, run_within, say_what_was_not_run, wait_
 
 SCRIPT = Path(__file__).parents[2] / "slurm" / "testbed" / "slurm_testbed.sh"
 PREFIX = "ndctl-slurm-"
+IN_USE = "in-use"
+"""Locked as long as the testbed in that folder is."""
 NOT_RUN = "NOT TESTED ON SLURM: "
 BLOCKS = (23, 11)
 """The first version that has topology/block."""
@@ -182,25 +184,28 @@ def running_testbed(
     """A cluster in a folder of its own, with a short path: a socket's may have 108 characters."""
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
     testbed = SlurmTestbed(folder, nodes, gpus, {**FAST, **network_knob(), **(knobs or {})})
-    try:
-        testbed.start()
-        yield testbed
-    finally:
-        testbed.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def sweep() -> None:
-    """Stop the testbeds of runs that were killed themselves."""
-    for folder in Path("/tmp").glob(f"{PREFIX}*-*"):
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if folder.is_dir() and folder.owner() == Path("~").expanduser().owner() and _gone(pid):
-            SlurmTestbed(folder, 0, 0).stop()
+    with (folder / IN_USE).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            testbed.start()
+            yield testbed
+        finally:
+            testbed.stop()
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _gone(pid: str) -> bool:
-    return pid.isdigit() and not Path(f"/proc/{pid}").exists()
+def sweep() -> None:
+    """Stop the testbeds of runs that were killed themselves.
+
+    Whether a run lives its lock tells, not its process id: /tmp may be shared with processes of
+    another namespace, as in `in_debian.sh`, where the id is nobody's or another's.
+    """
+    for folder in Path("/tmp").glob(f"{PREFIX}*-*"):
+        with contextlib.suppress(OSError), (folder / IN_USE).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if folder.owner() == Path("~").expanduser().owner():
+                SlurmTestbed(folder, 0, 0).stop()
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -114,7 +114,9 @@ def _check_names(seen: Cluster, use: Use) -> None:
 
 def _check_known(seen: Cluster, found: Inventory, devices: int) -> None:
     """Without a profile nothing can be planned; what a site has to say where Slurm does not."""
-    able = [host for host in found.hosts if host.devices >= devices]
+    # In a mixed partition those of another kind are there as well, and may be known.
+    chosen = [host for host in found.hosts if host.state not in ("excluded", "not selected")]
+    able = [host for host in chosen if host.devices >= devices]
     if not able or any(host.profile for host in able):
         return
     node = next(node for node in seen.nodes if node.name == able[0].name)

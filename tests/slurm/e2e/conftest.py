@@ -1,5 +1,7 @@
 """Clusters, jobs on them, and one uninterrupted run that every interrupted one must equal."""
 
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,3 +48,17 @@ def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
     cluster.restore()
     with job_on(cluster, tmp_path / "runs") as job:
         yield job
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, that is mounted before the nodes of a cluster begin."""
+    folder = Path(tempfile.mkdtemp(prefix="ndctl-small-", dir=tmp_path))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "none", str(folder)]
+    tried = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {tried.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

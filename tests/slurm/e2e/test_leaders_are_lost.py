@@ -5,8 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,20 +226,6 @@ def test_the_agent_of_a_node_whose_slurmd_is_dead_leaves_the_requeue_to_its_lead
 
 
 # In the middle of it
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, that is mounted before the nodes of a cluster begin."""
-    folder = Path(tempfile.mkdtemp(prefix="ndctl-small-", dir=tmp_path))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "none", str(folder)]
-    tried = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {tried.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_full_disk_is_waited_for_and_then_one_takes_over(

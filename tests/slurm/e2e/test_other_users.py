@@ -1,0 +1,138 @@
+"""Several Unix users of one cluster and one run root, none of whom is root."""
+
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract import exits
+from tests.e2e.job import ROOT, Done, submission
+from tests.slurm.e2e.scheduler_job import NAME, STEPS, TESTBED, WIDE, Job, job_on
+from tests.slurm.testbed import SlurmTestbed, running_testbed
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
+
+USERS = ("games", "backup")
+"""That every Debian has; their homes are not theirs to write in."""
+
+
+@dataclass(frozen=True)
+class User:
+    """`ndctl` as someone else types it."""
+
+    name: str
+    python: str
+    job: Job
+
+    def __call__(self, *words: str) -> Done:
+        who = pwd.getpwnam(self.name)
+        environ = {
+            **self.job.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+            "HOME": who.pw_dir,
+            "USER": self.name,
+        }
+        done = subprocess.run(
+            [self.python, "-m", "orchestrator", *words],
+            user=who.pw_uid,
+            group=who.pw_gid,
+            extra_groups=[],
+            env=environ,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def submit(self, **options: str) -> Done:
+        return self(*submission("--backend=slurm", **{**WIDE, **options}))
+
+
+def an_interpreter_for_all() -> str:
+    """One of this version that others may run: this one's may lie in a home."""
+    version = f"python3.{sys.version_info.minor}"
+    for candidate in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        path = Path(candidate)
+        if path.exists() and all(one.stat().st_mode & 0o001 for one in path.resolve().parents):
+            return candidate
+    pytest.skip(f"no {version} here that another user may run")
+
+
+@pytest.fixture
+def shared(slurm_there: None) -> Iterator[SlurmTestbed]:
+    if os.getuid() != 0:
+        pytest.skip("only root can act for other users")
+    with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
+        testbed.folder.chmod(0o755)
+        yield testbed
+
+
+@pytest.fixture
+def run_root(shared: SlurmTestbed) -> Path:
+    """Beside the cluster's own files: the test's folder only root may enter."""
+    folder = shared.folder / "runs"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+def assert_refused(done: Done, *words: str) -> None:
+    assert done.code not in (exits.OK, 1), done
+    assert "Traceback" not in done.err
+    for word in words:
+        assert word in done.err, done
+
+
+def test_two_users_share_a_run_root_and_neither_touches_the_other_s_job(
+    shared: SlurmTestbed, run_root: Path
+) -> None:
+    python = an_interpreter_for_all()
+    with job_on(shared, run_root) as job:
+        one, other = (User(name, python, job) for name in USERS)
+        doctor = one("doctor", "--backend", "slurm")
+        assert doctor.code == exits.OK, doctor.out + doctor.err
+        done = one.submit()
+        assert done.code == exits.OK, done.out + done.err
+        job.until_step(3)
+        assert job.run_dir.owner() == USERS[0]
+        assert job.shown()["UserId"].startswith(USERS[0])
+
+        listed = other("list")
+        assert listed.code == exits.OK, listed.err
+        for words in (("status", NAME), ("cancel", NAME), ("logs", NAME)):
+            assert_refused(other(*words), USERS[0])
+        assert_refused(other.submit(), USERS[0])
+
+        named = other.submit(name="another")
+        assert named.code == exits.OK, named.out + named.err
+        assert other("cancel", "another").code == exits.OK
+
+        job.slurm.told("scontrol", "requeue", job.id)
+        job.until_ended()
+        # Of each step one loss; what data there is depends on the interpreter that they share.
+        assert sorted(job.losses()) == list(range(1, STEPS + 1))
+        job.assert_blameless()
+
+
+def test_a_run_root_that_a_user_may_not_enter_is_said(shared: SlurmTestbed, run_root: Path) -> None:
+    closed = run_root / "closed"
+    closed.mkdir(mode=0o700)
+    user = User(USERS[0], an_interpreter_for_all(), Job(closed / "runs", shared))
+    doctor = user("doctor", "--backend", "slurm")
+    assert "Traceback" not in doctor.err, doctor.err
+    assert f"{closed}/runs lies in a folder that you may not enter" in doctor.out
+    for words in (("status", NAME), ("cancel", NAME)):
+        assert_refused(user(*words), f"{closed} is closed to you, and belongs to user root")
+    assert_refused(user.submit(), str(closed))
