@@ -244,12 +244,10 @@ class _Reader:
 
 
 def spec_error(
-    source: str, problems: Sequence[tuple[str, Problem]], also: NdctlError | None = None
+    source: str, problems: Sequence[tuple[str, Problem]], also: Sequence[NdctlError] = ()
 ) -> SpecError:
-    """All problems in one, each with its place; `also` is one without any."""
-    lines = [_line(place, problem) for place, problem in problems]
-    if also is not None:
-        lines.append(str(also))
+    """All problems in one, each with its place; those in `also` have none."""
+    lines = [*(_line(place, problem) for place, problem in problems), *map(str, also)]
     if len(lines) > 1:
         lines = [f"{source} has {len(lines)} problems", *lines]
     error = SpecError("\n".join(lines), placed=problems)

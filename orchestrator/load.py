@@ -29,7 +29,7 @@ class Written:
     overrides: tuple[str, ...]
     document: Document
 
-    def refused(self, problems: Iterable[Problem], also: NdctlError | None = None) -> SpecError:
+    def refused(self, problems: Iterable[Problem], also: Sequence[NdctlError] = ()) -> SpecError:
         """Each problem with its place, and what `also` stands in the way."""
         placed = [(self.document.place_of(problem.path), problem) for problem in problems]
         return spec_error(self.document.source, placed, also)

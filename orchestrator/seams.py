@@ -43,6 +43,8 @@ class HostNotice:
     state: str
     """In the scheduler's words, as `DRAINING`."""
     reason: str
+    lets_finish: bool = False
+    """What runs there may run to its end: only nothing else is to begin."""
 
 
 RunPhase = Literal["running", "ending", "broken", "queued again", "over"]
@@ -138,6 +140,10 @@ class Backend(Protocol):
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         """Hosts that the scheduler wants back or has given up."""
+
+    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        """Of hosts that no agent has come from, those where none can begin, as for want of an
+        interpreter -> why, in the scheduler's own words; by the leader."""
 
     def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
         """How the run of the asking host stands, and which of `hosts` are none of it any more.

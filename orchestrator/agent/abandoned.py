@@ -41,7 +41,8 @@ def see_to_the_job(
         return exits.FAILED if run.ending == "FAILED" else exits.OK
     if run.job is None or run.cancelled_by is not None:
         return code
-    if (vain := restarts_in_vain(run, term.restarts)) >= UNLED:
+    most = run.job.max_allocations or UNLED
+    if (vain := restarts_in_vain(run, term.restarts)) >= most:
         log.error(
             "nothing came of %s allocations in a row: the job is not queued again; %s say why, and"
             " then `ndctl submit SPEC --resume` goes on",
@@ -60,5 +61,6 @@ def see_to_the_job(
 
 
 def restarts_in_vain(run: Run, restarts: int) -> int:
-    """Allocations up to this one, the scheduler's `restarts`th again, of which nothing came."""
-    return restarts - (-1 if run.brought is None else run.brought)
+    """Allocations up to this one, the scheduler's `restarts`th again, without a new checkpoint."""
+    known = -1 if run.allocation is None else run.allocation.restarts
+    return run.allocations + restarts - known

@@ -34,7 +34,14 @@ from orchestrator.open_files import files_needed, judge_files
 from orchestrator.preflight.together import NAME_S, clock_skew, looked_up
 from orchestrator.seams import Backend, Clock
 from orchestrator.supervise.fabric import judge
-from orchestrator.supervise.notices import HURRY_S, asked_about, news, next_question_s
+from orchestrator.supervise.notices import (
+    HURRY_S,
+    asked_about,
+    heard,
+    news,
+    next_question_s,
+    unheard,
+)
 from orchestrator.supervise.roster import has_successors, switches_of, usable
 from orchestrator.supervise.state import JobPlan, Refit, Run, Shortage
 
@@ -243,7 +250,20 @@ class Errands:
                 continue
             for event in news(self.run(), hosts, told, found, self.now()):
                 self.happened(event)
-            told = {notice.host for notice in found}
+            told = heard(found)
+            await self._hear_of_unbegun(unheard(self.run()))
+
+    async def _hear_of_unbegun(self, hosts: Sequence[str]) -> None:
+        """Which of the hosts that no agent has come from cannot have one."""
+        if not hosts:
+            return
+        try:
+            found = await asyncio.to_thread(self.backend.unbegun, self.job.launch, hosts)
+        except BackendError as exc:
+            log.warning("whether agents can begin on %s is not known: %s", ", ".join(hosts), exc)
+            return
+        for host, why in found.items():
+            self.happened(HostUnavailable(at=self.now(), host=host, why=why))
 
     async def _next_question(self) -> None:
         """Wait until it is time for it, which changes with what happens meanwhile."""

@@ -342,7 +342,8 @@ class Starter:
 
     def _why_not(self, run: Run) -> str:
         vain = restarts_in_vain(run, self._restarts - 1)
-        if run.stage is not Stage.QUEUED and vain >= UNLED:
+        most = (run.job.max_allocations if run.job else None) or UNLED
+        if run.stage is not Stage.QUEUED and vain >= most:
             return f"nothing came of {vain} steps in a row"
         return self.backend.why_not(self.here.launch, run.left_out)
 

@@ -1,24 +1,22 @@
-"""What a spec names outside of itself, looked for before anything is queued: data, tokenizer,
-weights and, of a job that resumes, the model of its checkpoint.
+"""What a spec names outside of itself, looked for before anything is queued: data, tokenizer and
+weights. Of a job that resumes, `resuming.py` looks at what it resumes from.
 
 The trainer would refuse the same, but only after the queue and with all hosts held. What is looked
 for goes by the trainer's own rules, without torch and transformers: `ndctl validate` stays fast.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Self
 
-from orchestrator.contract.checkpoints import Trained, newest_complete, trained
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.data import DataSpec
 from orchestrator.contract.data_files import Found, UnusableFiles, find
 from orchestrator.contract.findings import Finding
-from orchestrator.contract.model import LoraSpec, ModelSpec
 from orchestrator.contract.spec import JobSpec
-from orchestrator.errors import PlanError
+from orchestrator.errors import JobError
 from orchestrator.load import Written
 from orchestrator.model_config import HUB_ID, cached_snapshots
 
@@ -31,19 +29,6 @@ OF_A_TOKENIZER = re.compile(
 )
 """In the name of some file that transformers makes a tokenizer of, whatever its family."""
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-SHAPE = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "num_experts",
-    "tied_embeddings",
-)
-"""Of `ModelShape`: what changes the tensors of a checkpoint, or what they mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +37,28 @@ class Looked:
     """By which the trainer would refuse the job."""
     unchecked: str = ""
     """What was not looked for, or not found where it may yet come, and why."""
+    refusal: JobError | None = None
+    """Why the job cannot resume, whatever its spec says."""
+    doubts: tuple[str, ...] = ()
+    """What a person should know, and what does not stop the job."""
+    resumes: str = ""
+    """From which checkpoint the job resumes; empty of one that does not."""
+
+    def __or__(self, other: "Looked") -> Self:
+        """What came of both."""
+        return replace(
+            self,
+            problems=(*self.problems, *other.problems),
+            unchecked="; ".join(filter(None, (self.unchecked, other.unchecked))),
+            refusal=self.refusal or other.refusal,
+            doubts=(*self.doubts, *other.doubts),
+            resumes=self.resumes or other.resumes,
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Each to be told to whoever submits the job."""
+        return (*self.doubts, *filter(None, (self.unchecked,)))
 
 
 def look(spec: JobSpec, hub: Path, *, hosts_of_a_file: bool = False) -> Looked:
@@ -75,12 +82,7 @@ def look(spec: JobSpec, hub: Path, *, hosts_of_a_file: bool = False) -> Looked:
 
 def findings_of(looked: Looked, written: Written) -> tuple[Finding, ...]:
     """As `ndctl doctor` tells it."""
-    if looked.unchecked:
-        return (Finding(what="inputs", verdict="note", found=looked.unchecked),)
-    if not looked.problems:
-        found = "what the spec names is there"
-        return (Finding(what="inputs", verdict="ok", found=found),)
-    return tuple(
+    found = [
         Finding(
             what=problem.path,
             verdict="stops",
@@ -88,7 +90,18 @@ def findings_of(looked: Looked, written: Written) -> tuple[Finding, ...]:
             fix=problem.fix,
         )
         for problem in looked.problems
-    )
+    ]
+    if looked.refusal is not None:
+        said, fix = looked.refusal.message, looked.refusal.fix
+        found.append(Finding(what="resume", verdict="stops", found=said, fix=fix))
+    found += [Finding(what="resume", verdict="warns", found=doubt) for doubt in looked.doubts]
+    if looked.resumes:
+        found.append(Finding(what="resume", verdict="ok", found=looked.resumes))
+    if looked.unchecked:
+        found.append(Finding(what="inputs", verdict="note", found=looked.unchecked))
+    elif not looked.problems:
+        found.append(Finding(what="inputs", verdict="ok", found="what the spec names is there"))
+    return tuple(found)
 
 
 def _named(spec: JobSpec) -> Iterator[str]:
@@ -203,76 +216,3 @@ def _absent(key: str, name: str, hub: Path, words: tuple[str, str, str]) -> Prob
         return Problem(path=key, value=name, limit=what, fix=fix)
     limit = f"{what} (ranks do not download, and {hub} does not have it)"
     return Problem(path=key, value=name, limit=limit, fix=f"hf download {name} {rest}")
-
-
-# A checkpoint from which the job resumes
-
-
-def look_back(spec: JobSpec, config: Mapping[str, Any], checkpoints: Path) -> tuple[Problem, ...]:
-    """What the newest complete checkpoint was made by, and the spec has otherwise: ranks would
-    refuse to resume from it."""
-    folder, _ = newest_complete(checkpoints)
-    made = trained(folder) if folder is not None else None
-    if folder is None or made is None:
-        return ()
-    where = f"as in {folder}, from which the job resumes"
-    fix = "put it back, or start over with --new"
-    stream = (
-        ("train.seed", spec.train.seed, made.seed),
-        ("train.global_batch_size", spec.train.global_batch_size, made.global_batch_size),
-        ("data.sequence_length", spec.data.sequence_length, made.sequence_length),
-    )
-    changed = tuple(
-        Problem(path=key, value=now, limit=f"{was}, {where}", fix=fix)
-        for key, now, was in stream
-        if now != was
-    )
-    return (*_model(spec.model, config, made, where), *changed)
-
-
-def _model(
-    model: ModelSpec, config: Mapping[str, Any], made: Trained, where: str
-) -> Iterator[Problem]:
-    fix = "put the model of the checkpoint back, or start over with --new"
-    if differs := _differences(made.config, config):
-        key, value = _told(model, config, made.config)
-        limit = f"the same model {where} ({'; '.join(differs)})"
-        yield Problem(path=key, value=value, limit=limit, fix=fix)
-    if _adapters(model.lora) != _adapters(made.lora):
-        limit = f"{_adapters(made.lora)}, {where}"
-        yield Problem(path="model.lora", value=_adapters(model.lora), limit=limit, fix=fix)
-
-
-def _told(model: ModelSpec, now: Mapping[str, Any], was: Mapping[str, Any]) -> tuple[str, Any]:
-    """The key of the spec that names another model, and its value: of one that is written out, the
-    first key that is another."""
-    for key in ("preset", "path"):
-        if getattr(model, key) is not None:
-            return f"model.{key}", getattr(model, key)
-    changed = next((key for key in now if key in was and now[key] != was[key]), None)
-    return (
-        ("model.config", dict(now))
-        if changed is None
-        else (f"model.config.{changed}", now[changed])
-    )
-
-
-def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    from orchestrator.plan.model.families import shape_of
-
-    try:
-        there, here = shape_of(was), shape_of(now)
-    except PlanError:  # of a family that is not planned: the ranks know
-        return []
-    return [
-        f"{key} was {before} and is {after}"
-        for key in SHAPE
-        if (before := getattr(there, key)) != (after := getattr(here, key))
-    ]
-
-
-def _adapters(lora: LoraSpec | None) -> str:
-    """What of them decides the shapes of tensors."""
-    if lora is None:
-        return "no adapters"
-    return f"adapters of rank {lora.rank} on {', '.join(lora.target_modules)}"

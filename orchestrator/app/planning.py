@@ -76,25 +76,93 @@ def plan_and_look(
 
     Raises as `plan_spec`; a SpecError has everything that is missing, and a refusal of the plan.
     """
-    from orchestrator.app.inputs import look
     from orchestrator.load import read_written
-    from orchestrator.model_config import hub_cache
 
     written = read_written(path, overrides)
     if isinstance(purpose, Given):
         written = read_written(path, (*overrides, *_as_given(written, purpose)))
-    looked = look(written.spec, hub_cache(environ), hosts_of_a_file=inventory is not None)
-    also: NdctlError | None = None
+    return _looked_and_planned(written, environ, inventory, run_root, purpose)
+
+
+def plan_and_look_back(
+    path: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    inventory: Path | None = None,
+    run_root: Path | None = None,
+    purpose: Purpose = "look",
+) -> Planned:
+    """The same of a job that is to resume.
+
+    Raises as `plan_and_look`, where what it resumes from is of another model or data as well.
+    JobError where it cannot resume, whatever its spec says.
+    """
+    from orchestrator.load import read_written
+
+    written = read_written(path, overrides)
+    return _looked_and_planned(written, environ, inventory, run_root, purpose, resume=True)
+
+
+def _looked_and_planned(
+    written: "Written",
+    environ: Mapping[str, str],
+    inventory: Path | None,
+    run_root: Path | None,
+    purpose: Purpose | Given,
+    *,
+    resume: bool = False,
+) -> Planned:
+    looked = look_at(
+        written, environ, run_root, hosts_of_a_file=inventory is not None, resume=resume
+    )
+    also: list[NdctlError] = [] if looked.refusal is None else [looked.refusal]
     try:
         planned = _planned(written, environ, inventory, run_root, purpose)
     except NdctlError as exc:
-        if not looked.problems:
+        if not looked.problems and not also:
             raise
         # What is missing is known although the cluster did not answer, which is news for later.
-        also = None if isinstance(exc, BackendError) else exc
-    if looked.problems:
+        also += [] if isinstance(exc, BackendError) else [exc]
+    if looked.problems or len(also) > 1:
         raise written.refused(looked.problems, also)
+    if also:
+        raise also[0]
     return replace(planned, looked=looked)
+
+
+def look_at(
+    written: "Written",
+    environ: Mapping[str, str],
+    run_root: Path | None,
+    *,
+    hosts_of_a_file: bool = False,
+    resume: bool = False,
+) -> "Looked":
+    """What comes of looking for all that a spec names and, with `resume`, resumes from."""
+    from orchestrator.app.inputs import look
+    from orchestrator.model_config import hub_cache
+
+    spec, hub = written.spec, hub_cache(environ)
+    looked = look(spec, hub, hosts_of_a_file=hosts_of_a_file)
+    if not resume:
+        return looked
+    from orchestrator.app.resuming import look_back
+    from orchestrator.contract.rundir import RunDir
+    from orchestrator.jobs import run_root_of
+
+    root = run_root_of(None if run_root is None else str(run_root), environ, spec.run_root)
+    run_dir = RunDir((root / spec.name).absolute())
+    return looked | look_back(spec, _config_of(spec, hub), run_dir, environ)
+
+
+def _config_of(spec: JobSpec, hub: Path) -> Mapping[str, Any] | None:
+    """None where it cannot be read, by which the plan is refused."""
+    from orchestrator.model_config import read_model_config
+
+    try:
+        return read_model_config(spec.model, hub)
+    except SpecError:
+        return None
 
 
 def _as_given(written: "Written", given: Given) -> tuple[str, ...]:

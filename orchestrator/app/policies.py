@@ -45,6 +45,7 @@ class Policy:
     classes: tuple[FailureRule, ...]
     rules: tuple[PolicyRule, ...]
     max_restarts: int
+    max_allocations: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class Explained:
     rules: tuple[PolicyRule, ...]
     """Those that may decide, in order; the last one always can."""
     max_restarts: int
+    max_allocations: int
 
 
 def policy_of(spec: str | None, overrides: Sequence[str] = ()) -> Policy:
@@ -67,6 +69,7 @@ def policy_of(spec: str | None, overrides: Sequence[str] = ()) -> Policy:
         classes=(*resilience.failure_classes, *default_classes()),
         rules=(*resilience.policy, *chosen, *policy.default_rules()),
         max_restarts=resilience.max_restarts,
+        max_allocations=resilience.max_allocations,
     )
 
 
@@ -81,7 +84,11 @@ def explain(name: str, found: Policy) -> Explained:
     classes = tuple(rule for rule in found.classes if rule.name == name)
     rules = [rule for rule, _ in _met(found.rules, classes)]
     return Explained(
-        name=name, classes=classes, rules=tuple(rules), max_restarts=found.max_restarts
+        name=name,
+        classes=classes,
+        rules=tuple(rules),
+        max_restarts=found.max_restarts,
+        max_allocations=found.max_allocations,
     )
 
 
@@ -155,7 +162,7 @@ def _explained(found: Explained) -> Iterator[str]:
         yield f"  {number} {rule.name:<{width}}  {when(rule)}{of}: {does}{waits(rule)}"
         if rule.why:
             yield f"    {'':<{width}}  {rule.why}"
-    yield budget(found.max_restarts)
+    yield budget(found)
 
 
 def _way(one: FailureRule) -> str:
@@ -196,11 +203,13 @@ def waits(rule: PolicyRule) -> str:
     )
 
 
-def budget(max_restarts: int) -> str:
+def budget(found: Policy | Explained) -> str:
     return (
-        f"Budget: {max_restarts} restarts without a new checkpoint in between"
+        f"Budget: {found.max_restarts} restarts without a new checkpoint in between"
         f" (resilience.max_restarts), then stop, whatever a rule says (rule {policy.BUDGET}).\n"
-        "Preemption, maintenance and what falls into them spend nothing."
+        "Preemption, maintenance and what falls into them spend nothing of it; but after"
+        f" {found.max_allocations} allocations in a row without a new checkpoint\n"
+        "(resilience.max_allocations) the job is not queued again, whatever ended them."
     )
 
 
@@ -220,7 +229,7 @@ def _listed(found: Policy) -> Iterator[str]:
         yield f"{number:>3} {rule.name}: {_covered(rule)}, {when(rule)}: {does}{waits(rule)}"
         if rule.why:
             yield f"    {rule.why}"
-    yield budget(found.max_restarts)
+    yield budget(found)
     yield "Classes of failures (`ndctl policy explain CLASS`):"
     firsts = {rule.name: rule for rule in reversed(found.classes)}
     names = dict.fromkeys(rule.name for rule in found.classes)

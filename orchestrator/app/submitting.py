@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.app.commands import commands_of, remember, submitted_from
+from orchestrator.app.commands import remember, submitted_from
 from orchestrator.app.excluded_hosts import excluded_hosts
 from orchestrator.app.planning import Planned
+from orchestrator.app.resuming import is_running, no_run, steps_left, watch_or_end
 from orchestrator.app.schedulers import backend_of, clear, standing
 from orchestrator.app.submission_lock import alone
 from orchestrator.app.submission_rollback import look, restore
@@ -199,7 +200,7 @@ def check(submission: Submission, environ: Mapping[str, str], clock: Clock) -> t
     elif not submission.new:
         _admit(submission, environ, clock)
     elif has_writer(submission.run_dir.journal):
-        raise _is_running(submission, environ)
+        raise is_running(submission.run_dir, environ, "dashboard")
     return said
 
 
@@ -221,10 +222,10 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
 
     Raises:
         SpecError: data, tokenizer or weights are not there, or the checkpoint to resume from is of
-            another model.
+            another model, optimizer or data.
         PlanError: the bundled trainer cannot train the model, which can be planned all the same.
         JobError: the job runs already, or is being submitted, or ended and neither `resume` nor
-            `new` is said, or has nothing left to do.
+            `new` is said, or has nothing left to do, or lost all its checkpoints.
         BackendError: the agents could not be started; nothing is left running. Where the scheduler
             refuses the job, the run directory is as it was, or not there.
     """
@@ -344,7 +345,7 @@ def _admit_remotely(
     if former is not None and not former.over:
         raise JobError(
             f"job {name} is in the scheduler's hands: {former.words}",
-            fix=_watch_or_end(submission, environ, "status"),
+            fix=watch_or_end(submission.run_dir, environ, "status"),
         )
     if former is not None and not (submission.resume or submission.new):
         raise JobError(
@@ -353,7 +354,9 @@ def _admit_remotely(
             f" run in {ARCHIVE}/",
         )
     if former is not None and former.copy is not None and submission.resume:
-        _check_steps_left(submission, snapshot.known(former.copy))
+        refusal = steps_left(submission.planned.spec, snapshot.known(former.copy))
+        if refusal is not None:
+            raise refusal
     return former
 
 
@@ -369,34 +372,26 @@ def _check_inputs(submission: Submission, environ: Mapping[str, str]) -> None:
 
 
 def _check_resume(submission: Submission, run: Run) -> None:
-    """Raises JobError where no step is left, SpecError where the checkpoint is of another model."""
-    from orchestrator.app.inputs import look_back
+    """Raises JobError where the job cannot resume, SpecError where its spec is of another one."""
+    from orchestrator.app.resuming import look_at_run
 
-    _check_steps_left(submission, run)
-    planned, checkpoints = submission.planned, submission.run_dir.checkpoints
-    if problems := look_back(planned.spec, planned.model_config, checkpoints):
-        raise _refused(planned, problems)
-
-
-def _check_steps_left(submission: Submission, run: Run) -> None:
-    """A launch that finds all steps done would hold every host for nothing."""
-    name, steps = submission.planned.spec.name, submission.planned.spec.train.steps
-    done = run.saved
-    if run.job is not None and run.state == "SUCCEEDED":
-        done = max(done, run.job.steps)  # also where no checkpoint was written at the end
-    if done >= steps:
-        raise JobError(
-            f"job {name} has nothing left to do: {done:,} of {steps:,} steps are done",
-            fix=f"raise train.steps, for example --set train.steps={2 * done}; --new starts over",
-        )
+    planned = submission.planned
+    looked = look_at_run(planned.spec, planned.model_config, submission.run_dir, run)
+    if looked.problems:
+        raise _refused(planned, looked.problems, looked.refusal)
+    if looked.refusal is not None:
+        raise looked.refusal
 
 
-def _refused(planned: Planned, problems: Sequence[Problem]) -> SpecError:
+def _refused(
+    planned: Planned, problems: Sequence[Problem], refusal: JobError | None = None
+) -> SpecError:
+    also = () if refusal is None else (refusal,)
     if planned.written is not None:
-        return planned.written.refused(problems)
+        return planned.written.refused(problems, also)
     from orchestrator.document import spec_error
 
-    return spec_error("the spec", [("the spec", problem) for problem in problems])
+    return spec_error("the spec", [("the spec", problem) for problem in problems], also)
 
 
 def _check_trainable(submission: Submission) -> None:
@@ -428,7 +423,7 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     run_dir, name = submission.run_dir, submission.planned.spec.name
     refuse_look_alike(run_dir)
     if has_writer(run_dir.journal):
-        raise _is_running(submission, environ)
+        raise is_running(submission.run_dir, environ, "dashboard")
     run = snapshot.known(run_dir)
     if run.job is None:
         return _admit_without_a_journal(submission, clock)
@@ -439,7 +434,7 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     if left is not None:
         raise JobError(
             f"job {name} is in the scheduler's hands: {left}",
-            fix=_watch_or_end(submission, environ, "status"),
+            fix=watch_or_end(submission.run_dir, environ, "status"),
         )
     if submission.resume:
         _check_resume(submission, run)
@@ -462,26 +457,15 @@ def _has_own(submission: Submission, run: Run) -> bool:
 
 
 def _admit_without_a_journal(submission: Submission, clock: Clock) -> Path | None:
-    run_dir, name = submission.run_dir, submission.planned.spec.name
+    run_dir = submission.run_dir
     left = left_behind(run_dir)
     if left and submission.new:
         return archive(run_dir, clock.now())
     if left:
         raise unknown_run(run_dir, left)
     if submission.resume:
-        raise JobError(f"job {name} has no run to resume", fix="submit it without --resume")
+        raise no_run(run_dir)
     return None
-
-
-def _is_running(submission: Submission, environ: Mapping[str, str]) -> JobError:
-    name = submission.planned.spec.name
-    fix = _watch_or_end(submission, environ, "dashboard")
-    return JobError(f"job {name} is running", fix=fix)
-
-
-def _watch_or_end(submission: Submission, environ: Mapping[str, str], verb: str) -> str:
-    commands = commands_of(submission.run_dir, environ)
-    return f"watch it with `{commands.of(verb)}`, end it with `{commands.of('cancel')}`"
 
 
 def submitted_event(
@@ -499,6 +483,7 @@ def submitted_event(
         plan_number=plans,
         launch=launch_of(submission, number, exclude),
         max_restarts=resilience.max_restarts,
+        max_allocations=resilience.max_allocations,
         replace_stragglers=resilience.replace_stragglers,
         hang_timeout=None if resilience.hang_timeout == "auto" else resilience.hang_timeout,
         checkpoint_timeout=None

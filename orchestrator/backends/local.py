@@ -116,6 +116,9 @@ class LocalBackend:
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         return None
 
+    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        return {}
+
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         return ()
 

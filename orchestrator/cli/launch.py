@@ -12,6 +12,7 @@ from orchestrator.cli.options import (
     inventory_option,
     keys_with_values,
     kind_option,
+    looks_for,
     plan_for,
     root_option,
     say,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.app.planning import Planned
     from orchestrator.app.submitting import Submission, Submitted
     from orchestrator.app.sweeping import Element
+    from orchestrator.cli.options import Looks
     from orchestrator.contract.drills import Drill
     from orchestrator.dashboard.commands import Commands
 
@@ -37,10 +39,10 @@ def _launchable(
     run_root: str | None,
     purpose: "Purpose",
     *,
-    look: bool,
+    looks: "Looks",
 ) -> "Planned":
     """This machine is what it is: only of a cluster a file may say what there is."""
-    planned = plan_for(spec, overrides, inventory, look=look, run_root=run_root, purpose=purpose)
+    planned = plan_for(spec, overrides, inventory, looks=looks, run_root=run_root, purpose=purpose)
     if inventory is not None and planned.spec.cluster.backend == "local":
         raise click.UsageError("--inventory needs a backend with hosts of its own: --backend slurm")
     return planned
@@ -163,7 +165,8 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
         return
     purpose: Purpose = "render" if dry_run == "client" else "submit"
     settings = (*overrides, *on_backend)
-    planned = _launchable(spec, settings, inventory, run_root, purpose, look=True)
+    looks = looks_for(resume=resume)
+    planned = _launchable(spec, settings, inventory, run_root, purpose, looks=looks)
     submission = submitting.Submission(
         planned=planned,
         run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
@@ -199,8 +202,8 @@ def _tell(planned: "Planned", submitted: "Submitted") -> None:
     """What a person should know of a job that was submitted all the same."""
     for one in submitted.warnings:
         warn(one)
-    unchecked = planned.looked.unchecked if planned.looked is not None else ""
-    for one in filter(None, (*planned.notes, unchecked)):
+    looked = planned.looked.notes if planned.looked is not None else ()
+    for one in (*planned.notes, *looked):
         say(f"note: {one}", err=True)
 
 
@@ -267,7 +270,7 @@ def _element_text(element: "Element") -> str:
 
 
 @click.command(
-    epilog="Examples: ndctl render examples/slurm.yaml > job.sh; sbatch job.sh\n\n"
+    epilog="Example: ndctl render examples/slurm.yaml > job.sh; sbatch job.sh\n\n"
     "ndctl render examples/kubernetes.yaml --kind jobset | kubectl apply -f -"
 )
 @spec_argument
@@ -292,7 +295,7 @@ def render(  # noqa: PLR0913 - click hands over one argument for each option
     from orchestrator.jobs import run_root_of
 
     settings = (*overrides, *on_backend, *of_kind)
-    planned = _launchable(spec, settings, inventory, run_root, "render", look=False)
+    planned = _launchable(spec, settings, inventory, run_root, "render", looks="not")
     if with_token and planned.spec.cluster.backend != "kubernetes":
         raise click.UsageError("--with-token needs --backend kubernetes: others keep it in a file")
     root = run_root_of(run_root, os.environ, planned.spec.run_root)

@@ -11,6 +11,7 @@ from orchestrator.cli.options import (
     json_option,
     plan_for,
     print_json,
+    resume_option,
     root_option,
     say,
     set_option,
@@ -36,16 +37,18 @@ def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
     return wish
 
 
-def _input_findings(spec: str, overrides: tuple[str, ...]) -> "tuple[Finding, ...]":
-    """What the job reads: data, tokenizer, weights."""
+def _input_findings(
+    spec: str, overrides: tuple[str, ...], root: "Path", *, resume: bool
+) -> "tuple[Finding, ...]":
+    """What the job reads: data, tokenizer, weights, and what it resumes from."""
     from pathlib import Path
 
-    from orchestrator.app.inputs import findings_of, look
+    from orchestrator.app.inputs import findings_of
+    from orchestrator.app.planning import look_at
     from orchestrator.load import read_written
-    from orchestrator.model_config import hub_cache
 
     written = read_written(Path(spec), overrides)
-    return findings_of(look(written.spec, hub_cache(os.environ)), written)
+    return findings_of(look_at(written, os.environ, root, resume=resume), written)
 
 
 def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...]":
@@ -100,12 +103,14 @@ def _kubernetes_findings(
 @root_option
 @click.option("--backend", type=BACKENDS, help="Where it is to run. [the spec's]")
 @json_option
+@resume_option
 def doctor(
     spec: str | None,
     overrides: tuple[str, ...],
     run_root: str | None,
     backend: str | None,
     as_json: bool,
+    resume: bool,
 ) -> None:
     """Find what on this machine or its cluster would stop a job; with SPEC, that job."""
     from orchestrator.contract.codec import encode
@@ -114,17 +119,20 @@ def doctor(
     from orchestrator.open_files import files_needed
     from orchestrator.system import SystemClock, run_command
 
+    if resume and spec is None:
+        raise click.UsageError("--resume goes with SPEC: the job that is to resume")
     wish = _wish(spec, overrides)
     root = run_root_of(run_root, os.environ, wish.run_root if wish else "")
     if backend is None:
         backend = wish.cluster.backend if wish else "local"
     # Ranks that run elsewhere take nothing of this machine.
-    here = plan_for(spec, overrides, look=False).plan if spec and backend == "local" else None
+    here = plan_for(spec, overrides, looks="not").plan if spec and backend == "local" else None
     hosts = wish.cluster.hosts + wish.cluster.spare_hosts if wish else 1
     files = files_needed(hosts, hosts * wish.cluster.gpus_per_host if wish else 1)
     findings = examine(root, here, os.environ, run_command, SystemClock(), files)
     if spec is not None:
-        findings += _input_findings(spec, (*overrides, f"cluster.backend={backend}"))
+        settings = (*overrides, f"cluster.backend={backend}")
+        findings += _input_findings(spec, settings, root, resume=resume)
     if backend == "slurm":
         findings += _slurm_findings(root, wish)
     if backend == "kubernetes":

@@ -4,7 +4,7 @@ import functools
 import math
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -49,6 +49,9 @@ inventory_option = click.option(
     "--inventory", metavar="FILE", help="The hosts to plan for. [the backend's]"
 )
 KEPT = "\n\t"
+resume_option = click.option(
+    "--resume", is_flag=True, help="Also what `submit --resume` would resume from."
+)
 BACKENDS = click.Choice(["local", "slurm", "kubernetes"])
 
 
@@ -189,26 +192,37 @@ def print_as(
         say(text(value))
 
 
+Looks = Literal["not", "at-inputs", "at-checkpoint-too"]
+
+
 def plan_for(
     spec: str,
     overrides: tuple[str, ...],
     inventory: str | None = None,
     *,
-    look: bool = True,
+    looks: Looks = "at-inputs",
     purpose: "Purpose" = "look",
     run_root: str | None = None,
 ) -> "Planned":
-    """`look`: the job is to run, so that what it reads has to be there."""
+    """Where a job is to run, what it reads has to be there, and what it resumes from as well."""
     from pathlib import Path
 
     from orchestrator.app import planning
 
+    plan = {
+        "not": planning.plan_spec,
+        "at-inputs": planning.plan_and_look,
+        "at-checkpoint-too": planning.plan_and_look_back,
+    }[looks]
     hosts = None if inventory is None else Path(inventory)
-    plan = planning.plan_and_look if look else planning.plan_spec
     root = None if run_root is None else Path(run_root)
     planned = plan(Path(spec), overrides, os.environ, hosts, root, purpose)
     warn_of_secrets(planned.spec)
     return planned
+
+
+def looks_for(*, resume: bool) -> Looks:
+    return "at-checkpoint-too" if resume else "at-inputs"
 
 
 def warn_of_secrets(spec: "JobSpec") -> None:

@@ -11,9 +11,12 @@ from orchestrator.cli.options import (
     inventory_option,
     json_option,
     keys_with_values,
+    looks_for,
     plan_for,
     print_as,
     print_json,
+    resume_option,
+    root_option,
     say,
     set_option,
     spec_argument,
@@ -30,13 +33,23 @@ if TYPE_CHECKING:
 @set_option
 @json_option
 @inventory_option
-def validate(spec: str, overrides: tuple[str, ...], as_json: bool, inventory: str | None) -> None:
-    """Check a job spec, that a plan fits it, and that data, tokenizer and weights are there; all
-    errors at once."""
+@resume_option
+@root_option
+def validate(
+    spec: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    inventory: str | None,
+    resume: bool,
+    run_root: str | None,
+) -> None:
+    """Check a job spec, that a plan fits it, and that data, tokenizer and weights are there; with
+    --resume also that the job can resume. All errors at once."""
     from orchestrator.errors import BackendError, NdctlError, SpecError
 
+    looks = looks_for(resume=resume)
     try:
-        planned = plan_for(spec, overrides, inventory)
+        planned = plan_for(spec, overrides, inventory, run_root=run_root, looks=looks)
     except BackendError as exc:
         message = f"{spec} can be read, but not whether a plan fits it: {exc.message}"
         raise BackendError(message, fix=exc.fix) from exc
@@ -46,14 +59,18 @@ def validate(spec: str, overrides: tuple[str, ...], as_json: bool, inventory: st
         placed = exc.placed if isinstance(exc, SpecError) else ()
         print_json({"valid": False, "problems": _problems_json(placed), "message": str(exc)})
         sys.exit(exc.exit_code)
-    unchecked = planned.looked.unchecked if planned.looked else ""
+    looked = planned.looked
+    assert looked is not None
     if as_json:
         body = {"valid": True, "name": planned.spec.name, "mesh": str(planned.plan.mesh)}
-        print_json(body | {"unchecked": unchecked})
+        body |= {"resumes": looked.resumes} if resume else {}
+        print_json(body | {"unchecked": looked.unchecked, "doubts": list(looked.doubts)})
         return
     say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.mesh}")
-    if unchecked:
-        say(f"note: {unchecked}")
+    if looked.resumes:
+        say(f"it resumes {looked.resumes}")
+    for note in looked.notes:
+        say(f"note: {note}")
 
 
 def _problems_json(placed: "Iterable[tuple[str, Problem]]") -> list[dict[str, object]]:

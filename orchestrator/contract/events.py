@@ -55,6 +55,8 @@ class JobSubmitted:
     """Seconds; None as long as any file system takes."""
     keep_attempts: int = 100
     """Attempts whose logs, traces and profiles stay."""
+    max_allocations: int | None = None
+    """In a row without a new checkpoint; None: without limit, as in journals of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,6 +418,8 @@ class HostFlagged:
     host: str
     state: str
     reason: str
+    lets_finish: bool = False
+    """What runs there may run to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,10 @@ class SlurmSpec:
     """How long before the time limit (and with the site's `preempt_send_user_signal` before a
     preemption) Slurm warns: but for the last 45 s of it ranks have this long for a checkpoint, also
     where `resilience.stop_grace` is less; more of that does not help."""
+    on_drain: Literal["finish", "checkpoint_and_requeue", "at_next_checkpoint"] = "finish"
+    """When a host that ranks run on is drained: train on, as Slurm means it, until maintenance
+    begins there or it goes; write a checkpoint at once and go on without it; or do so when the next
+    checkpoint is complete. Without spares, and without `shrink`, that is in the queue."""
     env: Mapping[str, Line] = field(default_factory=dict)
     """Variables of every agent and rank. Not for secrets: the batch script has them as plain
     text."""
@@ -170,6 +174,8 @@ class SlurmSpec:
                     fix="set mode to 750, with which the group may read, or 770",
                 )
             )
+        limit_s = None if self.time is None else seconds(str(self.time))
+        problems.append(notice_too_long(self.notice_s, limit_s, "cluster.slurm.time"))
         if found := [problem for problem in problems if problem is not None]:
             raise Invalid(found)
 
@@ -178,6 +184,40 @@ class SlurmSpec:
         """Their names; none: the cluster's default."""
         given = (self.partition,) if isinstance(self.partition, str) else self.partition or ()
         return tuple(name for one in given for name in one.split(","))
+
+
+def seconds(text: str) -> int | None:
+    """Of `MINUTES`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; None of UNLIMITED or NONE."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", text):
+        return None
+    days, dash, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:  # hours first
+        hours, minutes, secs = (*parts, 0, 0)[:3]
+    elif len(parts) < 3:  # minutes first
+        hours, minutes, secs = (0, *parts, 0)[:3]
+    else:
+        hours, minutes, secs = parts
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
+
+
+def notice_too_long(notice_s: float, limit_s: int | None, whose: str) -> Problem | None:
+    """A warning that comes as the allocation begins would have the job leave before its first step,
+    each time.
+
+    Args:
+        limit_s: of the allocation; None or 0, as in sbatch's --time: there is none.
+        whose: what says so.
+    """
+    if not limit_s or notice_s < limit_s:
+        return None
+    return Problem(
+        path="notice_s",
+        value=notice_s,
+        limit=f"less than {limit_s} s, {whose}: else Slurm warns of the end as the job begins,"
+        " which goes back to the queue before its first step, each time",
+        fix=f"set cluster.slurm.time to more, or notice_s to {limit_s / 2:g} or less",
+    )
 
 
 def _bad_name(name: str) -> Problem | None:

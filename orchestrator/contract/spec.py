@@ -69,6 +69,9 @@ class CheckpointSpec:
 class ResilienceSpec:
     max_restarts: Annotated[int, AtLeast(0)] = 5
     """Restarts in a row without a new checkpoint in between, after which the job fails."""
+    max_allocations: Count = 3
+    """Allocations of a scheduler in a row without a new checkpoint, after which the job fails
+    rather than to be queued once more."""
     hang_timeout: Seconds | Auto = "auto"
     """Seconds without progress that count as a hang; `auto` adapts to the observed step time."""
     checkpoint_timeout: Seconds | Auto = "auto"

@@ -15,12 +15,14 @@ _PATH = re.compile(rb'\s*File "([^"]*)"')
 _FOLDERS = (b"site-packages/", b"dist-packages/")
 _STANDARD = re.compile(rb"/python3\.\d{1,2}/(.{1,200})$")
 _OF_CYTHON = re.compile(rb"[\w/.]{1,100}\.(?:pyx|pxi|pxd)$")
+_AT_IMPORT = re.compile(rb", in <module>\s*$")
 _EXCEPTION = re.compile(rb"[A-Za-z_][\w.]{0,120}(?:: |$)")
 
 
 def with_packages(text: Text) -> Text:
     """With a line `raised in PIL/ImageFile.py: OSError: ...` in the place of an innermost frame
-    that lies in a package; frames of the program's own files stay as they are."""
+    that lies in a package, or `raised at import in ...` where that was just being imported; frames
+    of the program's own files stay as they are."""
     frames = list(text.numbers(FRAME))
     tell = set(text.numbers(CODE_THAT_TELLS)) if frames else set()
     changes: dict[int, tuple[str, bytes]] = {}
@@ -30,7 +32,8 @@ def with_packages(text: Text) -> Text:
         raised = _exception_below(text, frame, following) if package else None
         if raised is not None and tell.isdisjoint(range(frame, raised)):
             # As deep as the frame, so that it stays a part of its traceback.
-            line = b"  raised in " + package + b": " + text.line(raised).strip()
+            when = b"at import in " if _is_import(text.line(frame)) else b"in "
+            line = b"  raised " + when + package + b": " + text.line(raised).strip()
             changes[frame] = (text.lines[raised], line)
             below.update(range(frame + 1, raised))  # the code of the frame
     return text.rewritten(changes).without(below) if changes else text
@@ -44,6 +47,10 @@ def _exception_below(text: Text, frame: int, following: int) -> int | None:
         if _indent(line) <= indent and line.strip():
             return number if _EXCEPTION.match(line.strip()) else None
     return None
+
+
+def _is_import(frame: bytes) -> bool:
+    return _AT_IMPORT.search(frame) is not None and any(folder in frame for folder in _FOLDERS)
 
 
 def _package_of(frame: bytes) -> bytes:

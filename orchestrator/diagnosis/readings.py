@@ -46,7 +46,8 @@ OUT_OF_MEMORY = "host-out-of-memory"
 WATCHDOG = "nccl-watchdog-timeout"
 SERVICE = "service-unreachable"
 """Says the same words as a lost peer of what is no peer."""
-ENDINGS = frozenset({"abort", "segfault", "python-exception", "unknown"})
+PYTHON = "python-exception"
+ENDINGS = frozenset({"abort", "segfault", PYTHON, "unknown"})
 """Classes by how a process ended, where it said nothing else that is known."""
 POINTING = ENDINGS | {"data-loader"}
 """Classes of an exception that may point at one before it."""
@@ -111,18 +112,20 @@ def read_exit(end: End, own: tuple[FailureRule, ...] = ()) -> ExitReading:
 
 
 def read_kernel(lines: Sequence[str], own: tuple[FailureRule, ...] = ()) -> tuple[Reading, ...]:
-    """What a kernel said, the first of each class, in the order of the rules."""
+    """What a kernel said, the first of each class, in the order of the rules; but before all others
+    the user's own and broken hardware, because of which a program may well fail, too."""
     first: dict[str, Reading] = {}
     for one in all_that_fit(Signs(lines=tuple(lines)), _of_kernels(own)):
         reading = reading_of(one, own)
         assert reading is not None
         first.setdefault(reading.name, reading)
-    return tuple(first.values())
+    return tuple(sorted(first.values(), key=lambda one: not (one.own or is_broken_hardware(one))))
 
 
 @lru_cache(maxsize=64)
 def _of_kernels(own: tuple[FailureRule, ...]) -> tuple[FailureRule, ...]:
-    return tuple(rule for rule in (*own, *default_rules()) if rule.patterns)
+    ours = (rule for rule in default_rules() if rule.name != PYTHON)
+    return tuple(rule for rule in (*own, *ours) if rule.patterns)
 
 
 def read_launcher(said: str, own: tuple[FailureRule, ...] = ()) -> Reading | None:

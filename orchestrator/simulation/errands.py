@@ -24,7 +24,7 @@ from orchestrator.seams import OwnRun
 from orchestrator.simulation.jobs import plan_for
 from orchestrator.simulation.operators import Operators
 from orchestrator.supervise.fabric import judge
-from orchestrator.supervise.notices import asked_about, news, next_question_s
+from orchestrator.supervise.notices import asked_about, heard, news, next_question_s
 
 if TYPE_CHECKING:
     from orchestrator.simulation.leaders import Leader
@@ -159,7 +159,7 @@ class Errands:
             return
         for event in news(run, hosts, self.told, found, self.leader.now()):
             self.leader.happened(event)
-        self.told = {notice.host for notice in found}
+        self.told = heard(found)
 
     def _replace_agent(self, action: ReplaceAgent) -> None:
         if action.host == self.leader.host.name and not action.elsewhere:

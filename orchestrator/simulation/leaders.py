@@ -276,7 +276,7 @@ class Leader:
 
     def _can_decide(self) -> bool:
         calm = self.errands.in_touch and not (self.busy or self.looking)
-        return self.alive and calm and self.ending is None
+        return self.alive and self.serves and calm and self.ending is None
 
     def _wait(self, seconds: float, then: Any) -> None:
         self.busy = True

@@ -19,6 +19,7 @@ from orchestrator.contract.failures import Remedy
 from orchestrator.contract.policy import PolicyRule
 from orchestrator.diagnosis.classes import default_rules as known_classes
 from orchestrator.simulation.laws import hold
+from orchestrator.supervise import in_vain
 from orchestrator.supervise.policy import default_rules, options
 from orchestrator.supervise.state import Incident, Run, Stage
 
@@ -68,6 +69,8 @@ class Rules:
         for incident in run.incidents[len(before.incidents) :]:
             if incident.kind == "preflight":
                 self.recovered |= {incident.id} if before.stage is Stage.RUNNING else set()
+            elif incident.rule == in_vain.RULE:
+                hold(run.ending == "FAILED", f"{incident.rule} decides, and the job goes on")
             elif incident.remedy is not None and incident.rule:
                 self._judge(incident, event, before, run)
             self.known.append(incident)

@@ -88,15 +88,19 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
     )
 
 
-def left_out(run: Run, at: float, host: str, why: str) -> Run:
-    """With the incident of a host that was found wanting before ranks started on it."""
+def left_out(run: Run, at: float, host: str, why: str, *, cause: str = "", advice: str = "") -> Run:
+    """With the incident of a host that was found wanting before ranks started on it.
+
+    Args:
+        cause: where it was not the check that found it.
+    """
     by_hook = why.startswith(f"{BEFORE_HOOK}: ")
     incident = Incident(
         id=len(run.incidents) + 1,
         attempt=run.attempt,
         at=at,
         kind=PREFLIGHT,
-        cause=f"{host} failed the check before the start: {why}",
+        cause=cause or f"{host} failed the check before the start: {why}",
         culprit=Culprit(host=host),
         evidence=Evidence(notes=(why,)),
         action=f"{host} is left out",
@@ -107,5 +111,6 @@ def left_out(run: Run, at: float, host: str, why: str) -> Run:
         step=run.step,
         detected_after_s=0.0,
         recovered_after_s=0.0 if run.stage is Stage.RUNNING else None,
+        advice=advice,
     )
     return replace(run, incidents=(*run.incidents, incident))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from orchestrator.contract.actions import Action, ReplaceAgent, StopAttempt
 from orchestrator.contract.events import AgentLost, AgentRegistered, HostUnavailable
 from orchestrator.contract.findings import why_unfit
+from orchestrator.supervise import unbegun
 from orchestrator.supervise.diagnose import TOGETHER_S
 from orchestrator.supervise.incidents import left_out
 from orchestrator.supervise.moves import (
@@ -152,8 +153,10 @@ def asked_again(run: Run, hosts: Sequence[str], reason: str) -> tuple[ReplaceAge
 def unavailable(run: Run, event: HostUnavailable) -> Result:
     """No agent can be had there: do not wait for one."""
     known = run.hosts.get(event.host)
-    if known is None or known.alive or run.stage in OUTSIDE:
+    if run.stage in OUTSIDE or (known is not None and known.alive):
         return run, ()
+    if known is None:
+        return unbegun.noted(run, event), ()
     run = replace(run, hosts={**run.hosts, event.host: replace(known, unfit=event.why)})
     return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
 

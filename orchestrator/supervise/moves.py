@@ -18,7 +18,7 @@ from orchestrator.contract.actions import (
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 from orchestrator.strikes import HOOK
-from orchestrator.supervise import rollback, shortage
+from orchestrator.supervise import in_vain, rollback, shortage, unbegun
 from orchestrator.supervise.away import in_the_way, make_room, send_away
 from orchestrator.supervise.cancelling import told
 from orchestrator.supervise.growing import grown
@@ -77,7 +77,9 @@ def start_if_ready(run: Run, at: float) -> Result:
     assert job is not None
     if run.shortage is not None:
         return _answer_overdue(run, at)
-    run, there = grown(run), usable(run)
+    if why := unbegun.everywhere(run):
+        return end(run, at, "FAILED", why)
+    run, there = grown(unbegun.told(run, at)), usable(run)
     if run.leaving is not None:
         return run, ()  # why the scheduler wants the hosts back is still to be told
     if run.findings is not None:
@@ -125,6 +127,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         leaving=None,
         away={},
         given_back=0,
+        allocations=0 if has_successors(run) else run.allocations,
     )
     drills = tuple(drill for drill in run.job.drills if drill.id not in run.fired)
     start = StartAttempt(
@@ -259,6 +262,8 @@ def requeue(run: Run, at: float, reason: str, *, whole: bool = True) -> Result:
     Agents that went while the job was leaving were ended with it, and say nothing against a host;
     nor do those that went where a scheduler moves them about.
     """
+    if not has_successors(run) and (why := in_vain.last_one(run, reason)):
+        return end(run, at, "FAILED", why)
     silence_tells = run.leaving is None and not has_successors(run)
     bad = {
         host.name: host.unfit or "its agent was gone when the job was queued again"

@@ -5,10 +5,12 @@ from typing import Protocol
 
 from orchestrator.contract.events import HostFlagged, HostOpened
 from orchestrator.supervise.roster import has_successors, hosts_given
-from orchestrator.supervise.state import Run, Stage
+from orchestrator.supervise.state import LIVE, Run, Stage
 
 NOTICES_S = 15.0
 """Between two questions about the hosts …"""
+UNHEARD_S = 5.0
+"""… where no agent has come from some of them, and none may be able to, …"""
 HURRY_S = 2.0
 """… and where the job waits for agents that are gone: that a host is lost settles it."""
 
@@ -22,6 +24,8 @@ class Notice(Protocol):
     def state(self) -> str: ...
     @property
     def reason(self) -> str: ...
+    @property
+    def lets_finish(self) -> bool: ...
 
 
 def asked_about(run: Run) -> tuple[str, ...]:
@@ -29,12 +33,27 @@ def asked_about(run: Run) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*hosts_given(run), *run.shut)))
 
 
+def heard(found: Sequence[Notice]) -> set[str]:
+    """The hosts of which there is no more to be told, as long as it stays like that. Of one that is
+    drained there is: that its time has come."""
+    return {one.host for one in found if not one.lets_finish}
+
+
 def next_question_s(run: Run) -> float:
     """How long after one question the scheduler is asked the next. Where it puts others in the
     place of hosts that are lost, its word about a host does not matter so soon."""
     waits = run.stage in (Stage.STOPPING, Stage.WAITING) and not has_successors(run)
     gone = any(not host.alive and host.name not in run.exclude for host in run.hosts.values())
-    return HURRY_S if waits and gone else NOTICES_S
+    if waits and gone:
+        return HURRY_S
+    return UNHEARD_S if unheard(run) else NOTICES_S
+
+
+def unheard(run: Run) -> tuple[str, ...]:
+    """Hosts of an allocation that the job waits for, and that no agent has ever come from."""
+    if run.stage is not Stage.WAITING or run.allocation is None or has_successors(run):
+        return ()
+    return tuple(host for host in run.allocation.hosts if host not in {**run.hosts, **run.exclude})
 
 
 def news(
@@ -44,9 +63,20 @@ def news(
     was said before."""
     now: Mapping[str, Notice] = {one.host: one for one in found}
     flagged = [
-        HostFlagged(at=at, host=host, state=one.state, reason=one.reason)
+        HostFlagged(
+            at=at, host=host, state=one.state, reason=one.reason, lets_finish=one.lets_finish
+        )
         for host, one in now.items()
-        if host not in told and host not in run.exclude
+        if host not in told and _is_news(run, one)
     ]
-    opened = [HostOpened(at=at, host=h) for h in asked if h in run.shut and h not in now]
+    shut = {*run.shut, *run.draining}
+    opened = [HostOpened(at=at, host=h) for h in asked if h in shut and h not in now]
     return (*flagged, *opened)
+
+
+def _is_news(run: Run, one: Notice) -> bool:
+    if one.lets_finish:
+        return one.host not in {**run.exclude, **run.draining}
+    # One that the job leaves at its next checkpoint may not have so long after all.
+    stays = one.host in run.shut and one.host in run.placement and run.stage in LIVE
+    return one.host not in run.exclude or stays

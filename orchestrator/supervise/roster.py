@@ -29,7 +29,7 @@ def hosts_given(run: Run) -> tuple[str, ...]:
 
 def addresses(run: Run) -> Mapping[str, str]:
     """Address -> its host; none that several hosts have, as on one machine."""
-    known = [(host.address, host.name) for host in run.hosts.values()]
+    known = [(host.address, host.name) for host in run.hosts.values() if host.address]
     many = Counter(address for address, _ in known)
     return {address: name for address, name in known if many[address] == 1}
 

@@ -58,7 +58,6 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     run = replace(run, leaving=Leaving(cause=event.cause, words=words))
     if event.cause == "failed":
         return _broke(run, event, words)
-    run = brought(run)
     if run.stage in IDLE:
         return (
             (run, ())
@@ -82,11 +81,6 @@ def _broke(run: Run, event: LeaveAsked, words: str) -> Result:
     if run.stage in LIVE:
         return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())
-
-
-def brought(run: Run) -> Run:
-    """With the allocation that it has known as one of which something came."""
-    return replace(run, brought=run.allocation.restarts) if run.allocation else run
 
 
 def requeue_refused(run: Run, event: RequeueRefused) -> Result:
@@ -115,30 +109,68 @@ def _cancelled(run: Run, event: LeaveAsked) -> Result:
 
 def host_flagged(run: Run, event: HostFlagged) -> Result:
     """A host is wanted back: checkpoint, and go on without it."""
-    job = run.job
-    assert job is not None
-    if run.stage in OUTSIDE or event.host in run.exclude:
+    if run.stage in OUTSIDE or (event.host in run.exclude and event.host not in run.shut):
         return run, ()
+    patience = _on_drain(run) if event.lets_finish else "checkpoint_and_requeue"
     words = f"{event.host} is {event.state}" + (f": {event.reason}" if event.reason else "")
-    run = replace(run, exclude={**run.exclude, event.host: words}, shut=(*run.shut, event.host))
+    if patience == "finish" and _is_needed(run, event.host):
+        return replace(run, draining={**run.draining, event.host: words}), ()
+    run = _not_draining(run, event.host)
+    if event.host not in run.exclude:
+        shut = (*run.shut, event.host)
+        run = replace(run, exclude={**run.exclude, event.host: words}, shut=shut)
     if run.stage is Stage.WAITING:
         return start_if_ready(run, event.at)
-    if run.stage not in LIVE or event.host not in run.placement or run.leaving is not None:
+    if patience == "at_next_checkpoint":
+        return run, ()
+    return _leave_host(run, event.at, event.host, words)
+
+
+def leave_drained(run: Run, at: float) -> Result:
+    """A checkpoint is complete: go on without a host that was only kept for it."""
+    host = next((name for name in run.placement if name in run.shut), None)
+    return (run, ()) if host is None else _leave_host(run, at, host, run.exclude.get(host, host))
+
+
+def _leave_host(run: Run, at: float, host: str, words: str) -> Result:
+    """One that is left out, and that ranks may run on."""
+    job = run.job
+    assert job is not None
+    if run.stage not in LIVE or host not in run.placement or run.leaving is not None:
         return run, ()
     enough = len(usable(run)) >= len(run.plan.hosts) or has_successors(run)
-    stays = event.host != run.leader and (enough or job.shrink)
+    stays = host != run.leader and (enough or job.shrink)
     leaving = Leaving(cause="drained", words=words, requeue=not stays)
-    return stop(replace(run, leaving=leaving), event.at, words, grace_to_leave_s(run, event.at))
+    return stop(replace(run, leaving=leaving), at, words, grace_to_leave_s(run, at))
+
+
+def _on_drain(run: Run) -> str:
+    slurm = run.job.launch.slurm if run.job else None
+    return slurm.on_drain if slurm is not None else "checkpoint_and_requeue"
+
+
+def _is_needed(run: Run, host: str) -> bool:
+    """Ranks run there, or without it they could not begin; a spare is merely not used."""
+    if run.stage not in IDLE:
+        return host in run.placement
+    return len([name for name in usable(run) if name != host]) < len(run.plan.hosts)
 
 
 def host_opened(run: Run, event: HostOpened) -> Result:
     """It is a host like others again: nothing was held against it but that."""
+    run = _not_draining(run, event.host)
     if event.host not in run.shut:
         return run, ()
     exclude = {host: why for host, why in run.exclude.items() if host != event.host}
     shut = tuple(host for host in run.shut if host != event.host)
     run = replace(run, exclude=exclude, shut=shut)
     return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
+
+
+def _not_draining(run: Run, host: str) -> Run:
+    if host not in run.draining:
+        return run
+    return replace(run, draining={name: why for name, why in run.draining.items() if name != host})
 
 
 def host_leaving(run: Run, event: HostLeaving) -> Result:

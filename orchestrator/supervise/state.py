@@ -310,6 +310,9 @@ class Run:
     """Hosts that are not to be used -> why."""
     shut: tuple[str, ...] = ()
     """Those of them that nothing speaks against but the scheduler, which may open them again."""
+    draining: Mapping[str, str] = field(default_factory=dict)
+    """Hosts of which the scheduler says that nothing else is to begin there, and that the job keeps
+    until it ends -> its words."""
     carried: tuple[str, ...] = ()
     """Those of them that were left out in the run before and that nothing else speaks against: the
     next run may have them again. Else a job of weeks would run out of hosts."""
@@ -332,9 +335,11 @@ class Run:
     """For fewer hosts than were asked for."""
     larger: tuple[JobPlan, ...] = ()
     """The plans for more hosts that were given up for `replanned`, the largest first."""
-    brought: int | None = None
-    """The scheduler's number of restarts in the last allocation of which something came: a
-    checkpoint, or hosts that it wanted back. None: of none, since a person last submitted."""
+    allocations: int = 0
+    """That began, the present one among them, since there was a new checkpoint or a person last
+    submitted; with successors leaders, since there was an attempt."""
+    allocations_since: float = 0.0
+    """When the first of them began."""
     grown_at: float | None = None
     """When the job was last stopped to go back to one of them."""
     asked_at: float = 0.0

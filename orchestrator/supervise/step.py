@@ -51,7 +51,7 @@ from orchestrator.contract.events import (
     Tick,
     TrainingResumed,
 )
-from orchestrator.supervise import growing
+from orchestrator.supervise import growing, in_vain
 from orchestrator.supervise.cancelling import cancelled, did_not_hang
 from orchestrator.supervise.diagnose import Weight, weigh
 from orchestrator.supervise.hangs import (
@@ -89,12 +89,12 @@ from orchestrator.supervise.replacing import (
     straggler_gone,
 )
 from orchestrator.supervise.scheduler import (
-    brought,
     host_flagged,
     host_leaving,
     host_opened,
     hosts_checked,
     leave_asked,
+    leave_drained,
     replan_refused,
     replanned,
     requeue_refused,
@@ -217,7 +217,7 @@ def _resumed(run: Run, event: TrainingResumed) -> Run:
     # It was saved before the attempt in which that happened had ended.
     advanced = max(run.advanced, len(run.incidents) - 1)
     run = replace(run, saves=saves, fruitless=min(run.fruitless, 1), advanced=advanced)
-    return replace(run, saved=event.step, saved_at=None)
+    return in_vain.was_saved(replace(run, saved=event.step, saved_at=None), event.at)
 
 
 def _going_on(run: Run, event: TrainingResumed) -> Iterator[Incident]:
@@ -251,8 +251,10 @@ def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
     if event.step > run.saved:
         saves = (*run.saves, event.step)[-MOST_SAVES:]
         run = replace(run, saved=event.step, saved_at=event.at, saves=saves, fruitless=0)
-        run = replace(run, advanced=len(run.incidents))
-    run = brought(run)
+        run = in_vain.advanced(replace(run, advanced=len(run.incidents)))
+    left, actions = leave_drained(run, event.at)
+    if actions:
+        return left, actions
     wish = growing.wish(run, event.at)
     if wish is None:
         return replace_straggler(run, event.at)

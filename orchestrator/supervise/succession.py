@@ -7,7 +7,7 @@ from orchestrator.contract.actions import Action, EndJob, ReplaceAgent
 from orchestrator.contract.events import JobSubmitted, LeaderStarted
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.reached import Reached
-from orchestrator.supervise import shortage
+from orchestrator.supervise import in_vain, shortage
 from orchestrator.supervise.cancelling import told
 from orchestrator.supervise.incidents import first_cause, incident_of
 from orchestrator.supervise.moves import Result, end, recover, wait
@@ -34,6 +34,7 @@ def submitted(run: Run, event: JobSubmitted) -> Result:
         allocation=None,
         exclude={},
         shut=(),
+        draining={},
         carried=(),
         left_out=event.launch.exclude,
         away={},
@@ -52,7 +53,7 @@ def submitted(run: Run, event: JobSubmitted) -> Result:
         leaving=None,
         placement=(),
         done={},
-        brought=None,
+        allocations=0,
         fruitless=0,
         save_every=None,
         forgiven=len(kept.incidents),
@@ -69,9 +70,18 @@ def _interrupted(run: Run, at: float) -> Run:
     findings = _left_behind(run, at)
     if findings is None:
         return run
-    verdict = first_cause(run, findings)
-    incident = incident_of(run, findings, verdict, "the job was submitted again")
-    return replace(run, incidents=(*run.incidents, incident), restarts=run.restarts + 1)
+    run = _with_incident(run, findings, "the job was submitted again")
+    return replace(run, restarts=run.restarts + 1)
+
+
+def _with_incident(run: Run, findings: Findings | None, action: str, rule: str = "") -> Run:
+    """Of what was found, if anything was. `rule`: by which the job ends; else a person decided."""
+    if findings is None:
+        return run
+    incident = incident_of(run, findings, first_cause(run, findings), action)
+    if rule:
+        incident = replace(incident, remedy="stop", rule=rule)
+    return replace(run, incidents=(*run.incidents, incident))
 
 
 def _as_far_as(run: Run, reached: Reached | None) -> Run:
@@ -187,6 +197,11 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
     same = takes_over(run, event.allocation)
     findings = _left_behind(run, event.at, event.reached, event.former, event.allocation)
     run = _as_far_as(run, event.reached)
+    if not same:
+        run = in_vain.begun(run, event)
+        if why := in_vain.one_too_many(run):
+            run = _with_incident(run, findings, "the job was stopped", in_vain.RULE)
+            return end(run, event.at, "FAILED", why)
     # The scheduler was asked to leave these out, and may have killed the leader before it heard.
     kept = _replaced_still(run, event)
     before = _away_still(run, event) if run.stage is Stage.QUEUED else _still_shut(run, event)
@@ -207,6 +222,7 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         replanning=None,
         refused=None,
         leaving=None,
+        draining={},
     )
     # One that was given all the same has not been away for a run.
     given = () if event.allocation is None else event.allocation.hosts

@@ -96,6 +96,7 @@ def test_runs_of_which_nothing_comes_have_an_end(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = Queue()
+    append(run_dir, began("host-0", 0))
     for restarts in range(UNLED - 1):
         seen(run_dir, queue, restarts)
         append(run_dir, began("host-0", restarts + 1))
@@ -108,15 +109,15 @@ def test_runs_of_which_nothing_comes_have_an_end(
 @pytest.mark.parametrize(
     ("event", "in_vain"),
     [
-        (CheckpointSaved(at=2.0, attempt=0, step=4), 0),
-        (LeaveAsked(at=2.0, cause="preempted", words="SIGTERM"), 0),
-        (StepReached(at=2.0, attempt=0, step=4, loss=None, tokens_per_second=None), 6),
+        (CheckpointSaved(at=2.0, attempt=0, step=4), 1),
+        (LeaveAsked(at=2.0, cause="preempted", words="SIGTERM"), 2),
+        (StepReached(at=2.0, attempt=0, step=4, loss=None, tokens_per_second=None), 2),
     ],
 )
-def test_a_run_brought_something_that_saved_or_was_wanted_back(event: Event, in_vain: int) -> None:
+def test_runs_are_in_vain_until_a_new_checkpoint(event: Event, in_vain: int) -> None:
     granted = Allocation(id="7", restarts=5, hosts=("host-0", "host-1"))
     leader = LeaderStarted(at=1.0, host="host-0", pid=1, allocation=granted)
     events: list[Event] = [a_job(Path("/runs/job")), leader, event]
-    assert restarts_in_vain(fold(events), 5) == in_vain
+    assert restarts_in_vain(fold(events), 6) == in_vain
     later = a_job(Path("/runs/job"), resume=True)
     assert restarts_in_vain(fold([*events, later]), 5) == 6, "a person gave it another chance"

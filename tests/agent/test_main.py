@@ -47,6 +47,7 @@ from tests.agent.world import (
     TurnedClock,
     a_job,
     a_place,
+    signal_ourselves,
     until,
 )
 
@@ -159,7 +160,7 @@ def test_sigterm_to_the_leader_cancels_the_job(tmp_path: Path) -> None:
             return any(isinstance(e.event, AgentRegistered) for e in read(run_dir.journal))
 
         await until(came, "its own agent")
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal_ourselves(signal.SIGTERM)
 
     assert lead(tmp_path, terminate) == exits.OK
     run_dir = RunDir(tmp_path / "job")
@@ -178,7 +179,7 @@ def test_what_a_scheduler_signals_is_the_leaders_to_decide(
             return any(isinstance(e.event, AgentRegistered) for e in read(run_dir.journal))
 
         await until(came, "its own agent")
-        os.kill(os.getpid(), number)
+        signal_ourselves(number)
 
     assert lead(tmp_path, warn, scheduled=True) == exits.OK
     found = [entry.event for entry in read(RunDir(tmp_path / "job").journal)]
@@ -205,7 +206,7 @@ def test_what_a_scheduler_signals_a_follower_leaves_to_the_leader(
 
     async def signalled(agent: Agent) -> int:
         for number in WARNINGS if words else (signal.SIGTERM,):
-            os.kill(os.getpid(), number)
+            signal_ourselves(number)
         if left:
             await until(lambda: agent.exit_code is not None, "the signal")
         else:
@@ -251,7 +252,7 @@ def test_where_hosts_are_replaced_a_follower_tells_the_leader_of_its_own_end(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def signalled(agent: Agent) -> int:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal_ourselves(signal.SIGTERM)
         await until(lambda: agent.outbox, "a report")
         assert agent.outbox[0] == Warned(host="host-1", signal="SIGTERM")
         return exits.LEADER_LOST
@@ -327,7 +328,7 @@ def test_a_leader_hears_which_hosts_a_person_has_cleared(
             return any(isinstance(e.event, LeaderStarted) for e in read(run_dir.journal))
 
         await until(leads, "the leader")
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal_ourselves(signal.SIGTERM)
 
     monkeypatch.setattr("orchestrator.agent.leading.backend_named", lambda *_, **__: Granting())
     cleared = strikes.Cleared(at=5.0, host="host-1", by="ada")

@@ -42,6 +42,7 @@ from tests.agent.world import (
     FakeBackend,
     a_job,
     a_place,
+    signal_ourselves,
     until,
 )
 
@@ -251,7 +252,7 @@ def test_it_has_an_agent_started_on_the_host_of_the_former_leader_and_is_its_own
             return any((type(e), e.host, e.incarnation) == own for e in again)
 
         await until(came, "its own agent, the same as before")
-        os.kill(os.getpid(), signal.SIGUSR2)  # what a scheduler signals is its to decide by now
+        signal_ourselves(signal.SIGUSR2)  # what a scheduler signals is its to decide by now
 
     assert taken_over(tmp_path, backend, monkeypatch, script) == exits.REQUEUED
     assert backend.replaced == ["host-0"]
@@ -311,7 +312,7 @@ def test_an_agent_that_does_not_come_to_the_new_leader_is_lost(
         assert [one.host for one in lost()] == ["host-2"]
         assert "did not come to the new leader" in lost()[0].why
         await until(lambda: "host-2" in backend.replaced, "another agent there")
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal_ourselves(signal.SIGTERM)
 
     assert taken_over(tmp_path, backend, monkeypatch, script, 2.0) == exits.REQUEUED
 

@@ -107,6 +107,12 @@ async def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
+def signal_ourselves(number: int) -> None:
+    """As a scheduler does. Where nobody takes it one test fails, not its whole worker."""
+    assert callable(signal.getsignal(number)), f"nobody takes {signal.Signals(number).name}"
+    os.kill(os.getpid(), number)
+
+
 def is_gone(pid: int) -> bool:
     """Ended; whoever adopted it may not have buried it yet."""
     return process_state(pid) in ("gone", "Z")
@@ -229,6 +235,9 @@ class FakeBackend:
 
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
         raise AssertionError("whoever starts the leader asks for it")
+
+    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        return {}
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         self.asked += 1

@@ -2,29 +2,22 @@
 
 import json
 import shutil
-from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from transformers import AutoConfig
 
 from orchestrator.app import submitting
-from orchestrator.app.inputs import Looked, look, look_back
+from orchestrator.app.inputs import Looked, look
 from orchestrator.cli import cli
 from orchestrator.contract import exits
-from orchestrator.contract.events import AgentRegistered, CheckpointSaved
-from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.spec import JobSpec
-from orchestrator.errors import JobError, SpecError, TrainingError
+from orchestrator.errors import SpecError, TrainingError
 from orchestrator.load import read_spec
 from tests.agent.world import TurnedClock
-from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster, events, lead, submission
-from tests.trainer.checkpoint.checkpoint_launch import train_alone
+from tests.jobs_on_disk import SPEC, NoCluster, cluster, submission
 from tests.trainer.data.data_files import save_tokenizer
-from tests.trainer.trainer_launch import tiny
 from trainer.data.files import find
 from trainer.data.tokenizer import open_tokenizer
 from trainer.model.weights import SINGLE
@@ -177,56 +170,6 @@ def test_the_login_node_of_slurm_sees_the_shared_file_system(tmp_path: Path) -> 
     assert paths(look(spec(NO_DATA, "cluster.backend=slurm"), tmp_path)) == ["data.files"]
 
 
-# A checkpoint's model
-
-
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_a_preset_is_the_model_that_transformers_makes_of_it(preset: str, tmp_path: Path) -> None:
-    """What a checkpoint records is the whole config; a spec has the keys that somebody wrote."""
-    values = deepcopy(dict(PRESETS[preset]))
-    whole = AutoConfig.for_model(values.pop("model_type"), **values)
-    marker = trained_by(json.loads(whole.to_json_string(use_diff=False)), tmp_path)
-    assert look_back(spec(), PRESETS[preset], marker) == ()
-    wider = {**PRESETS[preset], "vocab_size": 96 * values["vocab_size"]}
-    (problem,) = look_back(spec(f"model={{preset: {preset}}}"), wider, marker)
-    assert (problem.path, problem.value) == ("model.preset", preset)
-    assert "vocab_size was" in problem.limit
-
-
-def trained_by(config: dict[str, Any], folder: Path) -> Path:
-    step = folder / "step-8"
-    step.mkdir()
-    made = {"config": config, "seed": 0, "global_batch_size": 8, "sequence_length": 64}
-    marker = {"step": 8, "attempt": 1, "world_size": 1, "files": {}, "trained": made}
-    (step / "COMPLETE").write_text(json.dumps(marker))
-    return folder
-
-
-@pytest.mark.process
-def test_a_checkpoint_of_the_trainer_is_refused_where_the_trainer_refuses_it(
-    tmp_path: Path,
-) -> None:
-    config = tiny(tmp_path / "out")
-    assert train_alone(config) == exits.OK
-    checkpoints = tmp_path / "out" / "checkpoints"
-    same = spec(
-        f"train.global_batch_size={config['train']['global_batch_size']}",
-        f"data.sequence_length={config['data']['sequence_length']}",
-        f"train.seed={config['train'].get('seed', 0)}",
-    )
-    assert look_back(same, config["model"]["config"], checkpoints) == ()
-    changes: dict[str, JobSpec] = {
-        "train.seed": replace(same, train=replace(same.train, seed=9)),
-        "data.sequence_length": replace(same, data=replace(same.data, sequence_length=48)),
-    }
-    for key, changed in changes.items():
-        (problem,) = look_back(changed, config["model"]["config"], checkpoints)
-        assert problem.path == key
-        assert str(checkpoints / "step-5") in problem.limit
-    (problem,) = look_back(same, PRESETS["llama-tiny"], checkpoints)
-    assert problem.path.startswith("model.config.")
-
-
 # Through the verbs
 
 
@@ -280,60 +223,3 @@ def test_nothing_is_written_of_a_job_whose_data_is_not_there(
         with pytest.raises(SpecError, match=r"data\.files: must be a glob of data files"):
             begin(submission(tmp_path, NO_DATA), {}, TurnedClock())
     assert (cluster.submitted, list(tmp_path.iterdir())) == ([], [])
-
-
-# --resume
-
-
-def trained_to(run_root: Path, saved: int) -> None:
-    """The job with a checkpoint, and without a leader."""
-    submitting.submit(submission(run_root), {}, TurnedClock())
-    at = TurnedClock().now()
-    agents = [
-        AgentRegistered(
-            at=at, host=f"host-{i}", address="127.0.0.1", devices=2, pid=i, incarnation=str(i)
-        )
-        for i in range(2)
-    ]
-    lead(run_root, *agents, CheckpointSaved(at=at, attempt=1, step=saved))
-
-
-def resume(run_root: Path, *overrides: str) -> submitting.Submitted:
-    return submitting.submit(submission(run_root, *overrides, resume=True), {}, TurnedClock())
-
-
-def test_a_job_whose_steps_are_done_is_not_started_again(
-    cluster: NoCluster, tmp_path: Path
-) -> None:
-    trained_to(tmp_path, 24)
-    before = len(events(tmp_path))
-    with pytest.raises(JobError, match="nothing left to do: 24 of 24 steps are done") as told:
-        resume(tmp_path)
-    assert "raise train.steps" in told.value.fix
-    with pytest.raises(JobError, match="nothing left to do"):
-        submitting.dry_run(submission(tmp_path, resume=True), {}, TurnedClock())
-    assert (len(cluster.submitted), len(events(tmp_path))) == (1, before)
-    resume(tmp_path, "train.steps=25")
-    assert [launch.launch for launch in cluster.submitted] == [1, 2]
-
-
-def test_another_model_is_refused_before_anything_is_written(
-    cluster: NoCluster, tmp_path: Path
-) -> None:
-    trained_to(tmp_path, 8)
-    now = submission(tmp_path).planned
-    checkpoints = tmp_path / JOB / "checkpoints"
-    checkpoints.mkdir()
-    trained_by(dict(now.model_config), checkpoints)
-    good = (tmp_path / JOB / "spec.yaml").read_text()
-    before = len(events(tmp_path))
-    with pytest.raises(
-        SpecError, match=r"--set model\.config\.hidden_size: must be the same model"
-    ) as told:
-        resume(tmp_path, "model.config.hidden_size=96")
-    assert "the same model as in" in told.value.message
-    assert "hidden_size was 64 and is 96" in told.value.message
-    assert (tmp_path / JOB / "spec.yaml").read_text() == good
-    assert (len(cluster.submitted), len(events(tmp_path))) == (1, before)
-    resume(tmp_path)
-    assert len(cluster.submitted) == 2

@@ -72,6 +72,7 @@ def test_rules_and_classes_of_a_spec_go_first(spec: str) -> None:
         " about 60 s, doubled up to 900 s"
     ) in said
     assert "Budget: 5 restarts without a new checkpoint" in said
+    assert "after 3 allocations in a row without a new checkpoint" in said
 
 
 def test_a_class_that_there_is_not_has_a_neighbour() -> None:

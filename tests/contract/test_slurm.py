@@ -42,6 +42,25 @@ def test_other_options_are_passed_on(flag: str) -> None:
     assert decode(SlurmSpec, {"sbatch_args": [flag]}).sbatch_args == (flag,)
 
 
+@pytest.mark.parametrize(
+    ("time", "notice_s", "limit_s"),
+    [("2", 300, 120), (1, 90, 60), ("0:90", 90, 90), ("1:30:00", 5400, 5400)],
+)
+def test_a_warning_comes_before_the_end_and_after_the_beginning(
+    time: str | int, notice_s: float, limit_s: int
+) -> None:
+    """Else each allocation ends before its first step, and the next one begins."""
+    with pytest.raises(Invalid) as failed:
+        decode(SlurmSpec, {"time": time, "notice_s": notice_s})
+    (problem,) = failed.value.problems
+    assert (problem.path, problem.value) == ("notice_s", notice_s)
+    assert problem.limit.startswith(f"less than {limit_s} s, cluster.slurm.time: ")
+    half = float(problem.fix.split("notice_s to ")[1].split()[0])
+    assert decode(SlurmSpec, {"time": time, "notice_s": half}).notice_s == half
+    for unlimited in ("0", None):
+        assert decode(SlurmSpec, {"time": unlimited, "notice_s": notice_s})
+
+
 def test_partitions_are_one_several_with_commas_or_a_list() -> None:
     assert decode(SlurmSpec, {}).partitions == ()
     assert decode(SlurmSpec, {"partition": "train"}).partitions == ("train",)

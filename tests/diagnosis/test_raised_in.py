@@ -49,3 +49,11 @@ def test_words_that_a_rule_knows_go_before_the_package() -> None:
     path = "/opt/v/lib/python3.11/site-packages/PIL/Image.py"
     found = classify_log(raised(path, "OSError: [Errno 28] No space left on device"), exit_code=1)
     assert found.class_ == "disk-full"
+
+
+def test_what_a_package_raises_while_it_is_imported_is_its_environment() -> None:
+    path = "/opt/v/lib/python3.11/site-packages/odd/setup.py"
+    error = raised(path, "RuntimeError: odd").replace("in inner", "in <module>")
+    assert classify_log(error, exit_code=1).class_ == "import-or-version"
+    own = raised("/opt/job/mine.py", "RuntimeError: odd").replace("in inner", "in <module>")
+    assert classify_log(own, exit_code=1).class_ == "python-exception"

@@ -280,6 +280,29 @@ def test_a_kernels_log_is_sorted_however_long_it_is() -> None:
     assert [one.name for one in read_kernel([xid, *many[:3]])] == ["gpu-lost"]
 
 
+def test_of_what_a_kernel_says_broken_hardware_comes_before_a_program_that_failed_with_it() -> None:
+    program = "NVRM: Xid (PCI:0000:63:00): 31, pid=7, name=python, MMU Fault: ENGINE GR_HOST0"
+    broken = "pcieport 0000:62:00.0: AER: device recovery failed"
+    read = [one.name for one in read_kernel([program, broken])]
+    assert read == ["pcie-error", "xid-31-mmu-fault"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: GPU0 _kgspProcessRpcEvent: Attempted to process RPC event from GPU0 during bootup",
+        "NVRM: GPU0 nvAssertFailedNoLog: Assertion failed: 0 @ kernel_gsp.c:1447",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.158.01  Release Build",
+        "mlx5_core 0000:d2:00.0: mlx5_cmd_out_err:838:(pid 7): ACCESS_REG(0x805) failed, status",
+        "mlx5_core 0000:13:00.0: PCIe slot power capability was not advertised.",
+        "md/raid1:md127: active with 2 out of 2 mirrors",
+        "MCi status: Error enabled",
+    ],
+)
+def test_what_drivers_say_where_all_is_well_is_nothing(line: str) -> None:
+    assert read_kernel([line]) == ()
+
+
 def test_every_sample_keeps_its_class_as_the_end_of_a_rank() -> None:
     """What is told of a sample alone holds as well where it ends a longer log."""
     path = Path(__file__).parents[1] / "captured" / "failures" / "samples.yaml"

@@ -108,19 +108,39 @@ async def delete_pods(api: Api, pods: list[Object]) -> None:
 
 
 async def headless_service(
-    api: Api, owner: Object, name: str, selector: Mapping[str, str], ports: list[Object]
-) -> None:
+    api: Api,
+    owner: Object,
+    name: str,
+    selector: Mapping[str, str],
+    ports: list[Object],
+    *,
+    not_ready: bool = True,
+) -> Object | None:
+    """None where it is there already. `not_ready`: its names are known before its pods are."""
     metadata = {"name": name, "labels": dict(selector), "ownerReferences": owned_by(owner)}
-    spec = {"clusterIP": "None", "selector": dict(selector), "publishNotReadyAddresses": True}
+    spec: Object = {"clusterIP": "None", "selector": dict(selector)}
+    spec |= {"publishNotReadyAddresses": True} if not_ready else {}
     body = {"metadata": metadata, "spec": {**spec, **({"ports": ports} if ports else {})}}
-    await api.create(path("services", owner["metadata"]["namespace"]), body)
+    return await api.create(path("services", owner["metadata"]["namespace"]), body)
 
 
 async def write_status(api: Api, resource: str, job: Object, status: Object) -> None:
-    if status != job.get("status"):
+    """As a merge patch, which says of what went that it is null."""
+    before = job.get("status") or {}
+    if status != before:
         metadata = job["metadata"]
         where = path(resource, metadata["namespace"], metadata["name"], "status")
-        await api.patch(where, {"metadata": {"uid": metadata["uid"]}, "status": status})
+        body = {"metadata": {"uid": metadata["uid"]}, "status": _patch(before, status)}
+        await api.patch(where, body)
+
+
+def _patch(before: Object, after: Object) -> Object:
+    patch: Object = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        old = before.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        patch[key] = _patch(old, value) if both and old is not None else value
+    return patch
 
 
 def age_s(stamp: str) -> float:

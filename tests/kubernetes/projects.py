@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 Object = dict[str, Any]
+NOT_RUN = "NOT TESTED WITH A REAL OPERATOR: "
 ADMISSION = "admissionregistration.k8s.io/v1"
 CERTIFICATES = "/tmp/k8s-webhook-server/serving-certs"
 """Where both of them have their Secret mounted; each sees a folder of its own there."""

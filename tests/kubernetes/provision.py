@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.seams import Completed
+from tests.kubernetes import projects
 from tests.kubernetes.containers import why_no_containers
 from tests.testbeds import run_within, say_what_was_not_run
 
@@ -96,3 +97,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         " directory with etcd, kubectl and kube-apiserver, -controller-manager and -scheduler."
     )
     say_what_was_not_run(terminalreporter, NOT_RUN, "Kubernetes", remedy)
+    remedy = "set KUBE_OPERATORS to a directory with their binaries (manifests/testbed/README.md)."
+    say_what_was_not_run(terminalreporter, projects.NOT_RUN, "operator", remedy)

@@ -14,9 +14,9 @@ from tests.kubernetes.operator import (
     has_condition,
     headless_service,
     phase,
-    set_condition,
     write_status,
 )
+from tests.kubernetes.pod import post_event
 
 CONTAINER, PORT_NAME, PORT = "pytorch", "pytorchjob-port", 23456
 PREFIX = "training.kubeflow.org/"
@@ -33,7 +33,7 @@ class PyTorchJobs:
         status = copy.deepcopy(job.get("status") or {})
         conditions = status.setdefault("conditions", [])
         name = job["metadata"]["name"]
-        set_condition(conditions, "Created", True, "PyTorchJobCreated", f"{name} is created.")
+        _condition(conditions, "Created", True, "Created", f"PyTorchJob {name} is created.")
         status.setdefault("replicaStatuses", {})
         if has_condition(conditions, "Succeeded") or has_condition(conditions, "Failed"):
             await self._clean(job, pods, status)
@@ -47,39 +47,46 @@ class PyTorchJobs:
         policy = job["spec"].get("runPolicy", {})
         clean = policy.get("cleanPodPolicy", "None")
         running = [pod for pod in pods if phase(pod) in ("Running", "Pending")]
-        await delete_pods(self.api, {"All": pods, "Running": running, "None": []}[clean])
+        await self._delete(job, {"All": pods, "Running": running, "None": []}[clean], services=True)
+        if has_condition(status["conditions"], "Succeeded"):
+            for counts in status["replicaStatuses"].values():
+                _count(counts, "succeeded", counts.pop("active", 0))
         ttl, ended = policy.get("ttlSecondsAfterFinished"), status.get("completionTime")
         if ttl is not None and ended and age_s(ended) >= ttl:
             metadata = job["metadata"]
             await self.api.delete(path(self.resource, metadata["namespace"], metadata["name"]))
 
     async def _suspend(self, job: Object, pods: list[Object], status: Object) -> None:
-        name = job["metadata"]["name"]
-        await delete_pods(self.api, pods)
+        name, conditions = job["metadata"]["name"], status["conditions"]
+        await self._delete(job, pods, services=True)
         said = f"PyTorchJob {name} is suspended."
-        if has_condition(status["conditions"], "Running"):
-            set_condition(status["conditions"], "Running", False, "PyTorchJobSuspended", said)
-        set_condition(status["conditions"], "Suspended", True, "PyTorchJobSuspended", said)
-        status.pop("startTime", None)
-        status["replicaStatuses"] = {}
+        if has_condition(conditions, "Running"):
+            _condition(conditions, "Running", False, "Suspended", said)
+        if not has_condition(conditions, "Suspended"):
+            _condition(conditions, "Suspended", True, "Suspended", said)
+            await self._tell(job, "Normal", "PyTorchJobSuspended", said)
+        for counts in status["replicaStatuses"].values():
+            counts.pop("active", None)
 
     async def _run(self, job: Object, pods: list[Object], status: Object) -> None:
         name, conditions = job["metadata"]["name"], status["conditions"]
         if has_condition(conditions, "Suspended"):
             said = f"PyTorchJob {name} is resumed."
-            set_condition(conditions, "Suspended", False, "PyTorchJobResumed", said)
+            _condition(conditions, "Suspended", False, "Resumed", said)
+            await self._tell(job, "Normal", "PyTorchJobResumed", said)
+            status["startTime"] = now()
         status.setdefault("startTime", now())
         if why := _over_the_limit(job, pods, status):
-            await delete_pods(self.api, pods)
-            return _finish(status, "Failed", "PyTorchJobFailed", why)
+            await self._delete(job, pods, services=True)
+            await self._tell(job, "Normal", "PyTorchJobFailed", why)
+            _finish(status, "Failed", why)
+            return
         for kind, replica in job["spec"]["pytorchReplicaSpecs"].items():
             theirs = [pod for pod in pods if _label(pod, "replica-type") == kind.lower()]
             await self._replicas(job, kind, replica, theirs, conditions)
-            counted = {each: [pod for pod in theirs if phase(pod) == each] for each in PHASES}
-            status["replicaStatuses"][kind] = {
-                word: len(counted[each]) for each, word in PHASES.items() if counted[each]
-            }
-        return _conclude(job, status)
+            status["replicaStatuses"][kind] = _counts(theirs)
+        for level, reason, said in _conclude(job, status):
+            await self._tell(job, level, reason, said)
 
     async def _replicas(
         self, job: Object, kind: str, replica: Object, pods: list[Object], conditions: list[Object]
@@ -87,20 +94,50 @@ class PyTorchJobs:
         wanted, name = replica.get("replicas", 1), job["metadata"]["name"]
         by_index = {int(_label(pod, "replica-index")): pod for pod in pods}
         for index, pod in by_index.items():
+            await self._tell_exit_code(job, pod)
             if index >= wanted:
-                await delete_pods(self.api, [pod])
+                await self._delete(job, [pod])
             elif phase(pod) == "Failed" and _retried(replica, pod):
-                await delete_pods(self.api, [pod])
-                _restarting(name, kind, conditions)
+                await self._delete(job, [pod])
+                said = f"job {name} is restarting because {kind} replica(s) failed."
+                _condition(conditions, "Restarting", True, "Restarting", said)
+                await self._tell(job, "Warning", "PyTorchJobRestarting", said)
+            elif phase(pod) == "Failed" and replica.get("restartPolicy") == "ExitCode":
+                # No completionTime: it is only set where a job is concluded from its counts.
+                said = f'job "{name}" is failing because "{kind}" replica(s) failed.'
+                _condition(conditions, "Failed", True, "Failed", said)
+                await self._tell(job, "Warning", "PyTorchJobFailed", said)
         for index in sorted(set(range(wanted)) - set(by_index)):
             await self._create(job, kind, index, replica)
+
+    async def _delete(self, job: Object, pods: list[Object], *, services: bool = False) -> None:
+        """Each once, with the service of its name."""
+        for pod in pods:
+            metadata = pod["metadata"]
+            if "deletionTimestamp" in metadata:
+                continue
+            await delete_pods(self.api, [pod])
+            said = f"Deleted pod: {metadata['name']}"
+            await self._tell(job, "Normal", "SuccessfulDeletePod", said)
+            if services:
+                await self.api.delete(path("services", metadata["namespace"], metadata["name"]))
+                said = f"Deleted service: {metadata['name']}"
+                await self._tell(job, "Normal", "SuccessfulDeleteService", said)
+
+    async def _tell_exit_code(self, job: Object, pod: Object) -> None:
+        code = exit_code(pod, CONTAINER)
+        if code is not None:
+            where = f"{pod['metadata']['namespace']}.{pod['metadata']['name']}"
+            said = f"Pod: {where} exited with code {code}"
+            await self._tell(job, "Normal", "ExitedWithCode", said)
+
+    async def _tell(self, job: Object, level: str, reason: str, said: str) -> None:
+        await post_event(self.api, job, level, reason, said)
 
     async def _create(self, job: Object, kind: str, index: int, replica: Object) -> None:
         name = f"{job['metadata']['name']}-{kind.lower()}-{index}"
         labels = {
-            PREFIX + "job-name": job["metadata"]["name"],
-            PREFIX + "operator-name": "pytorchjob-controller",
-            PREFIX + "replica-type": kind.lower(),
+            **_labels(job["metadata"]["name"], kind),
             PREFIX + "replica-index": str(index),
         }
         role = {PREFIX + "job-role": "master"} if kind == "Master" else {}
@@ -111,7 +148,26 @@ class PyTorchJobs:
             container.setdefault("env", []).extend(_environment(job, kind, index))
         await create_pod(self.api, job, name, template, labels | role)
         ports = [{"name": PORT_NAME, "port": _port(job)}]
-        await headless_service(self.api, job, name, labels, ports)
+        if await headless_service(self.api, job, name, labels, ports, not_ready=False):
+            said = f"Created service: {name}"
+            await self._tell(job, "Normal", "SuccessfulCreateService", said)
+
+
+def _counts(pods: list[Object]) -> dict[str, int]:
+    """A pod that runs and is being deleted counts as failed: its node may never let go of it."""
+    counts: dict[str, int] = {}
+    for pod in pods:
+        word = PHASES.get(phase(pod))
+        if word == "active" and "deletionTimestamp" in pod["metadata"]:
+            word = "failed"
+        if word is not None:
+            _count(counts, word, 1)
+    return counts
+
+
+def _count(counts: dict[str, int], word: str, more: int) -> None:
+    if more:
+        counts[word] = counts.get(word, 0) + more
 
 
 PHASES = {"Running": "active", "Succeeded": "succeeded", "Failed": "failed"}
@@ -153,8 +209,9 @@ def _port(job: Object) -> int:
 
 
 def _retried(replica: Object, pod: Object) -> bool:
-    if replica.get("restartPolicy", "OnFailure") != "ExitCode":
-        return False
+    policy = replica.get("restartPolicy", "OnFailure")
+    if policy != "ExitCode":
+        return bool(policy != "Never")
     code = exit_code(pod, CONTAINER)
     return (NO_EXIT_CODE if code is None else code) >= 128
 
@@ -163,55 +220,83 @@ def _over_the_limit(job: Object, pods: list[Object], status: Object) -> str:
     policy, name = job["spec"].get("runPolicy", {}), job["metadata"]["name"]
     deadline, limit = policy.get("activeDeadlineSeconds"), policy.get("backoffLimit")
     if deadline is not None and age_s(status["startTime"]) >= deadline:
-        return f"PyTorchJob {name} has failed because it was active longer than specified deadline"
+        return f"Job {name} has failed because it was active longer than specified deadline"
     restarts = sum(
         container.get("restartCount", 0)
         for pod in pods
-        if pod["spec"].get("restartPolicy") in ("OnFailure", "Always")
+        if phase(pod) == "Running"
         for container in pod.get("status", {}).get("containerStatuses", ())
     )
     if limit is not None and restarts and restarts >= limit:
-        return f"PyTorchJob {name} has failed because it has reached the specified backoff limit"
+        return f"Job {name} has failed because it has reached the specified backoff limit"
     return ""
 
 
-def _conclude(job: Object, status: Object) -> None:
-    """Conditions from the counts of pods, in the operator's order."""
+def _conclude(job: Object, status: Object) -> list[tuple[str, str, str]]:
+    """Conditions from the counts of pods; what is to be told of it."""
     name, conditions = job["metadata"]["name"], status["conditions"]
-    replicas = job["spec"]["pytorchReplicaSpecs"]
-    restarting = has_condition(conditions, "Restarting")
+    replicas: Object = job["spec"]["pytorchReplicaSpecs"]
+    told: list[tuple[str, str, str]] = []
     for kind, replica in replicas.items():
-        counts: dict[str, Any] = status["replicaStatuses"].get(kind, {})
-        done, failed = counts.get("succeeded", 0), counts.get("failed", 0)
-        decides = kind == "Master" or "Master" not in replicas
-        if decides and counts.get("active"):
-            said = f"PyTorchJob {name} is running."
-            set_condition(conditions, "Running", True, "PyTorchJobRunning", said)
-            conditions[:] = [each for each in conditions if each["type"] != "Restarting"]
-        # the trap: without a master, one worker of an elastic job ends it for all
-        enough = 1 if "elasticPolicy" in job["spec"] else replica.get("replicas", 1)
-        if decides and done >= enough:
-            said = f"PyTorchJob {name} is successfully completed."
-            return _finish(status, "Succeeded", "PyTorchJobSucceeded", said)
-        if failed and restarting:
-            _restarting(name, kind, conditions)
-        elif failed:
-            said = f"PyTorchJob {name} is failed because {failed} {kind} replica(s) failed."
-            return _finish(status, "Failed", "PyTorchJobFailed", said)
-    return None
+        counts: dict[str, Any] = status["replicaStatuses"].setdefault(kind, {})
+        counts["selector"] = ",".join(
+            f"{key}={value}" for key, value in sorted(_labels(name, kind).items())
+        )
+        active, done, failed = (counts.get(it, 0) for it in ("active", "succeeded", "failed"))
+        wanted = replica.get("replicas", 1)
+        if kind == "Master" or "Master" not in replicas:
+            if active:
+                said = f"PyTorchJob {name} is running."
+                _condition(conditions, "Running", True, "Running", said)
+            # The trap: without a master, one worker of an elastic job ends it for all.
+            if done >= (1 if "elasticPolicy" in job["spec"] else wanted):
+                said = f"PyTorchJob {name} is successfully completed."
+                _finish(status, "Succeeded", said)
+                return [*told, ("Normal", "PyTorchJobSucceeded", said)]
+        if failed and wanted > done + active:
+            if replica.get("restartPolicy", "OnFailure") == "Never":
+                said = f"PyTorchJob {name} is failed because {failed} {kind} replica(s) failed."
+                _finish(status, "Failed", said)
+                told.append(("Normal", "PyTorchJobFailed", said))
+            else:
+                said = f"PyTorchJob {name} is restarting because {failed} {kind} replica(s) failed."
+                _condition(conditions, "Restarting", True, "Restarting", said)
+                told.append(("Warning", "PyTorchJobRestarting", said))
+    return told
 
 
-def _restarting(name: str, kind: str, conditions: list[Object]) -> None:
-    said = f"PyTorchJob {name} is restarting because {kind} replica(s) failed."
-    set_condition(conditions, "Restarting", True, "PyTorchJobRestarting", said)
-    conditions[:] = [each for each in conditions if each["type"] != "Running"]
+def _finish(status: Object, kind: str, message: str) -> None:
+    if not has_condition(status["conditions"], "Failed"):
+        status["completionTime"] = now()
+    _condition(status["conditions"], kind, True, kind, message)
 
 
-def _finish(status: Object, kind: str, reason: str, message: str) -> None:
-    if has_condition(status["conditions"], "Running"):
-        set_condition(status["conditions"], "Running", False, reason, message)
-    set_condition(status["conditions"], kind, True, reason, message)
-    status["completionTime"] = now()
+def _condition(conditions: list[Object], kind: str, holds: bool, reason: str, message: str) -> None:
+    """Where it changes something, and nothing changes any more once the job has failed. Running and
+    Restarting push each other out; an end makes Running false, with the reason that it had."""
+    said = {"status": str(holds), "reason": f"PyTorchJob{reason}"}
+    now_held = next((each for each in conditions if each["type"] == kind), None)
+    if has_condition(conditions, "Failed") or (now_held and said.items() <= now_held.items()):
+        return
+    out = {kind, PUSHED_OUT.get(kind, kind)}
+    conditions[:] = [each for each in conditions if each["type"] not in out]
+    if kind in ("Failed", "Succeeded"):
+        for each in conditions:
+            each["status"] = "False" if each["type"] == "Running" else each["status"]
+    stamps = dict.fromkeys(("lastUpdateTime", "lastTransitionTime"), now())
+    conditions.append({"type": kind, **stamps, **said, "message": message})
+
+
+PUSHED_OUT = {"Running": "Restarting", "Restarting": "Running"}
+
+
+def _labels(job: str, kind: str) -> dict[str, str]:
+    """Of each pod of a kind of replica."""
+    return {
+        PREFIX + "job-name": job,
+        PREFIX + "operator-name": "pytorchjob-controller",
+        PREFIX + "replica-type": kind.lower(),
+    }
 
 
 def _label(pod: Object, name: str) -> str:

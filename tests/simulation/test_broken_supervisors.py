@@ -353,7 +353,7 @@ def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -
     [
         (counts_nothing, ("rank",), "attempts without progress"),
         (charges_for_each_agent_that_goes, ("host", "switch"), "nothing failed"),
-        (judges_each_agent_that_goes_for_itself, ("host", "switch"), "outages"),
+        (judges_each_agent_that_goes_for_itself, ("partition",), "outages"),
         (forgets_whom_to_leave_out, ("drain",), "used, "),
         (leaves_out_for_good_who_was_drained, ("drain",), "the scheduler has opened it"),
         (keeps_off_who_was_drained, ("drain",), "only drained"),

@@ -208,6 +208,10 @@ class KubernetesBackend:
         labels = f"{LABEL}={launch.job}"
         return self.api(spec).list(PODS, self.namespace(spec), labels=labels).items
 
+    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        """What keeps a pod from beginning stands in its own status (`troubles.py`)."""
+        return {}
+
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         """Of nodes alone: a pod that is preempted or evicted hears it itself, by SIGTERM, and
         another one may come to the same node."""

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends.slurm import advice, find, observe, render, snapshot, srun_end
+from orchestrator.backends.slurm import advice, find, observe, render, snapshot, srun_end, unbegun
 from orchestrator.backends.slurm.checks import closed, cut_short, is_never_available, problems
 from orchestrator.backends.slurm.commands import FOR_GOOD, NOT_AVAILABLE, Slurm
 from orchestrator.backends.slurm.detached import Detached, start
@@ -23,7 +23,8 @@ from orchestrator.cluster.slurm.config import parse_config
 from orchestrator.cluster.slurm.hostlist import expand, fold
 from orchestrator.cluster.slurm.nodes import Node, parse_nodes
 from orchestrator.cluster.slurm.partitions import parse_partitions
-from orchestrator.cluster.slurm.standing import is_wanted_back
+from orchestrator.cluster.slurm.reservations import parse_reservations, soon_in_maintenance
+from orchestrator.cluster.slurm.standing import is_wanted_back, lets_finish
 from orchestrator.cluster.slurm.topology import allocated_switches
 from orchestrator.contract.findings import Finding
 from orchestrator.contract.handover import Handover
@@ -44,6 +45,8 @@ LATE_POLL_S = 5.0
 POLL_S = 0.25
 CLEAR_HOST_S = 45.0
 """For a step that ends an agent and its ranks, in a container and on a busy node."""
+SOON_SLACK_S = 15.0
+"""Between two questions about the nodes."""
 NOTICE_SLACK_S = 75.0
 """Slurm may warn of the time limit up to a minute early."""
 PATTERN = "SLURM_TOPOLOGY_ADDR_PATTERN"
@@ -299,10 +302,18 @@ class SlurmBackend:
             return ()
         reservation = (launch.slurm or SlurmSpec()).reservation
         unfit = {
-            node.name: HostNotice(host=node.name, state=node.words, reason=node.reason)
+            node.name: HostNotice(
+                host=node.name,
+                state=node.words,
+                reason=node.reason,
+                lets_finish=lets_finish(node, reservation),
+            )
             for node in self.nodes(hosts)
             if is_wanted_back(node, reservation)
         }
+        for host, reason in self._in_maintenance(launch, hosts).items():
+            if host not in unfit or unfit[host].lets_finish:
+                unfit[host] = HostNotice(host=host, state="MAINTENANCE", reason=reason)
         job = self.finder.show(launch, self._own_id(), tries=1)
         if job is not None and job.nodes and observe.phase(job, self._restarts()) == "running":
             for host in set(hosts) - set(job.nodes) - set(unfit):
@@ -311,10 +322,27 @@ class SlurmBackend:
                 )
         return tuple(unfit[host] for host in hosts if host in unfit)
 
+    def _in_maintenance(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        """Soon, so that ranks have as long for a checkpoint as before a time limit. Slurm starts no
+        job whose limit reaches into a reservation, but one may be made over a job that runs."""
+        spec, now = launch.slurm or SlurmSpec(), self.clock.now()
+        try:
+            said = self.slurm.told(["scontrol", "-o", "show", "reservations"], tries=1)
+        except BackendError as exc:
+            log.warning("which maintenance is planned is not known: %s", exc)
+            return {}
+        soon = soon_in_maintenance(
+            parse_reservations(said), hosts, now, spec.notice_s + SOON_SLACK_S, spec.reservation
+        )
+        return {host: f"reservation {one.name}" for host, one in soon.items()}
+
     def nodes(self, hosts: Sequence[str]) -> tuple[Node, ...]:
         """As Slurm sees them at this moment."""
         argv = ["scontrol", "show", "node", "-a", "-o", fold(hosts)]
         return parse_nodes(self.slurm.told(argv, tries=1))
+
+    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        return unbegun.found(launch, self.environ, hosts)
 
     def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
         given = expand(self.environ.get("SLURM_JOB_NODELIST", ""))

@@ -9,10 +9,10 @@ from pathlib import Path
 from orchestrator.backends.slurm.node_fit import fits, is_away, mib, most_in_one_partition
 from orchestrator.cluster.slurm.hostlist import expand
 from orchestrator.cluster.slurm.nodes import IN_RESERVATION, Node
-from orchestrator.cluster.slurm.partitions import Partition, seconds, time_words
+from orchestrator.cluster.slurm.partitions import Partition, time_words
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.contract.slurm import SlurmSpec, notice_too_long, seconds
 from orchestrator.denied import owner_of
 from orchestrator.supervise.leaving import ASK_S, STOP_SLACK_S, room_s
 
@@ -160,6 +160,12 @@ def _limits(launch: LaunchPlan, spec: SlurmSpec, asked: Sequence[Partition]) -> 
             limit=f"at most the partition's {time_words(limit)}",
             fix=f"set it to {time_words(limit)}; the job goes on in further allocations by itself",
         )
+    if wanted is None:
+        given = [one.default_time_s or one.max_time_s for one in asked]
+        usual = None if None in given else max(one for one in given if one is not None)
+        whose = "the time that the partition gives a job that asks for none"
+        if problem := notice_too_long(spec.notice_s, usual, whose):
+            yield replace(problem, path=f"{AT}.notice_s")
     sizes = [one.max_nodes for one in asked if one.max_nodes is not None]
     if len(sizes) == len(asked) and len(launch.hosts) > max(sizes):
         yield Problem(

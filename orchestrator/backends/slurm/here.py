@@ -124,6 +124,9 @@ class HereBackend:
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         return self.allocated.notices(launch, hosts)
 
+    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        return self.allocated.unbegun(launch, hosts)
+
     def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
         return replace(self.allocated.own_run(launch, hosts), hosts=self._hosts())
 

@@ -13,9 +13,9 @@ from datetime import datetime, tzinfo
 from typing import Literal
 
 from orchestrator.cluster.slurm.hostlist import expand
-from orchestrator.cluster.slurm.partitions import seconds
 from orchestrator.cluster.slurm.records import fields, records
 from orchestrator.contract.launch import Cause
+from orchestrator.contract.slurm import seconds
 from orchestrator.seams import RunPhase
 
 Meaning = Literal["queued", "running", "leaving", "held", "ended"]

@@ -240,7 +240,9 @@ def _beginning(handover: Handover, python: str) -> list[str]:
 
 
 def _agents(launch: LaunchPlan, python: str) -> list[str]:
-    logs = f"{RUN_DIR}/slurm/launch-{launch.launch}/%j_%t_log"
+    # Of each run of the job its own: they say which agents could not begin in it.
+    run = "${SLURM_RESTART_COUNT:-0}"
+    logs = f"{RUN_DIR}/slurm/launch-{launch.launch}/%j-{run}_%t_log"
     which = f"--run-dir={RUN_DIR} --launch={launch.launch}"
     return [
         *_comment(
@@ -361,6 +363,13 @@ def step_here(launch: LaunchPlan, hosts: Sequence[str], python: str) -> list[str
         "--first-leads",
         *hooks_of(launch),
     ]
+
+
+def task_errors(launch: LaunchPlan, environ: Mapping[str, str], task: int) -> Path:
+    """What a task said before its agent's own log began; `environ` is of an agent of its step."""
+    job, run = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "0")
+    here = folder(launch) / f"{job}.{environ.get('SLURM_STEP_ID', '')}_{task}_log.err"
+    return here if here.exists() else folder(launch) / f"{job}-{run}_{task}_log.err"
 
 
 def _step(

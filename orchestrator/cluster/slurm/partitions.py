@@ -1,10 +1,10 @@
 """`scontrol -o show partitions`."""
 
-import re
 from dataclasses import dataclass
 
 from orchestrator.cluster.slurm.hostlist import expand
 from orchestrator.cluster.slurm.records import records, value
+from orchestrator.contract.slurm import seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class Partition:
     max_nodes: int | None
     topology: str | None = None
     """Its own, where a cluster has several (25.05 and newer)."""
+    default_time_s: int | None = None
+    """Of a job that asks for none; None: the longest there is."""
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
@@ -31,6 +33,7 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
             max_time_s=seconds(value(record, "MaxTime")),
             max_nodes=_count(value(record, "MaxNodes")),
             topology=value(record, "Topology") or None,
+            default_time_s=seconds(value(record, "DefaultTime")),
         )
         for record in records(text, "PartitionName")
     )
@@ -38,21 +41,6 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
 
 def _count(text: str) -> int | None:
     return int(text) if text.isdigit() else None
-
-
-def seconds(text: str) -> int | None:
-    """Of `MINUTES`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; None of UNLIMITED or NONE."""
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", text):
-        return None
-    days, dash, rest = text.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if dash:  # hours first
-        hours, minutes, secs = (*parts, 0, 0)[:3]
-    elif len(parts) < 3:  # minutes first
-        hours, minutes, secs = (0, *parts, 0)[:3]
-    else:
-        hours, minutes, secs = parts
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
 
 
 def time_words(seconds: int | None) -> str:

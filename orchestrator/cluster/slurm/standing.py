@@ -17,6 +17,8 @@ GIVEN_UP: Mapping[str, str] = {
     "POWERING_DOWN": "is being powered down",
 }
 """Flags of a node on which its administrator wants nothing to start, in words."""
+BEGINS = ("MAINTENANCE", "REBOOT_ISSUED")
+"""Those of them by which somebody is at it now, whatever still runs there."""
 TAKEN: Mapping[str, str] = {
     "COMPLETING": "a job is ending there",
     "PLANNED": "kept for a job in the queue",
@@ -76,6 +78,11 @@ def is_wanted_back(node: Node, reservation: str | None) -> bool:
     return node.is_gone or any(
         _counts(flag, node, reservation) for flag in GIVEN_UP if flag != "NOT_RESPONDING"
     )
+
+
+def lets_finish(node: Node, reservation: str | None) -> bool:
+    """Whether Slurm waits for what runs there, of a node that is wanted back."""
+    return not node.is_gone and not any(_counts(flag, node, reservation) for flag in BEGINS)
 
 
 def _counts(flag: str, node: Node, reservation: str | None) -> bool:

@@ -105,6 +105,8 @@ class FakeSlurm:
     patience: float = 60.0
     """Seconds that a command may be given at most."""
     gres: str = "gpu:2"
+    reservations: str = ""
+    """As `scontrol show reservations` prints them."""
     steps: dict[str, str] = field(default_factory=dict)
     """Number -> name."""
     ends_at_once: bool = True
@@ -116,7 +118,7 @@ class FakeSlurm:
         self.said.append(list(argv))
         return self.trouble(list(argv), before) or self.answer(list(argv))
 
-    def answer(self, argv: list[str]) -> Completed:
+    def answer(self, argv: list[str]) -> Completed:  # noqa: C901 - one line for each command
         match argv:
             case ["sbatch", "--parsable", *_, script]:
                 return Completed(0, f"{self.queue(script).id}\n", "")
@@ -137,6 +139,8 @@ class FakeSlurm:
                 return Completed(0, self.jobs[job].line, "") if job in self.jobs else INVALID
             case ["scontrol", "show", "node", "-a", "-o", names]:
                 return Completed(0, self._nodes(*expand(names)), "")
+            case ["scontrol", "-o", "show", "reservations"]:
+                return Completed(0, self.reservations or "No reservations in the system\n", "")
             case ["scontrol", "show", "partitions", "-a", "-o"]:
                 line = "PartitionName=train Default=YES MaxNodes=UNLIMITED MaxTime=60 State=UP"
                 return Completed(0, f"{line} TotalNodes=2\n", "")

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -411,6 +412,47 @@ def test_nodes_that_are_drained_or_taken_out_of_the_job_are_noticed(tmp_path: Pa
     first, second = backend.notices(launch, ("node1", "node2"))
     assert (first.host, first.state, first.reason) == ("node1", "ALLOCATED+DRAIN", "bad fan")
     assert (second.host, second.state) == ("node2", "REMOVED")
+
+
+@pytest.mark.parametrize(
+    ("state", "finishes"),
+    [
+        ("ALLOCATED+DRAIN", True),
+        ("MIXED+FAIL", True),
+        ("ALLOCATED+DRAIN+REBOOT_REQUESTED", True),
+        ("ALLOCATED+POWER_DOWN", True),
+        ("ALLOCATED+MAINTENANCE", False),
+        ("ALLOCATED+DRAIN+MAINTENANCE", False),
+        ("ALLOCATED+REBOOT_ISSUED", False),
+        ("DOWN+DRAIN", False),
+    ],
+)
+def test_slurm_waits_for_what_runs_on_a_drained_node_until_somebody_is_at_it(
+    tmp_path: Path, state: str, finishes: bool
+) -> None:
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    slurm.nodes["node1"] = state
+    (notice,) = backend.notices(launch, ("node1", "node2"))
+    assert (notice.host, notice.lets_finish) == ("node1", finishes)
+
+
+def test_maintenance_that_begins_soon_is_noticed_before_it_does(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launch, _ = submitted(slurm, tmp_path)
+    clock = backend.clock
+    for begins_s, hosts in ((3600, []), (100, ["node2"]), (-60, ["node2"])):
+        begins = datetime.fromtimestamp(clock.now() + begins_s, UTC).astimezone()
+        slurm.reservations = (
+            f"ReservationName=maint_1 StartTime={begins:%Y-%m-%dT%H:%M:%S}"
+            " EndTime=2099-01-01T00:00:00 Nodes=node[2-3] Flags=MAINT,IGNORE_JOBS,SPEC_NODES\n"
+        )
+        found = backend.notices(launch, ("node1", "node2"))
+        assert [notice.host for notice in found] == hosts
+    assert (found[0].state, found[0].reason) == ("MAINTENANCE", "reservation maint_1")
+    assert not found[0].lets_finish
+    slurm.trouble = lambda argv, before: DOWN if argv[-1] == "reservations" else None
+    assert backend.notices(launch, ("node1", "node2")) == (), "not known: nothing is done"
 
 
 def test_a_slurmd_that_is_stopped_takes_no_node_from_a_job_that_runs_on(tmp_path: Path) -> None:

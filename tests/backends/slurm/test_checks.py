@@ -46,6 +46,7 @@ def test_a_job_that_fits_has_no_problem(tmp_path: Path) -> None:
         (2, {"partition": "trian"}, "one of debug, train, got 'trian'"),
         (2, {"partition": "debug"}, "up, but it is DOWN"),
         (2, {"time": "1:01:00"}, "at most the partition's 1:00:00"),
+        (2, {"notice_s": 3600}, "notice_s: must be less than 3600 s, the time that the partition"),
         (5, {}, "at most the partition's 4 nodes a job"),
         (4, {}, "at most 3, the nodes of partition train that have 2 GPUs"),
         (3, {"exclude": "node[1-2]"}, "at most 1, the nodes"),

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from orchestrator.cluster.slurm.partitions import parse_partitions, seconds, time_words
+from orchestrator.cluster.slurm.partitions import parse_partitions, time_words
 from orchestrator.cluster.slurm.topology import allocated_switches, parse_topology, switches_of
+from orchestrator.contract.slurm import seconds
 from tests.cluster.slurm.captured import captured
 
 

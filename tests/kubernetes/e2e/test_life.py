@@ -45,14 +45,14 @@ def test_what_kubectl_applies_trains_what_the_local_backend_trains(
 
 def _assert_the_same_is_seen(job: KubeNdctl, elsewhere: KubeNdctl) -> None:
     """From a machine with the run volume and from one without."""
+    for one in (elsewhere, job):  # pods that have ended take their logs along
+        logs = one.told("logs", JOB)
+        steps = [int(found) for found in re.findall(r"\[\S+ rank 0\] .* step (\d+)/24 loss", logs)]
+        assert steps == list(STEPS)
     for view in (("events", JOB), ("status", JOB), ("describe", JOB), ("list",)):
         here, there = _lines(job.told(*view)), _lines(elsewhere.told(*view))
         assert here == there, view
         assert view == ("events", JOB) or any(f"PyTorchJob {NAMESPACE}/{JOB}" in it for it in here)
-    for one in (job, elsewhere):
-        logs = one.told("logs", JOB)
-        steps = [int(found) for found in re.findall(r"\[\S+ rank 0\] .* step (\d+)/24 loss", logs)]
-        assert steps == list(STEPS)
 
 
 def _lines(text: str) -> list[str]:

@@ -53,6 +53,9 @@ def ndctl(trio: SlurmTestbed, tmp_path: Path) -> Iterator[SlurmNdctl]:
         command.assert_nothing_left()
 
 
+AT_ONCE = {"cluster__slurm__on_drain": "checkpoint_and_requeue"}
+
+
 def drain(ndctl: SlurmNdctl, host: str, reason: str) -> None:
     """The leader hears of it, which asks every 15 s."""
 
@@ -93,7 +96,7 @@ def test_a_job_that_shrank_grows_into_the_node_again(
     ndctl: SlurmNdctl, whole: dict[int, float]
 ) -> None:
     """In the allocation that it has: a drained node stays a part of that."""
-    done = ndctl.submit(resilience__shrink="true", **STEPS, **PATIENT)
+    done = ndctl.submit(resilience__shrink="true", **AT_ONCE, **STEPS, **PATIENT)
     assert done.code == 0, done.err
     ndctl.wait_until(step=3)
     both, drained = hosts_of(ndctl), other_than_the_leader(ndctl)
@@ -126,7 +129,7 @@ def test_the_run_after_the_next_has_the_node_again(
     ndctl: SlurmNdctl, whole: dict[int, float]
 ) -> None:
     """The next one did without it, as Slurm was asked; then another node's turn has come."""
-    done = ndctl.submit(**STEPS, **PATIENT)
+    done = ndctl.submit(**AT_ONCE, **STEPS, **PATIENT)
     assert done.code == 0, done.err
     ndctl.wait_until(step=3)
     drained = other_than_the_leader(ndctl)
@@ -159,7 +162,7 @@ def test_a_job_that_cannot_do_without_the_node_waits_for_it(
     """In ExcNodeList it would be BadConstraints for good, however often the node is resumed."""
     (away, *_) = ndctl.testbed.names
     update(ndctl, away, "State=DRAIN", "Reason=a disk is full")
-    done = ndctl.submit(**STEPS, **PATIENT)
+    done = ndctl.submit(**AT_ONCE, **STEPS, **PATIENT)
     assert done.code == 0, done.err
     ndctl.wait_until(step=3)
     both, drained = hosts_of(ndctl), other_than_the_leader(ndctl)

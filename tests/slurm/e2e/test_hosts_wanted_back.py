@@ -13,6 +13,9 @@ pytestmark = [
 ]
 
 
+AT_ONCE = {"cluster__slurm__on_drain": "checkpoint_and_requeue"}
+
+
 def drain(ndctl: SlurmNdctl, host: str) -> None:
     """Have Slurm drain `host`, and the leader learn of it, which asks every 15 s."""
     with ndctl.held():
@@ -29,7 +32,7 @@ def drain(ndctl: SlurmNdctl, host: str) -> None:
 def test_spares_take_over_from_nodes_that_are_set_down_and_drained(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
-    done = ndctl.submit(cluster__spare_hosts="2", **PATIENT)
+    done = ndctl.submit(cluster__spare_hosts="2", **AT_ONCE, **PATIENT)
     assert done.code == 0, done.err
     ndctl.wait_until(step=3)
     leader = ndctl.leaders()[0]
@@ -59,7 +62,7 @@ def test_spares_take_over_from_nodes_that_are_set_down_and_drained(
 def test_without_a_spare_a_drained_node_sends_the_job_back_to_the_queue(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
-    done = ndctl.submit(**PATIENT)
+    done = ndctl.submit(**AT_ONCE, **PATIENT)
     assert done.code == 0, done.err
     ndctl.wait_until(step=5)
     drained = hosts_of(ndctl)[0]
@@ -79,4 +82,57 @@ def test_without_a_spare_a_drained_node_sends_the_job_back_to_the_queue(
     job = ndctl.slurm_job()
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
     assert ndctl.testbed.node_state(drained) == "drained"
+    ndctl.assert_nothing_left()
+
+
+def test_by_default_a_job_trains_to_its_end_on_a_node_that_is_drained(
+    ndctl: SlurmNdctl, finished: SlurmNdctl
+) -> None:
+    """As every job of Slurm does."""
+    done = ndctl.submit(**PATIENT)
+    assert done.code == 0, done.err
+    ndctl.wait_until(step=3)
+    hosts = hosts_of(ndctl)
+    drain(ndctl, hosts[1])
+    ndctl.wait_for_end()
+
+    assert ndctl.losses() == finished.losses()
+    assert (incidents(ndctl), ndctl.status()["restarts"]) == ([], 0)
+    assert hosts_of(ndctl) == hosts
+    assert ndctl.status()["attempt"] == 1
+    job = ndctl.slurm_job()
+    assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "0", "(null)")
+    assert ndctl.testbed.node_state(hosts[1]) == "drained"
+    ndctl.assert_nothing_left()
+
+
+def test_maintenance_that_begins_over_a_running_job_has_it_leave_that_node(
+    ndctl: SlurmNdctl, finished: SlurmNdctl
+) -> None:
+    """Also where drained nodes are trained on to the end: somebody is about to be at this one."""
+    done = ndctl.submit(**PATIENT)
+    assert done.code == 0, done.err
+    ndctl.wait_until(step=3)
+    taken = hosts_of(ndctl)[1]
+    reservation = "ReservationName=rack_move"
+    with ndctl.held():
+        ndctl.testbed.told(
+            *("scontrol", "create", "reservation", reservation, "StartTime=now+30", "Duration=30"),
+            *("Users=root", "Flags=MAINT,IGNORE_JOBS", f"Nodes={taken}"),
+        )
+        wait_for(lambda: ndctl.events("HostFlagged"), "word of the maintenance", LIMIT_S)
+    try:
+        ndctl.wait_for_end()
+    finally:
+        ndctl.testbed.told("scontrol", "delete", reservation)
+
+    assert ndctl.losses() == finished.losses()
+    (flagged,) = ndctl.events("HostFlagged")
+    assert (flagged["host"], flagged["reason"]) == (taken, "reservation rack_move")
+    (requeue,) = [action for action in ndctl.actions() if action["kind"] == "Requeue"]
+    assert requeue["exclude"] == [taken]
+    assert (incidents(ndctl), ndctl.status()["restarts"]) == ([], 0)
+    assert taken not in ndctl.allocated()
+    before = [metric["step"] for metric in ndctl.metrics() if metric["attempt"] == 1]
+    assert ndctl.events("TrainingResumed")[1]["step"] == before[-1]
     ndctl.assert_nothing_left()

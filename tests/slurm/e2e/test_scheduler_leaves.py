@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import PATIENT
+from tests.e2e.job import PATIENT, wait_for
 from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on, uninterrupted
 from tests.slurm.testbed import running_testbed, slurm_version
 
@@ -117,3 +117,28 @@ def test_goes_on_in_one_allocation_after_the_other(job: Job) -> None:
     for attempt in range(2, len(leaders) + 1):
         job.assert_resumed_where_it_left(attempt)
     assert job.story().count("leave: time-limit (SIGUSR2)") == len(leaders) - 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_allocations_too_short_for_a_first_checkpoint_have_an_end(job: Job) -> None:
+    """The warning comes while ranks begin, in each of them; and what is said to be typed works."""
+    short = {"cluster.slurm.time": "2", "cluster.slurm.notice_s": "119"}
+    job.submitted(**PATIENT, **short)
+    wait_for(job.has_ended, "the end of the job", 600)
+    job.until_left()
+    status = job.status()
+    assert status["state"] == "FAILED", status
+    leaders = job.events("LeaderStarted")
+    assert [one["allocation"]["restarts"] for one in leaders] == [0, 1, 2]
+    assert status["reason"].startswith("3 allocations in a row, since ")
+    assert "(there is none yet)" in status["reason"]
+    assert "the time limit of the allocation is near (SIGUSR2)" in status["reason"]
+    assert "raise cluster.slurm.time" in status["reason"]
+    assert len(job.decided("Requeue")) == 2
+    assert job.shown()["JobState"] == "FAILED"
+    longer = {"cluster.slurm.time": "20", "cluster.slurm.notice_s": "10"}
+    job.submitted("--resume", **PATIENT, **longer)
+    wait_for(lambda: job.status()["state"] == "SUCCEEDED", "the end of the job", 600)
+    job.until_left()
+    assert job.losses() == uninterrupted()

@@ -1,190 +1,141 @@
-"""Who of several controllers acts: the one that holds a Lease.
+"""Which of several controllers acts: the one that holds a Lease.
 
-No clock but each one's own monotonic one decides. A holder acts until two thirds of the Lease's
-duration after it *sent* its last renewal; the others take over when the Lease has been the same for
-its whole duration since they *saw* it change. `renewTime` is written for people.
+The Python client's election decides. It is only polite: each action names the version or the uid of
+what it changes, so that two controllers that act at once do nothing twice.
 """
 
+import contextlib
 import logging
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any, Self
+from importlib import import_module
+from typing import Any
 
 from orchestrator.backends.kubernetes.api import Api
 from orchestrator.backends.kubernetes.controller.asking import LEASE
-from orchestrator.backends.kubernetes.refusals import Conflict
-from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.resources import LEASES, Object, lookup
-from orchestrator.errors import BackendError, Unanswered
-from orchestrator.seams import Clock
+from orchestrator.backends.kubernetes.resources import LEASES
+from orchestrator.errors import Unanswered
 
 log = logging.getLogger(__name__)
 
-DURATION_S = 15
-RENEWALS = 6
-"""So many in a duration; the others look as often."""
+THEIRS = "kubernetes.leaderelection"
+CONNECT_S = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """A Lease as it was seen."""
-
-    holder: str
-    """Empty: it was given back."""
-    renewed: str
-    duration_s: float
-    transitions: int
-    version: str
-
-    @classmethod
-    def of(cls, lease: Object) -> Self:
-        spec = lookup(lease, ("spec",), {})
-        return cls(
-            holder=str(spec.get("holderIdentity") or ""),
-            renewed=str(spec.get("renewTime") or ""),
-            duration_s=float(spec.get("leaseDurationSeconds") or DURATION_S),
-            transitions=int(spec.get("leaseTransitions") or 0),
-            version=str(lease["metadata"]["resourceVersion"]),
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class Standing:
-    """What one contender knows; all times are monotonic and its own. No I/O."""
-
-    me: str
-    duration_s: float
-    record: Record | None = None
-    """None: there is no Lease."""
-    changed_at: float = 0.0
-    """When we first saw the record as it is."""
-    renewed_at: float | None = None
-    """When we sent the renewal that went through last; None: it is not ours."""
-
-    other_lives: bool = False
-    """We saw another holder renew it."""
-
-    def saw(self, record: Record | None, at: float) -> None:
-        before = self.record
-        if record != before:
-            self.record, self.changed_at = record, at
-            held = record is not None and record.holder not in ("", self.me)
-            same = before is not None and record is not None and before.holder == record.holder
-            self.other_lives = held and same
-        if record is None or record.holder != self.me:
-            self.renewed_at = None
-
-    def renewed(self, record: Record, sent_at: float) -> None:
-        self.saw(record, sent_at)
-        self.renewed_at = sent_at
-
-    def may_take(self, at: float) -> bool:
-        record = self.record
-        if record is None or record.holder in ("", self.me):
-            return True
-        return at >= self.changed_at + record.duration_s
-
-    def acts(self, at: float) -> bool:
-        return self.renewed_at is not None and at < self.renewed_at + self.duration_s * 2 / 3
-
-    def spec(self, now: float) -> dict[str, Any]:
-        """Of the Lease when we take or renew it. `now`: the wall clock."""
-        said = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        spec: dict[str, Any] = {
-            "holderIdentity": self.me,
-            "leaseDurationSeconds": int(self.duration_s),
-            "renewTime": said,
-        }
-        if self.record is None or self.record.holder != self.me:
-            before = -1 if self.record is None else self.record.transitions
-            spec |= {"acquireTime": said, "leaseTransitions": before + 1}
-        return spec
-
-
-@dataclass(slots=True, kw_only=True)
 class Election:
-    """Renews and looks in a thread of its own: no slow request of the work keeps it from that."""
+    """Contends in a thread of its own: no slow request of the work keeps it from renewing."""
 
-    api: Api
-    clock: Clock
-    namespace: str
-    standing: Standing
-    turned: threading.Event
-    """Set whenever it is won or lost."""
-    stopping: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread | None = None
-    led: bool = False
-    """What was said last."""
+    def __init__(
+        self, api: Api, namespace: str, me: str, duration_s: int, turned: threading.Event
+    ) -> None:
+        """`duration_s`: at least 3. `turned` is set whenever the Lease is won or lost, and when
+        another controller is seen to live."""
+        self.api, self.namespace, self.me, self.duration_s = api, namespace, me, duration_s
+        self.turned = turned
+        self.leading = threading.Event()
+        self.stopping = threading.Event()
+        self.other: str | None = None
+        """The controller that was seen to renew the Lease in our place."""
+        self.seen: tuple[str, datetime | None] | None = None
+        self.lock: Any = None
+        self.asking = threading.RLock()
 
     @property
     def acts(self) -> bool:
-        return self.standing.acts(self.clock.monotonic())
+        return self.leading.is_set()
 
     def begin(self) -> None:
         """Raises BackendError where we have no right to the Lease."""
-        self._step()
-        self.thread = threading.Thread(target=self._run, name="election", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        while not self.stopping.wait(self.standing.duration_s / RENEWALS):
-            try:
-                self._step()
-            except BackendError as exc:
-                log.error("the Lease %s/%s: %s", self.namespace, LEASE, exc)
-
-    def _step(self) -> None:
-        others = self.standing.other_lives
-        try:
-            self._contend()
-        except (Conflict, Unanswered) as exc:
-            log.debug("the Lease %s/%s: %s", self.namespace, LEASE, exc.message)
-        if self.acts != self.led:
-            self.led = self.acts
-            log.info("%s %s", self.standing.me, "leads" if self.led else "leads no more")
-            self.turned.set()
-        if self.standing.other_lives and not others:
-            self.turned.set()
+        with contextlib.suppress(Unanswered):
+            self.api.get(LEASES, self.namespace, LEASE)
+        self.lock = self._made_lock()
+        threading.Thread(target=self._contend, name="election", daemon=True).start()
 
     def _contend(self) -> None:
-        standing = self.standing
-        if not self.acts:  # a holder knows what it wrote; the version tells if it is not so
-            found = self.api.get(LEASES, self.namespace, LEASE)
-            record = None if found is None else Record.of(found)
-            standing.saw(record, self.clock.monotonic())
-        sent_at = self.clock.monotonic()
-        if not standing.may_take(sent_at):
-            return
-        try:
-            made = self._written(standing.spec(self.clock.now()))
-        except Conflict:
-            standing.renewed_at = None
-            raise
-        standing.renewed(Record.of(made), sent_at)
+        electing: Any = import_module(f"{THEIRS}.leaderelection")
+        config: Any = import_module(f"{THEIRS}.electionconfig")
+        logging.getLogger("leaderelection").setLevel(logging.WARNING)  # a line for each renewal
+        made = config.Config(
+            self.lock,
+            lease_duration=self.duration_s,
+            renew_deadline=self.duration_s * 2 / 3,
+            retry_period=max(1.0, self.duration_s / 7),
+            onstarted_leading=lambda: self._turn(self.leading.set, "leads"),
+            onstopped_leading=lambda: self._turn(self.leading.clear, "leads no more"),
+        )
+        while not self.stopping.is_set():
+            electing.LeaderElection(made).run()
 
-    def _written(self, spec: dict[str, Any]) -> Object:
-        record = self.standing.record
-        if record is None:
-            labels = {names.MANAGED_LABEL: "ndctl", "app.kubernetes.io/part-of": "ndctl"}
-            metadata: dict[str, Any] = {"name": LEASE, "labels": labels}
-            kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-            return self.api.create({**kind, "metadata": metadata, "spec": spec}, self.namespace)
-        change = {"metadata": {"resourceVersion": record.version}, "spec": spec}
-        return self.api.merge(LEASES, self.namespace, LEASE, change)
+    def _turn(self, change: Callable[[], None], words: str) -> None:
+        if not self.stopping.is_set():
+            change()
+            log.info("%s %s", self.me, words)
+            self.turned.set()
+
+    def _made_lock(self) -> Any:
+        from kubernetes.client import CoordinationV1Api
+
+        locks: Any = import_module(f"{THEIRS}.resourcelock.leaselock")
+        made = locks.LeaseLock(LEASE, self.namespace, self.me)
+        leases = CoordinationV1Api(self.api.access.client.client)
+        made.api_instance = _Bounded(leases, self.duration_s / 3, self.asking, self._saw)
+        return made
+
+    def _saw(self, lease: Any) -> None:
+        """One that changes while another controller holds it says that this one lives."""
+        spec = lease.spec
+        now = (spec.holder_identity or "", spec.renew_time)
+        renewed = self.seen is not None and self.seen != now and self.seen[0] == now[0]
+        if renewed and now[0] not in ("", self.me) and self.other is None:
+            self.other = now[0]
+            self.turned.set()
+        self.seen = now
 
     def end(self) -> None:
-        """Give the Lease back, so that nobody has to wait for it to run out."""
+        """Give the Lease back, so that no other controller has to wait until it runs out."""
         self.stopping.set()
-        if self.thread is not None:
-            self.thread.join(self.standing.duration_s)
-        record = self.standing.record
-        if record is None or not self.acts:
+        if not self.leading.is_set():
             return
-        self.standing.renewed_at = None
-        change = {"metadata": {"resourceVersion": record.version}, "spec": {"holderIdentity": ""}}
-        try:
-            self.api.merge(LEASES, self.namespace, LEASE, change)
-            log.info("%s gives the Lease back", self.standing.me)
-        except BackendError as exc:
-            log.warning("the Lease is not given back, and runs out: %s", exc.message)
+        self.leading.clear()
+        self.asking.acquire()  # and keep it: the thread of the election renews nothing any more
+        now = str(datetime.fromtimestamp(self.api.clock.now(), UTC))
+        records: Any = import_module(f"{THEIRS}.leaderelectionrecord")
+        free = records.LeaderElectionRecord("", str(self.duration_s), now, now)
+        self.lock.get(LEASE, self.namespace)  # for its version
+        if self.lock.update(LEASE, self.namespace, free):
+            log.info("%s gives the Lease back", self.me)
+        else:
+            log.warning("the Lease is not given back, and runs out in %d s", self.duration_s)
+
+
+class _Bounded:
+    """The client's API of Leases, whose requests end in time, and whose failures are all of the
+    one kind that its lock expects: any other would end the election for good."""
+
+    def __init__(
+        self,
+        leases: Any,
+        most_s: float,
+        one_by_one: AbstractContextManager[Any],
+        saw: Callable[[Any], None],
+    ) -> None:
+        self.leases, self.most_s, self.one_by_one, self.saw = leases, most_s, one_by_one, saw
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        call = getattr(self.leases, name)
+
+        def bounded(*args: Any, **options: Any) -> Any:
+            try:
+                with self.one_by_one:
+                    lease = call(*args, **options, _request_timeout=(CONNECT_S, self.most_s))
+            except (HTTPError, OSError) as exc:
+                raise ApiException(status=0, reason=str(exc)) from exc
+            self.saw(lease)
+            return lease
+
+        return bounded

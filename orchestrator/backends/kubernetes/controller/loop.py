@@ -17,7 +17,7 @@ from orchestrator.backends.kubernetes.controller.decide import (
     Seen,
     decide,
 )
-from orchestrator.backends.kubernetes.controller.election import Election, Standing
+from orchestrator.backends.kubernetes.controller.election import Election
 from orchestrator.backends.kubernetes.controller.informer import Informer
 from orchestrator.backends.kubernetes.refusals import Conflict
 from orchestrator.backends.kubernetes.render import names
@@ -57,7 +57,7 @@ class Controller:
     api: Api
     clock: Clock
     scope: Scope
-    duration_s: float
+    duration_s: int
     woken: threading.Event = field(default_factory=threading.Event)
     stopping: threading.Event = field(default_factory=threading.Event)
     since: Mapping[str, float] = field(default_factory=dict)
@@ -73,13 +73,7 @@ class Controller:
         self.beside = {resource: self._informer(resource, OURS) for resource in BESIDE}
         self.nodes = self._informer(NODES)
         me = f"{socket.gethostname()}-{os.getpid()}"
-        self.election = Election(
-            api=self.api,
-            clock=self.clock,
-            namespace=self.scope.home,
-            standing=Standing(me=me, duration_s=self.duration_s),
-            turned=self.woken,
-        )
+        self.election = Election(self.api, self.scope.home, me, self.duration_s, self.woken)
 
     def _informer(self, resource: Resource, labels: str = "") -> Informer:
         return Informer(
@@ -121,9 +115,8 @@ class Controller:
             log.info("%d requests were sent", self.api.requests)
 
     def _is_finished(self, decision: Decision | None) -> bool:
-        if self.election.standing.other_lives:
-            record = self.election.standing.record
-            log.info("%s leads, and does what is to be done", record.holder if record else "nobody")
+        if self.election.other is not None:
+            log.info("%s leads, and does what is to be done", self.election.other)
             return True
         if decision is None or not self.election.acts or self.refused:
             return False
@@ -218,7 +211,7 @@ def perform(api: Api, action: Action) -> None:
         api.delete(what.resource, what.namespace, what.name, grace_s=action.grace_s, uid=what.uid)
 
 
-def serve(api: Api, clock: Clock, scope: Scope, *, duration_s: float, once: bool) -> None:
+def serve(api: Api, clock: Clock, scope: Scope, *, duration_s: int, once: bool) -> None:
     """Until SIGTERM or SIGINT."""
     controller = Controller(api=api, clock=clock, scope=scope, duration_s=duration_s)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -38,8 +38,8 @@ END_OF_JOB
 # One agent on each node starts the ranks there and watches over them; that of the first node leads.
 # What they say is in logs/ of the run directory.
 srun --unbuffered \
-  --output="$run_dir"/slurm/launch-1/%j_%t_log.out \
-  --error="$run_dir"/slurm/launch-1/%j_%t_log.err \
+  --output="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.out \
+  --error="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.err \
   --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none \
   /venv/bin/python -P -u /ndctl/orchestrator/entry.py orchestrator.backends.slurm.task \
   --run-dir="$run_dir" --launch=1 --devices=2 --agent-timeout=10.0 --first-leads && exit

@@ -97,6 +97,7 @@ cluster:
     exclusive: true
     switch_wait: '1:00'
     notice_s: 90.0
+    on_drain: finish
     env: {}
     hooks:
       timeout: 300.0
@@ -113,6 +114,7 @@ checkpoint:
   verify: true
 resilience:
   max_restarts: 5
+  max_allocations: 3
   hang_timeout: auto
   checkpoint_timeout: auto
   init_timeout: auto
@@ -135,8 +137,8 @@ END_OF_JOB
 # One agent on each node starts the ranks there and watches over them; that of the first node leads.
 # What they say is in logs/ of the run directory.
 srun --unbuffered \
-  --output="$run_dir"/slurm/launch-1/%j_%t_log.out \
-  --error="$run_dir"/slurm/launch-1/%j_%t_log.err \
+  --output="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.out \
+  --error="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.err \
   --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none \
   python -P -u "$run_dir"/snapshot/orchestrator/entry.py orchestrator.backends.slurm.task \
   --run-dir="$run_dir" --launch=1 --devices=2 --agent-timeout=10.0 --first-leads && exit

@@ -1,0 +1,124 @@
+"""A job of ours under the projects' own operators, where `KUBE_OPERATORS` has them: one test for
+each thing that may happen to it. What they do to pods alone is in `../traces`."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from tests.e2e.job import kill
+from tests.kubernetes import projects
+from tests.kubernetes.e2e.kube_job import RESOURCES, KubeNdctl, identity
+
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+]
+DONE = {"pytorchjob": "Succeeded", "jobset": "Completed"}
+SUSPEND = {"pytorchjob": ("runPolicy", "suspend"), "jobset": ("suspend",)}
+FORCED = {"cluster__kubernetes__force_delete_after": "3"}
+
+
+@pytest.fixture(params=[project.kind for project in projects.PROJECTS])
+def real(request: pytest.FixtureRequest) -> KubeNdctl:
+    """A job of the kind, once its own operator is known to be there."""
+    kind: str = request.param
+    if kind not in {project.kind for project in projects.there()}:
+        pytest.skip(f"{projects.NOT_RUN}KUBE_OPERATORS names no folder with {kind}'s own")
+    job: KubeNdctl = request.getfixturevalue("job")
+    return replace(job, kind=kind.lower())
+
+
+def other(job: KubeNdctl) -> str:
+    """The host that follows."""
+    (host,) = set(job.hosts()) - {job.leader()}
+    return host
+
+
+def ends_as_if_nothing_had_been(job: KubeNdctl, reference: dict[int, float]) -> None:
+    job.until_ended()
+    assert job.losses() == reference
+    job.assert_all_samples_read_once()
+    job.until("its end for Kubernetes", lambda: DONE[job.kind] in job.conditions())
+
+
+def test_a_rank_is_killed(real: KubeNdctl, reference: dict[int, float]) -> None:
+    """Recovery is inside the pods: the operator sees nothing of it."""
+    real.submitted()
+    real.until_step(3)
+    before = real.running()
+    kill(real.rank_pid(3))
+    real.until_step(9, attempt=2)
+    assert real.running() == before
+    ends_as_if_nothing_had_been(real, reference)
+    (killed,) = real.incidents()
+    assert (killed[0], killed[2]) == ("rank-killed", 3)
+
+
+def test_a_pods_processes_are_killed(real: KubeNdctl, reference: dict[int, float]) -> None:
+    """The operator makes a new pod, which takes its place beside the one that stays."""
+    real.submitted()
+    real.until_step(3)
+    leader, gone, before = real.leader(), other(real), real.running()
+    kill(real.pids(gone)[0])
+    real.until_step(9, attempt=2)
+    after = real.running()
+    assert after[leader] == before[leader]
+    assert after[other(real)] not in before.values()
+    ends_as_if_nothing_had_been(real, reference)
+
+
+def test_a_pod_is_deleted(real: KubeNdctl, reference: dict[int, float]) -> None:
+    real.submitted()
+    real.until_step(3)
+    leader, gone = real.leader(), other(real)
+    before = identity(real.pods()[leader])
+    real.kubectl("delete", "pod", real.pod_of(gone), "--wait=false")
+    real.until_step(9, attempt=2)
+    assert identity(real.pods()[leader]) == before
+    ends_as_if_nothing_had_been(real, reference)
+    assert real.incidents() == []
+
+
+def test_a_node_is_lost(real: KubeNdctl, reference: dict[int, float]) -> None:
+    """Its pod is Terminating for ever, until it is deleted by force."""
+    if real.kind != "pytorchjob":
+        pytest.skip("of the other kinds a controller does that, which this test has not")
+    real.submitted(**FORCED)
+    real.until_step(9)
+    leader, gone = real.leader(), other(real)
+    real.testbed.lose_node(gone)
+    real.until_step(10, attempt=2)
+    assert real.leader() == leader
+    assert gone not in real.hosts()
+    ends_as_if_nothing_had_been(real, reference)
+    assert real.incidents() == [("host-lost", gone, None)]
+
+
+def test_it_is_suspended_and_resumed(real: KubeNdctl, reference: dict[int, float]) -> None:
+    """All pods leave with a checkpoint, and new ones go on from there."""
+    real.submitted()
+    real.until_step(3)
+    before = set(real.running().values())
+    suspend(real, holds=True)
+    real.until("no pods", lambda: not real.pods())
+    suspend(real, holds=False)
+    real.until("new pods", partial(_are_new, real, before))
+    ends_as_if_nothing_had_been(real, reference)
+    assert real.incidents() == []
+
+
+def suspend(job: KubeNdctl, *, holds: bool) -> None:
+    said: object = holds
+    for word in reversed(SUSPEND[job.kind]):
+        said = {word: said}
+    patch = json.dumps({"spec": said})
+    job.kubectl("patch", RESOURCES[job.kind], "e2e", "--type=merge", "-p", patch)
+
+
+def _are_new(job: KubeNdctl, before: set[tuple[str, int]]) -> bool:
+    now = set(job.running().values())
+    return len(now) == 2 and not now & before

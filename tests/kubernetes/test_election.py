@@ -1,0 +1,56 @@
+"""Two controllers contend for a Lease of a real API server."""
+
+import threading
+import time
+
+import pytest
+
+from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.controller.election import Election
+from orchestrator.system import SystemClock
+from tests.kubernetes.testbed import KubeTestbed
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
+LEASE_S = 3
+
+
+def contender(kube: KubeTestbed, me: str) -> Election:
+    api = Api(None, {"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
+    return Election(api, "default", me, LEASE_S, threading.Event())
+
+
+def test_one_acts_the_other_sees_it_live_and_acts_once_the_lease_is_given_back(
+    kube: KubeTestbed,
+) -> None:
+    first, second = contender(kube, "first"), contender(kube, "second")
+    first.begin()
+    kube.wait_for("a holder", lambda: first.acts)
+    second.begin()
+    kube.wait_for("a sign of life", lambda: second.other == "first")
+    assert first.acts
+    assert not second.acts
+    assert second.turned.is_set()
+
+    first.end()
+    assert not first.acts
+    begun = time.monotonic()
+    kube.wait_for("the other one", lambda: second.acts)
+    assert time.monotonic() - begun < LEASE_S, "it need not run out"
+    second.end()
+    lease = kube.get("leases.coordination.k8s.io", "ndctl-controller", "default")["spec"]
+    assert not lease.get("holderIdentity")
+    assert lease["leaseDurationSeconds"] == LEASE_S
+
+
+@pytest.mark.slow
+def test_a_holder_that_the_server_does_not_answer_acts_no_more_and_later_again(
+    kube: KubeTestbed,
+) -> None:
+    alone = contender(kube, "alone")
+    alone.begin()
+    kube.wait_for("a holder", lambda: alone.acts)
+    kube.stop_control_plane()
+    kube.wait_for("the end of it", lambda: not alone.acts)
+    kube.start_control_plane()
+    kube.wait_for("a holder again", lambda: alone.acts)
+    alone.end()

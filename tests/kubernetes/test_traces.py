@@ -1,0 +1,29 @@
+"""Whoever makes pods of a PyTorchJob does it as Kubeflow's training operator was seen to: our
+stand-in, and where KUBE_OPERATORS has it, that operator itself."""
+
+from typing import Any
+
+import pytest
+
+from tests.kubernetes import projects, traces
+from tests.kubernetes.scenarios import SCENARIOS, Scenario
+from tests.kubernetes.testbed import KubeTestbed
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
+LEFT_OUT = "initContainers"
+"""Workers of the operator's have one that waits for the master's name; those of the stand-in
+have not."""
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda it: it.name)
+def test_an_operator_does_what_the_projects_own_did(kube: KubeTestbed, scenario: Scenario) -> None:
+    trace, steps = traces.read(scenario), traces.record(kube, scenario)
+    if "PyTorchJob" not in {project.kind for project in projects.there()}:
+        trace, steps = _without(trace), _without(steps)
+    assert traces.differences(trace, steps) == []
+
+
+def _without(thing: Any) -> Any:
+    if isinstance(thing, dict):
+        return {key: _without(value) for key, value in thing.items() if key != LEFT_OUT}
+    return [_without(each) for each in thing] if isinstance(thing, list) else thing
