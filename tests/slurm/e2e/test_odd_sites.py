@@ -1,11 +1,8 @@
 """Sites that are not as most are: what Slurm or a node lacks there costs no job."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +20,6 @@ pytestmark = [
 
 TRAINING = 3
 SAVES = {"checkpoint.every_steps": "4"}
-AHEAD_S = 600
-"""Of a node's clock: more than any limit here. Slurm itself refuses jobs beyond some minutes where
-each node has a munge daemon of its own; the testbed has one for all."""
 
 
 def assert_undisturbed(job: Job, **options: str) -> None:
@@ -93,108 +87,6 @@ def test_in_a_mixed_partition_a_job_gets_nodes_of_one_kind(
         job.submitted()
         assert_undisturbed(job)
         assert job.events("LeaderStarted")[0]["allocation"]["hosts"] == ["node1", "node2"]
-
-
-# A file system without room
-
-
-def fill(folder: Path) -> Path:
-    """To the last byte; the file that does."""
-    filler = folder / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 12))
-    return filler
-
-
-def test_a_shared_file_system_that_is_full_for_a_while_costs_no_step(
-    slurm_there: None, small_disk: Path
-) -> None:
-    with (
-        running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed,
-        job_on(testbed, small_disk / "runs") as job,
-    ):
-        job.submitted(**SAVES)
-        job.until_step(TRAINING)
-        filler = fill(small_disk)
-        job.until("a checkpoint that fails", lambda: job.events("CheckpointFailed"))
-        assert job("status", NAME).code == exits.OK
-        filler.unlink()
-        assert_undisturbed(job, **SAVES)
-        assert job.status()["checkpoint"]["step"] == 32
-        assert not list((job.run_dir / "checkpoints").glob("*.partial-*"))
-
-
-# A node whose clock is wrong
-
-CLOCK = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <sys/time.h>
-#include <time.h>
-int clock_gettime(clockid_t clock, struct timespec *t) {
-  static int (*real)(clockid_t, struct timespec *);
-  if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-  int code = real(clock, t);
-  if (clock == CLOCK_REALTIME) t->tv_sec += AHEAD_S;
-  return code;
-}
-int gettimeofday(struct timeval *restrict t, void *restrict zone) {
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  t->tv_sec = now.tv_sec; t->tv_usec = now.tv_nsec / 1000;
-  return 0;
-}
-time_t time(time_t *t) {
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  if (t) *t = now.tv_sec;
-  return now.tv_sec;
-}
-"""
-
-
-@pytest.fixture
-def ahead(slurm_there: None, tmp_path: Path) -> Iterator[SlurmTestbed]:
-    """A cluster on whose first node every process of a job sees another time than elsewhere."""
-    source, library, prolog = (tmp_path / name for name in ("clock.c", "clock.so", "prolog.sh"))
-    source.write_text(CLOCK)
-    build = ["cc", "-shared", "-fPIC", f"-DAHEAD_S={AHEAD_S}", "-o", str(library), str(source)]
-    try:
-        subprocess.run([*build, "-ldl"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as exc:
-        pytest.skip(f"no C compiler here: {exc}")
-    prolog.write_text(
-        f"#!/bin/sh\n[ $SLURMD_NODENAME != node1 ] || echo export LD_PRELOAD={library}\n"
-    )
-    prolog.chmod(0o755)
-    knobs = {**TESTBED, "TB_EXTRA": f"{TESTBED['TB_EXTRA']}\nTaskProlog={prolog}"}
-    with running_testbed(nodes=2, gpus=1, knobs=knobs) as testbed:
-        yield testbed
-
-
-def test_a_node_whose_clock_is_ahead_leads_and_is_led(ahead: SlurmTestbed, tmp_path: Path) -> None:
-    """Its agent leads first, then one whose clock is right; the time never goes back in what the
-    job says of itself, and no silence or limit is counted wrong."""
-    with job_on(ahead, tmp_path / "runs") as job:
-        job.submitted(**SAVES)
-        job.until_step(6)
-        (leader,) = job.events("LeaderStarted")
-        assert leader["host"] == "node1"
-        submitted = job.status()["submitted_at"]
-        assert leader["at"] - submitted > AHEAD_S / 2, "its clock is ahead"
-        agent = int((job.run_dir / "logs" / "agent-node1.lock").read_text())
-        os.kill(agent, signal.SIGKILL)
-        job.until_ended()
-        assert job.losses() == uninterrupted(**SAVES)
-        assert [one["host"] for one in job.events("LeaderStarted")] == ["node1", "node2"]
-        times = [line["event"]["at"] for line in job.journal()]
-        assert times == sorted(times)
-        status = job.status()
-        assert status["state"] == "SUCCEEDED"
-        (incident,) = status["incidents"]
-        assert (incident["kind"], incident["culprit"]["host"]) == ("leader-lost", "node1")
-        assert 0 <= incident["recovered_s"] < AHEAD_S / 2, incident
 
 
 # A node on which nothing can be written but the shared file system
