@@ -95,19 +95,29 @@ class End:
     phase: Phase | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What a rank left behind, as it is searched."""
+
+    said: Text
+    """The end of its log."""
+    raised: Text | None
+    """Its exception, with those of its frames that tell something."""
+
+
 @lru_cache(maxsize=256)  # the same ends come again and again in the simulation
 def read_exit(end: End, own: tuple[FailureRule, ...] = ()) -> ExitReading:
     """The class of what ended a rank, and whether a peer's death may look like it."""
-    said = _said(end)
-    found = _failure_of(end, said, own)
-    symptom = _is_symptom(end, said, reading_of(found, own))
-    by_ours = _failure_of(end, said, ()) if found and found.rule in own else found
+    words = Words(said=_said(end), raised=_raised(end))
+    found = _failure_of(end, words, own)
+    symptom = _is_symptom(end, words, reading_of(found, own))
+    by_ours = _failure_of(end, words, ()) if found and found.rule in own else found
     # A watchdog's words are a hang also where the user has a class of her own for them.
-    waited = _is_symptom(end, said, reading_of(by_ours))
+    waited = _is_symptom(end, words, reading_of(by_ours))
     return ExitReading(
         failure=reading_of(found, own),
         symptom=symptom,
-        timed_out=waited and (_raised(end) or said).has(TIMEOUTS),
+        timed_out=waited and (words.raised or words.said).has(TIMEOUTS),
     )
 
 
@@ -206,13 +216,15 @@ def _raised(end: End) -> Text | None:
     return frames_that_tell(with_packages(frames)).followed_by(with_warnings(Text.of(said)))
 
 
-def _failure_of(end: End, said: Text, own: tuple[FailureRule, ...]) -> Classified | None:
+def _failure_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classified | None:
     """The class of what ended a rank. No host is left out for what a program only speaks of."""
-    found = _class_of(end, said, own)
+    found = _class_of(end, words, own)
     if found is None or found.rule in own or not is_broken_hardware(found.rule):
         return found
-    reported = without_mentions(said, _of_broken_hardware())
-    return found if reported is said else _class_of(end, reported, own)
+    reported = without_mentions(words.said, _of_broken_hardware())
+    if reported is words.said:
+        return found
+    return _class_of(end, replace(words, said=reported), own)
 
 
 @cache
@@ -221,7 +233,7 @@ def _of_broken_hardware() -> tuple[str, ...]:
     return tuple(pattern for rule in rules for pattern in rule.patterns)
 
 
-def _class_of(end: End, said: Text, own: tuple[FailureRule, ...]) -> Classified | None:
+def _class_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classified | None:
     """The class of what ended a rank, by what it raised, else by its log and how it ended.
 
     A log also tells of what did no harm, as a save that failed an hour ago or a connection that
@@ -230,23 +242,23 @@ def _class_of(end: End, said: Text, own: tuple[FailureRule, ...]) -> Classified 
     """
     if end.exit_code == exits.OK:  # what it logged it outlived
         return classify(Signs(kind=EARLY), own)
-    by = ended_by(end)
+    by, said, raised = ended_by(end), words.said, words.raised
     signs = Signs(
         exit_code=end.exit_code,
         signal=signal_name(end.signal) or _by_shell(end.exit_code),
         kind=kind_of(end.exit_code, end.signal, raised=end.error is not None),
         phase=end.phase,
     )
-    if (raised := _raised(end)) is not None:
+    if raised is not None:
         found = classify(replace(signs, said=raised), own)
         return _of_what_came_before(found, raised, said) or found
     if by in OUTSIDE:
         named = tuple(rule for rule in own if _names(rule, by))
         kills = [rule for rule in default_rules() if _kills(rule, by)]
         return classify(replace(signs, said=said), named, kills)
-    words = last_words(said, _number(signs.signal))
-    found = classify(replace(signs, said=words), own)
-    if not by and (before := _of_what_came_before(found, words, said)):
+    last = last_words(said, _number(signs.signal))
+    found = classify(replace(signs, said=last), own)
+    if not by and (before := _of_what_came_before(found, last, said)):
         return before
     if by == "SIGABRT" and (found is None or found.rule.name in ENDINGS):
         complaint = classify(replace(signs, said=before_the_abort(said)), own)
@@ -256,7 +268,7 @@ def _class_of(end: End, said: Text, own: tuple[FailureRule, ...]) -> Classified 
     stands = classify(
         replace(signs, said=without_noise(said)), own if by else (), _that_stand_anywhere()
     )
-    return stands or _warned_of(said, words, found) or found
+    return stands or _warned_of(said, last, found) or found
 
 
 def _warned_of(said: Text, words: Text, found: Classified | None) -> Classified | None:
@@ -302,7 +314,7 @@ def _number(name: str | None) -> int | None:
     return signal.Signals.__members__.get(name) if name else None
 
 
-def _is_symptom(end: End, said: Text, found: Reading | None) -> bool:
+def _is_symptom(end: End, words: Words, found: Reading | None) -> bool:
     """Whether the end is what losing a peer looks like."""
     if end.exit_code == exits.REFUSED:
         return False
@@ -314,12 +326,11 @@ def _is_symptom(end: End, said: Text, found: Reading | None) -> bool:
         # gloo ends a rank with the words of a connection over sizes that differ, and NCCL's
         # watchdog with its own over whatever the GPU says.
         return False
-    raised = _raised(end)
-    if raised is not None:
-        return _any_symptom(raised)
+    if words.raised is not None:
+        return _any_symptom(words.raised)
     by = ended_by(end)
     passed_on = by == "SIGTERM"  # torchrun ends a failed rank's neighbours so
-    aborted = by == "SIGABRT" and _any_symptom(last_words(said, signal.SIGABRT))
+    aborted = by == "SIGABRT" and _any_symptom(last_words(words.said, signal.SIGABRT))
     return (passed_on and end.exit_code != exits.CHECKPOINTED) or aborted
 
 

@@ -223,7 +223,7 @@ def test_of_a_job_that_runs_and_is_healthy_one_line_says_so(
     line = f"{JOB} is healthy: step 8 of 24, last step 4.0 s ago; no rank is late"
     with leading(tmp_path):
         assert said_at(tmp_path, NOW + 24) == line
-        monkeypatch.setattr("orchestrator.cli.jobs.SystemClock", lambda: TurnedClock(NOW + 24))
+        monkeypatch.setattr("orchestrator.system.SystemClock", lambda: TurnedClock(NOW + 24))
         told = diagnosed(tmp_path)
         assert (told.exit_code, told.output) == (0, f"{line}\n")
         said = json.loads(diagnosed(tmp_path, "--json").output)

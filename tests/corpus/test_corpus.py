@@ -45,7 +45,7 @@ KEYS |= {"scope", "excludes_host"}
 NEEDED = {"name", "source", "about", "accepts", "scope", "excludes_host"}
 LEAST = 300
 LEAST_DUMPS = 12
-LEAST_OF_A_ROUND = 40
+LEAST_OF_A_ROUND = 30
 
 
 def test_there_are_as_many_cases_as_promised() -> None:
