@@ -17,7 +17,7 @@ LIMIT_S = 240.0
 LOG_CHARS = 6000
 """Of the end of each agent's log, in the story of a failure."""
 DAEMONS = re.compile(r"munged|slurmctld|slurmdbd|mariadbd|slurmd|slurmd-node\d+")
-SCRIPT, RECORD = "slurm-script", "slurm-job.json"
+RENDERED, SCRIPT, RECORD = "rendered", "slurm-script", "slurm-job.json"
 STEPS = range(1, 25)
 """That the job trains."""
 
@@ -49,15 +49,19 @@ class SlurmNdctl(Ndctl):
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def remember(self) -> None:
-        """Write down what Slurm forgets of a job some minutes after its end."""
+        """Write down what Slurm forgets of a job some minutes after its end, and what `render`
+        prints with the hosts as they are now."""
+        rendered = self("render", "tests/e2e/job.yaml", "--backend", "slurm").out
+        (self.run_root / RENDERED).write_text(rendered)
         script = self.testbed.told("scontrol", "write", "batch_script", self.job_id, "-")
         (self.run_root / SCRIPT).write_text(script)
         (self.run_root / RECORD).write_text(json.dumps(self.slurm_job()))
 
-    def remembered(self) -> tuple[str, dict[str, str]]:
-        """The batch script as Slurm had it, and what `slurm_job` said."""
+    def remembered(self) -> tuple[str, str, dict[str, str]]:
+        """What `render` printed, the batch script as Slurm had it, and what `slurm_job` said."""
         record: dict[str, str] = json.loads((self.run_root / RECORD).read_text())
-        return (self.run_root / SCRIPT).read_text(), record
+        texts = [(self.run_root / name).read_text() for name in (RENDERED, SCRIPT)]
+        return texts[0], texts[1], record
 
     # What the job says of itself
 
