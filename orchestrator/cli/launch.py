@@ -136,7 +136,6 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     """Start a job, under supervision, and return; or follow it to its end."""
     from orchestrator.app import submitting
     from orchestrator.jobs import run_root_of
-    from orchestrator.system import SystemClock
 
     if resume and new:
         raise click.UsageError("--resume and --new exclude each other")
@@ -176,7 +175,15 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     )
     if dry_run is not None:
         _try_out(submission, asks=dry_run == "server")
-        return
+    else:
+        _submit_one(submission, follow=follow)
+
+
+def _submit_one(submission: "Submission", *, follow: bool) -> None:
+    from orchestrator.app import submitting
+    from orchestrator.system import SystemClock
+
+    planned = submission.planned
     submitted = submitting.submit(submission, os.environ, SystemClock())
     _tell(planned, submitted)
     say(
