@@ -10,8 +10,8 @@ from orchestrator.cli.options import root_option, say, set_option, spec_argument
 
 
 @click.command(
-    epilog="Example, in a batch script: srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0"
-    " --wait=0 --cpu-bind=none ndctl agent job.yaml"
+    epilog="Example: ndctl agent job.yaml   in a batch script, below: srun --ntasks-per-node=1"
+    " --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none"
 )
 @spec_argument
 @set_option

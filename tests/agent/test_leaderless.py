@@ -373,8 +373,8 @@ def test_a_leader_whose_last_line_gave_the_only_other_host_up_may_be_gone(
     assert queue.requeued == [("host-0",)]
 
 
-def gone_on() -> HostUnavailable:
-    return HostUnavailable(at=time.time(), host="host-1", why="Slurm does not answer it")
+def gone_on(host: str = "host-1") -> HostUnavailable:
+    return HostUnavailable(at=time.time(), host=host, why="Slurm does not answer it")
 
 
 def test_one_that_wrote_more_since_and_lives_is_not(run_dir: RunDir) -> None:
@@ -494,7 +494,7 @@ def test_a_host_that_a_leader_which_lives_never_heard_ends_nobodys_run(
     here(run_dir, "host-0", "host-2")
     queue = Queue()
     with ExitStack() as leading:
-        goes_on = partial(writes_on, run_dir, leading, gone_on())
+        goes_on = partial(writes_on, run_dir, leading, gone_on("host-2"))
         waited_s = stranger_asks(run_dir, queue, Writing(goes_on, writes_after_s), leading)
     assert queue.requeued == []
     assert STRANGER_S <= waited_s <= STRANGER_S + 10
