@@ -57,19 +57,19 @@ class Signs:
         return missing(self.store)
 
     def leave(self) -> None:
+        """Say so, also where the first beat is still to come: rank 0 waits for this."""
         self.left.set()
-        if self.store is not None:
-            self.store.add(_beat(self.rank), GONE)
+        (self.store or self.connect()).add(_beat(self.rank), GONE)
 
 
 # Rank 0
 
 
 def prepare(store: Store, count: int) -> None:
-    """To read a key that is not there would wait for it. A beat that came before is not missed."""
+    """To read a key that is not there would wait for it. What came before stays."""
     store.set(MISSING, "")
     for rank in range(count):
-        store.set(_beat(rank), "0")
+        store.add(_beat(rank), 0)
 
 
 def watch(

@@ -122,6 +122,17 @@ def test_all_are_gone_when_each_has_left() -> None:
     assert beats(store, 3) == [0, GONE, GONE]
 
 
+def test_who_leaves_before_its_first_beat_says_so_too() -> None:
+    """Its thread may not have come as far when its part in the check is done."""
+    store = HashStore()
+    early = Signs(1, lambda: store)
+    early.leave()
+    prepare(store, 2)
+    assert all_gone(store, 2)
+    early.beat()
+    assert beats(store, 2) == [0, GONE]
+
+
 class Counting(HashStore):
     """Counts what is asked of it."""
 
@@ -141,6 +152,7 @@ class Counting(HashStore):
 def requests_of_a_question(count: int) -> int:
     store = Counting()
     prepare(store, count)
+    store.requests = 0
     signs = Signs(1, lambda: store, store)
     missing(store, lambda _: store.set("looks", "2"))
     signs.leave()
