@@ -91,6 +91,8 @@ class Sighting:
     """It is over, and hosts of it may still write a last checkpoint."""
     running: bool = False
     """Its hosts run, also where none of them can be asked."""
+    resume: str = ""
+    """What lets a job go on that the scheduler has stopped for a while; empty where it has not."""
     at: float | None = None
     """Since when it is so; of what is unknown, when a leader was last heard. None: not known."""
 

@@ -37,20 +37,20 @@ def name_of(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
 
 
 def sightings(
-    jobs: Sequence[tuple[Run, bool]], environ: Mapping[str, str], clock: Clock
+    jobs: Sequence[tuple[Run, bool, bool]], environ: Mapping[str, str], clock: Clock
 ) -> list[Sighting]:
-    """Of each job with whether its leader lives: which job of a scheduler it is and, where no
-    leader says more, how that stands.
+    """Of each job with whether its leader lives, and whether the job is quiet: which job of a
+    scheduler it is and, where no leader says more, how that stands.
 
     A scheduler is asked once for all jobs together, and not at all of those that are over, or led
-    and in want of nothing from it.
+    and neither quiet nor in want of anything from it.
     """
     said: dict[int, Sighting] = {}
     doubtful: dict[str, list[tuple[int, LaunchPlan]]] = {}
-    for at, (run, led) in enumerate(jobs):
+    for at, (run, led, quiet) in enumerate(jobs):
         if run.job is None or run.job.backend == "local":
             continue
-        if run.ending is not None or (led and not is_short(run)):
+        if run.ending is not None or (led and not quiet and not is_short(run)):
             backend = backend_of(run.job.backend, environ, clock)
             said[at] = Sighting(backend.name_of(run.job.launch), held=False)
         else:

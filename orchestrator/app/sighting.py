@@ -11,25 +11,27 @@ from orchestrator.supervise.state import Run
 
 
 def sight(
-    jobs: Sequence[tuple[Found, Run, bool]], environ: Mapping[str, str], clock: Clock
+    jobs: Sequence[tuple[Found, Run, bool, bool]], environ: Mapping[str, str], clock: Clock
 ) -> list[Sighting]:
-    """Of each job with its run and whether its leader is known to live.
+    """Of each job with its run, whether its leader is known to live, and whether it is quiet.
 
     A cluster that could not be reached a moment ago is not asked again: that takes as long as the
     first time, and brings no more.
     """
-    runs = [found.here(run) for found, run, _ in jobs]
-    asked = [at for at, (found, _, _) in enumerate(jobs) if not _is_away(found)]
+    runs = [found.here(run) for found, run, _, _ in jobs]
+    asked = [at for at, (found, *_) in enumerate(jobs) if not _is_away(found)]
     seen = dict(
         zip(
-            asked, sightings([(runs[at], jobs[at][2]) for at in asked], environ, clock), strict=True
+            asked,
+            sightings([(runs[at], *jobs[at][2:]) for at in asked], environ, clock),
+            strict=True,
         )
     )
     return [
         combined(
             found, seen[at] if at in seen else Sighting(name_of(runs[at], environ, clock), True)
         )
-        for at, (found, _, _) in enumerate(jobs)
+        for at, (found, *_) in enumerate(jobs)
     ]
 
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 def asker(found: "Found") -> "Ask":
-    """Asks what a scheduler says of the job while no process leads it."""
+    """Asks what a scheduler says of the job, whether or not a process leads it."""
     from orchestrator.app.sighting import sight
     from orchestrator.system import SystemClock
 
-    return lambda run: sight([(found, run, False)], os.environ, SystemClock())[0]
+    return lambda run: sight([(found, run, False, False)], os.environ, SystemClock())[0]
 
 
 def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot]":
@@ -43,21 +43,25 @@ def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot
         return [one for _, one in snapshots]
     from orchestrator.app.excluded_hosts import excluded_while_queued
     from orchestrator.app.sighting import sight
+    from orchestrator.dashboard.holding import is_quiet
     from orchestrator.system import SystemClock
 
+    clock = SystemClock()
     # Another process may still hold the lock of a copy that could not be brought up to date.
     led = [one.leader_alive and found.stale is None for found, one in snapshots]
-    jobs = [(found, one.seen.run, at) for (found, one), at in zip(snapshots, led, strict=True)]
+    jobs = [
+        (found, one.seen.run, alive, is_quiet(one.heard_at, clock.now()))
+        for (found, one), alive in zip(snapshots, led, strict=True)
+    ]
+    sightings = sight(jobs, os.environ, clock)
     return [
         replace(
             one,
             leader_alive=alive,
-            sighting=seen,
-            excluded=excluded_while_queued(one.seen.run, seen, os.environ, SystemClock()),
+            sighting=replace(seen, at=one.heard_at) if alive and seen.resume else seen,
+            excluded=excluded_while_queued(one.seen.run, seen, os.environ, clock),
         )
-        for (_, one), alive, seen in zip(
-            snapshots, led, sight(jobs, os.environ, SystemClock()), strict=True
-        )
+        for (_, one), alive, seen in zip(snapshots, led, sightings, strict=True)
     ]
 
 

@@ -19,7 +19,7 @@ from orchestrator.dashboard.holding import Ask, Holding
 from orchestrator.dashboard.metrics import NOTHING, MetricTail, Progress, fold_metrics
 from orchestrator.dashboard.recalled import recall
 from orchestrator.dashboard.reported import with_report
-from orchestrator.dashboard.view import View, fold_seen, view
+from orchestrator.dashboard.view import View, fold_seen, heard_at, view
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
 from orchestrator.supervise import log
@@ -54,7 +54,8 @@ class Screen:
             self.progress = fold_metrics(self.progress, metrics)
         if self.seen.run.job is None:
             return None
-        sighting = self.holding(self.seen.run, alive)
+        last_heard = heard_at(self.seen.run, self.progress)
+        sighting = self.holding(self.seen.run, alive, last_heard)
         seen, progress = with_report(self.seen, self.progress, read_report(self.run_dir))
         return view(
             seen,

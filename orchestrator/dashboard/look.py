@@ -27,6 +27,7 @@ STATES: Mapping[State, tuple[str, str]] = {
     "STARTING": ("◌", "blue"),
     "RUNNING": ("●", "green"),
     "RECOVERING": ("◐", "yellow"),
+    "SUSPENDED": ("◌", "yellow"),
     "SUCCEEDED": ("✓", "green"),
     "FAILED": ("✗", "bold red"),
     "CANCELLED": ("–", "yellow"),  # noqa: RUF001 - as wide as the other glyphs

@@ -9,7 +9,7 @@ from orchestrator.dashboard.commands import Commands
 from orchestrator.dashboard.metrics import Progress, glance
 from orchestrator.dashboard.recalled import look
 from orchestrator.dashboard.reported import with_report
-from orchestrator.dashboard.view import Seen, Standing, View, effective_state, view
+from orchestrator.dashboard.view import Seen, Standing, View, effective_state, heard_at, view
 from orchestrator.seams import Sighting
 from orchestrator.supervise import log
 from orchestrator.supervise.job_report import read_report
@@ -74,6 +74,10 @@ class Snapshot:
         return self.sighting.words if self.sighting is not None else None
 
     @property
+    def heard_at(self) -> float:
+        return heard_at(self.seen.run, self.progress)
+
+    @property
     def held(self) -> bool:
         """The scheduler still has it, or cannot be asked: it waits for a leader."""
         return self.sighting is not None and self.sighting.held
@@ -98,9 +102,3 @@ def read_snapshot(run_dir: RunDir, now: float, commands: Commands | None = None)
         now=now,
         known_by=commands,
     )
-
-
-def updated_at(snapshot: Snapshot) -> float:
-    """The job's last sign of life."""
-    last = snapshot.progress.last
-    return max(snapshot.seen.run.last_at, (last.time if last else None) or 0.0)

@@ -9,7 +9,7 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import words
 from orchestrator.dashboard.advice import look_at, next_step
-from orchestrator.dashboard.moment import Snapshot, updated_at
+from orchestrator.dashboard.moment import Snapshot
 from orchestrator.dashboard.view import (
     TROUBLE,
     CheckpointView,
@@ -51,7 +51,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "drills": [{"drill": text, "fired": fired} for text, fired in shown.drills],
         "leader_alive": None if standing.as_of is not None else snapshot.leader_alive,
         "submitted_at": job.at,
-        "updated_at": updated_at(snapshot),
+        "updated_at": snapshot.heard_at,
         "run_dir": str(snapshot.run_dir.path),
     }
 

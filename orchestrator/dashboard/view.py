@@ -211,6 +211,12 @@ class Standing:
     """When the state was last known to hold, where it cannot be asked for now; None: it is live."""
 
 
+def heard_at(run: Run, progress: Progress) -> float:
+    """When the job gave its last sign of life: a line of its journal, or a step."""
+    last = progress.last
+    return max(run.last_at, (last.time if last else None) or 0.0)
+
+
 def effective_state(
     run: Run,
     leader_alive: bool,
@@ -219,13 +225,21 @@ def effective_state(
     sighting: Sighting | None = None,
     report: JobReport | None = None,
 ) -> Standing:
-    """A job that has not ended and has no leader is not running, whatever its journal says last.
+    """A job that has not ended and has no leader is not running, whatever its journal says last;
+    nor is one whose processes its scheduler has stopped.
 
     Args:
         fix: what submits it again.
         sighting: what a scheduler says of it; None where there is none, or it was not asked.
         report: as in `Seen`.
     """
+    if sighting is not None and sighting.resume and run.state not in ENDED:
+        return Standing(
+            state="SUSPENDED",
+            reason=sighting.words or "",
+            since=max(run.last_at, sighting.at or 0.0),
+            fix=sighting.resume,
+        )
     if run.state in ENDED or leader_alive:
         return Standing(state=run.state, reason=run.reason, since=run.since)
     if report is not None and report.state in ENDED:

@@ -30,6 +30,7 @@ State = Literal[
     "STARTING",
     "RUNNING",
     "RECOVERING",
+    "SUSPENDED",
     "SUCCEEDED",
     "FAILED",
     "CANCELLED",

@@ -546,8 +546,8 @@ def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
     queued = replace(run, job=replace(run.job, backend="slurm"))
     over = replace(queued, ending="FAILED")
 
-    def said(*jobs: tuple[Run, bool]) -> list[tuple[str | None, bool]]:
-        found = schedulers.sightings(jobs, {}, TurnedClock())
+    def said(*jobs: tuple[Run, bool], quiet: bool = False) -> list[tuple[str | None, bool]]:
+        found = schedulers.sightings([(*job, quiet) for job in jobs], {}, TurnedClock())
         return [(one.words, one.held) for one in found]
 
     assert said((run, False)) == [(None, False)], "of local jobs"
@@ -557,6 +557,7 @@ def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
     waits = (cluster.held, True)
     assert said((queued, False), (run, False), (queued, False)) == [waits, (None, False), waits]
     assert cluster.asked == 1, "about all jobs at once"
+    assert said((queued, True), quiet=True) == [(cluster.held, False)], "it may be stopped"
     granted = Allocation(id="12", restarts=0, hosts=("h-0",), successor_s=600.0)
     leader = LeaderStarted(at=1.0, host="h-0", pid=1, allocation=granted)
     short = fold([leader], queued)

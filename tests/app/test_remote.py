@@ -180,7 +180,7 @@ def test_a_cluster_that_cannot_be_reached_is_asked_once_for_all_its_jobs(tmp_pat
 def asked(found: Found, cluster: NoCluster, says: Sighting) -> Sighting:
     cluster.says = says
     run = Run(job=a_job(found.run_dir.path, backend="kubernetes"))
-    (seen,) = sight([(found, run, False)], {}, TurnedClock())
+    (seen,) = sight([(found, run, False, True)], {}, TurnedClock())
     return seen
 
 

@@ -8,7 +8,7 @@ import pytest
 from orchestrator.contract import exits
 from orchestrator.contract.events import Event, JobSubmitted
 from orchestrator.contract.rundir import RunDir
-from orchestrator.dashboard.holding import ASK_AGAIN_S, Holding
+from orchestrator.dashboard.holding import ASK_AGAIN_S, QUIET_S, Holding
 from orchestrator.dashboard.session import EndWatch, follow_job
 from orchestrator.dashboard.view import effective_state, view
 from orchestrator.seams import Sighting
@@ -47,6 +47,37 @@ def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
     assert holding(run, True) is None
     assert holding(run, False) is None
     assert len(asked) == 3, "asked anew when a leader has gone"
+
+
+STOPPED = Sighting("Slurm job 12 is SUSPENDED", held=True, resume="scontrol resume 12")
+
+
+def test_of_a_led_job_that_is_quiet_only_that_it_was_stopped_counts() -> None:
+    asked: list[Run] = []
+
+    def ask(run: Run) -> Sighting | None:
+        asked.append(run)
+        return STOPPED if len(asked) == 1 else WAITS
+
+    clock, run = TurnedClock(), on_slurm()
+    holding = Holding(ask, clock)
+    assert holding(run, True, clock.now()) is None
+    assert asked == []
+    heard = clock.now() - QUIET_S - 1
+    assert holding(run, True, heard) == replace(STOPPED, at=heard)
+    clock.sleep(ASK_AGAIN_S)
+    assert holding(run, True, heard) is None
+    assert len(asked) == 2
+
+
+def test_a_suspended_job_says_since_when_and_what_resumes_it() -> None:
+    run = on_slurm()
+    for led in (True, False):
+        found = effective_state(run, led, START + 9999, sighting=replace(STOPPED, at=START + 5000))
+        assert (found.state, found.since) == ("SUSPENDED", START + 5000)
+        assert (found.reason, found.fix) == (STOPPED.words, "scontrol resume 12")
+    over = replace(run, ending="SUCCEEDED")
+    assert effective_state(over, False, START + 9999, sighting=STOPPED).state == "SUCCEEDED"
 
 
 def test_a_job_that_is_held_has_not_failed() -> None:

@@ -23,6 +23,9 @@ LOOK_AGAIN_S = 1.0
 """One empty answer is not to be believed; the second is taken after this."""
 GLANCE_S = 4.0
 """For an answer to somebody who only looks."""
+RESUME = {"SUSPENDED": "scontrol resume {id}", "STOPPED": "scancel --signal=CONT {id}"}
+"""What lets a job go on, by the state of a job all of whose processes stand still: one that gave
+its CPUs to others, and one that keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,12 @@ def is_marked(job: SlurmJob, launch: LaunchPlan) -> bool:
 
 def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> Sighting:
     if job is not None and not job.is_over:
-        return Sighting(advice.standing_words(job), True, _excluded(launch, job))
+        return Sighting(
+            advice.standing_words(job),
+            held=True,
+            excluded=_excluded(launch, job),
+            resume=RESUME.get(job.state, "").format(id=job.id),
+        )
     name = name_of(launch) if job is None else f"Slurm job {job.id}"
     if name is None:
         return Sighting(None, held=False)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.e2e.job import wait_for
-from tests.slurm.e2e.scheduler_job import Job, uninterrupted
+from tests.slurm.e2e.scheduler_job import NAME, Job, uninterrupted
 
 pytestmark = [
     pytest.mark.slurm,
@@ -26,6 +26,9 @@ def test_a_suspended_job_goes_on_where_it_was_and_nobody_is_blamed(job: Job) -> 
     assert job.shown()["JobState"] == "SUSPENDED"
     begun = time.monotonic()
     wait_for(lambda: time.monotonic() - begun > SUSPENDED_S, "time to pass", 2 * SUSPENDED_S)
+    said = job("status", NAME).out
+    assert "SUSPENDED" in said
+    assert f"scontrol resume {job.id}" in said
     job.slurm.told("scontrol", "resume", job.id)
     job.until_ended()
     assert job.losses() == uninterrupted()
