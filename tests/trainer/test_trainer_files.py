@@ -1,7 +1,9 @@
 """Appending metrics to a plain file."""
 
+import errno
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +34,40 @@ def test_a_loss_that_is_not_a_number_is_null(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.append(replace(METRICS, loss=float("nan")))
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
+
+
+def test_what_a_full_disk_cut_off_is_finished_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = [10, 0, 0]
+    write = os.write
+
+    def on_a_small_disk(fd: int, data: bytes) -> int:
+        if not room:
+            return write(fd, data)
+        if not (fits := room.pop(0)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data[:fits])
+
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    monkeypatch.setattr("trainer.lines.os.write", on_a_small_disk)
+    for step in (1, 2):
+        file.append(replace(METRICS, step=step))
+    assert len((tmp_path / "metrics.jsonl").read_bytes()) == 10
+    file.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+def test_of_a_disk_that_stays_full_not_more_is_kept_than_fits(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("trainer"), "propagate", True)
+    monkeypatch.setattr("trainer.lines.MOST_WAITING", 10)
+    file = MetricsFile(Path("/dev/full"))
+    for _ in range(3):
+        file.append(METRICS)
+    assert caplog.text.count("is left out: too many wait") == 2
 
 
 def test_a_full_disk_costs_metrics_and_not_the_training(

@@ -54,7 +54,7 @@ def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, that is mounted before the nodes of a cluster begin."""
     folder = Path(tempfile.mkdtemp(prefix="ndctl-small-", dir=tmp_path))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "none", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256m", "none", str(folder)]
     tried = subprocess.run(mount, capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"a file system cannot be mounted here: {tried.stderr.strip()}")

@@ -171,6 +171,15 @@ def uninterrupted(**options: str) -> dict[int, float]:
         return command.losses()
 
 
+def filled(folder: Path) -> Path:
+    """A file that leaves no room in this file system; without it there is room again."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 12)):
+            pass
+    return filler
+
+
 @contextlib.contextmanager
 def job_on(slurm: SlurmTestbed, run_root: Path) -> Iterator[Job]:
     """A job that is gone afterwards, whatever came of it."""

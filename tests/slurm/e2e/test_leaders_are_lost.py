@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import wait_for
-from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on, uninterrupted
+from tests.slurm.e2e.scheduler_job import TESTBED, Job, filled, job_on, uninterrupted
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 pytestmark = [
@@ -234,11 +234,7 @@ def test_a_full_disk_is_waited_for_and_then_one_takes_over(
     with cluster() as testbed, job_on(testbed, small_disk / "runs") as job:
         leader, (other,) = training(job)
         former = json.loads((job.run_dir / "fence.json").read_text())
-        filler = small_disk / "filler"
-        with filler.open("wb") as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(1 << 12))
-                file.flush()
+        filler = filled(small_disk)
         os.kill(agent_of(job, leader), signal.SIGKILL)
         passes(20.0)  # that it was tried in vain fits into no log
         assert len(job.events("LeaderStarted")) == 1

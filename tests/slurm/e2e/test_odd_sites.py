@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contract import exits
-from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on, uninterrupted
+from tests.e2e.job import kill
+from tests.slurm.e2e.scheduler_job import NAME, STEPS, TESTBED, Job, filled, job_on, uninterrupted
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 pytestmark = [
@@ -119,3 +120,66 @@ def test_a_node_without_temporary_folders(slurm_there: None, tmp_path: Path) -> 
         assert tried.code != 0
         job.submitted(**SAVES)
         assert_undisturbed(job, **SAVES)
+
+
+# A shared file system that is full for a while
+
+
+def test_a_shared_file_system_is_full_while_all_nodes_train(
+    slurm_there: None, small_disk: Path
+) -> None:
+    """Training goes on without checkpoints; the last one is waited for."""
+    with (
+        running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed,
+        job_on(testbed, small_disk / "runs") as job,
+    ):
+        job.submitted(**SAVES)
+        job.until("a checkpoint", lambda: job.events("CheckpointSaved"))
+        filler = filled(small_disk)
+        told = job.until("a word of it", lambda: "No space left" in agent_words(job))
+        assert told
+        filler.unlink()
+        job.until_ended()
+        assert job.losses() == uninterrupted(**SAVES)
+        status = job.status()
+        assert (status["state"], status["checkpoint"]["step"]) == ("SUCCEEDED", STEPS)
+        assert all(one["culprit"]["host"] is None for one in status["incidents"]), status
+        assert job.shown()["Restarts"] == "0"
+
+
+def agent_words(job: Job) -> str:
+    """Of its status and of its agents' logs: what cannot be written is in one of them."""
+    return job("status", NAME).out + job("logs", NAME, "--agents").out
+
+
+# Clocks
+
+SKEW_S = 300.0
+SITECUSTOMIZE = """\
+import os, time
+if os.environ.get("SLURMD_NODENAME") == {node!r}:
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + {skew_s}
+    time.time_ns = lambda: now_ns() + int({skew_s} * 1e9)
+"""
+"""For the programs of ndctl and its ranks on one node; the kernel has one clock for all of them."""
+
+
+@pytest.mark.parametrize(("node", "skew_s"), [("node1", -SKEW_S), ("node2", SKEW_S)])
+def test_a_node_whose_clock_is_wrong_is_named_and_costs_nothing(
+    cluster: SlurmTestbed, tmp_path: Path, node: str, skew_s: float
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE.format(node=node, skew_s=skew_s))
+    cluster.restore()
+    with job_on(cluster, tmp_path / "runs") as job:
+        job.submitted(**SAVES, **{"cluster.slurm.env": f"{{PYTHONPATH: {tmp_path}}}"})
+        job.until("a checkpoint", lambda: job.events("CheckpointSaved"))
+        assert f"node2 is {SKEW_S:.0f}" in job.story()
+        kill(job.rank_pid(1))
+        job.until_ended()
+        assert job.losses() == uninterrupted(**SAVES)
+        status = job.status()
+        (incident,) = status["incidents"]
+        assert (status["state"], incident["kind"]) == ("SUCCEEDED", "rank-killed")
+        assert (incident["culprit"]["host"], incident["culprit"]["rank"]) == ("node2", 1)
+        assert job.shown()["Restarts"] == "0"
