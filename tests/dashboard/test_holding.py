@@ -14,7 +14,7 @@ from orchestrator.dashboard.view import effective_state, view
 from orchestrator.seams import Sighting
 from orchestrator.supervise.job_report import report_of
 from orchestrator.supervise.log import Journal
-from orchestrator.supervise.state import Run
+from orchestrator.supervise.state import Run, Stage
 from tests.agent.world import TurnedClock
 from tests.dashboard.dashboard_story import START, journal, recovered, seen_of
 
@@ -76,7 +76,7 @@ def test_a_suspended_job_says_since_when_and_what_resumes_it() -> None:
         found = effective_state(run, led, START + 9999, sighting=replace(STOPPED, at=START + 5000))
         assert (found.state, found.since) == ("SUSPENDED", START + 5000)
         assert (found.reason, found.fix) == (STOPPED.words, "scontrol resume 12")
-    over = replace(run, ending="SUCCEEDED")
+    over = replace(run, stage=Stage.ENDED, ending="SUCCEEDED")
     assert effective_state(over, False, START + 9999, sighting=STOPPED).state == "SUCCEEDED"
 
 
