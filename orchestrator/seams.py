@@ -259,9 +259,9 @@ class Copy(Protocol):
     def remember(self, ending: Ending, why: str) -> None:
         """The scheduler says that it is over, of which the journal here does not know."""
 
-    def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> None:
-        """Bring the ranks' logs, of some hosts or of all; `follow`: they go on to come as they are
-        written."""
+    def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> Sequence[str]:
+        """Bring the ranks' logs, of some hosts or of all, and say which could not be had; `follow`:
+        they go on to come as they are written."""
 
     def cancel(self) -> Completed | None:
         """Have its leader end the job; None where nothing of it runs that could be asked."""

@@ -222,10 +222,11 @@ def settled(found: Found, ended: Callable[[], bool], clock: Clock) -> Callable[[
     return is_over
 
 
-def fetch_logs(found: Found, rank: int | None, attempt: int | None) -> None:
-    """Bring the logs of a copy; of one rank, only from the host that it is on in `attempt`."""
+def fetch_logs(found: Found, rank: int | None, attempt: int | None) -> Sequence[str]:
+    """Bring the logs of a copy, and say which could not be had; of one rank, only from the host
+    that it is on in `attempt`."""
     if found.copy is None:
-        return
+        return ()
     entries = read(found.run_dir.journal)
     starts = [
         action
@@ -234,11 +235,10 @@ def fetch_logs(found: Found, rank: int | None, attempt: int | None) -> None:
         if isinstance(action, StartAttempt) and attempt in (None, action.attempt)
     ]
     if rank is None or not starts:
-        found.copy.fetch_logs()
-        return
+        return found.copy.fetch_logs()
     plan = fold(entry.event for entry in entries).plan
     node_rank = rank * len(plan.hosts) // plan.world_size
-    found.copy.fetch_logs(starts[-1].hosts[node_rank : node_rank + 1])
+    return found.copy.fetch_logs(starts[-1].hosts[node_rank : node_rank + 1])
 
 
 @contextmanager

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from orchestrator.dashboard.moment import Snapshot
 
 
+MOST_MISSING = 4
+"""Logs that could not be read, each in a line of its own."""
+
+
 def asker(found: "Found") -> "Ask":
     """Asks what a scheduler says of the job, whether or not a process leads it."""
     from orchestrator.app.sighting import sight
@@ -231,7 +235,11 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
     if agents and (follow or rank is not None or attempt is not None):
         raise click.UsageError("--agents goes with --tail alone: an agent is of all attempts")
     found, clock = find(job, run_root, place), SystemClock()
-    fetch_logs(found, rank, attempt)
+    missing = fetch_logs(found, rank, attempt)
+    for words in missing[:MOST_MISSING]:
+        warn(words)
+    if len(missing) > MOST_MISSING:
+        warn(f"nor those of {len(missing) - MOST_MISSING:,} more pods")
     if agents:
         for line in agent_lines(found.run_dir, tail):
             _say_line(line)

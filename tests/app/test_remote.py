@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -64,8 +64,9 @@ class ACopy:
             write(self.run_dir, *self.comes.pop(0))
             self.has_begun = True
 
-    def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> None:
+    def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> Sequence[str]:
         self.logs_of.append(tuple(hosts))
+        return ()
 
     def cancel(self) -> Completed | None:
         return None

@@ -262,6 +262,11 @@ class KubernetesBackend:
         pod, uid = self.api(spec).get(PODS, self.namespace(spec), name), self.environ.get(POD_UID)
         return pod is None or fields.is_leaving(pod) or uid not in (None, pod["metadata"]["uid"])
 
+    def others_run(self, launch: LaunchPlan) -> int:
+        """How many pods of the job run but the one in which we are, and are not to go."""
+        others = [pod for pod in self._pods(launch) if name_of(pod) != self.environ.get(POD_NAME)]
+        return sum(fields.is_running(pod) and not fields.is_leaving(pod) for pod in others)
+
     def why_ending(self, launch: LaunchPlan) -> Cause:
         """Of a job that is deleted its account goes before its pods, or after: what the API server
         refuses, or still has, is no answer until the watch had time to tell."""

@@ -41,6 +41,8 @@ OPERATORS = ("PET_", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun would take for its own defaults."""
 WAIT_S = 1.0
 SAY_S = 30.0
+OTHERS_END_S = 30.0
+"""A kubelet may take as long to say that a pod has ended."""
 NOT_WHAT_RUNS = (
     "what was applied is not what runs: launch %s in %s began otherwise, and goes on as it began."
     " To run this: `ndctl cancel`, then `ndctl submit --resume`"
@@ -253,8 +255,35 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
     if pod.leads:
         _tell_journal(run_dir)
     code = _of_the_pod(code, pod, run_dir)
+    if pod.leads and code in (exits.OK, exits.FAILED):
+        clock = SystemClock()
+        await_others(partial(_others_run, handover, environ, clock), clock)
     log.info("leaving with %s", code)
     return code
+
+
+def await_others(others_run: Callable[[], int], clock: Clock) -> None:
+    """Until the other pods have ended: with the leader's the job is over for its operator, which
+    then deletes those that still run, and what they printed with them."""
+    until = clock.monotonic() + OTHERS_END_S
+    while True:
+        try:
+            left = others_run()
+        except BackendError as exc:
+            log.info("whether other pods still run is not known: %s", exc)
+            return
+        if not left:
+            return
+        if clock.monotonic() >= until:
+            log.warning("%s other pods still run %.0f s after the end", left, OTHERS_END_S)
+            return
+        clock.sleep(WAIT_S)
+
+
+def _others_run(handover: Handover, environ: Mapping[str, str], clock: Clock) -> int:
+    from orchestrator.backends.kubernetes.backend import KubernetesBackend
+
+    return KubernetesBackend(environ, clock).others_run(handover.launch)
 
 
 def _of_the_pod(code: int, pod: Pod, run_dir: RunDir) -> int:

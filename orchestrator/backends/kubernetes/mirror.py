@@ -58,6 +58,8 @@ from orchestrator.supervise.state import ENDED
 
 FETCH_S = 30.0
 CANCEL_S = 30.0
+LOG_AGAIN_S = (0.5, 1.0, 2.0)
+"""A node that is busy, or whose container has just ended, may not say at first."""
 LEARN_S = 10.0
 """Between two looks for what a job whose pods do not answer told elsewhere."""
 MOST_ASKED = 3
@@ -410,8 +412,9 @@ class Mirror:
 
     # Its logs
 
-    def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> None:
-        """The ranks' logs as a run directory has them, of what the pods printed.
+    def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> list[str]:
+        """The ranks' logs as a run directory has them, of what the pods printed; and which could
+        not be read, in words. Who follows them asks again by itself.
 
         hosts: only of these, where pods of theirs are left.
         """
@@ -423,8 +426,17 @@ class Mirror:
         pods = [pod for pod in pods if fields.node_of(pod) in hosts] or pods
         if follow:
             self.logs.follow(pods)
-        else:
-            self.logs.fetch(pods)
+            return []
+        missing = self.logs.fetch(pods)
+        for wait_s in LOG_AGAIN_S:
+            if not missing:
+                break
+            self.api.clock.sleep(wait_s)
+            missing = self.logs.fetch([pod for pod, _ in missing])
+        return [
+            f"the log of pod {name_of(pod)} could not be read to its end: {why.message}"
+            for pod, why in missing
+        ]
 
     # Its end
 

@@ -95,10 +95,11 @@ class PodLogs:
         self.waiting: list[str] = []
         """Pods by uid, who was asked longest ago first."""
 
-    def fetch(self, pods: Sequence[Object]) -> None:
-        """All that is new."""
+    def fetch(self, pods: Sequence[Object]) -> list[tuple[Object, BackendError]]:
+        """All that is new, and which pods' logs could not be read to their end, with why."""
         with ThreadPoolExecutor(ABREAST) as pool:
-            list(pool.map(self.read, pods))
+            read = zip(pods, pool.map(self.read, pods), strict=True)
+            return [(pod, why) for pod, why in read if why is not None]
 
     def follow(self, pods: Sequence[Object]) -> None:
         """What is new comes from now on as it is printed; to be said again now and then."""
@@ -119,21 +120,22 @@ class PodLogs:
     def reading(self, pod: Object) -> Reading:
         return self.readings.setdefault(uid_of(pod), Reading())
 
-    def read(self, pod: Object) -> None:
-        """What there is by now; nothing where its node does not say."""
+    def read(self, pod: Object) -> BackendError | None:
+        """What there is by now, and why that is not all where its node does not say."""
         reading = self.reading(pod)
         if not reading.turn.acquire(blocking=False):
-            return  # it is being followed
+            return None  # it is being followed
         try:
-            self._take(pod, reading)
+            return self._take(pod, reading)
         finally:
             reading.turn.release()
 
-    def _take(self, pod: Object, reading: Reading) -> None:
+    def _take(self, pod: Object, reading: Reading) -> BackendError | None:
         texts: list[bytes] = []
-        whole = self._lines(pod, reading, texts.append, follow=False)
+        why = self._lines(pod, reading, texts.append, follow=False)
         self.write(pod, texts)
-        reading.complete = whole and not fields.alive([pod])
+        reading.complete = why is None and not fields.alive([pod])
+        return why
 
     def stream(self, pod: Object) -> None:
         """What there is, then each line as it is printed, until the stream ends."""
@@ -144,8 +146,8 @@ class PodLogs:
 
     def _lines(
         self, pod: Object, reading: Reading, take: Callable[[bytes], None], *, follow: bool
-    ) -> bool:
-        """Whether the log was told to its end."""
+    ) -> BackendError | None:
+        """Why the log was not told to its end."""
         try:
             for line in self.source.log(
                 self.namespace,
@@ -158,9 +160,9 @@ class PodLogs:
                 text = reading.take(line)
                 if text is not None:
                     take(text)
-        except BackendError:
-            return False
-        return True
+        except BackendError as exc:
+            return exc
+        return None
 
     def write(self, pod: Object, lines: Sequence[bytes]) -> None:
         """Each line to the file of its rank; what the agent itself says, to the agent's."""

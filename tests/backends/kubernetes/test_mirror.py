@@ -53,6 +53,8 @@ class Cluster:
     events: list[Object] = field(default_factory=list)
     away: bool = False
     """The API server cannot be reached."""
+    busy: int = 0
+    """So many logs cannot be read before one can."""
     no_exec: bool = False
     """There is no right to it."""
 
@@ -88,6 +90,9 @@ class Cluster:
 
     def log(self, namespace: str, pod: str, container: str, **more: Any) -> Iterator[bytes]:
         self.read.append(pod)
+        if self.busy > 0:
+            self.busy -= 1
+            raise Unanswered("the kubelet is busy")
         yield from self.lines
 
 
@@ -385,6 +390,18 @@ def test_logs_of_some_hosts_are_asked_of_their_pods_alone(copy: Mirror, cluster:
     assert cluster.read == ["job-a-worker"]
     copy.fetch_logs(["a-node-that-is-gone"])
     assert sorted(cluster.read[1:]) == ["job-a-worker", "job-master"]
+
+
+def test_a_log_that_cannot_be_read_is_tried_again_and_then_named(
+    copy: Mirror, cluster: Cluster
+) -> None:
+    cluster.lines = [b"2026-01-01T00:00:00Z [host attempt 1 rank 3] a line"]
+    cluster.busy = 2
+    assert copy.fetch_logs(["node-of-job-a-worker"]) == []
+    assert cluster.read == ["job-a-worker"] * 3
+    cluster.busy = 100
+    (said,) = copy.fetch_logs(["node-of-job-a-worker"])
+    assert said == "the log of pod job-a-worker could not be read to its end: the kubelet is busy"
 
 
 def test_files_of_a_config_map_may_be_packed() -> None:

@@ -83,9 +83,10 @@ def test_a_broken_stream_neither_loses_nor_doubles_a_line(
     lines = [stamped(s, RANK_0 + text, n) for (s, n), text in zip(times, texts, strict=True)]
     node = Node({"one": lines}, breaks_after)
     logs, pod = logs_of(run_dir, node), a_pod("one")
-    logs.fetch([pod])
+    missing = logs.fetch([pod])
+    assert [one for one, _ in missing] == ([] if breaks_after is None else [pod])
     node.breaks_after = None
-    logs.fetch([pod])
+    assert logs.fetch([pod]) == []
     lines += [stamped(3, RANK_0 + "f"), stamped(4, RANK_0 + "g")]
     logs.fetch([pod])
     log = run_dir.attempt_logs(1, "node-1") / "rank-0.log"

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.kubernetes import in_pod
+from orchestrator.backends.kubernetes.api import Listed
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
 from orchestrator.backends.kubernetes.in_pod import (
+    OTHERS_END_S,
     Pod,
     await_launch,
+    await_others,
     ends,
     hear_late,
     newest_line,
@@ -228,6 +231,41 @@ def test_whether_a_pod_is_to_go_is_asked_of_the_object_that_it_is(pod: Any, leav
     backend.apis[None] = Cluster()  # type: ignore[assignment]
     assert backend.is_leaving(a_launch(PLAIN)) == leaves
     assert not KubernetesBackend({}, TurnedClock()).is_leaving(a_launch(PLAIN))
+
+
+def test_other_pods_of_the_job_are_counted_while_they_run() -> None:
+    def named(name: str, phase: str = "Running", **more: str) -> dict[str, Any]:
+        return {"metadata": {"name": name, **more}, "status": {"phase": phase}}
+
+    class Cluster:
+        def list(self, resource: Resource, namespace: str, *, labels: str) -> Listed:
+            pods = [named("job-worker-0"), named("a"), named("b"), named("c", "Succeeded")]
+            pods += [named("d", "Pending"), named("e", deletionTimestamp="2026-01-01T00:00:00Z")]
+            return Listed(items=tuple(pods), version="1")
+
+    backend = KubernetesBackend({**POD, "NDCTL_POD_NAMESPACE": "team"}, TurnedClock())
+    backend.apis[None] = Cluster()  # type: ignore[assignment]
+    assert backend.others_run(a_launch(PLAIN)) == 2
+
+
+def test_the_leaders_pod_ends_after_the_others_but_does_not_wait_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, counts = TurnedClock(), iter([2, 1, 0])
+    await_others(lambda: next(counts), clock)
+    assert list(counts) == []
+
+    begun = clock.monotonic()
+    await_others(lambda: 3, clock)
+    assert OTHERS_END_S <= clock.monotonic() - begun < OTHERS_END_S + 2
+    assert "3 other pods still run" in caplog.text
+
+    def away() -> int:
+        raise BackendError("the API server cannot be reached")
+
+    begun = clock.monotonic()
+    await_others(away, clock)
+    assert clock.monotonic() == begun
 
 
 def test_a_pod_that_was_deleted_before_it_listened_leaves_after_all(

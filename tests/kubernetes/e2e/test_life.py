@@ -19,7 +19,6 @@ pytestmark = [
 THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
 
 
-@pytest.mark.slow  # in two of three whole runs `logs` printed nothing of rank 0 after the end: open
 def test_what_kubectl_applies_trains_what_the_local_backend_trains(
     job: KubeNdctl, elsewhere: KubeNdctl, reference: dict[int, float]
 ) -> None:
