@@ -76,6 +76,15 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def redone(lines: Sequence[Mapping[str, Any]]) -> tuple[int, bool]:
+    """Of the lines of metrics.jsonl: steps that were done twice, and whether their losses are the
+    same bits."""
+    losses: dict[int, set[float]] = {}
+    for line in lines:
+        losses.setdefault(line["step"], set()).add(line["loss"])
+    return len(lines) - len(losses), all(len(values) == 1 for values in losses.values())
+
+
 def rank_pid(folder: Path, rank: int) -> int:
     """The process of one rank of the run in `folder`."""
     for place in Path("/proc").glob("[0-9]*"):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.jobs import metrics_of, rank_pid
+from benchmarks.jobs import metrics_of, rank_pid, redone
 from benchmarks.slurm import LOSS
 from benchmarks.slurm_jobs import SMALL, Job, nodes_of, run, under_ndctl, wait_for
 from benchmarks.timing import machine
@@ -148,16 +148,12 @@ def about(testbed: SlurmTestbed, job: Job) -> list[str]:
     culprits = [line.split(None, 1)[1] for line in shown.splitlines() if _is_culprit(line)]
     slurm = testbed.told("scontrol", "show", "job", "-o", job.id).split()
     excluded = next(word for word in slurm if word.startswith("ExcNodeList=")).partition("=")[2]
-    losses: dict[int, set[float]] = {}
-    lines = metrics_of(job.folder)
-    for line in lines:
-        losses.setdefault(line["step"], set()).add(line["loss"])
-    alike = all(len(values) == 1 for values in losses.values())
+    twice, alike = redone(metrics_of(job.folder))
     return [
         resumed,
         "; ".join(culprits) or "nobody",
         "nobody" if excluded == "(null)" else excluded,
-        str(len(lines) - len(losses)),
+        str(twice),
         "yes" if alike else "NO",
     ]
 
