@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.contract.fence import GivenUp
 from trainer.metrics import MetricsFile, StepMetrics
 
 METRICS = StepMetrics(
@@ -16,18 +17,28 @@ METRICS = StepMetrics(
 )
 
 
-def test_a_line_torn_by_a_crash_is_closed_before_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torn", ["", '{"attempt":1,"st', "\0" * 9])
+def test_what_a_crash_left_of_a_line_is_removed_before_the_next(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "out" / "metrics.jsonl"
-    for tail in ("", '{"attempt":1,"st'):
+    for step in (1, 2):
         file = MetricsFile(path)
-        file.append(METRICS)
+        file.append(replace(METRICS, step=step))
         file.close()
-        with path.open("a") as torn:
-            torn.write(tail)
-    MetricsFile(path).append(METRICS)
-    lines = path.read_text().splitlines()
-    assert lines[2] == '{"attempt":1,"st'
-    assert [json.loads(line)["loss"] for line in (lines[0], lines[1], lines[3])] == [0.1 + 0.2] * 3
+        with path.open("a") as crashing:
+            crashing.write(torn)
+    MetricsFile(path).append(replace(METRICS, step=3))
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_who_may_no_longer_write_does_not_cut_what_a_later_attempt_writes(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise GivenUp("attempt 2 has begun")
+
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("half a li")
+    with pytest.raises(GivenUp):
+        MetricsFile(path, refuse).append(METRICS)
+    assert path.read_text() == "half a li"
 
 
 def test_a_loss_that_is_not_a_number_is_null(tmp_path: Path) -> None:
